@@ -1,0 +1,148 @@
+# Everything is set up, run and checked from here; `make help` lists the targets. Nothing but Python 3.11, make and git is needed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3.11
+# One run's task, and further arguments: make train TASK=email_search ARGS="--dry-run"
+TASK ?=
+ARGS ?=
+MLFLOW_PORT ?= 5000
+PREFECT_PORT ?= 4200
+
+# GPU=1 takes the lock for the `vllm` package and CUDA builds. The environment remembers it; GPU=0 goes back.
+GPU ?= $(if $(wildcard .venv/.gpu),1,0)
+LOCK := requirements/$(if $(filter 1,$(GPU)),gpu,cpu).txt
+UV_VERSION = $(shell sed -n 's/^uv==//p' $(LOCK))
+
+# The CPU build of torch is in no general registry. It is taken from a find-links folder where pip knows of one (uv does
+# not read pip's variable), and from PyTorch's own CPU index elsewhere.
+comma := ,
+space := $(subst ,, )
+FIND_LINKS := $(strip $(PIP_FIND_LINKS) $(subst $(comma),$(space),$(UV_FIND_LINKS)))
+TORCH_WHEEL := $(wildcard $(addsuffix /torch-*+cpu*.whl,$(patsubst file://%,%,$(FIND_LINKS))))
+CPU_TORCH := $(if $(TORCH_WHEEL),--find-links $(subst $(space), --find-links ,$(FIND_LINKS)),--torch-backend cpu)
+TORCH := $(if $(filter 1,$(GPU)),,$(CPU_TORCH))
+TORCH_FROM := $(if $(filter 1,$(GPU)),CUDA build,$(if $(TORCH_WHEEL),from $(firstword $(TORCH_WHEEL)),from the PyTorch CPU index))
+
+# The environment is up to date when it holds a file named after the lock, its own Python and where it lies.
+STAMP = .venv/.installed-$$({ cat $(LOCK); echo "$(CURDIR)"; .venv/bin/python --version; } 2>&1 | sha256sum | cut -c 1-16)
+# `python` in the commands of dvc.yaml is the environment's.
+RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv"
+# A mirror that pip is told of is uv's too.
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+UV := UV_FIND_LINKS= VIRTUAL_ENV="$(CURDIR)/.venv" .venv/bin/uv --quiet
+
+# State lies in the project; every service gets an absolute path, for each would otherwise choose one of its own.
+STATE := $(CURDIR)/.flywheel
+export PREFECT_HOME ?= $(STATE)/prefect
+export PREFECT_LOCAL_STORAGE_PATH ?= $(PREFECT_HOME)/storage
+export PREFECT_MEMO_STORE_PATH ?= $(PREFECT_HOME)/memo_store.toml
+export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
+
+# With no bytecode kept, every process spends 17 s instead of 8 s importing the stack.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Nothing reports home.
+export DO_NOT_TRACK := 1
+export DVC_NO_ANALYTICS := 1
+export HF_HUB_DISABLE_TELEMETRY := 1
+export MLFLOW_DISABLE_TELEMETRY := true
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export VLLM_DO_NOT_TRACK := 1
+export VLLM_NO_USAGE_STATS := 1
+
+.PHONY: help install environment train test check format reproduce mlflow prefect lock clean distclean
+
+help:  ## what there is (this list)
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
+		printf '  make %-10s %s\n' "$$target" "$$what"; done
+
+install:  ## set up .venv from the lock file (GPU=1: the lock for CUDA)
+	@if [ -e "$(STAMP)" ]; then echo "environment: .venv is up to date with $(LOCK)"; else $(MAKE) environment GPU=$(GPU); fi
+
+environment:
+	@[ "$$(uname -s)-$$(uname -m)" = Linux-x86_64 ] || { \
+		echo "The lock files are for Linux on x86-64, and this is $$(uname -s) on $$(uname -m): run in a container or on a machine of that kind." >&2; exit 1; }
+	@usable() { .venv/bin/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
+			&& grep -qsF '"$(CURDIR)/.venv"' .venv/bin/activate && .venv/bin/python -m pip --version >/dev/null 2>&1; }; \
+	if ! usable || [ "$(GPU)" != "$$([ -e .venv/.gpu ] && echo 1 || echo 0)" ]; then \
+		$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 || { \
+			echo "Python 3.11 with venv is needed and '$(PYTHON)' is not it: install python3.11 and python3.11-venv, or name one, as in 'make install PYTHON=/path/to/python3.11'." >&2; exit 1; }; \
+		echo "environment: creating .venv with $$($(PYTHON) --version)"; \
+		$(PYTHON) -m venv --clear .venv; \
+		if [ "$(GPU)" = 1 ]; then touch .venv/.gpu; fi; \
+	fi
+	@rm -f .venv/.installed-*
+	@if [ "$$(.venv/bin/uv --version 2>/dev/null | cut -d ' ' -f 2)" != "$(UV_VERSION)" ]; then \
+		echo "environment: installing uv $(UV_VERSION)"; \
+		.venv/bin/python -m pip install -qq --disable-pip-version-check "uv==$(UV_VERSION)"; \
+	fi
+	@echo "environment: installing the $$(grep -c == $(LOCK)) packages of $(LOCK) (torch: $(TORCH_FROM))"
+	@$(UV) pip sync $(TORCH) $(LOCK) || { echo "The packages of $(LOCK) could not be installed: see the line above; 'make install' goes on from here." >&2; exit 1; }
+	@touch "$(STAMP)"
+	@echo "environment: ready"
+
+train: install  ## the main job: train, evaluate, register (TASK=name, ARGS=...)
+	@$(RUN) python -m flows.train $(if $(TASK),--task $(TASK)) $(ARGS)
+
+test: check  ## set up, check, and run every test (ARGS="-k name")
+	@echo "test: pytest"
+	@$(RUN) python -m pytest $(ARGS)
+
+check: install  ## lint, formatting and types
+	@echo "check: ruff, mypy"
+	@$(RUN) ruff check --quiet --output-format concise .
+	@$(RUN) ruff format --check --quiet . || { echo "Some files are not formatted: run 'make format'." >&2; exit 1; }
+	@$(RUN) mypy --no-error-summary .
+
+format: install  ## format the code and fix what ruff can fix
+	@$(RUN) ruff check --quiet --fix-only .
+	@$(RUN) ruff format .
+
+reproduce: install  ## dvc repro: run the stages that are stale, without a flow (ARGS=...)
+	@$(RUN) dvc repro $(ARGS)
+
+# port_free(port, variable): a taken port is one sentence here, and a page of traceback in the servers.
+port_free = .venv/bin/python -c "import socket; socket.create_server(('127.0.0.1', $(1))).close()" 2>/dev/null || { \
+	echo "Port $(1) on 127.0.0.1 is in use: stop what listens there, or choose another, as in 'make $@ $(2)=$$(( $(1) + 1 ))'." >&2; exit 1; }
+
+mlflow: install  ## MLflow's pages over the local store, http://127.0.0.1:5000 (MLFLOW_PORT=)
+	@$(call port_free,$(MLFLOW_PORT),MLFLOW_PORT)
+	@mkdir -p "$(STATE)/mlartifacts"
+	@echo "mlflow: http://127.0.0.1:$(MLFLOW_PORT) (Ctrl-C stops it)"
+	@MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(RUN) mlflow server --host 127.0.0.1 --port $(MLFLOW_PORT) --workers 1 \
+		--backend-store-uri "sqlite:///$(STATE)/mlflow.db" --default-artifact-root "file://$(STATE)/mlartifacts" $(ARGS)
+
+prefect: install  ## Prefect's server and pages, http://127.0.0.1:4200 (PREFECT_PORT=)
+	@$(call port_free,$(PREFECT_PORT),PREFECT_PORT)
+	@mkdir -p "$(PREFECT_HOME)"
+	@echo "prefect: http://127.0.0.1:$(PREFECT_PORT) (Ctrl-C stops it)"
+	@echo "prefect: to run on it: PREFECT_API_URL=http://127.0.0.1:$(PREFECT_PORT)/api make train"
+	@PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS="http://127.0.0.1:$(PREFECT_PORT),http://localhost:$(PREFECT_PORT)" \
+		$(RUN) prefect server start --host 127.0.0.1 --port $(PREFECT_PORT) $(ARGS)
+
+# Existing pins stay unless ARGS says otherwise (ARGS=--upgrade, ARGS="--upgrade-package trl"). The lock for CUDA starts from the
+# pins of the one for the CPU, so that the two differ only where they must.
+COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile pyproject.toml --extra dev --overrides requirements/overrides.txt \
+	--python-version 3.11 --python-platform x86_64-unknown-linux-gnu
+lock: install  ## resolve pyproject.toml into requirements/*.txt (ARGS=--upgrade)
+	@echo "lock: requirements/cpu.txt"
+	@$(COMPILE) --extra cpu $(CPU_TORCH) -o requirements/cpu.txt $(ARGS) >/dev/null
+	@echo "lock: requirements/gpu.txt"
+	@new=$$(mktemp requirements/gpu.XXXXXX); trap 'rm -f "$$new"' EXIT; \
+	awk -F '==' '/^[a-z0-9]/ && !seen[$$1]++' requirements/cpu.txt requirements/gpu.txt > "$$new"; \
+	$(COMPILE) --extra gpu -o "$$new" >/dev/null; chmod 644 "$$new"; mv "$$new" requirements/gpu.txt
+	@git --no-pager diff --stat -- requirements || true
+
+clean:  ## remove the run's outputs (run/) and caches of tools
+	rm -rf run .pytest_cache .mypy_cache .ruff_cache
+	find flows steps environments benchmarks tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean  ## also .venv, DVC's cache and .flywheel/: MLflow's store, the registry, the ledger
+	rm -rf .venv .flywheel .dvc/cache .dvc/tmp

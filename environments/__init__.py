@@ -1,0 +1,29 @@
+"""The tasks: one module each, found by name.
+
+`load("email_search")` gives the one `Env` class of environments/email_search.py; a dotted name is any importable
+module of the user's own (`load("my_package.my_task")`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from environments.base import Env
+
+
+def load(task: str) -> type[Env]:
+    """The environment class of a task. ModuleNotFoundError or ValueError says what is missing where."""
+    from environments.base import Env
+
+    name = task if "." in task else f"environments.{task}"
+    module = importlib.import_module(name)
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Env) and value.__module__ == name
+    ]
+    if len(found) != 1:
+        raise ValueError(f"{name} defines {len(found)} environments; a task's module defines exactly one Env class")
+    return found[0]

@@ -1,0 +1,201 @@
+"""What every task has in common: `Scenario`, `Env`, and tools made from methods.
+
+A task is one class. Its class methods say what the task is (data, scenarios, reward); an instance is one episode, and
+its methods marked `@tool` are what the policy can call. Type hints and docstrings become the tools' schemas. A call that
+is malformed, names no tool or has wrong arguments is an observation with a clear error, never an exception.
+
+    env = EmailSearch(scenario, data)
+    observation = env.call("search_emails", {"keywords": ["Falcon"]})
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+Message = dict[str, Any]  # as in the OpenAI chat format: role, content, and tool_calls where an assistant made any
+Split = Literal["train", "val", "test"]
+
+
+class Scenario(BaseModel):
+    """One task instance: what the policy is shown, and what only the environment knows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str  # content hash of all other fields
+    task: str
+    split: Split
+    messages: tuple[Message, ...]  # what the policy sees first: system and user
+    data: dict[str, Any]  # what the environment needs and the policy never sees
+
+    @classmethod
+    def make(cls, task: str, split: Split, messages: Sequence[Message], data: dict[str, Any]) -> Scenario:
+        """A scenario named by its content, so that the same content has the same id everywhere."""
+        content = json.dumps([task, split, list(messages), data], sort_keys=True, ensure_ascii=False)
+        name = hashlib.sha256(content.encode()).hexdigest()[:16]
+        return cls(id=name, task=task, split=split, messages=tuple(messages), data=data)
+
+
+class Component(NamedTuple):
+    """One named part of a rule reward."""
+
+    name: str
+    value: float
+    why: str
+
+
+class Tool(NamedTuple):
+    """A method that the policy can call: its schema, and the model that checks its arguments."""
+
+    name: str
+    schema: dict[str, Any]  # as in the OpenAI tools format
+    arguments: type[BaseModel]
+
+
+F = typing.TypeVar("F", bound=Callable[..., str])
+
+
+def tool(method: F) -> F:
+    """Mark a method of an `Env` as a tool. Its docstring's `Args:` section describes the arguments, a line each."""
+    method.is_tool = True  # type: ignore[attr-defined]
+    return method
+
+
+class Env(ABC):
+    """One episode of a task. Subclasses add tools, and say what the task is in the class methods below."""
+
+    max_turns: ClassVar[int]
+    done: bool = False
+
+    def __init__(self, scenario: Scenario, data: Any) -> None:
+        self.scenario = scenario
+        self.data = data
+
+    @classmethod
+    @abstractmethod
+    def load(cls, folder: Path) -> Any:
+        """The task's read-only data, loaded once and shared by all episodes. FileNotFoundError names what is missing."""
+
+    @classmethod
+    @abstractmethod
+    def scenarios(cls, data: Any, split: Split, count: int, seed: int) -> list[Scenario]:
+        """`count` scenarios of a split; the same seed gives the same ones. ValueError where there are not so many."""
+
+    @classmethod
+    @abstractmethod
+    def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
+        """The rule reward of a transcript, part by part; their sum is the reward."""
+
+    @classmethod
+    @abstractmethod
+    def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
+        """Whether the transcript did what was asked."""
+
+    @classmethod
+    def tools(cls) -> dict[str, Tool]:
+        """The tools by name, in the order in which the class defines them."""
+        if "_tools" not in cls.__dict__:
+            methods = [value for value in vars(cls).values() if getattr(value, "is_tool", False)]
+            cls._tools = {made.name: made for made in map(_make_tool, methods)}
+        return cls._tools
+
+    _tools: ClassVar[dict[str, Tool]]
+
+    def call(self, name: str, arguments: Any) -> str:
+        """Run one tool call and return what the policy sees of it."""
+        known = self.tools()
+        if name not in known:
+            return error(f"there is no tool named {_shorten(name)}; the tools are {', '.join(known)}")
+        if not isinstance(arguments, dict):
+            return error(f"the arguments of {name} must be an object, not {_shorten(arguments)}")
+        try:
+            checked = known[name].arguments.model_validate(arguments)
+        except ValidationError as problem:
+            return error(f"wrong arguments for {name}: {_say(problem)}")
+        return str(getattr(self, name)(**{key: getattr(checked, key) for key in type(checked).model_fields}))
+
+
+def error(text: str) -> str:
+    """How every environment words an error, so that a reward can count them."""
+    return f"Error: {text}."
+
+
+def is_error(observation: Message) -> bool:
+    return str(observation.get("content", "")).startswith("Error: ")
+
+
+def tool_calls(messages: Sequence[Message]) -> list[tuple[str, dict[str, Any], Message]]:
+    """(name, arguments, observation) of every call in a transcript, in order. Calls without an observation are left out."""
+    calls = []
+    for index, message in enumerate(messages):
+        observations = []
+        for later in messages[index + 1 :]:
+            if later["role"] != "tool":
+                break
+            observations.append(later)
+        for call, observation in zip(message.get("tool_calls") or (), observations, strict=False):
+            arguments = call["function"]["arguments"]
+            calls.append((call["function"]["name"], arguments if isinstance(arguments, dict) else {}, observation))
+    return calls
+
+
+def _shorten(value: Any, limit: int = 60) -> str:
+    text = json.dumps(value, ensure_ascii=True, default=str)
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
+def _say(problem: ValidationError) -> str:
+    """Pydantic's findings in one line."""
+    return "; ".join(
+        f"{'.'.join(map(str, found['loc'])) or 'arguments'}: {found['msg'][:1].lower()}{found['msg'][1:]}"
+        for found in problem.errors(include_url=False, include_input=False)[:3]
+    )
+
+
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+
+
+def _json_type(hint: Any) -> dict[str, Any]:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return _json_type(next(kind for kind in inner if kind is not type(None)))
+    if origin is Literal:
+        return {"type": "string", "enum": list(inner)}
+    if origin is list:
+        return {"type": "array", "items": _json_type(inner[0])}
+    if hint in JSON_TYPES:
+        return {"type": JSON_TYPES[hint]}
+    raise TypeError(f"a tool's argument cannot be of type {hint}")
+
+
+def _make_tool(method: Callable[..., str]) -> Tool:
+    """The schema of a method, as the chat templates of Qwen, Llama and others expect it."""
+    hints = typing.get_type_hints(method)
+    summary, _, details = inspect.cleandoc(method.__doc__ or "").partition("Args:")
+    described = dict(re.findall(r"^\s*(\w+): (.+)$", details, re.MULTILINE))
+    properties: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+    required: list[str] = []
+    for parameter in list(inspect.signature(method).parameters.values())[1:]:
+        name = parameter.name
+        if name not in described:
+            raise TypeError(f"{method.__qualname__}: the docstring does not describe {name}")
+        properties[name] = _json_type(hints[name]) | {"description": described[name]}
+        must = parameter.default is parameter.empty
+        fields[name] = (hints[name], ... if must else parameter.default)
+        required += [name] if must else []
+    parameters = {"type": "object", "properties": properties, "required": required}
+    function = {"name": method.__name__, "description": " ".join(summary.split()), "parameters": parameters}
+    strict = ConfigDict(extra="forbid", strict=True)
+    model = create_model(f"{method.__name__}_arguments", __config__=strict, **fields)
+    return Tool(method.__name__, {"type": "function", "function": function}, model)

@@ -1,0 +1,1 @@
+"""The stages and what they share. Knows nothing of Prefect; imports run flows -> steps -> environments."""

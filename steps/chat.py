@@ -1,0 +1,96 @@
+"""Between messages and tokens: a chat template's prompt, the suffix that an observation adds, and tool calls read back.
+
+Sampled tokens are never re-tokenised: a prompt is rendered once, each later turn appends the sampled ids and the ids of
+the observation's suffix. The suffix comes from the template itself, as the difference of two renderings of a dummy chat
+(the method of TRL's `_get_tool_suffix_ids`), so that any model with a tools template works.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from environments.base import Message
+
+TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+
+
+class Parsed(NamedTuple):
+    """An assistant's turn as a message, and what was wrong with each malformed call."""
+
+    message: Message
+    problems: list[str]
+
+
+class Chat:
+    """Renders and parses for one tokenizer and one set of tools. Not for templates without tools."""
+
+    def __init__(self, tokenizer: Any, tools: Sequence[dict[str, Any]], options: dict[str, Any] | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.tools = list(tools)
+        self.options = options or {}
+        self.end = self._end_of_turn()
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The first prompt of an episode, up to where the assistant begins: [P] token ids."""
+        return self._encode(self._render(messages, generate=True))
+
+    def completion_ids(self, message: Message) -> list[int]:
+        """A scripted assistant's turn as a policy would sample it, its end-of-turn token included: [C] token ids."""
+        text = message.get("content") or ""
+        for call in message.get("tool_calls") or ():
+            body = json.dumps({key: call["function"][key] for key in ("name", "arguments")}, ensure_ascii=False)
+            text += f"\n<tool_call>\n{body}\n</tool_call>"
+        return [*self._encode(text.lstrip("\n")), self.end]
+
+    def suffix_ids(self, observations: Sequence[Message]) -> list[int]:
+        """What the observations add behind a finished turn, up to where the assistant begins again: token ids."""
+        call = {"type": "function", "function": {"name": "dummy", "arguments": {}}}
+        dummy = [{"role": "user", "content": "dummy"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        before = self._render(dummy, generate=False)
+        after = self._render([*dummy, *observations], generate=True)
+        mark = self.tokenizer.convert_ids_to_tokens(self.end)
+        cut = before.rindex(mark) + len(mark)
+        if after[:cut] != before[:cut]:
+            raise ValueError("the chat template changes earlier turns when a tool answers: it cannot be extended")
+        return self._encode(after[cut:])
+
+    def parse(self, completion_ids: Sequence[int]) -> Parsed:
+        """Read a sampled turn. Malformed calls are left out of the message's tool_calls and listed as problems."""
+        ids = list(completion_ids)
+        text = self.tokenizer.decode(ids[:-1] if ids[-1:] == [self.end] else ids, skip_special_tokens=False)
+        calls, problems = [], []
+        for body in TOOL_CALL.findall(text):
+            try:
+                call = json.loads(body)
+                function = {"name": str(call["name"]), "arguments": call["arguments"]}
+            except (ValueError, KeyError, TypeError, RecursionError):
+                problems.append(
+                    'a tool call must be {"name": …, "arguments": {…}} in valid JSON between <tool_call> and </tool_call>'
+                )
+                continue
+            calls.append({"type": "function", "function": function})
+        if not calls and not problems:
+            problems.append("no tool was called; call one between <tool_call> and </tool_call>")
+        message: Message = {"role": "assistant", "content": TOOL_CALL.sub("", text).strip() if calls else text}
+        return Parsed(message | ({"tool_calls": calls} if calls else {}), problems)
+
+    def _render(self, messages: Sequence[Message], generate: bool) -> str:
+        return self.tokenizer.apply_chat_template(
+            list(messages), tools=self.tools, tokenize=False, add_generation_prompt=generate, **self.options
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _end_of_turn(self) -> int:
+        """The token with which the template ends an assistant's turn (not always the tokenizer's eos)."""
+        text = self._render([{"role": "user", "content": "dummy"}, {"role": "assistant", "content": "dummy"}], False)
+        tail = self._encode(text[text.rindex("dummy") + len("dummy") :])
+        special = set(self.tokenizer.all_special_ids)
+        found = next((token for token in tail if token in special), self.tokenizer.eos_token_id)
+        if found is None:
+            raise ValueError("the tokenizer has no end-of-turn token that its chat template uses")
+        return found

@@ -1,0 +1,152 @@
+"""Scripted demonstrations of email_search: every part of the task, a good part of them sloppy on purpose.
+
+A demonstrator plays episodes in the real environment over inboxes made for it (none of the task's own). At each decision
+it is careful or sloppy by chance, independently, so that a policy trained on it can do everything and does little of it
+reliably: vague queries, the first hit taken, giving up early, now and then a malformed call. What is left out: any other
+task; and a demonstrator that plans further than the next call.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from environments._mailbox import FIRST_NAMES, LAST_NAMES, make_mailbox
+from environments.base import Message
+from environments.email_search import EmailSearch, Mailbox, build_index
+
+QUERY = {  # kind of question: chance of a query with filter, with both keywords alone, with one vague word
+    "sender": (0.45, 0.30, 0.25),
+    "month": (0.27, 0.25, 0.48),
+    "latest": (0.27, 0.25, 0.48),
+}
+TAKE_MATCH = 0.62  # of picks with a matching row in sight; the others take the first row
+SEARCH_AGAIN = 0.35  # no row matches: search again with more; else take the first row or give up
+GIVE_UP = 0.25
+ANSWER = 0.85  # the mail that was read holds the value; else "I don't know"
+LOOK_FURTHER = 0.45  # the mail that was read is not the one
+MALFORMED = 0.02  # a call with an error in it, mended in the next turn
+
+UNKNOWN = "I don't know"
+Row = tuple[str, str, str, str]  # date, sender, subject, id
+
+
+def demonstrations(seed: int, questions_per_inbox: int = 40) -> Iterator[list[Message]]:
+    """Transcripts without end, each over an inbox of its own seed; the same seed gives the same ones."""
+    rng = random.Random(f"demonstrations {seed}")
+    while True:
+        owner = f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}"
+        mails, questions = make_mailbox([owner], rng)
+        data = Mailbox(build_index(mails), {})
+        bodies = {mail["id"]: mail for mail in mails}
+        by_kind = [[question for question in questions if question["kind"] == kind] for kind in QUERY]
+        for _ in range(questions_per_inbox):
+            question = rng.choice(rng.choice(by_kind))
+            yield Demonstrator(EmailSearch(EmailSearch.from_question("train", question), data), question, bodies, rng).play()
+
+
+class Demonstrator:
+    """One episode by the script."""
+
+    def __init__(self, env: EmailSearch, question: dict[str, Any], mails: dict[str, Any], rng: random.Random) -> None:
+        self.env, self.question, self.mails, self.rng = env, question, mails, rng
+        self.messages: list[Message] = list(env.scenario.messages)
+        self.calls = 0
+        self.has_read: set[str] = set()
+
+    def play(self) -> list[Message]:
+        weights = QUERY[self.question["kind"]]
+        rows = self._search(self.rng.choices(("full", "both", "vague"), weights)[0])
+        last: str | None = None
+        while not self.env.done:
+            if self.calls >= self.env.max_turns - 1:
+                self._give_up(last)
+                break
+            pick = self._pick(rows)
+            if pick == "again":
+                rows = self._search("full")
+                continue
+            if pick is None:
+                self._give_up(last)
+                break
+            last = pick
+            self._call("read_email", {"id": pick})
+            self.has_read.add(pick)
+            self._after_reading(pick)
+        return self.messages
+
+    def _after_reading(self, name: str) -> None:
+        """Answer, or go on looking (leaves the episode open)."""
+        mail, question = self.mails[name], self.question
+        right = name in question["source_ids"]
+        value = next((v for v in (question["answer"], *question["conflicting"]) if f" {v}." in mail["body"]), None)
+        chance = self.rng.random()
+        if right:
+            self._answer(question["answer"] if chance < ANSWER else UNKNOWN, name)
+        elif chance >= LOOK_FURTHER:
+            self._answer(value or UNKNOWN, name)
+
+    def _pick(self, rows: list[Row]) -> str | None:
+        """The id of the row to read next, "again" to search again, or None to give up."""
+        unread = [row for row in rows if row[3] not in self.has_read]
+        matching = [row for row in unread if self._matches(row)]
+        matching.sort(key=lambda row: not row[2].startswith("Re: "))  # replies hold answers
+        if self.question["kind"] == "latest":
+            matching.sort(key=lambda row: row[0], reverse=True)
+        if matching and self.rng.random() < TAKE_MATCH:
+            return matching[0][3]
+        chance = self.rng.random()
+        if not matching and chance < SEARCH_AGAIN and not self._searched_fully:
+            return "again"
+        if not unread or (not matching and chance > 1 - GIVE_UP):
+            return None
+        return unread[0][3]
+
+    def _matches(self, row: Row) -> bool:
+        day, sender, subject, _ = row
+        question = self.question
+        if subject.removeprefix("Re: ") != f"{question['project']} {question['matter']}":
+            return False
+        if question["kind"] == "sender":
+            return sender == question["sender"]
+        if question["kind"] == "month":
+            return day[:7] == question["date"][:7]
+        return self._searched_fully
+
+    def _search(self, style: str) -> list[Row]:
+        question, kind = self.question, self.question["kind"]
+        vague = question["project"] if self.rng.random() < 0.7 else question["matter"]
+        arguments: dict[str, Any] = {"keywords": [vague] if style == "vague" else [question["project"], question["matter"]]}
+        if style == "full" and kind == "sender":
+            arguments["sender"] = question["sender"]
+        if style == "full" and kind == "month":
+            arguments |= {"after": question["date"][:8] + "01", "before": question["date"][:8] + "31"}
+        if style == "full" and kind == "latest":
+            arguments["sort"] = "newest"
+        self._searched_fully = style == "full"
+        lines = self._call("search_emails", arguments).splitlines()[1:]
+        return [tuple(line.split(" | ")) for line in lines]  # type: ignore[misc]
+
+    def _answer(self, answer: str, name: str | None) -> None:
+        self._call("return_final_answer", {"answer": answer, "source_ids": [name] if name else []})
+
+    def _give_up(self, last: str | None) -> None:
+        self._answer(UNKNOWN, last)
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        """One turn. Now and then the call is malformed first, where a turn is left to mend it."""
+        if self.rng.random() < MALFORMED and self.calls < self.env.max_turns - 3:
+            wrong = {"email_id": arguments["id"]} if name == "read_email" else {}
+            self._turn(name, wrong)
+        return self._turn(name, arguments)
+
+    def _turn(self, name: str, arguments: dict[str, Any]) -> str:
+        self.calls += 1
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        text = self.env.call(name, arguments)
+        self.messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        self.messages.append({"role": "tool", "name": name, "content": text})
+        return text
+
+

@@ -1,0 +1,130 @@
+"""Plays episodes with continuous batching: an episode whose turn is done gets its next request at once.
+
+Nobody waits for the slowest, and nothing is re-tokenised: a prompt is the tokens so far and the suffix of the observation.
+An episode that fails is recorded with its error, not dropped.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from environments.base import Env, Message, Scenario, error
+from steps.stage import progress
+from steps.types import StopReason, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from steps.chat import Chat
+    from steps.engine import Sampled, Sampler
+
+
+@dataclass
+class Episode:
+    """One attempt at one scenario, while it is played."""
+
+    name: str
+    scenario: Scenario
+    attempt: int
+    env: Env
+    ids: list[int]  # all tokens so far: the next prompt
+    turns: list[Turn] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+    error: str | None = None
+
+
+def play(
+    sampler: Sampler,
+    chat: Chat,
+    env: type[Env],
+    data: Any,
+    attempts: Sequence[tuple[Scenario, int]],  # (scenario, number of the attempt)
+    *,
+    prefix: str,  # of the trajectories' ids
+    adapter_hash: str,
+    context: int,  # tokens of an episode at most
+    max_tokens: int,  # of a turn
+    max_turns: int | None = None,
+) -> list[Trajectory]:
+    """Play all attempts and return their trajectories in the order given."""
+    episodes = [
+        Episode(f"{prefix}-{scenario.id}-{attempt}", scenario, attempt, env(scenario, data), [])
+        for scenario, attempt in attempts
+    ]
+    prompts: dict[str, list[int]] = {}
+    limit = max_turns or env.max_turns
+    for key, episode in enumerate(episodes):
+        scenario = episode.scenario
+        if scenario.id not in prompts:
+            prompts[scenario.id] = chat.prompt_ids(scenario.messages)
+        episode.ids = list(prompts[scenario.id])
+        _ask(sampler, key, episode, context, max_tokens)
+    finished = 0
+    while sampler.pending:
+        for sampled in sampler.step():
+            episode = episodes[sampled.key]
+            try:
+                _take_turn(episode, sampled, chat, limit)
+            except Exception as problem:  # a failed episode is a record, not the end of the batch
+                episode.stop_reason = "error"
+                episode.error = "".join(traceback.format_exception_only(problem)).strip()
+            if episode.stop_reason is None:
+                _ask(sampler, sampled.key, episode, context, max_tokens)
+            if episode.stop_reason is not None:
+                finished += 1
+                progress(finished, len(episodes), "episodes")
+    return [_trajectory(episode, adapter_hash) for episode in episodes]
+
+
+def _ask(sampler: Sampler, key: int, episode: Episode, context: int, max_tokens: int) -> None:
+    if len(episode.ids) + max_tokens > context:
+        episode.stop_reason = "context"
+    else:
+        sampler.submit(key, episode.ids)
+
+
+def _take_turn(episode: Episode, sampled: Sampled, chat: Chat, limit: int) -> None:
+    """Append the sampled turn, let the environment answer, and extend the prompt or say why the episode ends."""
+    parsed = chat.parse(sampled.completion_ids)
+    turn = Turn(
+        prompt_ids=tuple(episode.ids),
+        completion_ids=sampled.completion_ids,
+        logprobs=sampled.logprobs,
+        message=parsed.message,
+        observations=(),
+        finish_reason="stop" if sampled.finish_reason == "stop" else "length",
+    )
+    episode.turns.append(turn)
+    if turn.finish_reason == "length":
+        episode.stop_reason = "length"
+        return
+    observations: list[Message] = []
+    for call in parsed.message.get("tool_calls", ()):
+        function = call["function"]
+        text = episode.env.call(function["name"], function["arguments"])
+        observations.append({"role": "tool", "name": function["name"], "content": text})
+        if episode.env.done:
+            break
+    observations += [{"role": "tool", "name": "", "content": error(text)} for text in parsed.problems]
+    episode.turns[-1] = turn.model_copy(update={"observations": tuple(observations)})
+    if episode.env.done:
+        episode.stop_reason = "done"
+    elif len(episode.turns) >= limit:
+        episode.stop_reason = "max_turns"
+    else:
+        episode.ids = [*turn.prompt_ids, *turn.completion_ids, *chat.suffix_ids(observations)]
+
+
+def _trajectory(episode: Episode, adapter_hash: str) -> Trajectory:
+    if episode.stop_reason is None:
+        raise RuntimeError(f"episode {episode.name} was never finished")
+    return Trajectory(
+        id=episode.name,
+        scenario_id=episode.scenario.id,
+        attempt=episode.attempt,
+        adapter_hash=adapter_hash,
+        turns=tuple(episode.turns),
+        stop_reason=episode.stop_reason,
+        error=episode.error,
+    )

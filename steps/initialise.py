@@ -1,0 +1,28 @@
+"""Initialise: the adapter and checkpoint that the first iteration starts from.
+
+The adapter changes nothing yet (LoRA's B is zero), so evaluating it is evaluating the base policy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steps.stage import Output, main, say
+
+if TYPE_CHECKING:
+    from steps.params import InitialiseParams
+
+
+def initialise(adapter: Output, checkpoint: Output, params: InitialiseParams) -> None:
+    """Write a fresh adapter, and a checkpoint without optimiser steps."""
+    from steps import grpo
+
+    trainer = grpo.Trainer(params.policy, seed=params.seed)
+    trainer.save_adapter(adapter)
+    trainer.save_checkpoint(checkpoint)
+    say(f"{trainer.trained_parameters:,} trained parameters in the adapter")
+
+
+if __name__ == "__main__":
+    main(initialise)
+

@@ -1,0 +1,212 @@
+"""Every knob: the shape of params.yaml, checked when it is read.
+
+A top-level key per stage, and a few that stages share. A stage declares what it reads as a class whose fields are top-level
+keys (`RolloutParams`): it gets nothing else, and a test holds `params:` in dvc.yaml to the same keys. Defaults are the
+recipe for the embedded policy; unknown keys and values out of range end in one sentence.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from steps.stage import UserError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Lora(Section):
+    """The adapter: on all linear layers, scaled by alpha / rank."""
+
+    rank: int = Field(16, ge=1, le=512)
+    alpha: float = Field(32, gt=0)
+
+
+class Policy(Section):
+    """The model that acts and learns."""
+
+    base_model: str = Field("tasks_data/embedded_policy", min_length=1)  # a folder, or a Hugging Face name
+    revision: str | None = None  # of a Hugging Face name: pin it, or a run cannot be reproduced
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    context: int = Field(2048, ge=64)  # tokens of an episode at most
+    chat_template_kwargs: dict[str, Any] = {}
+    lora: Lora = Lora()
+    gpu_memory: float = Field(0.5, gt=0, lt=1)  # share of a GPU for the engine
+
+
+class Scenarios(Section):
+    """How many scenarios of each split."""
+
+    train: int = Field(240, ge=1)
+    val: int = Field(120, ge=1)
+    test: int = Field(240, ge=1)
+
+
+class Rollout(Section):
+    """One iteration's batch: `scenarios` × `attempts` episodes."""
+
+    scenarios: int = Field(16, ge=1)
+    attempts: int = Field(8, ge=2, le=256)  # G: they are compared with each other
+    temperature: float = Field(1.0, gt=0, le=2)
+    max_tokens: int = Field(64, ge=1)  # of a turn
+    max_turns: int | None = Field(None, ge=1)  # None: the environment's own
+
+
+class Score(Section):
+    """Who judges."""
+
+    judge: Literal["rule"] = "rule"
+
+
+class Update(Section):
+    """The GRPO update, named as TRL names it."""
+
+    loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = "dapo"
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    beta: float = Field(0.001, ge=0)  # weight of the KL to the base policy
+    epsilon: float = Field(0.2, gt=0, lt=1)
+    epsilon_high: float = Field(0.28, gt=0)
+    num_iterations: int = Field(2, ge=1)  # passes over the batch
+    steps_per_generation: int = Field(4, ge=1)  # optimiser steps a pass
+    learning_rate: float = Field(2e-3, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    tokens_per_micro_batch: int = Field(8192, ge=64)
+    max_sampler_kl: float = Field(1e-3, gt=0)  # nats a token between sampler and trainer, before the update
+
+
+class Evaluate(Section):
+    """Greedy, one attempt a scenario."""
+
+    max_tokens: int = Field(64, ge=1)
+    max_turns: int | None = Field(None, ge=1)
+
+
+class Register(Section):
+    """The registry entry; the gate is: better than the base policy on the test split."""
+
+    name: str = Field("email_search", min_length=1)
+
+
+class Train(Section):
+    """The flow."""
+
+    iterations: int = Field(12, ge=1, le=999)
+    patience: int = Field(4, ge=1)  # iterations without a better validation success before it stops
+
+
+class Params(Section):
+    """params.yaml."""
+
+    task: str = Field("email_search", min_length=1)
+    seed: int = Field(1, ge=0)
+    policy: Policy = Policy()
+    scenarios: Scenarios = Scenarios()
+    rollout: Rollout = Rollout()
+    score: Score = Score()
+    update: Update = Update()
+    evaluate: Evaluate = Evaluate()
+    register_: Register = Field(Register(), alias="register")
+    train: Train = Train()
+
+    @model_validator(mode="after")
+    def enough_scenarios(self) -> Params:
+        if self.rollout.scenarios > self.scenarios.train:
+            raise ValueError(
+                f"rollout.scenarios ({self.rollout.scenarios}) is more than scenarios.train ({self.scenarios.train})"
+            )
+        return self
+
+
+class ScenariosParams(Section):
+    task: str
+    seed: int
+    scenarios: Scenarios
+
+
+class InitialiseParams(Section):
+    seed: int
+    policy: Policy
+
+
+class RolloutParams(Section):
+    task: str
+    seed: int
+    policy: Policy
+    rollout: Rollout
+
+
+class ScoreParams(Section):
+    task: str
+    score: Score
+
+
+class UpdateParams(Section):
+    seed: int
+    policy: Policy
+    rollout: Rollout
+    update: Update
+
+
+class EvaluateParams(Section):
+    task: str
+    policy: Policy
+    evaluate: Evaluate
+
+
+class RegisterParams(Section):
+    task: str
+    policy: Policy
+    register_: Register = Field(alias="register")
+
+
+P = TypeVar("P", bound=BaseModel)
+
+
+def load(path: Path | str, kind: type[P] = Params) -> P:  # type: ignore[assignment]
+    """Read and check all of params.yaml, and return the part that `kind` declares. UserError says what is wrong."""
+    import yaml
+
+    path = Path(path)
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: run from the project's root, or name a file with --params") from None
+    except yaml.YAMLError as problem:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from None
+    if not isinstance(read, dict):
+        raise UserError(f"{path} must hold keys and values, not a {type(read).__name__}")
+    try:
+        whole = Params.model_validate(read)
+    except ValidationError as problem:
+        raise UserError(f"{path}: {describe(problem)}") from None
+    names = {field.alias or name: name for name, field in kind.model_fields.items()}
+    return kind.model_validate({name: getattr(whole, names[name]) for name in names})
+
+
+def describe(problem: ValidationError) -> str:
+    """Pydantic's findings as sentences that name the key, what it must be, and the known keys where one is unknown."""
+    said = []
+    for found in problem.errors(include_url=False):
+        where = ".".join(str(part) for part in found["loc"])
+        if found["type"] == "extra_forbidden":
+            known = _keys_beside(found["loc"])
+            said.append(f"{where} is not a known key" + (f" (known: {', '.join(known)})" if known else ""))
+        else:
+            text = found["msg"].removeprefix("Value error, ")
+            said.append(f"{where}: {text} (it is {found['input']!r})" if where else text)
+    return "; ".join(said)
+
+
+def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
+    kind: Any = Params
+    for part in location[:-1]:
+        fields = {field.alias or name: field for name, field in getattr(kind, "model_fields", {}).items()}
+        if part not in fields:
+            return []
+        kind = fields[str(part)].annotation
+    return sorted(field.alias or name for name, field in getattr(kind, "model_fields", {}).items())

@@ -1,0 +1,73 @@
+"""Rollout: a batch of episodes with the current adapter, G attempts at each of some training scenarios.
+
+Trajectories keep the exact token ids, which of them were sampled, and the logprobs of the policy that sampled them. Which
+scenarios an iteration plays follows from the seed and its number: each is played once before any is played again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steps.stage import Input, Output, main, say
+
+if TYPE_CHECKING:
+    from environments.base import Scenario
+    from steps.params import RolloutParams
+
+
+def rollout(
+    task_data: Input, scenarios: Input, adapter: Input, trajectories: Output, iteration: str, params: RolloutParams
+) -> None:
+    """Play `rollout.scenarios` × `rollout.attempts` episodes and write one trajectory each."""
+    import environments
+    from environments.base import Scenario
+    from steps import engine, episodes
+    from steps.chat import Chat
+    from steps.types import read_records, write_records
+
+    chosen = choose(
+        read_records(Scenario, scenarios / "train.parquet"), int(iteration), params.rollout.scenarios, params.seed
+    )
+    attempts = [(scenario, attempt) for scenario in chosen for attempt in range(params.rollout.attempts)]
+    env = environments.load(params.task)
+    tools = [tool.schema for tool in env.tools().values()]
+    chat = Chat(engine.load_tokenizer(params.policy), tools, params.policy.chat_template_kwargs)
+    sampler = engine.sampler(
+        params.policy,
+        adapter,
+        temperature=params.rollout.temperature,
+        max_tokens=params.rollout.max_tokens,
+        stop=chat.end,
+        seed=params.seed * 1000 + int(iteration),
+    )
+    played = episodes.play(
+        sampler,
+        chat,
+        env,
+        env.load(task_data),
+        attempts,
+        prefix=iteration,
+        adapter_hash=engine.adapter_hash(adapter),
+        context=params.policy.context,
+        max_tokens=params.rollout.max_tokens,
+        max_turns=params.rollout.max_turns,
+    )
+    write_records(played, trajectories)
+    failed = sum(trajectory.stop_reason == "error" for trajectory in played)
+    say(f"{len(played)} episodes" + (f", {failed} of them failed" if failed else ""))
+
+
+def choose(scenarios: list[Scenario], iteration: int, count: int, seed: int) -> list[Scenario]:
+    """The scenarios of an iteration (from 1 on): the next `count` of an endless row of seeded shuffles."""
+    import random
+
+    row: list[Scenario] = []
+    epoch, start = divmod((iteration - 1) * count, len(scenarios))
+    while len(row) < start + count:
+        row += random.Random(f"rollout {seed} {epoch}").sample(scenarios, len(scenarios))
+        epoch += 1
+    return row[start : start + count]
+
+
+if __name__ == "__main__":
+    main(rollout)

@@ -1,0 +1,143 @@
+"""The core types, and how they lie on disk (parquet, one row each).
+
+`Scenario` and `Message` belong to the environments (environments/base.py). Token counts in shapes: P prompt, C completion,
+T a whole training row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from environments.base import Message, Scenario
+
+R = TypeVar("R", bound=BaseModel)
+StopReason = Literal["done", "max_turns", "length", "context", "error"]
+
+
+class Record(BaseModel):
+    """A frozen record; unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Turn(Record):
+    """One sampled turn and what the environment answered."""
+
+    prompt_ids: tuple[int, ...]  # [P] all tokens before this turn
+    completion_ids: tuple[int, ...]  # [C] sampled tokens, the end-of-turn token included
+    logprobs: tuple[float, ...]  # [C] nats, of the policy that sampled
+    message: Message
+    observations: tuple[Message, ...]  # none after the last turn of a finished episode
+    finish_reason: Literal["stop", "length"]
+
+
+class Row(NamedTuple):
+    """A training row: [T] each."""
+
+    ids: list[int]
+    mask: list[int]  # 1 = sampled token
+    logprobs: list[float]  # nats; 0 where not sampled
+
+
+class Trajectory(Record):
+    """One attempt at one scenario."""
+
+    id: str
+    scenario_id: str
+    attempt: int
+    adapter_hash: str  # content hash of the adapter that sampled it
+    turns: tuple[Turn, ...]
+    stop_reason: StopReason
+    error: str | None = None
+
+    def flatten(self) -> list[Row]:
+        """The training rows: one where each prompt extends what came before, otherwise one more at each break."""
+        rows: list[Row] = []
+        for turn in self.turns:
+            if len(turn.completion_ids) != len(turn.logprobs):
+                raise ValueError(
+                    f"trajectory {self.id}: {len(turn.completion_ids)} sampled tokens, {len(turn.logprobs)} logprobs"
+                )
+            prompt = list(turn.prompt_ids)
+            if rows and prompt[: len(rows[-1].ids)] == rows[-1].ids:
+                added = prompt[len(rows[-1].ids) :]
+            else:
+                rows.append(Row([], [], []))
+                added = prompt
+            ids, mask, logprobs = rows[-1]
+            ids += [*added, *turn.completion_ids]
+            mask += [0] * len(added) + [1] * len(turn.completion_ids)
+            logprobs += [0.0] * len(added) + list(turn.logprobs)
+        return rows
+
+    def messages(self, scenario: Scenario) -> list[Message]:
+        """The transcript: the scenario's messages, then turns and observations."""
+        told = list(scenario.messages)
+        for turn in self.turns:
+            told += [turn.message, *turn.observations]
+        return told
+
+
+class Reward(Record):
+    """One judge's score of one trajectory. Unscored is None, never 0."""
+
+    trajectory_id: str
+    scenario_id: str
+    name: str  # which judge: "rule", …
+    score: float | None
+    success: bool
+    weight: float = 1.0
+    components: dict[str, float] = {}
+    explanation: str = ""
+
+
+class Evaluation(Record):
+    """A policy on a split: greedy, one attempt a scenario."""
+
+    split: str
+    adapter_hash: str
+    n: int
+    success: float  # share of the scenarios
+    ci95: tuple[float, float]  # Wilson interval
+    reward: float  # mean
+    turns: float  # mean
+    tokens: float  # mean of sampled tokens
+    slices: dict[str, float] = {}  # success by slice
+
+
+def write_records(records: Iterable[BaseModel], path: Path) -> None:
+    """Parquet: numbers and lists of numbers as such, nested objects as JSON. Same records, same bytes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [_pack(record.model_dump(mode="json")) for record in records]
+    pq.write_table(pa.Table.from_pylist(rows), path, compression="zstd")
+
+
+def read_records(kind: type[R], path: Path) -> list[R]:
+    """All records of a file, checked."""
+    import pyarrow.parquet as pq
+
+    return [kind.model_validate(_unpack(row)) for row in pq.read_table(path).to_pylist()]
+
+
+NESTED = ("messages", "data", "message", "observations", "components", "slices")
+
+
+def _pack(row: dict[str, Any]) -> dict[str, Any]:
+    packed = {key: json.dumps(value, ensure_ascii=False) if key in NESTED else value for key, value in row.items()}
+    if "turns" in row and isinstance(row["turns"], Sequence):
+        packed["turns"] = [_pack(turn) for turn in row["turns"]]
+    return packed
+
+
+def _unpack(row: dict[str, Any]) -> dict[str, Any]:
+    full = {key: json.loads(value) if key in NESTED else value for key, value in row.items()}
+    if isinstance(row.get("turns"), list):
+        full["turns"] = [_unpack(turn) for turn in row["turns"]]
+    return full
