@@ -95,8 +95,11 @@ CHATTER = (
 
 def make_inbox(owner: str, rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(mails, questions) of one owner. Ids are unique within the inbox."""
-    people = [f"{first} {last}" for first, last in zip(*(rng.sample(names, 9) for names in (FIRST_NAMES, LAST_NAMES)), strict=True)]
-    pairs = rng.sample([(project, matter) for project in rng.sample(PROJECTS, 9) for matter in MATTERS], FACTS_PER_INBOX)
+    firsts, lasts = (rng.sample(names, 9) for names in (FIRST_NAMES, LAST_NAMES))
+    people = [f"{first} {last}" for first, last in zip(firsts, lasts, strict=True)]
+    pairs = rng.sample(
+        [(project, matter) for project in rng.sample(PROJECTS, 9) for matter in MATTERS], FACTS_PER_INBOX
+    )
     drafts: list[dict[str, Any]] = []
     questions: list[dict[str, Any]] = []
     for project, matter in pairs:

@@ -130,7 +130,13 @@ class EmailSearch(Env):
         order = {"relevance": "rank, date desc, id", "newest": "date desc, id", "oldest": "date, id"}[sort]
         matched = "mail match ? and owner = ? and sender like ? escape '!' and date between ? and ?"
         name = "%" + re.sub(r"([%_!])", r"!\1", (sender or "").strip()) + "%"
-        values = (" ".join(f'"{word}"' for word in words), self.scenario.data["owner"], name, after or "", before or "9")
+        values = (
+            " ".join(f'"{word}"' for word in words),
+            self.scenario.data["owner"],
+            name,
+            after or "",
+            before or "9",
+        )
         rows = self.data.mails.execute(
             f"select date, sender, subject, id, count(*) over () from mail where {matched} order by {order} limit ?",
             (*values, ROWS_SHOWN),

@@ -48,7 +48,10 @@ class Chat:
     def suffix_ids(self, observations: Sequence[Message]) -> list[int]:
         """What the observations add behind a finished turn, up to where the assistant begins again: token ids."""
         call = {"type": "function", "function": {"name": "dummy", "arguments": {}}}
-        dummy = [{"role": "user", "content": "dummy"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        dummy: list[Message] = [
+            {"role": "user", "content": "dummy"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
         before = self._render(dummy, generate=False)
         after = self._render([*dummy, *observations], generate=True)
         mark = self.tokenizer.convert_ids_to_tokens(self.end)

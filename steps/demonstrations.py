@@ -43,7 +43,9 @@ def demonstrations(seed: int, questions_per_inbox: int = 40) -> Iterator[list[Me
         by_kind = [[question for question in questions if question["kind"] == kind] for kind in QUERY]
         for _ in range(questions_per_inbox):
             question = rng.choice(rng.choice(by_kind))
-            yield Demonstrator(EmailSearch(EmailSearch.from_question("train", question), data), question, bodies, rng).play()
+            yield Demonstrator(
+                EmailSearch(EmailSearch.from_question("train", question), data), question, bodies, rng
+            ).play()
 
 
 class Demonstrator:
@@ -117,7 +119,9 @@ class Demonstrator:
     def _search(self, style: str) -> list[Row]:
         question, kind = self.question, self.question["kind"]
         vague = question["project"] if self.rng.random() < 0.7 else question["matter"]
-        arguments: dict[str, Any] = {"keywords": [vague] if style == "vague" else [question["project"], question["matter"]]}
+        arguments: dict[str, Any] = {
+            "keywords": [vague] if style == "vague" else [question["project"], question["matter"]]
+        }
         if style == "full" and kind == "sender":
             arguments["sender"] = question["sender"]
         if style == "full" and kind == "month":
@@ -148,5 +152,3 @@ class Demonstrator:
         self.messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         self.messages.append({"role": "tool", "name": name, "content": text})
         return text
-
-

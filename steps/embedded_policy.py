@@ -236,7 +236,7 @@ def tokenized_demonstrations(tokenizer: PreTrainedTokenizerFast) -> Iterator[Row
 
 
 def repeated_sequence(rng: random.Random, tokens: int) -> Row:
-    """Random tokens, a part of which comes again after a gap; the part's second coming is learnt, but for its first token."""
+    """Random tokens, a part of which comes again after a gap: its second coming is learnt, but for the first token."""
     part = [rng.randrange(3, tokens) for _ in range(rng.randrange(8, 40))]
     before = [rng.randrange(3, tokens) for _ in range(rng.randrange(0, 16))]
     gap = [rng.randrange(3, tokens) for _ in range(rng.randrange(0, 40))]

@@ -13,16 +13,16 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steps.stage import UserError, say
+from steps.stage import FreshProcessNeeded, UserError, say
 
 if TYPE_CHECKING:
     from steps.params import Policy
 
-_engines: dict[str, Engine] = {}  # at most one: another policy ends the process's use of the first
+_engines: dict[str, Engine] = {}  # at most one
+COPIES = Path(".flywheel/adapters")  # of the adapters in use, by process and content hash
 
 
 class Sampled(NamedTuple):
@@ -103,12 +103,15 @@ class Engine:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.folder = tempfile.TemporaryDirectory(prefix="adapters-")
+        self.folder = COPIES.absolute() / str(os.getpid())
         self.known: dict[str, int] = {}
         self.asleep = False
         self.llm = self._start()
 
     def _start(self) -> Any:
+        for left in COPIES.glob("*"):  # by processes that are gone
+            if not Path(f"/proc/{left.name}").exists() or left == self.folder:
+                shutil.rmtree(left)
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores())))
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -142,7 +145,7 @@ class Engine:
         from vllm.lora.request import LoRARequest
 
         name = adapter_hash(adapter)
-        path = Path(self.folder.name) / name
+        path = self.folder / name
         if name not in self.known:
             self.known[name] = len(self.known) + 1
             shutil.copytree(adapter, path)
@@ -163,7 +166,9 @@ class Engine:
 class Sampler:
     """A batch of requests to one adapter with one set of sampling parameters."""
 
-    def __init__(self, engine: Engine, adapter: Path, temperature: float, max_tokens: int, stop: int, seed: int) -> None:
+    def __init__(
+        self, engine: Engine, adapter: Path, temperature: float, max_tokens: int, stop: int, seed: int
+    ) -> None:
         import torch
         from vllm import SamplingParams
 
@@ -200,9 +205,7 @@ class Sampler:
                 continue
             [best] = output.outputs
             ids = tuple(best.token_ids)
-            logprobs = tuple(
-                found[token].logprob for token, found in zip(ids, best.logprobs or (), strict=False)
-            )
+            logprobs = tuple(found[token].logprob for token, found in zip(ids, best.logprobs or (), strict=False))
             done.append(Sampled(self.keys.pop(output.request_id), ids, logprobs, str(best.finish_reason)))
         return sorted(done)
 
@@ -217,9 +220,7 @@ def get(policy: Policy) -> Engine:
     key = policy.model_dump_json()
     if key not in _engines:
         if _engines:
-            raise UserError(
-                "this process samples for another policy already; end it with `python -m steps.handover --stop`"
-            )
+            raise FreshProcessNeeded("this process samples for another policy already")
         say(f"starting vLLM for {policy.base_model}")
         _engines[key] = Engine(policy)
     return _engines[key]

@@ -31,9 +31,7 @@ def evaluate(
     tools = [tool.schema for tool in env.tools().values()]
     chat = Chat(engine.load_tokenizer(params.policy), tools, params.policy.chat_template_kwargs)
     limits = params.evaluate
-    sampler = engine.sampler(
-        params.policy, adapter, temperature=0, max_tokens=limits.max_tokens, stop=chat.end, seed=0
-    )
+    sampler = engine.sampler(params.policy, adapter, temperature=0, max_tokens=limits.max_tokens, stop=chat.end, seed=0)
     played = episodes.play(
         sampler,
         chat,

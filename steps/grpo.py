@@ -96,7 +96,7 @@ class TrlLoss:
     def __call__(self, batch: dict[str, Any]) -> Any:
         from trl import GRPOTrainer
 
-        return GRPOTrainer._compute_loss(self, self.model, batch)  # type: ignore[arg-type]
+        return GRPOTrainer._compute_loss(self, self.model, batch)
 
     def take_metrics(self) -> dict[str, float]:
         """TRL's metrics of the calls since the last time, averaged over them."""
@@ -200,9 +200,7 @@ class Trainer:
             optimizer.state[weight] = {"step": torch.tensor(float(self.steps)), **state}
         return optimizer
 
-    def update(
-        self, examples: Sequence[Example], update: Update, temperature: float, seed: int
-    ) -> dict[str, float]:
+    def update(self, examples: Sequence[Example], update: Update, temperature: float, seed: int) -> dict[str, float]:
         """`num_iterations` × `steps_per_generation` optimiser steps on the examples; metrics of the whole."""
         import torch
 
@@ -297,7 +295,7 @@ def _with_adapter(policy: Policy) -> Any:
 
     lora = LoraConfig(
         r=policy.lora.rank,
-        lora_alpha=policy.lora.alpha,  # type: ignore[arg-type]
+        lora_alpha=policy.lora.alpha,
         lora_dropout=0.0,
         target_modules="all-linear",
         task_type="CAUSAL_LM",

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 START_SECONDS = 120
 STALE = 75  # the worker's exit code when code or environment changed while it started
 LOG = Path(".flywheel/worker.log")
-KEYED = "VLLM_ OMP_ MKL_ KMP_ CUDA_ NCCL_ TORCH PYTORCH_ HF_ TRANSFORMERS_ TOKENIZERS_ RAY_ MLFLOW_ LANGFUSE_ WANDB_"
-KEYED = (*KEYED.split(), "OPENAI_", "PYTHONPATH", "PYTHONHASHSEED", "LD_", "FLYWHEEL_")
+_KEYED = "VLLM_ OMP_ MKL_ KMP_ CUDA_ NCCL_ TORCH PYTORCH_ HF_ TRANSFORMERS_ TOKENIZERS_ RAY_ MLFLOW_ LANGFUSE_ WANDB_"
+KEYED = (*_KEYED.split(), "OPENAI_", "PYTHONPATH", "PYTHONHASHSEED", "LD_", "FLYWHEEL_")
 CLIENTS_OWN = ("FLYWHEEL_PROGRESS", "FLYWHEEL_LOG", "FLYWHEEL_WORKER", "FLYWHEEL_IDLE_SECONDS")
+REQUEST = ("module", "function", "arguments", "idle_seconds", "environment", "umask")
 
 
 class WorkerError(UserError):
@@ -194,8 +195,7 @@ def hand_over(module: str, function: str, arguments: dict, show: Callable[[dict]
             f"FLYWHEEL_IDLE_SECONDS={os.environ['FLYWHEEL_IDLE_SECONDS']} is no number of seconds"
         ) from None
     os.umask(mask := os.umask(0o077))
-    request = {"module": module, "function": function, "arguments": arguments, "idle_seconds": idle}
-    request |= {"environment": environment(), "umask": mask}
+    request = dict(zip(REQUEST, (module, function, arguments, idle, environment(), mask), strict=True))
     for _ in range(5):
         with _connect() as connection:
             answer = _converse(connection, json.dumps(request).encode() + b"\n", show)
@@ -263,7 +263,8 @@ def alive(pid: int) -> bool:
 def worker_pids(root: Path) -> dict[Path, int]:
     """Socket -> process id of every worker of this project folder that answers; removes sockets of dead ones."""
     found = {}
-    for path in sorted(socket_folder().glob(f"{_root_hash(root)}-*.sock")):
+    for lock in sorted(socket_folder().glob(f"{_root_hash(root)}-*.lock")):
+        path = lock.with_suffix(".sock")
         if connection := dial(path):
             with connection:
                 found[path] = peer(connection)[0]

@@ -25,4 +25,3 @@ def initialise(adapter: Output, checkpoint: Output, params: InitialiseParams) ->
 
 if __name__ == "__main__":
     main(initialise)
-

@@ -167,7 +167,7 @@ class RegisterParams(Section):
 P = TypeVar("P", bound=BaseModel)
 
 
-def load(path: Path | str, kind: type[P] = Params) -> P:  # type: ignore[assignment]
+def load(path: Path | str, kind: type[P]) -> P:
     """Read and check all of params.yaml, and return the part that `kind` declares. UserError says what is wrong."""
     import yaml
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from steps.stage import Input, Output, UserError, main, say
 
 if TYPE_CHECKING:
+    from environments.base import Split
     from steps.params import ScenariosParams
 
-SPLITS = ("train", "val", "test")
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
 def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> None:
@@ -31,7 +32,9 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
             raise UserError(f"scenarios.{split}: {problem}") from None
     names = [scenario.id for split in SPLITS for scenario in made[split]]
     if len(set(names)) != len(names):
-        raise UserError(f"task {params.task}: {len(names) - len(set(names))} scenarios are in the splits more than once")
+        raise UserError(
+            f"task {params.task}: {len(names) - len(set(names))} scenarios are in the splits more than once"
+        )
     scenarios.mkdir()
     for split in SPLITS:
         write_records(made[split], scenarios / f"{split}.parquet")

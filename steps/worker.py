@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import json
 import os
 import re
@@ -22,10 +23,14 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from steps import handover, stage
+
+RETIRE = {"retire": True}
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Outputs:
@@ -96,31 +101,44 @@ class Worker:
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path, self.lock, self.idle = path, lock, 120.0
-        self.umask = os.umask(0o077)
+        self.connection: socket.socket | None = None
+        mask = os.umask(0o077)
         path.unlink(missing_ok=True)  # left by a dead worker: the lock is ours
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.bind(str(path))
         self.listener.listen(128)
-        os.umask(self.umask)
-        os.register_at_fork(after_in_child=self._let_go)
+        os.umask(mask)
+        # No signal may meet a child that still writes to our pipe: it would end us.
+        os.register_at_fork(
+            before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ENDING),
+            after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING),
+            after_in_child=self._let_go,
+        )
         self.signals, self.signalled = os.pipe()
         os.set_blocking(self.signals, False)
         os.set_blocking(self.signalled, False)
 
     def _let_go(self) -> None:
-        """In a forked child: else it would keep socket and lock after the worker's death."""
+        """In a child that a stage forks: it keeps neither socket nor lock beyond the worker's life, nor its signals."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+        stage.report_to(None)
         self.listener.close()
         os.close(self.lock)
+        if self.connection is not None:
+            self.connection.close()
 
     def _catch_signals(self) -> None:
         """SIGTERM and SIGINT write to a pipe even while the main thread is in C++; a stage may have changed that."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ENDING:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self.signalled, warn_on_full_buffer=False)
 
     def _told_to_end(self) -> bool:
         with contextlib.suppress(BlockingIOError):
-            return any(number in (signal.SIGTERM, signal.SIGINT) for number in os.read(self.signals, 100))
+            return any(number in ENDING for number in os.read(self.signals, 100))
         return False
 
     def _watch(self, connection: socket.socket, finished: threading.Event) -> None:
@@ -146,38 +164,48 @@ class Worker:
 
     def serve(self) -> None:
         """Until idle, told to end, retired or outdated. Then an ordinary exit, with 5 s for whatever libraries do there."""
-        while True:
+        why, since = "", time.monotonic()
+        while not why:
             self._catch_signals()
-            ready = select.select([self.listener, self.signals], [], [], self.idle)[0]
-            if not ready or (self.signals in ready and self._told_to_end()):
-                why = "told to" if ready else f"idle for {self.idle:g} s"
-                break
-            if self.listener not in ready:
-                continue
-            connection = self.listener.accept()[0]
-            with connection, contextlib.suppress(ConnectionError, TimeoutError):
-                if why := self._answer(connection):
-                    break
+            waiting: list[socket.socket | int] = [self.listener, self.signals]
+            ready = select.select(waiting, [], [], max(0, since + self.idle - time.monotonic()))[0]
+            if not ready:
+                why = f"idle for {self.idle:g} s"
+            elif self.signals in ready and self._told_to_end():
+                why = "told to"
+            elif self.listener in ready:
+                self.connection = self.listener.accept()[0]
+                with self.connection, contextlib.suppress(ConnectionError, TimeoutError):
+                    if (request := self._request(self.connection)) is not None:
+                        why = self._answer(self.connection, request)
+                        since = time.monotonic()
         handover.tidy(self.path, self.lock)
         _log(f"ends: {why}")
         signal.alarm(5)
 
-    def _answer(self, connection: socket.socket) -> str:
-        """Serve one connection; returns why the worker should end now, if it should."""
+    def _request(self, connection: socket.socket) -> dict | None:
+        """What the client wants; None if it went away while it waited, or only asked who is here."""
         if handover.peer(connection)[1] != os.getuid():
-            return ""
+            return None
         connection.settimeout(10)
-        request = b""
-        while not request.endswith(b"\n"):
+        line = b""
+        while not line.endswith(b"\n"):
             if not (data := connection.recv(65536)):
-                return ""  # gone while it waited, or it only asked who is here
-            request += data
+                return None
+            line += data
         connection.settimeout(None)
-        request = json.loads(request)
-        if "retire" in request:
+        with contextlib.suppress(ValueError):
+            request = json.loads(line)
+            if request == RETIRE or (isinstance(request, dict) and request.keys() == set(handover.REQUEST)):
+                gone = select.select([connection], [], [], 0)[0]
+                return request if request == RETIRE or not gone else None
+        connection.sendall(b'{"error": "this is no request", "code": 2}\n')
+        return None
+
+    def _answer(self, connection: socket.socket, request: dict) -> str:
+        """Serve one request; returns why the worker should end now, if it should."""
+        if request == RETIRE:
             return "another worker took over"
-        if select.select([connection], [], [], 0)[0]:
-            return ""
         sending = threading.Lock()
 
         def send(message: dict) -> None:
@@ -195,8 +223,11 @@ class Worker:
         answer = _run(request, send)
         finished.set()
         send(answer)
-        connection.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # gone already
+            connection.shutdown(socket.SHUT_RDWR)
         watch.join()
+        if "stale" in answer:
+            return "the stage needs a process of its own"
         return "" if handover.socket_path() == self.path else "code or environment changed"
 
 
@@ -210,8 +241,11 @@ def _run(request: dict, send: Callable[[dict], None]) -> dict:
         seconds = stage.run(stage.find(request["module"], request["function"]), request["arguments"])
         _log(f"{request['module']} took {seconds:.3f} s")
         return {"done": seconds}
+    except stage.FreshProcessNeeded:
+        return {"stale": True}
     except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__)
+        with contextlib.suppress(OSError):
+            traceback.print_exception(error)
         text, code = stage.explain(error)
         return {"error": text, "code": code}
     finally:
@@ -230,12 +264,15 @@ def _set_environment(wanted: dict[str, str]) -> None:
 
 
 def _log(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} worker {os.getpid()}: {text}", flush=True)
+    with contextlib.suppress(OSError):  # a full disk must not keep the client from its answer
+        print(f"{time.strftime('%H:%M:%S')} worker {os.getpid()}: {text}", flush=True)
 
 
 def main(words: list[str]) -> int:
     """`words`: the socket that the client waits for and the lock that it passes on; none when started by hand."""
     faulthandler.enable()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # the log's end is shown when the worker dies
     path = handover.socket_path()
     if words and words[0] != str(path):
         os.close(int(words[1]))
@@ -251,7 +288,7 @@ def main(words: list[str]) -> int:
     for other in handover.worker_pids(Path.cwd()):
         if other != path and (connection := handover.dial(other)):
             with connection:
-                connection.sendall(b'{"retire": true}\n')
+                connection.sendall(json.dumps(RETIRE).encode() + b"\n")
     worker.serve()
     return 0
 

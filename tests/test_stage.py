@@ -46,6 +46,16 @@ def toy(source: Input, result: Output, params: ToyParams, previous: Input | None
         (result / f"{number}.txt").write_text(f"{source.read_text()} {params.word} {loud}")
         progress(number + 1, files, "files")
         time.sleep(slow / files)
+    if do == "fork":
+        from multiprocessing import get_context
+        child = get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        if slow:
+            (source.parent / "child").write_text(str(child.pid))
+            time.sleep(60)
+        child.terminate()
+        child.join(10)
+        say(f"child {child.exitcode}")
     if do == "chdir":
         os.chdir("/")
     if do == "user error":
@@ -80,7 +90,8 @@ class Project:
     """A folder with stages, and the processes that were started in it."""
 
     def __init__(self, root: Path, runtime: Path) -> None:
-        self.root, self.started = root, []
+        self.root = root
+        self.started: list[subprocess.Popen[str]] = []
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("FLYWHEEL_")}
         self.env |= {"XDG_RUNTIME_DIR": str(runtime)}
         (root / "steps").mkdir()
@@ -296,6 +307,19 @@ def test_worker_killed_in_mid_stage(project: Project) -> None:
     assert '"slow": 30.0' in text, "the end of the log"
     assert project.run()[0] == 0, "the dead worker's socket is replaced"
     assert sorted(path.name for path in (project.root / "out").iterdir()) == ["result", "timings"]
+
+
+def test_a_forked_child_does_not_stand_in_for_the_worker(project: Project) -> None:
+    code, said, _ = project.run("--do", "fork")
+    assert code == 0, _
+    assert said.splitlines()[1] == f"child -{signal.SIGTERM}", "its signals are its own"
+    (worker,) = project.pids()
+    process = project.toy("--do", "fork", "--slow", "0.01")
+    eventually((project.root / "child").exists)
+    os.kill(worker, signal.SIGKILL)
+    assert ended(process)[0] == 1
+    assert project.run()[0] == 0
+    os.kill(int((project.root / "child").read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,0 +1,1 @@
+"""Measurements that anyone can run: `python -m benchmarks.<name>`, with --json one JSON object a line."""

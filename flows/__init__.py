@@ -1,0 +1,1 @@
+"""What Prefect runs. Imports go downwards: flows, steps, environments."""

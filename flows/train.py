@@ -1,0 +1,210 @@
+"""Train: the main job. Rollout, score, update, evaluate, again and again; then test the best iteration and register it.
+
+    python -m flows.train                                   # what params.yaml says
+    python -m flows.train --set seed=2 --set train.iterations=6
+    python -m flows.train --dry-run                         # the resolved parameters, and nothing else
+
+Each task runs one stage of dvc.yaml through DVC, which skips what is up to date: the same command goes on where a stopped
+run was. Training stops early when validation has not improved for `train.patience` iterations; the best iteration, not the
+last, is registered. Without PREFECT_API_URL the flow runs by itself, on a server of its own that ends with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from flows import pipeline, report
+from flows.display import Display, last_error
+from flows.pipeline import name
+from flows.report import RUN, Point
+from steps import params
+from steps.stage import UserError
+
+LOG = Path(".flywheel/train.log")
+display = Display()
+
+
+@task(task_run_name="{stage}", cache_policy=NO_CACHE)
+def run_stage(stage: str) -> bool:
+    """One stage of dvc.yaml, if it is stale."""
+    display.begin(stage)
+    return pipeline.reproduce(stage)
+
+
+@task(cache_policy=NO_CACHE)
+def track(iteration: int | None, overhead: float | None = None) -> None:
+    """One iteration's MLflow run, or (None) the parent run's end: tests, curve, lock file."""
+    from steps import tracking
+
+    display.begin("tracking")
+    if iteration is None:
+        tracking.log_end(report.RUN / "learning_curve.png")
+    else:
+        tracking.log_iteration(iteration, overhead)
+
+
+@flow(name="train", log_prints=False)
+def train() -> dict[str, Any]:
+    """Train on the task of params.yaml; returns what run/summary.json says."""
+    started = time.monotonic()
+    known = params.load("params.yaml", params.Params)
+    pipeline.write_chain(1, 1)
+    run_stage("scenarios")
+    run_stage("initialise")
+    run_stage(f"evaluate@{pipeline.BASE}")
+    curve = [report.point(0)]
+    display.row(curve[0], None, None)
+    for iteration in range(1, known.train.iterations + 1):
+        pipeline.write_chain(iteration, best(curve).iteration or iteration)
+        iterate(iteration, curve)
+        if iteration - best(curve).iteration >= known.train.patience:
+            display.say(f"Validation has not improved for {known.train.patience} iterations: training ends here.")
+            break
+    chosen = best(curve).iteration
+    pipeline.write_chain(len(curve) - 1, chosen)
+    for stage in ("test@base", "test@best", "register"):
+        run_stage(stage)
+    report.draw(curve, chosen, RUN / "learning_curve.png")
+    track(None)
+    return finish(known.task, chosen, len(curve) - 1, started)
+
+
+def iterate(iteration: int, curve: list[Point]) -> None:
+    """One iteration; its point is appended to the curve."""
+    started = time.monotonic()
+    ran = [run_stage(f"{stage}@{name(iteration)}") for stage in report.STAGES]
+    curve.append(report.point(iteration))
+    track(iteration)
+    if any(ran):
+        report.keep_overhead(iteration, time.monotonic() - started)
+    row = report.iteration_row(iteration)
+    spent = sum(row["seconds"].values()) + (row["overhead_seconds"] or 0)
+    display.row(curve[-1], row["reward"], spent)
+
+
+def best(curve: list[Point]) -> Point:
+    """The iteration with the highest validation success, then reward, then the earliest. The base only before the first."""
+    return max(curve[1:] or curve[:1], key=lambda point: (point.success, point.reward, -point.iteration))
+
+
+def finish(task: str, chosen: int, iterations: int, started: float) -> dict[str, Any]:
+    from steps.register import registered_version
+
+    receipt = report.read(RUN / "receipt.json")
+    version = registered_version(receipt["name"], receipt["adapter_hash"]) if receipt["registered"] else None
+    found = report.summary(task, chosen, iterations, version, time.monotonic() - started)
+    (RUN / "summary.json").write_text(json.dumps(found, indent=2) + "\n")
+    return found
+
+
+def print_end(found: dict[str, Any]) -> None:
+    """The result, and the three commands that come next."""
+    say = display.say
+    say("")
+    for who in ("base", "trained"):
+        low, high = found[who]["ci95"]
+        say(
+            f"{who:>8}: test success {found[who]['success']:.3f} [{low:.3f}, {high:.3f}] of {found[who]['n']} scenarios"
+        )
+    entry = found["registered"]
+    iteration = found["trained"]["iteration"]
+    if entry:
+        say(f"Registered iteration {iteration} as models:/{entry['name']}/{entry['version']}.")
+    else:
+        say(f"Not registered: {report.read(RUN / 'receipt.json')['reason']}.")
+    say(
+        f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   ({found['wall_seconds']:.0f} s)"
+    )
+    say("\nNext:")
+    say(f"  .venv/bin/python -m steps.show run/{name(iteration)}/test      read what the agent did")
+    say("  make mlflow                                    compare iterations and runs, open the registry")
+    say(
+        "  make reproduce                                 what is stale? everything again with ARGS=--force: same bytes"
+    )
+
+
+def set_params(assignments: list[str]) -> None:
+    """Write `key=value` pairs to params.yaml, comments kept. UserError where the result is not valid: nothing is written."""
+    from dvc.utils.serialize import modify_yaml
+    from ruamel.yaml import YAML
+
+    path = Path("params.yaml")
+    before = path.read_text() if path.exists() else None
+    for assignment in assignments:
+        key, separator, value = assignment.partition("=")
+        if not separator:
+            raise UserError(f"--set {assignment}: give key=value, as in --set rollout.scenarios=8")
+        with modify_yaml(path) as found:
+            *folders, last = key.split(".")
+            place = found
+            for folder in folders:
+                place = place.setdefault(folder, {})
+            place[last] = YAML(typ="safe").load(value)
+    try:
+        params.load(path, params.Params)
+    except UserError:
+        if before is not None:
+            path.write_text(before)
+        raise
+
+
+def prepare() -> None:
+    """What the process needs before Prefect's server starts: its state in the project, this Python first on the path."""
+    if not Path("dvc.yaml").exists():
+        raise UserError(f"{Path.cwd()} holds no dvc.yaml: run this from the project's root")
+    binaries = os.fspath(Path(sys.executable).parent)
+    os.environ["PATH"] = os.pathsep.join((binaries, os.environ.get("PATH", "")))
+    os.environ["DVC_NO_ANALYTICS"] = "1"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m flows.train", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--task", help="the task to train on, kept in params.yaml")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change params.yaml first")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved parameters and stop")
+    options = parser.parse_args()
+    try:
+        assignments = [*options.set, *([f"task={options.task}"] if options.task else [])]
+        if assignments:
+            set_params(assignments)
+        known = params.load("params.yaml", params.Params)
+        if options.dry_run:
+            print(known.model_dump_json(indent=2, by_alias=True))
+            return 0
+        prepare()
+        print(f"train: {known.task}, {known.policy.base_model}; log: {LOG}", flush=True)
+        with display.shown(LOG):
+            display.begin("starting Prefect")
+            found = train()
+    except KeyboardInterrupt:
+        print("Stopped. The same command goes on from here.", file=sys.stderr)
+        return 130
+    except UserError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    except pipeline.StageFailed as problem:
+        print(f"error: {last_error(LOG) or problem}  (stage {problem.stage}; log: {LOG})", file=sys.stderr)
+        return problem.code if problem.code > 0 else 1
+    finally:
+        end_worker()
+    print_end(found)
+    return 0
+
+
+def end_worker() -> None:
+    from steps import handover
+
+    handover.stop_workers(Path.cwd())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

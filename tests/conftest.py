@@ -1,0 +1,171 @@
+"""What several tests share: a copy of the project, commands in process groups of their own, and one real run of the flow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+SMALL: dict[str, dict[str, float]] = {  # a run of a minute or two
+    "scenarios": {"train": 24, "val": 24, "test": 30},
+    "rollout": {"scenarios": 6, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
+    "train": {"iterations": 2, "patience": 2},
+}
+
+
+def copy_project(folder: Path) -> Path:
+    """The working tree as git sees it (files not yet committed included), in a repository of its own."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "copy"]):
+        subprocess.run([*git, *words], cwd=folder, check=True)
+    return folder
+
+
+def change_params(folder: Path, changes: Mapping[str, object]) -> None:
+    path = folder / "params.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """This process's variables, with all state of the tools inside the folder."""
+    ours = ("PREFECT_", "MLFLOW_", "FLYWHEEL_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    binaries = os.fspath(Path(sys.executable).parent)
+    return kept | {
+        "PATH": os.pathsep.join((binaries, kept.get("PATH", ""))),
+        "PREFECT_HOME": os.fspath(folder / ".flywheel" / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "DVC_NO_ANALYTICS": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        **more,
+    }
+
+
+def start(words: list[str], folder: Path, log: Path | None = None, **variables: str) -> subprocess.Popen[str]:
+    """A command in a process group of its own; its output goes to `log` or is captured."""
+    log_file = log.open("w") if log else None
+    return subprocess.Popen(
+        words,
+        cwd=folder,
+        env=environment(folder, **variables),
+        stdin=subprocess.DEVNULL,
+        stdout=log_file or subprocess.PIPE,
+        stderr=subprocess.STDOUT if log_file else subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def end(process: subprocess.Popen[str], how: int = signal.SIGTERM) -> None:
+    """End a process group, at the latest after 20 s."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, how)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def run(words: list[str], folder: Path, seconds: float = 280, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; its whole process group is killed where it takes too long."""
+    process = start(words, folder, None, **variables)
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        end(process, signal.SIGKILL)
+        raise
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def python(*words: str) -> list[str]:
+    return [sys.executable, "-m", *words]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def wait_for(url: str, process: subprocess.Popen[str], seconds: float = 150) -> None:
+    """Until the address answers; an error where the process ends first."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server for {url} ended with {process.returncode}")
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2):
+            return
+        time.sleep(0.3)
+    raise TimeoutError(url)
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real Prefect server's API."""
+    folder = tmp_path_factory.mktemp("prefect")
+    port = free_port()
+    words = python("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port))
+    process = start(words, folder, log=folder / "server.log")
+    try:
+        wait_for(f"http://127.0.0.1:{port}/api/health", process)
+        yield f"http://127.0.0.1:{port}/api"
+    finally:
+        end(process)
+
+
+class Project:
+    """A copy of the project in which a small run has been made, interrupted once, and finished."""
+
+    def __init__(self, folder: Path, api: str) -> None:
+        self.folder, self.api = folder, api
+        self.interrupted: subprocess.CompletedProcess[str]
+        self.finished: subprocess.CompletedProcess[str]
+
+    def train(self) -> subprocess.CompletedProcess[str]:
+        return run(python("flows.train"), self.folder, seconds=600, PREFECT_API_URL=self.api)
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Iterator[Project]:
+    """The main job on small numbers, on the real Prefect server: stopped by Ctrl-C in iteration 1, then run to its end."""
+    made = Project(copy_project(tmp_path_factory.mktemp("project")), prefect_server)
+    change_params(made.folder, SMALL)
+    process = start(python("flows.train"), made.folder, PREFECT_API_URL=prefect_server)
+    until = time.monotonic() + 240
+    try:
+        while not (made.folder / "run/001/trajectories.parquet").exists():
+            if process.poll() is not None or time.monotonic() > until:
+                raise AssertionError(f"no first batch: {process.communicate(timeout=30)}")
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        end(process, signal.SIGKILL)
+    made.interrupted = subprocess.CompletedProcess([], process.returncode, out, err)
+    made.finished = made.train()
+    yield made
+    run(python("steps.handover", "--stop"), made.folder)
