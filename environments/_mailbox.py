@@ -200,7 +200,10 @@ def main(folder: str) -> None:
     for split, count in OWNERS.items():
         inboxes, asked = make_mailbox((owners.pop() for _ in range(count)), rng)
         mails += inboxes
-        questions += [{"split": split} | {key: question[key] for key in KEPT} for question in asked]
+        # The same words, asked of another inbox, are left out: no question is in two splits.
+        before = {question["question"] for question in questions}
+        fresh = [question for question in asked if question["question"] not in before]
+        questions += [{"split": split} | {key: question[key] for key in KEPT} for question in fresh]
     for name, rows in (("mails.jsonl", mails), ("questions.jsonl", questions)):
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (Path(folder) / name).write_text("".join(lines), encoding="utf-8")

@@ -118,11 +118,33 @@ class Env(ABC):
             return error(f"there is no tool named {_shorten(name)}; the tools are {', '.join(known)}")
         if not isinstance(arguments, dict):
             return error(f"the arguments of {name} must be an object, not {_shorten(arguments)}")
+        if unwritable(arguments):
+            return error(f"the arguments of {name} hold characters that are no text, or are nested too deeply")
         try:
             checked = known[name].arguments.model_validate(arguments)
         except ValidationError as problem:
             return error(f"wrong arguments for {name}: {_say(problem)}")
         return str(getattr(self, name)(**{key: getattr(checked, key) for key in type(checked).model_fields}))
+
+
+def unwritable(value: Any) -> bool:
+    """JSON that no file or database takes: lone surrogates, NUL, or more than 50 levels."""
+    if isinstance(value, str):
+        return "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)
+    level = [value]
+    for _ in range(50):
+        level = [part for one in level for part in _parts(one)]
+        if any(isinstance(part, str) and unwritable(part) for part in level):
+            return True
+        if not level:
+            return False
+    return True
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    return list(value) if isinstance(value, list) else []
 
 
 def error(text: str) -> str:

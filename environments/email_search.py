@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls
 
 ROWS_SHOWN = 5
+LONGEST = 500  # characters of a query
 KINDS = ("sender", "month", "latest")  # what singles out the mail that a question is about
 SYSTEM = (
     "You answer questions about the emails of one person. Search the inbox, read the email that holds the answer, then "
@@ -89,8 +90,8 @@ class EmailSearch(Env):
             wanted = (count + len(KINDS) - 1 - place) // len(KINDS)
             if wanted > len(known):
                 raise ValueError(
-                    f"email_search has {len(known)} {split} questions of the kind {kind}: ask for at most "
-                    f"{len(known) * len(KINDS)} {split} scenarios, not {count}"
+                    f"{count} scenarios need {wanted} questions of the kind {kind}, and email_search has {len(known)}: "
+                    f"ask for {len(known) * len(KINDS)} or fewer"
                 )
             chosen += rng.sample(known, wanted)
         rng.shuffle(chosen)
@@ -124,6 +125,8 @@ class EmailSearch(Env):
         words = [word for word in words if re.search(r"\w", word)]
         if not words:
             return error("keywords must hold at least one word")
+        if len(sender or "") > LONGEST or sum(map(len, words)) > LONGEST:
+            return error(f"keywords and sender may have {LONGEST} characters at most")
         for name, day in (("after", after), ("before", before)):
             if day is not None and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", day):
                 return error(f"{name} must be a day as 2001-01-31")
@@ -181,7 +184,7 @@ class EmailSearch(Env):
             elif name == "read_email" and "no email with this id" in text:
                 counts["invalid_id"] += 1
             elif name == "read_email":
-                counts["read"] |= arguments.get("id") in sources and not is_error(observation)
+                counts["read"] |= not is_error(observation) and arguments.get("id") in sources
         errors = [message for message in messages if message["role"] == "tool" and is_error(message)]
         counts["error"] = len(errors) - counts["invalid_id"]
         counts["turn"] = max(0, sum(message["role"] == "assistant" for message in messages) - NEEDED_CALLS)
@@ -207,10 +210,11 @@ class EmailSearch(Env):
         answer = final_answer(messages)
         if answer is None or is_unknown(answer["answer"]):
             return False
-        given = f" {normalise(answer['answer'])} "
-        if any(f" {normalise(other)} " in given for other in scenario.data["conflicting"]):
+        given, right = normalise(answer["answer"]), normalise(scenario.data["answer"])
+        others = {word for other in scenario.data["conflicting"] for word in normalise(other).split()}
+        if others & set(given.split()) - set(right.split()):
             return False  # an answer that also names another statement's value hedges
-        return f" {normalise(scenario.data['answer'])} " in given and len(given.split()) <= 20
+        return f" {right} " in f" {given} " and len(given.split()) <= 20
 
 
 def final_answer(messages: Sequence[Message]) -> dict[str, Any] | None:
@@ -223,7 +227,7 @@ def final_answer(messages: Sequence[Message]) -> dict[str, Any] | None:
 
 def normalise(text: str) -> str:
     """Lower case, punctuation as spaces, one space between words."""
-    return " ".join(re.findall(r"\w+", text.lower().replace(",", "")))
+    return " ".join(re.findall(r"\w+", re.sub(r"(?<=\d),(?=\d)", "", text.lower())))
 
 
 def is_unknown(answer: str) -> bool:

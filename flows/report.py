@@ -36,10 +36,9 @@ def seconds(iteration: int) -> dict[str, float]:
     return {stage: read(folder / f"{stage}.json")["seconds"] for stage in STAGES if (folder / f"{stage}.json").exists()}
 
 
-def keep_overhead(iteration: int, wall: float) -> None:
-    """Remember what an iteration that ran cost beyond its stages' own work."""
-    spent = wall - sum(seconds(iteration).values())
-    (RUN / name(iteration) / "timings" / "overhead.json").write_text(json.dumps({"seconds": round(spent, 4)}) + "\n")
+def keep_overhead(iteration: int, overhead: float) -> None:
+    """Remember what an iteration that ran cost beyond its stages' own work: DVC, Prefect, MLflow, the hand-over."""
+    (RUN / name(iteration) / "timings" / "overhead.json").write_text(json.dumps({"seconds": round(overhead, 4)}) + "\n")
 
 
 def iteration_row(iteration: int) -> dict[str, Any]:

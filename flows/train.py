@@ -16,8 +16,9 @@ import json
 import os
 import sys
 import time
+import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
@@ -27,7 +28,10 @@ from flows.display import Display, last_error
 from flows.pipeline import name
 from flows.report import RUN, Point
 from steps import params
-from steps.stage import UserError
+from steps.stage import UserError, explain
+
+if TYPE_CHECKING:
+    from steps.tracking import Tracker
 
 LOG = Path(".flywheel/train.log")
 display = Display()
@@ -40,16 +44,17 @@ def run_stage(stage: str) -> bool:
     return pipeline.reproduce(stage)
 
 
-@task(cache_policy=NO_CACHE)
-def track(iteration: int | None, overhead: float | None = None) -> None:
-    """One iteration's MLflow run, or (None) the parent run's end: tests, curve, lock file."""
+@task(task_run_name="track {iteration}", cache_policy=NO_CACHE)
+def track(tracker: Tracker, iteration: str, overhead: float) -> None:
+    """One iteration's MLflow run."""
+    tracker.iteration(iteration, overhead)
+
+
+def open_tracker() -> Tracker:
     from steps import tracking
 
-    display.begin("tracking")
-    if iteration is None:
-        tracking.log_end(report.RUN / "learning_curve.png")
-    else:
-        tracking.log_iteration(iteration, overhead)
+    display.begin("opening MLflow's store")
+    return tracking.start(Path.cwd(), tell=lambda text: None)
 
 
 @flow(name="train", log_prints=False)
@@ -57,6 +62,7 @@ def train() -> dict[str, Any]:
     """Train on the task of params.yaml; returns what run/summary.json says."""
     started = time.monotonic()
     known = params.load("params.yaml", params.Params)
+    tracker = open_tracker()
     pipeline.write_chain(1, 1)
     run_stage("scenarios")
     run_stage("initialise")
@@ -65,7 +71,7 @@ def train() -> dict[str, Any]:
     display.row(curve[0], None, None)
     for iteration in range(1, known.train.iterations + 1):
         pipeline.write_chain(iteration, best(curve).iteration or iteration)
-        iterate(iteration, curve)
+        iterate(iteration, curve, tracker)
         if iteration - best(curve).iteration >= known.train.patience:
             display.say(f"Validation has not improved for {known.train.patience} iterations: training ends here.")
             break
@@ -74,21 +80,22 @@ def train() -> dict[str, Any]:
     for stage in ("test@base", "test@best", "register"):
         run_stage(stage)
     report.draw(curve, chosen, RUN / "learning_curve.png")
-    track(None)
+    tracker.finish()
+    tracker.log_artifact(RUN / "learning_curve.png")
     return finish(known.task, chosen, len(curve) - 1, started)
 
 
-def iterate(iteration: int, curve: list[Point]) -> None:
+def iterate(iteration: int, curve: list[Point], tracker: Tracker) -> None:
     """One iteration; its point is appended to the curve."""
     started = time.monotonic()
     ran = [run_stage(f"{stage}@{name(iteration)}") for stage in report.STAGES]
     curve.append(report.point(iteration))
-    track(iteration)
+    spent = sum(report.seconds(iteration).values())
+    track(tracker, name(iteration), time.monotonic() - started - spent)
     if any(ran):
-        report.keep_overhead(iteration, time.monotonic() - started)
+        report.keep_overhead(iteration, time.monotonic() - started - spent)
     row = report.iteration_row(iteration)
-    spent = sum(row["seconds"].values()) + (row["overhead_seconds"] or 0)
-    display.row(curve[-1], row["reward"], spent)
+    display.row(curve[-1], row["reward"], spent + (row["overhead_seconds"] or 0))
 
 
 def best(curve: list[Point]) -> Point:
@@ -164,6 +171,14 @@ def prepare() -> None:
     binaries = os.fspath(Path(sys.executable).parent)
     os.environ["PATH"] = os.pathsep.join((binaries, os.environ.get("PATH", "")))
     os.environ["DVC_NO_ANALYTICS"] = "1"
+    if api := os.environ.get("PREFECT_API_URL"):
+        try:
+            urllib.request.urlopen(f"{api.rstrip('/')}/health", timeout=10).close()
+        except (OSError, ValueError) as problem:
+            raise UserError(
+                f"PREFECT_API_URL is {api}, where no Prefect server answers ({problem}): start it with `make prefect`, or unset "
+                "the variable and the flow runs by itself"
+            ) from None
 
 
 def main() -> int:
@@ -188,12 +203,13 @@ def main() -> int:
     except KeyboardInterrupt:
         print("Stopped. The same command goes on from here.", file=sys.stderr)
         return 130
-    except UserError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
     except pipeline.StageFailed as problem:
-        print(f"error: {last_error(LOG) or problem}  (stage {problem.stage}; log: {LOG})", file=sys.stderr)
+        print(f"error: {last_error(LOG) or problem} (stage {problem.stage}; log: {LOG})", file=sys.stderr)
         return problem.code if problem.code > 0 else 1
+    except Exception as problem:
+        text, code = explain(problem)
+        print(f"error: {text}", file=sys.stderr)
+        return code
     finally:
         end_worker()
     print_end(found)

@@ -12,8 +12,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from environments.base import Message
+from environments.base import Message, unwritable
 
+DUMMY = "dummy_function"
 TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 
 
@@ -32,6 +33,8 @@ class Chat:
         self.tools = list(tools)
         self.options = options or {}
         self.end = self._end_of_turn()
+        self.special = sorted(tokenizer.all_special_tokens)
+        self._check_template()
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """The first prompt of an episode, up to where the assistant begins: [P] token ids."""
@@ -47,18 +50,35 @@ class Chat:
 
     def suffix_ids(self, observations: Sequence[Message]) -> list[int]:
         """What the observations add behind a finished turn, up to where the assistant begins again: token ids."""
-        call = {"type": "function", "function": {"name": "dummy", "arguments": {}}}
+        call = {"type": "function", "function": {"name": DUMMY, "arguments": {}}}
         dummy: list[Message] = [
             {"role": "user", "content": "dummy"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
         ]
-        before = self._render(dummy, generate=False)
-        after = self._render([*dummy, *observations], generate=True)
+        text = self._render([*dummy, *map(self._without_special, observations)], generate=True)
         mark = self.tokenizer.convert_ids_to_tokens(self.end)
-        cut = before.rindex(mark) + len(mark)
-        if after[:cut] != before[:cut]:
-            raise ValueError("the chat template changes earlier turns when a tool answers: it cannot be extended")
-        return self._encode(after[cut:])
+        _, called, rest = text.rpartition(DUMMY)
+        _, ended, suffix = rest.partition(mark)
+        if not called or not ended:
+            raise ValueError("its chat template leaves out an assistant's tool call, or does not end it as other turns")
+        return self._encode(suffix)
+
+    def _without_special(self, message: Message) -> Message:
+        """Text from outside must not end a turn or begin one: a special token's name in it is broken up."""
+        content = str(message["content"])
+        for token in self.special:
+            content = content.replace(token, f"{token[:1]} {token[1:]}")
+        return message | {"content": content}
+
+    def _check_template(self) -> None:
+        """ValueError for a template that drops tools or what they answer: the policy would never see them."""
+        shown = self._render([{"role": "user", "content": "dummy"}], generate=True)
+        names = [tool["function"]["name"] for tool in self.tools]
+        if not all(name in shown for name in names):
+            raise ValueError("its chat template leaves out the tools")
+        answer = self.tokenizer.decode(self.suffix_ids([{"role": "tool", "name": "dummy", "content": "an answer"}]))
+        if "an answer" not in answer:
+            raise ValueError("its chat template leaves out what a tool answers")
 
     def parse(self, completion_ids: Sequence[int]) -> Parsed:
         """Read a sampled turn. Malformed calls are left out of the message's tool_calls and listed as problems."""
@@ -73,6 +93,9 @@ class Chat:
                 problems.append(
                     'a tool call must be {"name": …, "arguments": {…}} in valid JSON between <tool_call> and </tool_call>'
                 )
+                continue
+            if unwritable([function]):
+                problems.append("a tool call holds characters that are no text, or is nested too deeply")
                 continue
             calls.append({"type": "function", "function": function})
         if not calls and not problems:
@@ -91,6 +114,8 @@ class Chat:
     def _end_of_turn(self) -> int:
         """The token with which the template ends an assistant's turn (not always the tokenizer's eos)."""
         text = self._render([{"role": "user", "content": "dummy"}, {"role": "assistant", "content": "dummy"}], False)
+        if "dummy" not in text:
+            raise ValueError("its chat template leaves out an assistant's turn")
         tail = self._encode(text[text.rindex("dummy") + len("dummy") :])
         special = set(self.tokenizer.all_special_ids)
         found = next((token for token in tail if token in special), self.tokenizer.eos_token_id)

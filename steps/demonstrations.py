@@ -10,29 +10,44 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from environments._mailbox import FIRST_NAMES, LAST_NAMES, make_mailbox
 from environments.base import Message
 from environments.email_search import EmailSearch, Mailbox, build_index
 
-QUERY = {  # kind of question: chance of a query with filter, with both keywords alone, with one vague word
-    "sender": (0.45, 0.30, 0.25),
-    "month": (0.27, 0.25, 0.48),
-    "latest": (0.27, 0.25, 0.48),
-}
-TAKE_MATCH = 0.62  # of picks with a matching row in sight; the others take the first row
-SEARCH_AGAIN = 0.35  # no row matches: search again with more; else take the first row or give up
-GIVE_UP = 0.25
-ANSWER = 0.85  # the mail that was read holds the value; else "I don't know"
-LOOK_FURTHER = 0.45  # the mail that was read is not the one
-MALFORMED = 0.02  # a call with an error in it, mended in the next turn
+
+class Habits(NamedTuple):
+    """Chances of each decision. What is missing to 1 is the sloppy way."""
+
+    query: dict[str, tuple[float, float, float]]  # by kind of question: with filter, with both keywords, with one word
+    one_is_project: float  # the one word is the project's name, else the matter
+    take_match: float  # a matching row is in sight: take it, else the first row
+    search_again: float = 0.35  # no row matches: search with filter; else take the first row or give up
+    give_up: float = 0.25
+    answer: float = 0.85  # the mail that was read holds the value; else "I don't know"
+    look_further: float = 0.45  # the mail that was read is not the one; else answer what it says, or "I don't know"
+    malformed: float = 0.02  # a call with an error in it, mended in the next turn
+
+
+# For learning the skills: every way is seen often.
+MIXED = Habits(
+    query={"sender": (0.45, 0.30, 0.25), "month": (0.27, 0.25, 0.48), "latest": (0.27, 0.25, 0.48)},
+    one_is_project=0.7,
+    take_match=0.62,
+)
+# For learning the habits that reinforcement is to break: only a question about a sender is mostly searched for with care.
+SLOPPY = Habits(
+    query={"sender": (0.50, 0.10, 0.40), "month": (0.30, 0.10, 0.60), "latest": (0.30, 0.10, 0.60)},
+    one_is_project=1.0,
+    take_match=0.6,
+)
 
 UNKNOWN = "I don't know"
 Row = tuple[str, str, str, str]  # date, sender, subject, id
 
 
-def demonstrations(seed: int, questions_per_inbox: int = 40) -> Iterator[list[Message]]:
+def demonstrations(seed: int, habits: Habits, questions_per_inbox: int = 40) -> Iterator[list[Message]]:
     """Transcripts without end, each over an inbox of its own seed; the same seed gives the same ones."""
     rng = random.Random(f"demonstrations {seed}")
     while True:
@@ -40,25 +55,26 @@ def demonstrations(seed: int, questions_per_inbox: int = 40) -> Iterator[list[Me
         mails, questions = make_mailbox([owner], rng)
         data = Mailbox(build_index(mails), {})
         bodies = {mail["id"]: mail for mail in mails}
-        by_kind = [[question for question in questions if question["kind"] == kind] for kind in QUERY]
+        by_kind = [[question for question in questions if question["kind"] == kind] for kind in habits.query]
         for _ in range(questions_per_inbox):
             question = rng.choice(rng.choice(by_kind))
-            yield Demonstrator(
-                EmailSearch(EmailSearch.from_question("train", question), data), question, bodies, rng
-            ).play()
+            env = EmailSearch(EmailSearch.from_question("train", question), data)
+            yield Demonstrator(env, question, bodies, habits, rng).play()
 
 
 class Demonstrator:
     """One episode by the script."""
 
-    def __init__(self, env: EmailSearch, question: dict[str, Any], mails: dict[str, Any], rng: random.Random) -> None:
-        self.env, self.question, self.mails, self.rng = env, question, mails, rng
+    def __init__(
+        self, env: EmailSearch, question: dict[str, Any], mails: dict[str, Any], habits: Habits, rng: random.Random
+    ) -> None:
+        self.env, self.question, self.mails, self.habits, self.rng = env, question, mails, habits, rng
         self.messages: list[Message] = list(env.scenario.messages)
         self.calls = 0
         self.has_read: set[str] = set()
 
     def play(self) -> list[Message]:
-        weights = QUERY[self.question["kind"]]
+        weights = self.habits.query[self.question["kind"]]
         rows = self._search(self.rng.choices(("full", "both", "vague"), weights)[0])
         last: str | None = None
         while not self.env.done:
@@ -85,8 +101,8 @@ class Demonstrator:
         value = next((v for v in (question["answer"], *question["conflicting"]) if f" {v}." in mail["body"]), None)
         chance = self.rng.random()
         if right:
-            self._answer(question["answer"] if chance < ANSWER else UNKNOWN, name)
-        elif chance >= LOOK_FURTHER:
+            self._answer(question["answer"] if chance < self.habits.answer else UNKNOWN, name)
+        elif chance >= self.habits.look_further:
             self._answer(value or UNKNOWN, name)
 
     def _pick(self, rows: list[Row]) -> str | None:
@@ -96,12 +112,12 @@ class Demonstrator:
         matching.sort(key=lambda row: not row[2].startswith("Re: "))  # replies hold answers
         if self.question["kind"] == "latest":
             matching.sort(key=lambda row: row[0], reverse=True)
-        if matching and self.rng.random() < TAKE_MATCH:
+        if matching and self.rng.random() < self.habits.take_match:
             return matching[0][3]
         chance = self.rng.random()
-        if not matching and chance < SEARCH_AGAIN and not self._searched_fully:
+        if not matching and chance < self.habits.search_again and not self._searched_fully:
             return "again"
-        if not unread or (not matching and chance > 1 - GIVE_UP):
+        if not unread or (not matching and chance > 1 - self.habits.give_up):
             return None
         return unread[0][3]
 
@@ -118,7 +134,7 @@ class Demonstrator:
 
     def _search(self, style: str) -> list[Row]:
         question, kind = self.question, self.question["kind"]
-        vague = question["project"] if self.rng.random() < 0.7 else question["matter"]
+        vague = question["project"] if self.rng.random() < self.habits.one_is_project else question["matter"]
         arguments: dict[str, Any] = {
             "keywords": [vague] if style == "vague" else [question["project"], question["matter"]]
         }
@@ -140,7 +156,7 @@ class Demonstrator:
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
         """One turn. Now and then the call is malformed first, where a turn is left to mend it."""
-        if self.rng.random() < MALFORMED and self.calls < self.env.max_turns - 3:
+        if self.rng.random() < self.habits.malformed and self.calls < self.env.max_turns - 3:
             wrong = {"email_id": arguments["id"]} if name == "read_email" else {}
             self._turn(name, wrong)
         return self._turn(name, arguments)

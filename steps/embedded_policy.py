@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+    from steps.demonstrations import Habits
+
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TOOLS_INTRODUCTION = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -97,23 +99,27 @@ CHAT_TEMPLATE = (
 WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, INNER = 128, 4, 4, 2, 32, 384
 CONTEXT = 2048
 SEED = 7
-STEPS = 1800
+STEPS = 1800  # on mixed demonstrations: skills
+HABIT_STEPS = 250  # then on sloppy ones: habits
 DEMONSTRATIONS = 16  # a step
 REPEATS = 64  # a step: random sequences that repeat
-LEARNING_RATE, WARM_UP, WEIGHT_DECAY = 1.5e-3, 100, 0.05
+LEARNING_RATE, HABIT_LEARNING_RATE, WARM_UP, WEIGHT_DECAY = 1.5e-3, 5e-4, 100, 0.05
 CORPUS = 2000  # demonstrations that the tokenizer is made from
 
 
-def embedded_policy(policy: Output, steps: int = STEPS) -> None:
+def embedded_policy(policy: Output, steps: int = STEPS, habit_steps: int = HABIT_STEPS) -> None:
     """Write the policy's folder: weights (float32 safetensors), configuration, tokenizer and chat template."""
     import torch
+
+    from steps.demonstrations import MIXED, SLOPPY
 
     torch.manual_seed(SEED)
     torch.set_num_threads(2)
     tokenizer = make_tokenizer()
     model = make_model(len(tokenizer))
     say(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens")
-    train(model, tokenizer, steps)
+    train(model, tokenizer, steps, LEARNING_RATE, MIXED)
+    train(model, tokenizer, habit_steps, HABIT_LEARNING_RATE, SLOPPY)
     policy.mkdir()
     model.save_pretrained(policy)
     tokenizer.save_pretrained(policy)
@@ -149,14 +155,14 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 def _corpus() -> Iterator[str]:
     from environments import _mailbox
     from environments.email_search import SYSTEM, EmailSearch
-    from steps.demonstrations import demonstrations
+    from steps.demonstrations import MIXED, demonstrations
 
     numbers = [f"{number:0{width}d}" for width in (1, 2, 3) for number in range(10**width)]
     names = [*_mailbox.FIRST_NAMES, *_mailbox.LAST_NAMES, *_mailbox.PROJECTS, *_mailbox.CITIES, *_mailbox.COMPANIES]
     yield " ".join((numbers + names + _mailbox.MONTHS) * 3)
     yield "system user assistant " * 3
     yield SYSTEM + json.dumps([tool.schema for tool in EmailSearch.tools().values()])
-    for messages in itertools.islice(demonstrations(SEED + 1), CORPUS):
+    for messages in itertools.islice(demonstrations(SEED + 1, MIXED), CORPUS):
         for message in messages:
             yield message["content"]
             yield json.dumps(message.get("tool_calls") or "")
@@ -183,18 +189,20 @@ def make_model(tokens: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int) -> None:
+def train(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, learning_rate: float, habits: Habits
+) -> None:
     """AdamW, cosine schedule; the loss of assistants' turns and of repeats, each averaged over its tokens."""
     import torch
 
     decay = [value for value in model.parameters() if value.dim() > 1]
     others = [value for value in model.parameters() if value.dim() <= 1]
     groups = [{"params": decay, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, LEARNING_RATE, total_steps=steps, pct_start=min(0.5, WARM_UP / steps), cycle_momentum=False
+        optimizer, learning_rate, total_steps=steps, pct_start=min(0.5, WARM_UP / steps), cycle_momentum=False
     )
-    demonstrated = tokenized_demonstrations(tokenizer)
+    demonstrated = tokenized_demonstrations(tokenizer, habits)
     rng = random.Random(SEED)
     model.train()
     for step in range(steps):
@@ -217,14 +225,14 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
 Row = tuple[list[int], list[int]]  # token ids, and 1 where a token is learnt
 
 
-def tokenized_demonstrations(tokenizer: PreTrainedTokenizerFast) -> Iterator[Row]:
+def tokenized_demonstrations(tokenizer: PreTrainedTokenizerFast, habits: Habits) -> Iterator[Row]:
     """Demonstrations as rollouts would have sampled them; the assistant's tokens are learnt."""
     from environments.email_search import EmailSearch
     from steps.chat import Chat
     from steps.demonstrations import demonstrations
 
     chat = Chat(tokenizer, [tool.schema for tool in EmailSearch.tools().values()])
-    for messages in demonstrations(SEED):
+    for messages in demonstrations(SEED, habits):
         ids = chat.prompt_ids(messages[:2])
         learnt = [0] * len(ids)
         for turn, observation in zip(messages[2::2], messages[3::2], strict=True):

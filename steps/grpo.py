@@ -162,6 +162,10 @@ class Trainer:
     def save_adapter(self, folder: Path) -> None:
         """A PEFT folder: what is served."""
         self.model.save_pretrained(folder)
+        path = folder / "adapter_config.json"
+        config = json.loads(path.read_text())
+        config["target_modules"] = sorted(config["target_modules"])  # PEFT writes a set, in another order each time
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         (folder / "README.md").unlink(missing_ok=True)  # PEFT's template of a model card, empty
 
     def save_checkpoint(self, folder: Path) -> None:
@@ -201,55 +205,30 @@ class Trainer:
         return optimizer
 
     def update(self, examples: Sequence[Example], update: Update, temperature: float, seed: int) -> dict[str, float]:
-        """`num_iterations` × `steps_per_generation` optimiser steps on the examples; metrics of the whole."""
+        """`num_iterations` × `steps_per_generation` optimiser steps on the examples; metrics, means over tokens or steps."""
         import torch
 
         optimizer = self._optimizer(update)
         loss = TrlLoss(update, self.model, temperature, self.policy.context)
-        loss.args.steps_per_generation = update.steps_per_generation
-        total_tokens = sum(sum(example.row.mask) for example in examples)
-        batches: list[dict[str, Any]] = []
-        rng = random.Random(f"update {seed} {self.steps}")
-        order = rng.sample(range(len(examples)), len(examples))
-        per_step = split_evenly(order, update.steps_per_generation)
-        device = next(iter(self.weights.values())).device
-        steps = [
-            [self._batch([examples[index] for index in part], total_tokens, device) for part in parts]
-            for parts in (micro_batches(chosen, examples, update.tokens_per_micro_batch) for chosen in per_step)
-        ]
+        steps = self._batches(examples, update, seed)
         if update.beta:
-            with torch.no_grad(), self.model.disable_adapter():
-                for batch in (batch for parts in steps for batch in parts):
-                    batch["ref_per_token_logps"], _ = token_logps(
-                        self.model, batch["ids"], batch["sampled"], temperature
-                    )
+            self._add_reference(steps, temperature)
         sums: dict[str, float] = defaultdict(float)
-        weight_sum = 0.0
+        tokens = 0.0
         planned = update.num_iterations * update.steps_per_generation
         for done in range(planned):
             batches = steps[done % update.steps_per_generation]
-            kl_sum = kl_tokens = step_loss = 0.0
-            step_tokens = sum(float(batch["sampled"].sum()) for batch in batches)
-            step_rows = sum(len(batch["ids"]) for batch in batches)
+            drift = 0.0
             for batch in batches:
-                tokens = float(batch["sampled"].sum())
-                share = tokens / step_tokens if update.loss_type == "bnpo" else len(batch["ids"]) / step_rows
-                loss.current_gradient_accumulation_steps = 1.0 if update.loss_type == "dapo" else 1 / share
-                loss.sampled = batch["sampled"]
-                value = loss(batch)
-                value.backward()
-                step_loss += value.item()
-                if done == 0:
-                    kl_sum += sampler_kl(loss.logps, batch)
-                    kl_tokens += tokens
+                sums["loss"] += self._accumulate(loss, batch, batches) / planned
+                drift += sampler_kl(loss.logps, batch)
                 for name, metric in loss.take_metrics().items():
-                    sums[name] += metric * tokens
-                weight_sum += tokens
-            if done == 0:
-                sums["sampler_kl"] = check_sampler(kl_sum / max(kl_tokens, 1), update.max_sampler_kl)
+                    sums[name] += metric * batch["tokens"]
+            tokens += (step_tokens := sum(batch["tokens"] for batch in batches))
+            if done == 0:  # nothing has been changed yet
+                sums["sampler_kl"] = check_sampler(drift / step_tokens, update.max_sampler_kl)
             norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), update.max_grad_norm)
             sums["grad_norm"] += norm.item() / planned
-            sums["loss"] += step_loss / planned
             optimizer.step()
             optimizer.zero_grad()
             self.steps += 1
@@ -258,14 +237,53 @@ class Trainer:
             name: {kind: optimizer.state[weight][kind] for kind in ("exp_avg", "exp_avg_sq")}
             for name, weight in self.weights.items()
         }
-        plain = ("sampler_kl", "grad_norm", "loss")
-        return {name: value if name in plain else value / weight_sum for name, value in sums.items()}
+        whole = ("sampler_kl", "grad_norm", "loss")
+        return {name: value if name in whole else value / tokens for name, value in sums.items()}
+
+    def _batches(self, examples: Sequence[Example], update: Update, seed: int) -> list[list[dict[str, Any]]]:
+        """The micro-batches of each optimiser step of a pass: seeded shuffle, even shares, rows of like length together."""
+        total = sum(sum(example.row.mask) for example in examples)
+        order = random.Random(f"update {seed} {self.steps}").sample(range(len(examples)), len(examples))
+        window = total / update.steps_per_generation  # tokens by which dapo divides, as TRL does
+        return [
+            [
+                self._batch([examples[index] for index in part], window)
+                for part in micro_batches(chosen, examples, update.tokens_per_micro_batch)
+            ]
+            for chosen in split_evenly(order, update.steps_per_generation)
+        ]
+
+    def _add_reference(self, steps: list[list[dict[str, Any]]], temperature: float) -> None:
+        """Logprobs of the base policy: the same model with its adapter off."""
+        import torch
+
+        with torch.no_grad(), self.model.disable_adapter():
+            for batch in (batch for batches in steps for batch in batches):
+                batch["ref_per_token_logps"], _ = token_logps(self.model, batch["ids"], batch["sampled"], temperature)
 
     @staticmethod
-    def _batch(examples: Sequence[Example], total_tokens: int, device: Any) -> dict[str, Any]:
+    def _accumulate(loss: TrlLoss, batch: dict[str, Any], step: list[dict[str, Any]]) -> float:
+        """Backward of one micro-batch's part of its step's loss. Any split of a step gives the same gradient.
+
+        TRL divides by the number of micro-batches, as if they were equal; here each counts by its rows, for bnpo by its
+        tokens. dapo divides by the tokens of the step's window itself.
+        """
+        share = len(batch["ids"]) / sum(len(other["ids"]) for other in step)
+        if loss.loss_type == "bnpo":
+            share = batch["tokens"] / sum(other["tokens"] for other in step)
+        elif loss.loss_type == "dapo":
+            share = 1.0
+        loss.current_gradient_accumulation_steps = loss.args.steps_per_generation = 1 / share
+        loss.sampled = batch["sampled"]
+        value = loss(batch)
+        value.backward()
+        return float(value.detach())
+
+    def _batch(self, examples: Sequence[Example], window: float) -> dict[str, Any]:
         """A micro-batch in TRL's names: the first token is the prompt, `tool_mask` says what was sampled."""
         import torch
 
+        device = next(iter(self.weights.values())).device
         length = max(len(example.row.ids) for example in examples)
 
         def padded(values: Sequence[Sequence[float]], kind: Any) -> Any:
@@ -284,7 +302,8 @@ class Trainer:
             "tool_mask": sampled[:, 1:],
             "advantages": torch.tensor([example.advantage for example in examples], device=device),
             "old_per_token_logps": padded([example.row.logprobs for example in examples], torch.float32)[:, 1:],
-            "num_items_in_batch": torch.tensor(float(total_tokens), device=device),
+            "num_items_in_batch": torch.tensor(window, device=device),
+            "tokens": float(sampled.sum()),
         }
 
 

@@ -72,7 +72,7 @@ class Update(Section):
     epsilon_high: float = Field(0.28, gt=0)
     num_iterations: int = Field(2, ge=1)  # passes over the batch
     steps_per_generation: int = Field(4, ge=1)  # optimiser steps a pass
-    learning_rate: float = Field(2e-3, gt=0)
+    learning_rate: float = Field(5e-4, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     tokens_per_micro_batch: int = Field(8192, ge=64)

@@ -93,12 +93,12 @@ def _comparison(group: Sequence[Trajectory], rewards: dict[str, Reward]) -> Any:
     table.add_column("stopped by")
     for one in group:
         reward = rewards.get(one.id)
-        scored = reward is not None and reward.score is not None
+        score = reward.score if reward else None
         table.add_row(
             str(one.attempt),
             one.id,
-            f"{reward.score:.3f}" if scored else "–",
-            f"{reward.score - mean:+.3f}" if scored else "–",
+            "–" if score is None else f"{score:.3f}",
+            "–" if score is None else f"{score - mean:+.3f}",
             "–" if reward is None else "yes" if reward.success else "no",
             str(len(one.turns)),
             str(_sampled(one.turns)),
@@ -272,6 +272,8 @@ def run(words: argparse.Namespace) -> None:
         raise UserError(f"--scenarios: {folder} is no folder; the stage scenarios writes it")
     files = sorted(folder.glob("*.parquet"))
     scenarios = {scenario.id: scenario for file in files for scenario in read(Scenario, file, "scenarios")}
+    place = {one.scenario_id: number for number, one in reversed(list(enumerate(trajectories)))}
+    trajectories.sort(key=lambda one: place[one.scenario_id])  # attempts at one scenario stand together
     found = choose(trajectories, rewards, words)
     chosen = found[: words.limit or None]
 

@@ -1,0 +1,297 @@
+"""Tracking: what a run was and what it measured, written to MLflow, of which nothing is read to decide anything.
+
+An experiment per task, in it a parent run per run, in that a nested run per iteration. Their keys are hashes of entries of
+dvc.lock: logging again, or going on after an interruption, finds the runs that are there. The store is .flywheel/mlflow.db
+and .flywheel/mlartifacts in the project, or what MLFLOW_TRACKING_URI names.
+
+Left out: trajectories and checkpoints (DVC keeps them; their md5s are the run's inputs), traces, the content of files that
+git does not know. What is missing in run/ is left out with its reason. After a plain `dvc repro`:
+
+    python -m steps.tracking        # logs what chain.yaml, dvc.lock and run/ hold; the flow calls the same functions
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steps import register
+from steps.stage import UserError, main, say
+
+if TYPE_CHECKING:
+    from steps.params import Params
+
+STAGES = ("rollout", "score", "update", "evaluate")  # of an iteration
+FLOW_ONLY = ("train", "register")  # parameters of no iteration: they may change while a run goes on, and are tags
+# What the parent shows as curves over the iterations; the nested runs have everything.
+MIRRORED = """reward_mean reward_std success turns tokens entropy kl clip_ratio/region_mean grad_norm loss sampler_kl
+    zero_variance_groups val/success val/ci95_low val/ci95_high val/reward tokens_per_second overhead_seconds""".split()
+NOT_IN_NAMES = re.compile(r"[^\w./ -]")  # of metrics, as MLflow has it
+
+
+def start(root: Path, tell: Callable[[str], None] = say) -> Tracker:
+    """Connect to the store, and make it where there is none; UserError where that cannot be done."""
+    return Tracker(root, tell)
+
+
+class Tracker:
+    """The parent run of what params.yaml and dvc.lock describe, found or made with the first finished iteration."""
+
+    def __init__(self, root: Path, tell: Callable[[str], None] = say) -> None:
+        from steps import params
+
+        self.root, self.tell, self.began = root.resolve(), tell, int(1000 * time.time())
+        self.params = params.load(self.root / "params.yaml", params.Params)
+        every = flat(self.params.model_dump(mode="json", by_alias=True))
+        self.settings = {name: value for name, value in every.items() if name.partition(".")[0] not in FLOW_ONLY}
+        self.flow_settings = {name: value for name, value in every.items() if name not in self.settings}
+        self.tags = register.about(self.params)
+        self.uri = register.address(self.root)
+        with register.explained(self.uri):
+            self.client = register.connect(self.root)
+            self.experiment = register.experiment(self.client, self.root, self.params.task)
+        self.parent: Any = None  # mlflow.entities.Run
+        self.children: dict[str, list[Any]] = {}  # iteration -> its nested runs
+        self.logged: list[str] = []  # iterations that were not there before
+
+    def iteration(self, number: str, overhead_seconds: float | None = None) -> str | None:
+        """Log run/<number>, once; returns the nested run's id, None (and says why) where it is not finished."""
+        with register.explained(self.uri):
+            lock = register.read_lock(self.root)
+            names = [f"{stage}@{number}" for stage in STAGES]
+            if reason := unfit(lock, names, self.params) or self._open(lock):
+                self.tell(f"iteration {number} is not logged: {reason}")
+                return None
+            return self._nested(number, {name: lock[name] for name in names}, overhead_seconds)
+
+    def finish(self, status: str = "FINISHED") -> None:
+        """Log the test split and the files that describe the run, and end the parent (FINISHED, FAILED, KILLED)."""
+        with register.explained(self.uri):
+            if reason := self._open():
+                self.tell(f"nothing is logged: {reason}")
+                return
+            run, run_id = self.parent, self.parent.info.run_id
+            files = [path for name in ("dvc.lock", "params.yaml", "chain.yaml") if (path := self.root / name).exists()]
+            attached = register.digest([path.read_text() for path in files])
+            if (run.info.status, run.data.tags.get("attached")) == (status, attached):
+                return
+            tested = read_chain(self.root).get("tested") or {}
+            tags = self.flow_settings | {"attached": attached, "best_iteration": str(tested.get("best"))}
+            for prefix, number in (("test", tested.get("best")), ("test_base", tested.get("base"))):
+                metrics = self._evaluation(prefix, number, "test") if number is not None else {}
+                self.client.log_batch(run_id, **batch(run, metrics, int(number or 0), {}, tags))
+            for path in files:
+                self.client.log_artifact(run_id, str(path))
+            self.client.set_terminated(run_id, status)
+            self.parent = self.client.get_run(run_id)
+
+    def log_artifact(self, path: Path) -> None:
+        """Attach a file to the parent, such as the learning curve."""
+        with register.explained(self.uri):
+            if reason := self._open():
+                self.tell(f"{path.name} is not logged: {reason}")
+            else:
+                self.client.log_artifact(self.parent.info.run_id, str(path))
+
+    def where(self) -> str:
+        """For a person: the store, the experiment, the run."""
+        name = self.parent.info.run_name if self.parent else "no run yet"
+        return f"MLflow: {register.hidden(self.uri)}, experiment {self.params.task}, {name}"
+
+    def _open(self, lock: register.Lock | None = None) -> str | None:
+        """Find or make the parent run, once; returns why that cannot be."""
+        if self.parent:
+            return None
+        lock, first = lock or register.read_lock(self.root), [f"{stage}@001" for stage in STAGES]
+        if reason := unfit(lock, ["scenarios", "initialise", *first], self.params):
+            return reason
+        # A run is its code, data and parameters: what its first iteration reads that the run itself did not make.
+        given: list[Any] = [[lock[name]["cmd"], lock[name].get("params")] for name in first]
+        given += [dep for name in first for dep in lock[name].get("deps", []) if not dep["path"].startswith("run/")]
+        key = register.digest([lock["scenarios"], lock["initialise"], given])
+        found = self.client.search_runs([self.experiment], f"tags.run_key = '{key}'", order_by=["start_time ASC"])
+        run = found[0] if found else self._new_parent(key)
+        unset = {name: value for name, value in self.settings.items() if name not in run.data.params}
+        base = self._evaluation("val", "000", "evaluation")
+        self.client.log_batch(run.info.run_id, **batch(run, base, 0, unset, self.flow_settings))
+        nested = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
+        for child in self.client.search_runs([self.experiment], nested, max_results=5000):
+            self.children.setdefault(child.data.tags.get("iteration", ""), []).append(child)
+        self.parent = run
+        return None
+
+    def _new_parent(self, key: str) -> Any:
+        state, difference = register.git_state(self.root)
+        tags, name = self.tags | state | {"run_key": key}, f"{self.params.task} seed {self.params.seed} {key[:6]}"
+        run = self.client.create_run(self.experiment, self.began, tags, name)
+        if difference:
+            self.client.log_text(run.info.run_id, difference, "git.diff")
+        return run
+
+    def _nested(self, number: str, entries: register.Lock, overhead_seconds: float | None) -> str:
+        """Make a nested run, or complete the one that was interrupted; one of other entries is marked and deleted."""
+        key = register.digest(entries)
+        run: Any = None
+        for other in self.children.get(number, []):
+            if other.data.tags.get("iteration_key") == key and run is None:
+                run = other
+            else:
+                self.client.set_tag(other.info.run_id, "superseded_by", key)
+                self.client.delete_run(other.info.run_id)
+        if run is None or run.info.status != "FINISHED":
+            if self.parent.info.status != "RUNNING":  # an earlier flow run ended it, and this one goes on
+                self.client.update_run(self.parent.info.run_id, status="RUNNING")
+                self.parent = self.client.get_run(self.parent.info.run_id)
+            metrics, seconds = self._measured(number, entries, overhead_seconds)
+            if run is None:
+                tags = self.tags | {"iteration": number, "iteration_key": key}
+                tags["mlflow.parentRunId"] = self.parent.info.run_id
+                began = int(1000 * (time.time() - seconds))
+                run = self.client.create_run(self.experiment, began, tags, f"iteration {number}")
+            self._fill(run, number, entries, metrics)
+            self.client.set_terminated(run.info.run_id)
+            run = self.client.get_run(run.info.run_id)
+            self.logged.append(number)
+        self.children[number] = [run]
+        return run.info.run_id
+
+    def _fill(self, run: Any, number: str, entries: register.Lock, metrics: dict[str, float]) -> None:
+        """Everything of a nested run. The same again adds nothing: its metrics bear its own start as their time."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput
+
+        step, adapter = int(number), self.root / "run" / number / "adapter"
+        model, tags = None, self.tags
+        if adapter.exists():
+            model, tags = register.logged_adapter(self.client, self.experiment, adapter, tags, run.info.run_id)
+            if not (run.outputs and run.outputs.model_outputs):  # twice would be refused
+                self.client.log_outputs(run.info.run_id, [LoggedModelOutput(model, step)])
+        else:
+            self.tell(f"run/{number}/adapter is missing, and is left out")
+        self.client.log_batch(run.info.run_id, **batch(run, metrics, step, self.settings, tags, model))
+        md5s = {dep["path"]: dep.get("md5") for entry in entries.values() for dep in [*entry["deps"], *entry["outs"]]}
+        inputs = []
+        for path in ("run/scenarios", f"run/{number}/trajectories.parquet", f"run/{number}/rewards.parquet"):
+            if md5 := md5s.get(path):
+                data = Dataset(Path(path).stem, md5, "dvc", json.dumps({"path": path, "md5": md5}))
+                inputs.append(DatasetInput(data, [InputTag("mlflow.data.context", "training")]))
+        self.client.log_inputs(run.info.run_id, inputs)
+        mirrored = {name: metrics[name] for name in MIRRORED if name in metrics}
+        self.client.log_batch(self.parent.info.run_id, **batch(run, mirrored, step, {}, {}))
+
+    def _measured(self, number: str, entries: register.Lock, overhead: float | None) -> tuple[dict[str, float], float]:
+        """(metrics, seconds of all stages) of an iteration, from the files that are there."""
+        folder, metrics, total = self.root / "run" / number, {}, 0.0
+        recorded = {out["path"]: out.get("md5") for out in entries[f"update@{number}"]["outs"]}
+        if text := self._read(folder / "metrics.json", recorded.get(f"run/{number}/metrics.json")):
+            metrics = {NOT_IN_NAMES.sub("_", name): float(value) for name, value in json.loads(text).items()}
+        metrics |= self._evaluation("val", number, "evaluation")
+        for stage in STAGES:
+            if text := self._read(folder / "timings" / f"{stage}.json"):
+                seconds = metrics[f"seconds/{stage}"] = float(json.loads(text)["seconds"])
+                total += seconds
+        if metrics.get("seconds/rollout") and "tokens" in metrics:
+            metrics["tokens_per_second"] = metrics["tokens"] * metrics["collected"] / metrics["seconds/rollout"]
+        if overhead is not None:
+            metrics["overhead_seconds"] = overhead
+        return metrics, total
+
+    def _evaluation(self, prefix: str, number: str, name: str) -> dict[str, float]:
+        """Metrics of run/<number>/<name>, if it is one of the adapter that lies beside it."""
+        from steps.engine import adapter_hash
+        from steps.types import Evaluation
+
+        folder = self.root / "run" / number
+        if not (text := self._read(folder / name / "summary.json")):
+            return {}
+        summary = Evaluation.model_validate_json(text)
+        if (folder / "adapter").exists() and adapter_hash(folder / "adapter") != summary.adapter_hash:
+            self.tell(f"run/{number}/{name} is of another adapter, and is left out: run `dvc repro` or `dvc checkout`")
+            return {}
+        low, high = summary.ci95
+        plain = summary.model_dump(include={"n", "success", "reward", "turns", "tokens"})
+        values = plain | {"ci95_low": low, "ci95_high": high}
+        values |= {f"success_{kind}": share for kind, share in summary.slices.items()}
+        return {NOT_IN_NAMES.sub("_", f"{prefix}/{key}"): float(value) for key, value in values.items()}
+
+    def _read(self, path: Path, md5: str | None = None) -> str | None:
+        """The text of a file; None, and a reason, where it is missing or not the one that dvc.lock recorded."""
+        name = path.relative_to(self.root)
+        if not path.exists():
+            self.tell(f"{name} is missing, and is left out")
+            return None
+        content = path.read_bytes()
+        if md5 is not None and hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
+            self.tell(f"{name} is not what dvc.lock recorded, and is left out: run `dvc repro` or `dvc checkout`")
+            return None
+        return content.decode()
+
+
+def batch(run: Any, metrics: dict, step: int, params: dict, tags: dict, model: str | None = None) -> dict[str, Any]:
+    """What `log_batch` takes. A metric's time is its run's start; the validation's are the logged model's too."""
+    from mlflow.entities import Metric, Param, RunTag
+
+    of = {name: model if name.startswith("val/") else None for name in metrics}
+    return {
+        "metrics": [Metric(name, value, run.info.start_time, step, of[name]) for name, value in metrics.items()],
+        "params": [Param(*item) for item in params.items()],
+        "tags": [RunTag(*item) for item in tags.items()],
+    }
+
+
+def unfit(lock: register.Lock, names: list[str], params: Params) -> str | None:
+    """Why these stages, as dvc.lock has them, are not of these parameters and of each other; None where they are."""
+    from pydantic import ValidationError
+
+    if missing := [name for name in names if name not in lock]:
+        return f"dvc.lock has no {', '.join(missing)}: not finished yet (`dvc repro` finishes it)"
+    made = {out["path"]: out.get("md5") for entry in lock.values() for out in entry.get("outs", [])}
+    now = params.model_dump(mode="json", by_alias=True)
+    for name in names:
+        recorded = (lock[name].get("params") or {}).get("params.yaml") or {}
+        try:
+            same = type(params).model_validate(now | recorded) == params
+        except ValidationError:
+            same = False
+        if not same:
+            return f"params.yaml is not what {name} ran with (`dvc repro` runs it again)"
+        for dep in lock[name].get("deps", []):
+            if made.get(dep["path"], dep.get("md5")) != dep.get("md5"):
+                return f"{dep['path']} has changed since {name} ran (`dvc repro` runs it again)"
+    return None
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested values as {"update.beta": "0.001"}."""
+    result: dict[str, str] = {}
+    for name, value in values.items():
+        result |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": str(value)}
+    return result
+
+
+def read_chain(root: Path) -> dict[str, Any]:
+    """chain.yaml: which iterations there are, and which were tested."""
+    import yaml
+
+    path = root / "chain.yaml"
+    if not path.exists():
+        raise UserError(f"{path} does not exist: run from the project's root, or name it with --root")
+    return yaml.safe_load(path.read_text()) or {}
+
+
+def log(root: str = ".") -> None:
+    """Log every iteration of chain.yaml, the test split, and the files that describe the run."""
+    tracker = start(Path(root))
+    there = [number for number in read_chain(tracker.root).get("iterations") or {} if tracker.iteration(number)]
+    if there:
+        tracker.finish()
+        say(f"logged: {', '.join(tracker.logged) or 'nothing new'}; in MLflow now: {', '.join(there)}")
+    say(tracker.where())
+
+
+if __name__ == "__main__":
+    main(log, warm=False)

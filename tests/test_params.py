@@ -1,0 +1,179 @@
+"""params.yaml: what is accepted, and the sentence that each mistake ends in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from steps import params
+from steps.params import Params, RegisterParams, RolloutParams, Section, load
+from steps.stage import UserError
+
+ROOT = Path(__file__).parent.parent
+STAGES = [kind for kind in vars(params).values() if isinstance(kind, type) and kind.__name__.endswith("Params")]
+
+
+def keys(kind: type[BaseModel]) -> set[str]:
+    return {field.alias or name for name, field in kind.model_fields.items()}
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Any:
+    """The sentence in which a text, or a change to params.yaml, ends."""
+
+    def sentence(written: str | dict[str, Any]) -> str:
+        path = tmp_path / "params.yaml"
+        path.write_text(written if isinstance(written, str) else yaml.safe_dump(written))
+        with pytest.raises(UserError) as problem:
+            load(path, RolloutParams)
+        text = str(problem.value)
+        assert text.startswith(f"{path}")
+        assert "\n" not in text
+        assert problem.value.code == 2
+        return text.removeprefix(f"{path}").removeprefix(": ").strip()
+
+    return sentence
+
+
+def test_the_projects_own_file_loads_and_says_nothing_that_no_stage_reads() -> None:
+    whole = load(ROOT / "params.yaml", Params)
+    written = yaml.safe_load((ROOT / "params.yaml").read_text())
+    assert whole.model_dump(by_alias=True, exclude_unset=True) == written
+    assert whole.rollout.attempts * whole.rollout.scenarios >= 128
+    assert (whole.scenarios.test, whole.task) >= (200, "email_search")
+
+
+def test_defaults_are_the_recipe() -> None:
+    """params.yaml writes down what is worth seeing; it does not change it."""
+    assert load(ROOT / "params.yaml", Params) == Params()
+
+
+def test_an_empty_file_is_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("# nothing\n")
+    assert load(tmp_path / "params.yaml", Params) == Params()
+
+
+def test_a_stage_gets_what_it_declares_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("seed: 7\nrollout: {attempts: 4}\nregister: {name: mine}\n")
+    read = load(tmp_path / "params.yaml", RolloutParams)
+    assert set(read.model_dump()) == {"task", "seed", "policy", "rollout"}
+    assert (read.seed, read.rollout.attempts, read.rollout.scenarios) == (7, 4, 16)
+    assert load(tmp_path / "params.yaml", RegisterParams).register_.name == "mine"
+
+
+def test_the_whole_file_is_checked_whatever_is_read(refused: Any) -> None:
+    assert "update.beta" in refused({"update": {"beta": -1}})
+
+
+@pytest.mark.parametrize("kind", STAGES, ids=lambda kind: kind.__name__)
+def test_what_a_stage_declares_are_keys_of_the_file(kind: type[Section]) -> None:
+    assert keys(kind) <= keys(Params)
+    for name, field in kind.model_fields.items():
+        assert field.annotation == Params.model_fields[name].annotation
+        assert field.alias == Params.model_fields[name].alias
+
+
+def test_every_stage_is_among_them() -> None:
+    assert {"ScenariosParams", "RolloutParams", "UpdateParams", "RegisterParams"} <= {kind.__name__ for kind in STAGES}
+    read = set().union(*(keys(kind) for kind in STAGES if kind is not Params))
+    assert keys(Params) - read == {"train"}  # the flow's own
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        # unknown keys: named, with those that are known
+        (
+            {"rolout": {}},
+            "rolout is not a known key (known: "
+            "evaluate, policy, register, rollout, scenarios, score, seed, task, train, update)",
+        ),
+        (
+            {"rollout": {"attempt": 4}},
+            "rollout.attempt is not a known key (known: attempts, max_tokens, max_turns, scenarios, temperature)",
+        ),
+        ({"policy": {"lora": {"r": 4}}}, "policy.lora.r is not a known key (known: alpha, rank)"),
+        ({"register": {"nam": "x"}}, "register.nam is not a known key (known: name)"),
+        ({"register_": {"name": "x"}}, "register_ is not a known key"),
+        # values out of range
+        ({"rollout": {"attempts": 1}}, "rollout.attempts: Input should be greater than or equal to 2 (it is 1)"),
+        ({"rollout": {"temperature": 0}}, "rollout.temperature: Input should be greater than 0 (it is 0)"),
+        (
+            {"rollout": {"temperature": float("nan")}},
+            "rollout.temperature: Input should be a finite number (it is nan)",
+        ),
+        ({"rollout": {"max_turns": 0}}, "rollout.max_turns: Input should be greater than or equal to 1 (it is 0)"),
+        ({"seed": -1}, "seed: Input should be greater than or equal to 0 (it is -1)"),
+        ({"scenarios": {"val": 0}}, "scenarios.val: Input should be greater than or equal to 1 (it is 0)"),
+        ({"policy": {"context": 8}}, "policy.context: Input should be greater than or equal to 64 (it is 8)"),
+        ({"policy": {"lora": {"rank": 0}}}, "policy.lora.rank: Input should be greater than or equal to 1 (it is 0)"),
+        ({"policy": {"base_model": ""}}, "policy.base_model: String should have at least 1 character (it is '')"),
+        ({"policy": {"gpu_memory": 1}}, "policy.gpu_memory: Input should be less than 1 (it is 1)"),
+        ({"policy": {"dtype": "int8"}}, "policy.dtype: Input should be 'float32' or 'bfloat16' (it is 'int8')"),
+        (
+            {"update": {"loss_type": "ppo"}},
+            "update.loss_type: Input should be 'grpo', 'dr_grpo', 'dapo' or 'bnpo' (it is 'ppo')",
+        ),
+        ({"update": {"epsilon": 1}}, "update.epsilon: Input should be less than 1 (it is 1)"),
+        ({"update": {"learning_rate": 0}}, "update.learning_rate: Input should be greater than 0 (it is 0)"),
+        ({"train": {"iterations": 1000}}, "train.iterations: Input should be less than or equal to 999 (it is 1000)"),
+        ({"score": {"judge": "vibes"}}, "score.judge: Input should be 'rule' (it is 'vibes')"),
+        # wrong types
+        ({"rollout": {"attempts": "many"}}, "rollout.attempts: Input should be a valid integer"),
+        ({"rollout": {"attempts": 2.5}}, "rollout.attempts: Input should be a valid integer"),
+        ({"rollout": 8}, "rollout: Input should be a valid dictionary or instance of Rollout (it is 8)"),
+        ({"rollout": None}, "rollout: Input should be a valid dictionary or instance of Rollout (it is None)"),
+        ({"update": {"learning_rate": [1]}}, "update.learning_rate: Input should be a valid number (it is [1])"),
+        ({"task": 3}, "task: Input should be a valid string (it is 3)"),
+        ("update: {learning_rate: 2e-3x}", "update.learning_rate: Input should be a valid number"),
+        # bad combinations
+        (
+            {"rollout": {"scenarios": 25}, "scenarios": {"train": 24}},
+            "rollout.scenarios (25) is more than scenarios.train (24)",
+        ),
+        # no YAML
+        ("rollout: [1", "is not valid YAML: while parsing a flow sequence"),
+        ("seed: 1\n\tbad", "is not valid YAML: while scanning"),
+        ("- 1\n- 2\n", "must hold keys and values, not a list"),
+        ("text", "must hold keys and values, not a str"),
+    ],
+    ids=lambda value: str(value)[:50] if not isinstance(value, str) else None,
+)
+def test_a_mistake_is_one_sentence_that_names_the_key(refused: Any, written: str | dict[str, Any], said: str) -> None:
+    assert said in refused(written)
+
+
+def test_all_mistakes_are_named_at_once(refused: Any) -> None:
+    text = refused({"seed": -1, "rollout": {"attempts": 0, "speed": 1}, "update": {"beta": -1}})
+    assert [part.split(" ")[0].rstrip(":") for part in text.split("; ")] == [
+        "seed",
+        "rollout.attempts",
+        "rollout.speed",
+        "update.beta",
+    ]
+
+
+def test_as_many_scenarios_as_there_are_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("rollout: {scenarios: 24}\nscenarios: {train: 24}\n")
+    assert load(tmp_path / "params.yaml", Params).rollout.scenarios == 24
+
+
+def test_a_missing_file_says_where_to_run(tmp_path: Path) -> None:
+    path = tmp_path / "none.yaml"
+    with pytest.raises(UserError, match="does not exist: run from the project's root, or name a file with --params"):
+        load(path, Params)
+
+
+def test_exponents_without_a_dot_are_numbers(tmp_path: Path) -> None:
+    """YAML 1.1 reads 2e-3 as a text; it must not be refused or taken for another number."""
+    (tmp_path / "params.yaml").write_text("update: {learning_rate: 2e-3}\n")
+    assert load(tmp_path / "params.yaml", Params).update.learning_rate == 0.002
+
+
+def test_sections_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Params().rollout.attempts = 3  # type: ignore[misc]
