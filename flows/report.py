@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flows.pipeline import BASE, name
+from steps.types import OUTPUTS
 
 RUN = Path("run")
-STAGES = ("rollout", "score", "update", "evaluate")
 
 
 class Point(NamedTuple):
@@ -33,7 +33,8 @@ def read(path: Path) -> dict[str, Any]:
 def seconds(iteration: int) -> dict[str, float]:
     """Seconds in each stage's own work, when it last ran."""
     folder = RUN / name(iteration) / "timings"
-    return {stage: read(folder / f"{stage}.json")["seconds"] for stage in STAGES if (folder / f"{stage}.json").exists()}
+    kept = {stage: folder / f"{output}.json" for stage, output in OUTPUTS.items()}
+    return {stage: read(path)["seconds"] for stage, path in kept.items() if path.exists()}
 
 
 def keep_overhead(iteration: int, overhead: float) -> None:

@@ -29,6 +29,7 @@ from flows.pipeline import name
 from flows.report import RUN, Point
 from steps import params
 from steps.stage import UserError, explain
+from steps.types import OUTPUTS
 
 if TYPE_CHECKING:
     from steps.tracking import Tracker
@@ -54,7 +55,7 @@ def open_tracker() -> Tracker:
     from steps import tracking
 
     display.begin("opening MLflow's store")
-    return tracking.start(Path.cwd(), tell=lambda text: None)
+    return tracking.start(Path.cwd(), tell=lambda text: print(f"tracking: {text}", flush=True))
 
 
 @flow(name="train", log_prints=False)
@@ -88,7 +89,7 @@ def train() -> dict[str, Any]:
 def iterate(iteration: int, curve: list[Point], tracker: Tracker) -> None:
     """One iteration; its point is appended to the curve."""
     started = time.monotonic()
-    ran = [run_stage(f"{stage}@{name(iteration)}") for stage in report.STAGES]
+    ran = [run_stage(f"{stage}@{name(iteration)}") for stage in OUTPUTS]
     curve.append(report.point(iteration))
     spent = sum(report.seconds(iteration).values())
     track(tracker, name(iteration), time.monotonic() - started - spent)
@@ -176,8 +177,8 @@ def prepare() -> None:
             urllib.request.urlopen(f"{api.rstrip('/')}/health", timeout=10).close()
         except (OSError, ValueError) as problem:
             raise UserError(
-                f"PREFECT_API_URL is {api}, where no Prefect server answers ({problem}): start it with `make prefect`, or unset "
-                "the variable and the flow runs by itself"
+                f"PREFECT_API_URL is {api}, where no Prefect server answers ({problem}): start it with `make prefect`, or "
+                "unset the variable and the flow runs by itself"
             ) from None
 
 

@@ -163,7 +163,7 @@ def run(function: Callable, arguments: dict) -> float:
     for final in list(written.finals.values())[:1]:
         timings = final.parent / "timings"
         timings.mkdir(exist_ok=True)
-        write_json(timings / f"{stage}.json", {"stage": stage, "seconds": round(seconds, 4)})
+        write_json(timings / f"{final.stem}.json", {"stage": stage, "seconds": round(seconds, 4)})
     return seconds
 
 

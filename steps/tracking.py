@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from steps import register
 from steps.stage import UserError, main, say
+from steps.types import OUTPUTS
 
 if TYPE_CHECKING:
     from steps.params import Params
 
-STAGES = ("rollout", "score", "update", "evaluate")  # of an iteration
 FLOW_ONLY = ("train", "register")  # parameters of no iteration: they may change while a run goes on, and are tags
 # What the parent shows as curves over the iterations; the nested runs have everything.
 MIRRORED = """reward_mean reward_std success turns tokens entropy kl clip_ratio/region_mean grad_norm loss sampler_kl
@@ -63,7 +63,7 @@ class Tracker:
         """Log run/<number>, once; returns the nested run's id, None (and says why) where it is not finished."""
         with register.explained(self.uri):
             lock = register.read_lock(self.root)
-            names = [f"{stage}@{number}" for stage in STAGES]
+            names = [f"{stage}@{number}" for stage in OUTPUTS]
             if reason := unfit(lock, names, self.params) or self._open(lock):
                 self.tell(f"iteration {number} is not logged: {reason}")
                 return None
@@ -107,7 +107,7 @@ class Tracker:
         """Find or make the parent run, once; returns why that cannot be."""
         if self.parent:
             return None
-        lock, first = lock or register.read_lock(self.root), [f"{stage}@001" for stage in STAGES]
+        lock, first = lock or register.read_lock(self.root), [f"{stage}@001" for stage in OUTPUTS]
         if reason := unfit(lock, ["scenarios", "initialise", *first], self.params):
             return reason
         # A run is its code, data and parameters: what its first iteration reads that the run itself did not make.
@@ -190,8 +190,8 @@ class Tracker:
         if text := self._read(folder / "metrics.json", recorded.get(f"run/{number}/metrics.json")):
             metrics = {NOT_IN_NAMES.sub("_", name): float(value) for name, value in json.loads(text).items()}
         metrics |= self._evaluation("val", number, "evaluation")
-        for stage in STAGES:
-            if text := self._read(folder / "timings" / f"{stage}.json"):
+        for stage, output in OUTPUTS.items():
+            if text := self._read(folder / "timings" / f"{output}.json"):
                 seconds = metrics[f"seconds/{stage}"] = float(json.loads(text)["seconds"])
                 total += seconds
         if metrics.get("seconds/rollout") and "tokens" in metrics:

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict
 from environments.base import Message, Scenario
 
 R = TypeVar("R", bound=BaseModel)
+# The stages of an iteration, each by its first output in run/NNN: its seconds stand in run/NNN/timings/<output>.json.
+OUTPUTS = {"rollout": "trajectories", "score": "rewards", "update": "adapter", "evaluate": "evaluation"}
 StopReason = Literal["done", "max_turns", "length", "context", "error"]
 
 

@@ -174,7 +174,7 @@ def test_warm_and_cold_give_the_same(project: Project) -> None:
     project.run("--do", "chdir")
     code, said, _ = project.run("--previous", "out/result", "--result", "out/second")
     assert said.split() == [worker, "steps.toy", "None", str(project.root)], "nothing stays from the stage before"
-    timing = json.loads((project.root / "out/timings/toy.json").read_text())
+    timing = json.loads((project.root / "out/timings/result.json").read_text())
     assert timing.keys() == {"stage", "seconds"}
     assert timing["stage"] == "toy"
     assert 0 < timing["seconds"] < 1

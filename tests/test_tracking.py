@@ -23,7 +23,7 @@ import yaml
 
 from steps import engine, register, tracking
 from steps.stage import UserError
-from steps.types import Evaluation
+from steps.types import OUTPUTS, Evaluation
 
 ROOT = Path(tracking.__file__).parent.parent
 PARAMS: dict[str, Any] = {
@@ -102,8 +102,8 @@ class Project:
             metrics |= {"clip_ratio/region_mean": 0.01, "grad_norm": 1.5, "trained": 6, "quarantined": 0}
             (folder / "metrics.json").write_text(json.dumps(metrics))
             (folder / "timings").mkdir()
-            for stage in tracking.STAGES:
-                (folder / f"timings/{stage}.json").write_text(json.dumps({"stage": stage, "seconds": 2.0}))
+            for stage in OUTPUTS:
+                (folder / f"timings/{OUTPUTS[stage]}.json").write_text(json.dumps({"stage": stage, "seconds": 2.0}))
 
     def write(self) -> None:
         """params.yaml, chain.yaml and dvc.lock of what is there."""
@@ -115,7 +115,7 @@ class Project:
         }
         (self.root / "chain.yaml").write_text(yaml.safe_dump(chain | {"tested": {"base": "000", "best": numbers[-1]}}))
         names = ["scenarios", "initialise"]
-        names += [f"{stage}@{n}" for n in numbers for stage in tracking.STAGES if n != "000" or stage == "evaluate"]
+        names += [f"{stage}@{n}" for n in numbers for stage in OUTPUTS if n != "000" or stage == "evaluate"]
         names += ["test@base", "test@best"]
         self.lock({name: self.entry(name, numbers) for name in names})
 
@@ -305,7 +305,7 @@ def test_other_parameters_or_code_are_another_run(project: Project) -> None:
     [
         ("run/002/metrics.json", "run/002/metrics.json is missing", {"val/success", "seconds/score"}),
         ("run/002/evaluation", "run/002/evaluation/summary.json is missing", {"reward_mean", "seconds/score"}),
-        ("run/002/timings/score.json", "run/002/timings/score.json is missing", {"reward_mean", "val/success"}),
+        ("run/002/timings/rewards.json", "run/002/timings/rewards.json is missing", {"reward_mean", "val/success"}),
         ("run/002/adapter", "run/002/adapter is missing", {"reward_mean", "val/success", "seconds/score"}),
     ],
 )
