@@ -27,8 +27,7 @@ def run_seed(seed: int, folder: Path) -> dict[str, Any]:
     subprocess.run(["git", "clone", "--quiet", os.fspath(HERE.parent), os.fspath(root)], check=True)
     command = [sys.executable, "-m", "flows.train", "--set", f"seed={seed}"]
     print(f"seed {seed}: {' '.join(command[1:])}", file=sys.stderr, flush=True)
-    state = os.environ | {"PREFECT_HOME": os.fspath(root / ".flywheel" / "prefect")}
-    subprocess.run(command, cwd=root, check=True, stdout=sys.stderr, env=state)
+    subprocess.run(command, cwd=root, check=True, stdout=sys.stderr)
     summary = json.loads((root / "run" / "summary.json").read_text())
     curve = [
         json.loads((root / "run" / f"{iteration:03d}" / "evaluation" / "summary.json").read_text())

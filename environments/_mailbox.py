@@ -196,17 +196,19 @@ def main(folder: str) -> None:
     names = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
     owners = rng.sample(names, sum(OWNERS.values()))
     mails: list[dict[str, Any]] = []
-    questions: list[dict[str, Any]] = []
+    questions: dict[str, dict[str, dict[str, Any]]] = {}  # split -> its words -> question
     for split, count in OWNERS.items():
         inboxes, asked = make_mailbox((owners.pop() for _ in range(count)), rng)
         mails += inboxes
-        # The same words, asked of another inbox, are left out: no question is in two splits.
-        before = {question["question"] for question in questions}
-        fresh = [question for question in asked if question["question"] not in before]
-        questions += [{"split": split} | {key: question[key] for key in KEPT} for question in fresh]
-    for name, rows in (("mails.jsonl", mails), ("questions.jsonl", questions)):
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (Path(folder) / name).write_text("".join(lines), encoding="utf-8")
+        questions[split] = {one["question"]: {"split": split} | {key: one[key] for key in KEPT} for one in asked}
+    # The same words, asked of another inbox, are kept once, in the test split first: no question is in two splits.
+    for split, others in (("val", ("test",)), ("train", ("test", "val"))):
+        taken = {words for other in others for words in questions[other]}
+        questions[split] = {words: one for words, one in questions[split].items() if words not in taken}
+    lines = [one for split in OWNERS for one in questions[split].values()]
+    for name, rows in (("mails.jsonl", mails), ("questions.jsonl", lines)):
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (Path(folder) / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 import re
 import types
 import typing
@@ -128,13 +129,15 @@ class Env(ABC):
 
 
 def unwritable(value: Any) -> bool:
-    """JSON that no file or database takes: lone surrogates, NUL, or more than 50 levels."""
+    """What no file or database takes: lone surrogates, NUL, numbers that are not finite, or more than 50 levels."""
     if isinstance(value, str):
         return "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)
+    if isinstance(value, float):
+        return not math.isfinite(value)
     level = [value]
     for _ in range(50):
         level = [part for one in level for part in _parts(one)]
-        if any(isinstance(part, str) and unwritable(part) for part in level):
+        if any(isinstance(part, str | float) and unwritable(part) for part in level):
             return True
         if not level:
             return False

@@ -27,9 +27,12 @@ SYSTEM = (
 
 REWARD = {  # value, and why
     "correct": (1.0, "the answer is right"),
-    "wrong": (-0.6, "a wrong answer misleads: it costs more than not knowing"),
-    "unknown": (-0.1, "an honest 'I don't know' is better than a guess, and worse than looking further"),
-    "no_answer": (-0.6, "the episode ended without an answer: as useless as a wrong one, and slower"),
+    "wrong": (-0.8, "a wrong answer misleads: it costs more than not knowing"),
+    "unknown": (
+        -0.5,
+        "an honest 'I don't know' beats a guess; were it cheap, giving up would be learnt before searching",
+    ),
+    "no_answer": (-0.6, "the episode ended without an answer: no better than not knowing, and slower"),
     "found": (0.1, "the right mail was among the results: a step towards the answer"),
     "read": (0.15, "the right mail was read: another step"),
     "source": (0.15, "a right answer that cites its source can be checked"),

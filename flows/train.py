@@ -172,6 +172,8 @@ def prepare() -> None:
     binaries = os.fspath(Path(sys.executable).parent)
     os.environ["PATH"] = os.pathsep.join((binaries, os.environ.get("PATH", "")))
     os.environ["DVC_NO_ANALYTICS"] = "1"
+    if home := os.environ.get("PREFECT_HOME"):
+        Path(home).mkdir(parents=True, exist_ok=True)  # Prefect does not
     if api := os.environ.get("PREFECT_API_URL"):
         try:
             urllib.request.urlopen(f"{api.rstrip('/')}/health", timeout=10).close()

@@ -33,7 +33,8 @@ class Chat:
         self.tools = list(tools)
         self.options = options or {}
         self.end = self._end_of_turn()
-        self.special = sorted(tokenizer.all_special_tokens)
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        self.special = sorted({*tokenizer.all_special_tokens, *(token.content for token in added if token.special)})
         self._check_template()
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
@@ -57,7 +58,7 @@ class Chat:
         ]
         text = self._render([*dummy, *map(self._without_special, observations)], generate=True)
         mark = self.tokenizer.convert_ids_to_tokens(self.end)
-        _, called, rest = text.rpartition(DUMMY)
+        _, called, rest = text.partition(DUMMY)
         _, ended, suffix = rest.partition(mark)
         if not called or not ended:
             raise ValueError("its chat template leaves out an assistant's tool call, or does not end it as other turns")

@@ -41,6 +41,7 @@ SLOPPY = Habits(
     query={"sender": (0.50, 0.10, 0.40), "month": (0.30, 0.10, 0.60), "latest": (0.30, 0.10, 0.60)},
     one_is_project=1.0,
     take_match=0.6,
+    look_further=0.65,
 )
 
 UNKNOWN = "I don't know"

@@ -41,7 +41,7 @@ class Policy(Section):
 class Scenarios(Section):
     """How many scenarios of each split."""
 
-    train: int = Field(240, ge=1)
+    train: int = Field(192, ge=1)
     val: int = Field(120, ge=1)
     test: int = Field(240, ge=1)
 
@@ -67,11 +67,11 @@ class Update(Section):
 
     loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = "dapo"
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    beta: float = Field(0.001, ge=0)  # weight of the KL to the base policy
+    beta: float = Field(0.01, ge=0)  # weight of the KL to the base policy
     epsilon: float = Field(0.2, gt=0, lt=1)
     epsilon_high: float = Field(0.28, gt=0)
-    num_iterations: int = Field(2, ge=1)  # passes over the batch
-    steps_per_generation: int = Field(4, ge=1)  # optimiser steps a pass
+    num_iterations: int = Field(1, ge=1)  # passes over the batch
+    steps_per_generation: int = Field(8, ge=1)  # optimiser steps a pass
     learning_rate: float = Field(5e-4, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
@@ -95,7 +95,7 @@ class Register(Section):
 class Train(Section):
     """The flow."""
 
-    iterations: int = Field(12, ge=1, le=999)
+    iterations: int = Field(10, ge=1, le=999)
     patience: int = Field(4, ge=1)  # iterations without a better validation success before it stops
 
 

@@ -54,6 +54,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     ours = ("PREFECT_", "MLFLOW_", "FLYWHEEL_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     binaries = os.fspath(Path(sys.executable).parent)
+    (folder / ".flywheel" / "prefect").mkdir(parents=True, exist_ok=True)  # Prefect does not make it
     return kept | {
         "PATH": os.pathsep.join((binaries, kept.get("PATH", ""))),
         "PREFECT_HOME": os.fspath(folder / ".flywheel" / "prefect"),

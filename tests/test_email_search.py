@@ -11,11 +11,23 @@ import pytest
 
 import environments
 from environments import _mailbox
-from environments.base import Message, Scenario, is_error
-from environments.email_search import NEEDED_CALLS, REWARD, EmailSearch, Mailbox, build_index, is_unknown, normalise
+from environments.base import Message, Scenario, Split, is_error, unwritable
+from environments.email_search import (
+    KINDS,
+    LONGEST,
+    NEEDED_CALLS,
+    REWARD,
+    EmailSearch,
+    Mailbox,
+    build_index,
+    is_unknown,
+    normalise,
+)
+from steps import params
 
-FOLDER = Path(__file__).parent.parent / "tasks_data" / "email_search"
-SPLITS = ("train", "val", "test")
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "tasks_data" / "email_search"
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 Call = tuple[str, Any]  # name, arguments
 
@@ -99,17 +111,35 @@ def test_splits_share_no_inbox_and_no_question(committed: Mailbox) -> None:
         assert ids.isdisjoint(EmailSearch.from_question("train", one).id for one in others)
 
 
-@pytest.mark.xfail(
-    reason="the same words are asked of inboxes of different splits; the generator does not avoid it yet"
-)
 def test_splits_share_no_question_word_by_word(committed: Mailbox) -> None:
     asked = {split: {one["question"] for one in committed.questions[split]} for split in SPLITS}
+    assert all(asked.values())
     assert not asked["train"] & (asked["val"] | asked["test"])
+    assert not asked["val"] & asked["test"]
 
 
-def test_no_question_is_asked_twice(committed: Mailbox) -> None:
-    everything = [(one["owner"], one["question"]) for split in SPLITS for one in committed.questions[split]]
-    assert len(set(everything)) == len(everything)
+def test_nothing_but_repeats_is_left_out(tmp_path: Path, committed: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question that the generator can ask is in the file once: no other words, and none twice."""
+    made: list[str] = []
+    make = _mailbox.make_mailbox
+
+    def listening(*arguments: Any) -> Any:
+        mails, questions = make(*arguments)
+        made.extend(one["question"] for one in questions)
+        return mails, questions
+
+    monkeypatch.setattr(_mailbox, "make_mailbox", listening)
+    _mailbox.main(str(tmp_path))
+    kept = [one["question"] for split in SPLITS for one in committed.questions[split]]
+    assert len(made) > len(set(made)), "there are repeats to leave out"
+    assert sorted(kept) == sorted(set(made))
+
+
+def test_there_are_as_many_questions_as_the_recipe_takes(committed: Mailbox) -> None:
+    wanted = params.load(ROOT / "params.yaml", params.Params).scenarios
+    for split in SPLITS:
+        count = getattr(wanted, split)
+        assert len(EmailSearch.scenarios(committed, split, count, 1)) == count
 
 
 def test_every_answer_is_in_its_source_and_no_other_statement_is(committed: Mailbox) -> None:
@@ -142,7 +172,7 @@ def full_query(question: dict[str, Any]) -> dict[str, Any]:
 def test_questions_can_be_answered(committed: Mailbox) -> None:
     """Full query, read, right answer and source: 1.4 for (nearly) every question, with the tools alone."""
     failed = []
-    sample = [question for split in SPLITS for question in committed.questions[split][::25]]
+    sample = [question for split in SPLITS for question in committed.questions[split][::20]]
     for question in sample:
         env = episode(committed, question)
         [source] = question["source_ids"]
@@ -174,9 +204,16 @@ def test_counts_that_three_does_not_divide(committed: Mailbox) -> None:
 
 
 def test_too_many_scenarios_is_an_error_that_says_how_many_there_are(committed: Mailbox) -> None:
-    with pytest.raises(ValueError, match=r"136 val questions of the kind latest: ask for at most 408 val .* not 411"):
-        EmailSearch.scenarios(committed, "val", 411, 1)
-    assert len(EmailSearch.scenarios(committed, "val", 408, 1)) == 408
+    kinds = [one["kind"] for one in committed.questions["val"]]
+    there = min(kinds.count(kind) for kind in KINDS)
+    assert kinds.count("latest") == there > 50
+    sentence = (
+        f"{3 * there + 3} scenarios need {there + 1} questions of the kind latest, and email_search has {there}: "
+        f"ask for {3 * there} or fewer"
+    )
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        EmailSearch.scenarios(committed, "val", 3 * there + 3, 1)
+    assert len(EmailSearch.scenarios(committed, "val", 3 * there, 1)) == 3 * there
 
 
 def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
@@ -322,7 +359,8 @@ def test_search_shows_five_and_says_how_many_there_are(small: Mailbox) -> None:
         ["word " * 2_000],
         ["Falcon"] * 2_000,
         ["x" * 1_000_000],
-        pytest.param(["Fal\0con"], marks=pytest.mark.xfail(reason="NUL ends FTS5's query: sqlite3.OperationalError")),
+        ["Fal\0con"],  # NUL ends FTS5's query
+        ["\ud800"],
     ],
     ids=lambda words: ascii(words)[:40],
 )
@@ -342,18 +380,34 @@ def test_keywords_are_words_and_nothing_else(small: Mailbox, words: list[str]) -
         "\\",
         "\0",
         "東",
-        pytest.param(
-            "x" * 100_000, marks=pytest.mark.xfail(reason="LIKE pattern too complex: sqlite3.OperationalError")
-        ),
-        pytest.param(
-            "\ud800", marks=pytest.mark.xfail(reason="a lone surrogate (JSON can hold one): UnicodeEncodeError")
-        ),
+        "x" * 100_000,  # too much for LIKE
+        "%" * LONGEST,
+        "\ud800",  # JSON can hold one half of a pair
     ],
     ids=lambda sender: ascii(sender)[:20],
 )
 def test_senders_are_texts_and_nothing_else(small: Mailbox, sender: str) -> None:
     observation = episode(small).call("search_emails", {"keywords": ["Falcon"], "sender": sender})
     assert re.match(r"Error: |\d+ emails", observation)
+
+
+TOO_LONG = f"Error: keywords and sender may have {LONGEST} characters at most."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refused"),
+    [
+        ({"keywords": ["x" * LONGEST]}, False),
+        ({"keywords": ["x" * LONGEST, "y"]}, True),
+        ({"keywords": ["x"] * LONGEST}, False),
+        ({"keywords": ["x"] * (LONGEST + 1)}, True),
+        ({"keywords": ["x"], "sender": "y" * LONGEST}, False),
+        ({"keywords": ["x"], "sender": "y" * (LONGEST + 1)}, True),
+    ],
+    ids=["longest", "longer", "most", "more", "longest sender", "longer sender"],
+)
+def test_how_long_a_query_may_be(small: Mailbox, arguments: dict[str, Any], refused: bool) -> None:
+    assert episode(small).call("search_emails", arguments) == (TOO_LONG if refused else "0 emails.")
 
 
 def test_reading_shows_the_mail_of_this_inbox(small: Mailbox) -> None:
@@ -363,12 +417,20 @@ def test_reading_shows_the_mail_of_this_inbox(small: Mailbox) -> None:
     assert "9900 dollars" in other
 
 
-@pytest.mark.parametrize("name", ["m9", "m0", "", "M1", " m1", "m1 ", "%", "' or 1=1 --", "\0", "m" * 1_000_000])
+@pytest.mark.parametrize("name", ["m9", "m0", "", "M1", " m1", "m1 ", "%", "' or 1=1 --", "m" * 1_000_000])
 def test_an_id_that_is_not_in_this_inbox_is_an_error(small: Mailbox, name: str) -> None:
     assert episode(small).call("read_email", {"id": name}) == "Error: there is no email with this id."
 
 
 TOOLS = "the tools are search_emails, read_email, return_final_answer"
+NO_TEXT = "hold characters that are no text, or are nested too deeply"
+
+
+def nested(levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 @pytest.mark.parametrize(
@@ -413,6 +475,10 @@ TOOLS = "the tools are search_emails, read_email, return_final_answer"
         ("search_emails", {"keywords": ["Falcon"], "after": "May"}, "after must be a day as 2001-01-31"),
         ("search_emails", {"keywords": ["Falcon"], "before": "2001-5-6"}, "before must be a day as 2001-01-31"),
         ("search_emails", {"keywords": ["…"]}, "keywords must hold at least one word"),
+        ("read_email", {"id": "\0"}, f"the arguments of read_email {NO_TEXT}"),
+        ("read_email", {"id": "m1\udfff"}, f"the arguments of read_email {NO_TEXT}"),
+        ("search_emails", {"keywords": ["Falcon", "\0"]}, f"the arguments of search_emails {NO_TEXT}"),
+        ("search_emails", {"keywords": nested(300)}, f"the arguments of search_emails {NO_TEXT}"),
         ("return_final_answer", {"answer": "x"}, "wrong arguments for return_final_answer: source_ids: field required"),
         (
             "return_final_answer",
@@ -476,17 +542,17 @@ GRADED: dict[str, tuple[list[Call | str], float, bool]] = {  # transcript, rewar
     "guessed at once": ([RIGHT], 1.15, True),
     "a malformed call, mended": ([SEARCH, MALFORMED, READ, RIGHT], 1.27, True),  # - 0.1 error - 0.03
     "a made-up id first": ([SEARCH, MADE_UP, READ, RIGHT], 1.27, True),  # - 0.1 invalid id - 0.03
-    "searched, found, gave up": ([SEARCH, answer("I don't know")], 0.00, False),  # 0.1 - 0.1
-    "read, gave up": ([SEARCH, READ, answer("I don’t know.", "m1")], 0.15, False),
-    "gave up at once": ([answer("unknown")], -0.10, False),
-    "nothing said": ([answer("")], -0.10, False),
-    "wrong answer": ([SEARCH, READ_OTHER, answer("5200 dollars", "m2")], -0.60, False),  # 0.1 - 0.6 - 0.1
-    "wrong answer, right source": ([SEARCH, READ, answer("5200 dollars", "m1")], -0.35, False),
-    "both values": ([SEARCH, READ, answer("4100 dollars or 5200 dollars", "m1")], -0.35, False),
-    "an essay around it": ([SEARCH, READ, answer("well " * 19 + "4100 dollars", "m1")], -0.35, False),
-    "a part of it": ([SEARCH, READ, answer("100 dollars", "m1")], -0.35, False),
-    "more digits": ([SEARCH, READ, answer("54100 dollars", "m1")], -0.35, False),
-    "made-up id, then wrong": ([MADE_UP, answer("7 dollars", "m777")], -0.80, False),  # - 0.1 - 0.6 - 0.1
+    "searched, found, gave up": ([SEARCH, answer("I don't know")], -0.40, False),  # 0.1 - 0.5
+    "read, gave up": ([SEARCH, READ, answer("I don’t know.", "m1")], -0.25, False),  # 0.1 + 0.15 - 0.5
+    "gave up at once": ([answer("unknown")], -0.50, False),
+    "nothing said": ([answer("")], -0.50, False),
+    "wrong answer": ([SEARCH, READ_OTHER, answer("5200 dollars", "m2")], -0.80, False),  # 0.1 - 0.8 - 0.1
+    "wrong answer, right source": ([SEARCH, READ, answer("5200 dollars", "m1")], -0.55, False),
+    "both values": ([SEARCH, READ, answer("4100 dollars or 5200 dollars", "m1")], -0.55, False),
+    "an essay around it": ([SEARCH, READ, answer("well " * 19 + "4100 dollars", "m1")], -0.55, False),
+    "a part of it": ([SEARCH, READ, answer("100 dollars", "m1")], -0.55, False),
+    "more digits": ([SEARCH, READ, answer("54100 dollars", "m1")], -0.55, False),
+    "made-up id, then wrong": ([MADE_UP, answer("7 dollars", "m777")], -1.00, False),  # - 0.1 - 0.8 - 0.1
     "never answers": ([SEARCH] * 6, -0.59, False),  # 0.1 - 0.6 - 3 × 0.03
     "reads and never answers": ([SEARCH, READ], -0.35, False),
     "does nothing": ([], -0.60, False),
@@ -512,14 +578,15 @@ def test_gold_beats_everything_else_and_the_order_is_right() -> None:
     assert min(successes) > max(failures)
     assert reward["gave up at once"] > reward["wrong answer"]
     assert reward["gave up at once"] > reward["never answers"]
+    assert reward["read, gave up"] > reward["reads and never answers"]
     assert reward["read, gave up"] > reward["searched, found, gave up"] > reward["gave up at once"]
 
 
 def test_the_table_of_constants_is_what_the_numbers_above_were_computed_from() -> None:
     assert {name: value for name, (value, _) in REWARD.items()} == {
         "correct": 1.0,
-        "wrong": -0.6,
-        "unknown": -0.1,
+        "wrong": -0.8,
+        "unknown": -0.5,
         "no_answer": -0.6,
         "found": 0.1,
         "read": 0.15,
@@ -546,7 +613,6 @@ def test_components_add_up_and_say_why(small: Mailbox) -> None:
     assert parts[4].why == "2 × -0.1: an id was read that does not exist: it was made up"
 
 
-@pytest.mark.xfail(reason="reward() looks a refused call's id up in a set: TypeError, which ends the whole stage score")
 @pytest.mark.parametrize("name", [["m1"], {"id": "m1"}])
 def test_reward_of_a_read_with_an_unhashable_id(small: Mailbox, name: object) -> None:
     assert scored(small, [("read_email", {"id": name})]) == (-0.70, False)
@@ -572,12 +638,9 @@ def test_only_the_accepted_answer_counts(small: Mailbox) -> None:
         ("4100 dollars, before that 5200 dollars", False),
         ("either 5200 dollars or 4100 dollars", False),
         ("I don't know", False),
-        pytest.param(
-            "5200 or 4100 dollars", False, marks=pytest.mark.xfail(reason="hedges without repeating the unit")
-        ),
-        pytest.param(
-            "4100 dollars, or 5,200", False, marks=pytest.mark.xfail(reason="hedges without repeating the unit")
-        ),
+        ("5200 or 4100 dollars", False),  # hedges without repeating the unit
+        ("4100 dollars, or 5,200", False),
+        ("4100 dollars, not 4,200", True),  # nobody has said 4200
     ],
 )
 def test_success_needs_the_one_right_value(small: Mailbox, text: str, success: bool) -> None:
@@ -628,6 +691,28 @@ def test_a_tool_whose_argument_is_not_described_is_refused() -> None:
 @pytest.mark.parametrize("observation", [{"role": "tool", "content": "Error: x."}, {"role": "tool", "content": "ok"}])
 def test_is_error(observation: Message) -> None:
     assert is_error(observation) == (observation["content"] != "ok")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("\0", True),
+        ("a\ud800b", True),
+        ("\udfff", True),
+        ("\ud7ff\ue000\uffff😀\x01\x7f", False),
+        ({"a": [1, {"b": "\0"}]}, True),
+        ({"a": {"\0": 1}}, True),
+        ({"a": [None, True, 1.5, 10**30, "", {}, []]}, False),
+        (None, False),
+        (nested(49), False),
+        (nested(50), True),
+        ({"a": nested(49)}, True),
+        (nested(100_000), True),  # no recursion
+    ],
+    ids=lambda value: ascii(value)[:20] if not isinstance(value, list) else "nested",
+)
+def test_unwritable(value: Any, expected: bool) -> None:
+    assert unwritable(value) == expected
 
 
 def test_a_scenario_refuses_unknown_fields_and_changes() -> None:

@@ -30,9 +30,11 @@ from __future__ import annotations
 import os
 import time
 from typing import TYPE_CHECKING
-from steps.stage import Input, Output, UserError, main, progress, say
+from steps.stage import FreshProcessNeeded, Input, Output, UserError, main, progress, say
 if TYPE_CHECKING:
     from steps.params import ToyParams
+
+stages_run = 0
 
 def toy(source: Input, result: Output, params: ToyParams, previous: Input | None = None, do: str = "write",
         files: int = 3, slow: float = 0.0, loud: bool = False) -> None:
@@ -41,7 +43,12 @@ def toy(source: Input, result: Output, params: ToyParams, previous: Input | None
     os.environ["TOY_COLOUR"] = "left behind"
     if do == "nothing":
         return
+    global stages_run
+    stages_run += 1
     result.mkdir()
+    if do == "never fits" or (do == "first" and stages_run > 1):
+        (result / "half").write_text("")
+        raise FreshProcessNeeded("another stage ran here before")
     for number in range(files):
         (result / f"{number}.txt").write_text(f"{source.read_text()} {params.word} {loud}")
         progress(number + 1, files, "files")
@@ -307,6 +314,35 @@ def test_worker_killed_in_mid_stage(project: Project) -> None:
     assert '"slow": 30.0' in text, "the end of the log"
     assert project.run()[0] == 0, "the dead worker's socket is replaced"
     assert sorted(path.name for path in (project.root / "out").iterdir()) == ["result", "timings"]
+
+
+def test_a_stage_that_needs_a_fresh_process_is_run_by_another_worker(project: Project) -> None:
+    assert project.run()[0] == 0
+    (first,) = project.pids()
+    code, said, text = project.run("--do", "first")
+    assert (code, text) == (0, "")
+    refused, ran = (int(line.split()[0]) for line in said.splitlines())
+    assert refused == first
+    assert project.pids() == [ran] != [first]
+    assert project.files() == {f"out/result/{number}.txt": "one hello False" for number in range(3)}
+    assert sorted(path.name for path in (project.root / "out").iterdir()) == ["result", "timings"]
+    eventually(lambda: not handover.alive(first))
+    assert "the stage needs a process of its own" in (project.root / handover.LOG).read_text()
+    assert project.run()[1].split()[0] == str(ran), "the new worker stays"
+
+
+def test_a_stage_that_no_process_fits_ends_with_an_error(project: Project) -> None:
+    code, said, text = project.run("--do", "never fits")
+    assert code == 1
+    assert text.startswith("error: the worker ended five times before it took steps.toy; the end of ")
+    assert 1 < len({line.split()[0] for line in said.splitlines()}) <= 5, "each attempt in a process of its own"
+    assert not (project.root / "out").exists()
+    eventually(lambda: project.pids() == [])
+    code, said, text = project.run("--do", "never fits", FLYWHEEL_WORKER="off")
+    assert (code, len(said.splitlines())) == (1, 1)
+    assert "FreshProcessNeeded: another stage ran here before" in text
+    assert not (project.root / "out").exists()
+    assert project.run()[0] == 0
 
 
 def test_a_forked_child_does_not_stand_in_for_the_worker(project: Project) -> None:
