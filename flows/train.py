@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 import urllib.request
@@ -190,6 +191,13 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change params.yaml first")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved parameters and stop")
     options = parser.parse_args()
+    interrupts: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
     try:
         assignments = [*options.set, *([f"task={options.task}"] if options.task else [])]
         if assignments:
@@ -203,20 +211,25 @@ def main() -> int:
         with display.shown(LOG):
             display.begin("starting Prefect")
             found = train()
-    except KeyboardInterrupt:
-        print("Stopped. The same command goes on from here.", file=sys.stderr)
-        return 130
-    except pipeline.StageFailed as problem:
-        print(f"error: {last_error(LOG) or problem} (stage {problem.stage}; log: {LOG})", file=sys.stderr)
-        return problem.code if problem.code > 0 else 1
-    except Exception as problem:
-        text, code = explain(problem)
-        print(f"error: {text}", file=sys.stderr)
-        return code
+    except BaseException as problem:
+        return say_why(problem, interrupted=bool(interrupts))
     finally:
         end_worker()
     print_end(found)
     return 0
+
+
+def say_why(problem: BaseException, interrupted: bool) -> int:
+    """One sentence where the user can do something; the exit code."""
+    if interrupted or isinstance(problem, KeyboardInterrupt):  # DVC and Prefect wrap an interrupt in errors of theirs
+        print("Stopped. The same command goes on from here.", file=sys.stderr)
+        return 130
+    if isinstance(problem, pipeline.StageFailed):
+        print(f"error: {last_error(LOG) or problem} (stage {problem.stage}; log: {LOG})", file=sys.stderr)
+        return problem.code if problem.code > 0 else 1
+    text, code = explain(problem)
+    print(f"error: {text}", file=sys.stderr)
+    return code
 
 
 def end_worker() -> None:
