@@ -89,6 +89,7 @@ environment:
 	@echo "environment: ready"
 
 train: install  ## the main job: train, evaluate, register (TASK=name, ARGS=...)
+	@mkdir -p "$(PREFECT_HOME)"
 	@$(RUN) python -m flows.train $(if $(TASK),--task $(TASK)) $(ARGS)
 
 test: check  ## set up, check, and run every test (ARGS="-k name")

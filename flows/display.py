@@ -38,7 +38,7 @@ class Display:
     def say(self, text: str) -> None:
         """A line that stays."""
         if self.console is not None:
-            self.console.print(text, highlight=False)
+            self.console.print(text, highlight=False, soft_wrap=True)
 
     def begin(self, stage: str) -> None:
         """A stage starts."""

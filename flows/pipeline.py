@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from flows import lockfile
+
 CHAIN = Path("chain.yaml")
 HEADER = (
     "# Written by flows.train as a run goes on, read by dvc.yaml: which iterations there are, and which one is best on "
@@ -50,7 +52,7 @@ def reproduce(stage: str) -> bool:
     from dvc.stage.exceptions import StageCmdFailedError
 
     logging.getLogger("dvc").setLevel(logging.ERROR)
-    with Repo(os.fspath(Path.cwd())) as repo:
+    with Repo(os.fspath(Path.cwd())) as repo, lockfile.quick():
         try:
             return bool(repo.reproduce(targets=[stage], single_item=True))
         except ReproductionError as problem:

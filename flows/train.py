@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import signal
 import sys
@@ -214,6 +215,7 @@ def main() -> int:
     except BaseException as problem:
         return say_why(problem, interrupted=bool(interrupts))
     finally:
+        logging.getLogger("prefect").setLevel(logging.WARNING)  # not that its own server ends, too
         end_worker()
     print_end(found)
     return 0

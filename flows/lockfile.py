@@ -1,0 +1,65 @@
+"""Writes dvc.lock as DVC does, byte for byte, but only the entry that changed, and whole or not at all.
+
+DVC reads and writes all of it for each stage, comments and all, in pure Python, straight over the old file: half a second
+after nine iterations, growing with each, and a file cut short where the process is killed just then. What DVC knows of a
+stage still comes from DVC alone; a result that does not read back as what it wanted is left to DVC's own way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def quick() -> Iterator[None]:
+    """Inside, DVC 3.67 in this process writes lock files this way."""
+    from dvc import dvcfile
+
+    original = dvcfile.modify_yaml
+    dvcfile.modify_yaml = modify
+    try:
+        yield
+    finally:
+        dvcfile.modify_yaml = original
+
+
+@contextlib.contextmanager
+def modify(path: Any, fs: Any = None) -> Iterator[dict[str, Any]]:
+    """In place of `dvc.utils.serialize.modify_yaml`: yields the content, and writes what has become of it."""
+    from dvc.utils.serialize import modify_yaml, parse_yaml
+
+    file = Path(path)
+    if file.name != "dvc.lock" or not file.exists():
+        with modify_yaml(path, fs=fs) as data:
+            yield data
+        return
+    text = file.read_text(encoding="utf-8")
+    data = parse_yaml(text, path)
+    before = dict(data.get("stages") or {})
+    yield data
+    for name, entry in data["stages"].items():
+        if before.get(name) != entry:
+            text = splice(text, name, dump({"stages": {name: entry}}).removeprefix("stages:\n"))
+    if parse_yaml(text, path) != data:
+        text = dump(data)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)
+
+
+def splice(text: str, name: str, entry: str) -> str:
+    """The entry in place of the one of this name, or at the end."""
+    old = re.compile(rf"^  {re.escape(name)}:\n(?:(?: {{3,}}|  -).*\n)*", re.MULTILINE)
+    return old.sub(lambda _: entry, text, count=1) if old.search(text) else text + entry
+
+
+def dump(data: dict[str, Any]) -> str:
+    """As DVC writes YAML."""
+    from dvc.utils.serialize import dumps_yaml
+
+    return str(dumps_yaml(data))
