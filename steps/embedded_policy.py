@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 from steps.stage import Output, main, progress, say
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
     from steps.demonstrations import Habits
@@ -262,11 +260,6 @@ def batch_loss(model: Qwen3ForCausalLM, rows: list[Row]) -> Any:
     learnt = torch.tensor([mask + [0] * (length - len(mask)) for _, mask in rows]).bool()
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][learnt[:, 1:]]  # (N, width)
     return cross_entropy(model.lm_head(hidden), ids[:, 1:][learnt[:, 1:]])
-
-
-def size_mb(folder: Path) -> float:
-    """Megabytes of all files."""
-    return sum(file.stat().st_size for file in folder.iterdir()) / 1e6
 
 
 if __name__ == "__main__":
