@@ -41,11 +41,14 @@ def modify(path: Any, fs: Any = None) -> Iterator[dict[str, Any]]:
     text = file.read_text(encoding="utf-8")
     data = parse_yaml(text, path)
     before = dict(data.get("stages") or {})
+    stages_last = list(data)[-1:] == ["stages"]
     yield data
-    for name, entry in data["stages"].items():
-        if before.get(name) != entry:
-            text = splice(text, name, dump({"stages": {name: entry}}).removeprefix("stages:\n"))
-    if parse_yaml(text, path) != data:
+    changed = {name: entry for name, entry in data["stages"].items() if before.get(name) != entry}
+    written = {name: dump({"stages": {name: entry}}).removeprefix("stages:\n") for name, entry in changed.items()}
+    if stages_last and parse_yaml("".join(written.values()), path) == changed:
+        for name, entry in written.items():
+            text = splice(text, name, entry)
+    else:
         text = dump(data)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
