@@ -190,6 +190,8 @@ def explain(error: BaseException) -> tuple[str, int]:
                 2,
             )
         link = link and (link.__cause__ or link.__context__)
+    if isinstance(error, FileNotFoundError) and error.filename is None and str(error):
+        return str(error), 2  # raised by our own code, which says what to do
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         return f"{error.filename} does not exist; check the command's paths and those in params.yaml", 2
     import traceback

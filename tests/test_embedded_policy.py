@@ -195,7 +195,7 @@ def test_building_it_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     """The whole build, with few steps: two processes, the same hashes."""
     made = []
     for place in (tmp_path / "one", tmp_path / "two"):
-        words = ["--policy", str(place), "--steps", "4", "--habit-steps", "2"]
+        words = ["--policy", str(place), "--steps", "6", "--habit-steps", "4"]
         subprocess.run(
             [sys.executable, "-m", "steps.embedded_policy", *words], check=True, capture_output=True, cwd=ROOT
         )
