@@ -65,12 +65,15 @@ class Display:
             )
 
     def __rich__(self) -> Group:
+        return Group(self._table(), self._at_work())
+
+    def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in ("iteration", "train reward", "validation success", "95 %", "time"):
             table.add_column(title, justify="right")
         for cells in self.rows:
             table.add_row(*cells)
-        return Group(table, self._at_work())
+        return table
 
     def _at_work(self) -> Text | Progress:
         spent = time.monotonic() - self.since
@@ -102,8 +105,11 @@ class Display:
         os.dup2(file, 2)
         try:
             if self.console.is_terminal:
-                with Live(self, console=self.console, refresh_per_second=4, transient=True) as self.live:
-                    yield
+                try:
+                    with Live(self, console=self.console, refresh_per_second=4, transient=True) as self.live:
+                        yield
+                finally:
+                    self.console.print(self._table())  # what stays
             else:
                 yield
         finally:
