@@ -15,6 +15,11 @@ from pathlib import Path
 from typing import Any
 
 
+_written: dict[
+    str, dict[str, Any]
+] = {}  # the last text that was written here, and what it says: reading it takes longer
+
+
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
     """Inside, DVC 3.67 in this process writes lock files this way."""
@@ -39,7 +44,7 @@ def modify(path: Any, fs: Any = None) -> Iterator[dict[str, Any]]:
             yield data
         return
     text = file.read_text(encoding="utf-8")
-    data = parse_yaml(text, path)
+    data = _written.pop(text, None) or parse_yaml(text, path)
     before = dict(data.get("stages") or {})
     stages_last = list(data)[-1:] == ["stages"]
     yield data
@@ -53,6 +58,8 @@ def modify(path: Any, fs: Any = None) -> Iterator[dict[str, Any]]:
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(file)
+    _written.clear()
+    _written[text] = data
 
 
 def splice(text: str, name: str, entry: str) -> str:
