@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-
 _written: dict[
     str, dict[str, Any]
 ] = {}  # the last text that was written here, and what it says: reading it takes longer
