@@ -91,14 +91,15 @@ def train() -> dict[str, Any]:
 def iterate(iteration: int, curve: list[Point], tracker: Tracker) -> None:
     """One iteration; its point is appended to the curve."""
     started = time.monotonic()
-    ran = [run_stage(f"{stage}@{name(iteration)}") for stage in OUTPUTS]
+    ran = {stage: run_stage(f"{stage}@{name(iteration)}") for stage in OUTPUTS}
     curve.append(report.point(iteration))
-    spent = sum(report.seconds(iteration).values())
-    track(tracker, name(iteration), time.monotonic() - started - spent)
-    if any(ran):
-        report.keep_overhead(iteration, time.monotonic() - started - spent)
+    seconds = report.seconds(iteration)
+    now = sum(spent for stage, spent in seconds.items() if ran[stage])  # after an interrupt some ran before
+    track(tracker, name(iteration), time.monotonic() - started - now)
+    if any(ran.values()):
+        report.keep_overhead(iteration, time.monotonic() - started - now)
     row = report.iteration_row(iteration)
-    display.row(curve[-1], row["reward"], spent + (row["overhead_seconds"] or 0))
+    display.row(curve[-1], row["reward"], sum(seconds.values()) + (row["overhead_seconds"] or 0))
 
 
 def best(curve: list[Point]) -> Point:
