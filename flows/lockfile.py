@@ -1,7 +1,7 @@
 """Writes dvc.lock as DVC does, byte for byte, but only the entry that changed, and whole or not at all.
 
-DVC reads and writes all of it for each stage, comments and all, in pure Python, straight over the old file: half a second
-after nine iterations, growing with each, and a file cut short where the process is killed just then. What DVC knows of a
+DVC reads and writes all of it for each stage, comments and all, in pure Python, straight over the old file: longer with
+each iteration, and a file cut short where the process is killed just then. What DVC knows of a
 stage still comes from DVC alone; a result that does not read back as what it wanted is left to DVC's own way.
 """
 
@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_written: dict[
-    str, dict[str, Any]
-] = {}  # the last text that was written here, and what it says: reading it takes longer
+_written: dict[str, dict[str, Any]] = {}  # the last text written here, and what it says
 
 
 @contextlib.contextmanager

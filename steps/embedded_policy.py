@@ -5,7 +5,7 @@ token sequences that repeat, from which a small transformer learns to copy from 
 picks rows by chance). It can then do every part of the task and is unreliable at it, which is what reinforcement learning
 is for. Run once; the result is committed:
 
-    dvc unfreeze embedded_policy && dvc repro --single-item --force embedded_policy     # half an hour on 2 cores
+    dvc unfreeze embedded_policy && dvc repro --single-item --force embedded_policy
 
 What is left out: any data or weights from elsewhere, and any language beyond the demonstrations.
 """
