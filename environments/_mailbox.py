@@ -105,7 +105,7 @@ def make_inbox(owner: str, rng: random.Random) -> tuple[list[dict[str, Any]], li
     for project, matter in pairs:
         facts = _facts(project, matter, people, rng)
         for fact in facts:
-            drafts += _thread(fact, owner, people, rng)
+            drafts += _thread(fact, owner, rng)
         questions += _questions(facts)
     for _ in range(NOISE_PER_INBOX):
         drafts.append(_noise(*rng.choice(pairs), owner, people, rng))
@@ -140,7 +140,7 @@ def _mail(sender: str, to: str, day: date, subject: str, body: str, fact: dict[s
     return {"sender": sender, "to": to, "date": day.isoformat(), "subject": subject, "body": body, "fact": fact}
 
 
-def _thread(fact: dict[str, Any], owner: str, people: Sequence[str], rng: random.Random) -> list[dict[str, Any]]:
+def _thread(fact: dict[str, Any], owner: str, rng: random.Random) -> list[dict[str, Any]]:
     """The mail that states a fact; in four of ten cases with the request that it answers."""
     subject = f"{fact['project']} {fact['matter']}"
     closer = rng.choice(CLOSERS).format(
