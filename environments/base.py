@@ -112,6 +112,11 @@ class Env(ABC):
 
     _tools: ClassVar[dict[str, Tool]]
 
+    def hear(self, text: str) -> list[Message]:
+        """What a turn in plain words, without a tool call, is answered with; a task that takes an answer so sets `done`."""
+        asked = error("no tool was called; call one between <tool_call> and </tool_call>")
+        return [{"role": "tool", "name": "", "content": asked}]
+
     def call(self, name: str, arguments: Any) -> str:
         """Run one tool call and return what the policy sees of it."""
         known = self.tools()

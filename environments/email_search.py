@@ -53,12 +53,15 @@ class Mailbox(NamedTuple):
 
 
 def build_index(mails: Sequence[dict[str, Any]]) -> sqlite3.Connection:
-    """An FTS5 index in memory: 0.1 s for 4,000 mails."""
+    """An FTS5 index in memory, and the mails by id beside it: 0.1 s for 4,000 mails."""
     index = sqlite3.connect(":memory:", check_same_thread=False)
     columns = "id unindexed, owner unindexed, date unindexed, sender unindexed, recipient unindexed, subject, body"
     index.execute(f"create virtual table mail using fts5({columns}, tokenize='porter unicode61')")
+    columns = "id, owner, date, sender, recipient, subject, body"
+    index.execute(f"create table mail_by_id ({columns}, primary key (owner, id)) without rowid")
     rows = [tuple(mail[key] for key in ("id", "owner", "date", "sender", "to", "subject", "body")) for mail in mails]
-    index.executemany("insert into mail values (?, ?, ?, ?, ?, ?, ?)", rows)
+    for table in ("mail", "mail_by_id"):
+        index.executemany(f"insert into {table} values (?, ?, ?, ?, ?, ?, ?)", rows)
     return index
 
 
@@ -158,7 +161,7 @@ class EmailSearch(Env):
         Args:
             id: the id of the email
         """
-        query = "select date, sender, recipient, subject, body from mail where owner = ? and id = ?"
+        query = "select date, sender, recipient, subject, body from mail_by_id where owner = ? and id = ?"
         row = self.data.mails.execute(query, (self.scenario.data["owner"], id)).fetchone()
         if row is None:
             return error("there is no email with this id")

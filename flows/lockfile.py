@@ -1,13 +1,15 @@
 """Writes dvc.lock as DVC does, byte for byte, but only the entry that changed, and whole or not at all.
 
-DVC reads and writes all of it for each stage, comments and all, in pure Python, straight over the old file: longer with
-each iteration, and a file cut short where the process is killed just then. What DVC knows of a
-stage still comes from DVC alone; a result that does not read back as what it wanted is left to DVC's own way.
+DVC parses all of it twice and writes all of it for each stage, comments and all, in pure Python, straight over the old
+file: longer with each iteration, and a file cut short where the process is killed just then. Here the content of the text
+last written is kept, so that neither read parses it again. What DVC knows of a stage still comes from DVC alone; a result
+that does not read back as what it wanted is left to DVC's own way.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 from collections.abc import Iterator
@@ -19,15 +21,21 @@ _written: dict[str, dict[str, Any]] = {}  # the last text written here, and what
 
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
-    """Inside, DVC 3.67 in this process writes lock files this way."""
+    """Inside, DVC 3.67 in this process reads and writes lock files this way."""
     from dvc import dvcfile
 
-    original = dvcfile.modify_yaml
-    dvcfile.modify_yaml = modify
+    write, read = dvcfile.modify_yaml, dvcfile.Lockfile.load
+
+    def load(self: Any) -> Any:
+        path = Path(self.path)
+        kept = _written.get(path.read_text(encoding="utf-8")) if path.exists() else None
+        return read(self) if kept is None else copy.deepcopy(kept)
+
+    dvcfile.modify_yaml, dvcfile.Lockfile.load = modify, load
     try:
         yield
     finally:
-        dvcfile.modify_yaml = original
+        dvcfile.modify_yaml, dvcfile.Lockfile.load = write, read
 
 
 @contextlib.contextmanager

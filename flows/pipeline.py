@@ -5,12 +5,16 @@ DVC alone decides what is stale; a stage that is up to date costs some hundredth
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import steps.stage
 from flows import lockfile
 
 CHAIN = Path("chain.yaml")
@@ -19,6 +23,8 @@ HEADER = (
     "validation.\n"
 )
 BASE = "000"  # the policy before any iteration
+
+_repos: dict[str, Any] = {}  # opened once; DVC forgets what it knows of files before each command
 
 
 class StageFailed(Exception):
@@ -45,6 +51,35 @@ def write_chain(iterations: int, best: int) -> None:
         temporary.replace(CHAIN)
 
 
+@contextlib.contextmanager
+def commands_here() -> Iterator[None]:
+    """Inside, DVC 3.67 hands a stage's command over to the warm worker from this process, not through a shell and another
+    Python: 0.03 s less for each. The worker, and what DVC records, are the same; other commands run as ever."""
+    from dvc.stage import run
+    from dvc.stage.exceptions import StageCmdFailedError
+
+    original = run._run
+
+    def here(executable: str, command: str, **options: Any) -> None:
+        words = shlex.split(command)
+        module = words[2] if words[:2] == ["python", "-m"] else ""
+        if not module.startswith("steps.") or not steps.stage.is_warm():
+            original(executable, command, **options)
+            return
+        name = module.rpartition(".")[2]
+        arguments = steps.stage.parse(steps.stage.find(module, name), module, words[3:])
+        if code := steps.stage.command(module, name, arguments, warm=True):
+            if code == 130:
+                raise KeyboardInterrupt
+            raise StageCmdFailedError(command, code)
+
+    run._run = here
+    try:
+        yield
+    finally:
+        run._run = original
+
+
 def reproduce(stage: str) -> bool:
     """Run one stage of dvc.yaml if it is stale. True if it ran; StageFailed if it failed; KeyboardInterrupt on Ctrl-C."""
     from dvc.exceptions import ReproductionError
@@ -52,9 +87,12 @@ def reproduce(stage: str) -> bool:
     from dvc.stage.exceptions import StageCmdFailedError
 
     logging.getLogger("dvc").setLevel(logging.ERROR)
-    with Repo(os.fspath(Path.cwd())) as repo, lockfile.quick():
+    root = os.fspath(Path.cwd())
+    if root not in _repos:
+        _repos[root] = Repo(root)
+    with lockfile.quick(), commands_here():
         try:
-            return bool(repo.reproduce(targets=[stage], single_item=True))
+            return bool(_repos[root].reproduce(targets=[stage], single_item=True))
         except ReproductionError as problem:
             cause: Any = problem
             while cause is not None and not isinstance(cause, StageCmdFailedError):

@@ -99,8 +99,6 @@ class Chat:
                 problems.append("a tool call holds characters that are no text, or is nested too deeply")
                 continue
             calls.append({"type": "function", "function": function})
-        if not calls and not problems:
-            problems.append("no tool was called; call one between <tool_call> and </tool_call>")
         message: Message = {"role": "assistant", "content": TOOL_CALL.sub("", text).strip() if calls else text}
         return Parsed(message | ({"tool_calls": calls} if calls else {}), problems)
 

@@ -43,8 +43,9 @@ def use_all_cores() -> None:
     """The same number of threads for torch with and without an engine: sums depend on it."""
     import torch
 
-    if torch.get_num_threads() != len(cores()):
-        torch.set_num_threads(len(cores()))
+    threads = max(1, len(cores()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 def adapter_hash(folder: Path) -> str:
@@ -79,6 +80,19 @@ def load_model(policy: Policy) -> Any:
             policy.base_model, revision=policy.revision, dtype=getattr(torch, policy.dtype)
         )
     return model.to("cuda") if torch.cuda.is_available() else model
+
+
+def adapted_layers(config: Any) -> list[str] | None:
+    """Which layers have the adapter: None for all linear ones; of a mixture of experts those of its attention.
+
+    Experts are fused tensors, which PEFT adapts with ranks of their own and vLLM serves on a GPU at best; vLLM's kernel of
+    latent attention folds `kv_b_proj` in, and would leave an adapter of it out.
+    """
+    config = config.get_text_config()
+    if not any(getattr(config, name, None) for name in ("n_routed_experts", "num_experts", "num_local_experts")):
+        return None
+    latent = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa"] if getattr(config, "kv_lora_rank", None) else []
+    return sorted([*latent, "o_proj"] if latent else ["q_proj", "k_proj", "v_proj", "o_proj"])
 
 
 class _explained:
@@ -117,10 +131,22 @@ class Engine:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         import torch
+        from transformers import AutoConfig
         from vllm import EngineArgs, LLMEngine
 
         on_gpu = torch.cuda.is_available()
+        if not on_gpu:
+            from steps import lora_cpu
+
+            lora_cpu.use()
         load_tokenizer(self.policy)  # an unknown model fails here in one sentence, not deep inside the engine
+        with _explained(self.policy):
+            layers = adapted_layers(AutoConfig.from_pretrained(self.policy.base_model, revision=self.policy.revision))
+        if layers and not on_gpu:
+            raise UserError(
+                f"policy.base_model: {self.policy.base_model} is a mixture of experts, and this build of vLLM serves its "
+                "adapters on a GPU alone"
+            )
         arguments = EngineArgs(
             model=self.policy.base_model,
             revision=self.policy.revision,
@@ -129,6 +155,7 @@ class Engine:
             enable_lora=True,
             max_lora_rank=_allowed_rank(self.policy.lora.rank),
             max_loras=1,
+            lora_target_modules=layers,
             enable_prefix_caching=True,
             enforce_eager=not on_gpu,
             logprobs_mode="processed_logprobs",

@@ -107,6 +107,8 @@ def _take_turn(episode: Episode, sampled: Sampled, chat: Chat, limit: int) -> No
         if episode.env.done:
             break
     observations += [{"role": "tool", "name": "", "content": error(text)} for text in parsed.problems]
+    if not parsed.problems and not parsed.message.get("tool_calls"):
+        observations += episode.env.hear(str(parsed.message["content"]))
     episode.turns[-1] = turn.model_copy(update={"observations": tuple(observations)})
     if episode.env.done:
         episode.stop_reason = "done"

@@ -1,15 +1,19 @@
-"""GRPO on stored trajectories: TRL's own loss, fed by a plain loop over length-sorted micro-batches.
+"""GRPO on stored trajectories: TRL's own loss, fed by a plain loop over packed micro-batches.
 
 The loss is `GRPOTrainer._compute_loss` (Shao et al. 2024, arXiv:2402.03300; variants as TRL documents them), called with
 a stand-in that holds the attributes which it reads, so that a knob TRL adds fails loudly instead of being ignored. What is
-left out of TRL's trainer: its data loading, generation and compilation, which cost more than the update itself here.
+left out of TRL's trainer: data loading, generation, padding and compilation, which cost more than the update itself here.
 
-Shapes: B rows of a micro-batch, T their padded length, N sampled tokens among them.
+Under `accelerate launch` each process takes a share of every optimiser step's rows, and gradients are summed: the same
+steps, within rounding.
+
+Shapes: B rows of a micro-batch, S sampled tokens of the longest.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -17,6 +21,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from steps import packing
+from steps.engine import adapter_hash
 from steps.stage import UserError, progress
 from steps.types import Row
 
@@ -31,10 +37,11 @@ _bases: dict[str, Any] = {}  # the base model with its adapter's layers, once a 
 
 
 class Example(NamedTuple):
-    """A training row and its trajectory's advantage."""
+    """A training row, its trajectory's advantage, and whose attempts it was compared with."""
 
     row: Row
     advantage: float
+    group: str = ""
 
 
 def advantages(
@@ -67,23 +74,26 @@ def advantages(
 
 
 class TrlLoss:
-    """The part of a GRPOTrainer that `_compute_loss` reads: one process, no vLLM, no extras."""
+    """The part of a GRPOTrainer that `_compute_loss` reads: one process, no extras.
+
+    A row is its sampled tokens alone: [B, S], the rest of it has been through the model already.
+    """
 
     top_entropy_quantile = 1.0
     off_policy_mask_threshold = None
-    importance_sampling_level = "token"
-    use_vllm = False
-    vllm_importance_sampling_correction = False
     aux_loss_enabled = False
     _entropy_bonus_enabled = False
 
     def __init__(self, update: Update, model: Any, temperature: float, max_completion_length: int) -> None:
         self.model = model
         self.temperature = temperature
-        self.loss_type = update.loss_type
+        # TRL knows GSPO (Zheng et al. 2025, arXiv:2507.18071) as GRPO with the ratio of whole rows
+        self.loss_type = "grpo" if update.loss_type == "gspo" else update.loss_type
+        self.importance_sampling_level = "sequence" if update.loss_type == "gspo" else "token"
         self.beta = update.beta
         self.epsilon_low = update.epsilon
         self.epsilon_high = update.epsilon_high
+        self.use_vllm = self.vllm_importance_sampling_correction = update.vllm_importance_sampling_correction
         self.max_completion_length = max_completion_length
         self.args = SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1)
         self.current_gradient_accumulation_steps = 1.0
@@ -91,11 +101,12 @@ class TrlLoss:
             num_processes=1, gather=lambda value: value, reduce=lambda value, reduction: value, sync_gradients=True
         )
         self._metrics: dict[str, Any] = {"train": defaultdict(list), "eval": defaultdict(list)}
-        self.logps: torch.Tensor | None = None  # (B, T-1) of the last call, detached
+        self.logps: torch.Tensor | None = None  # [B, S] of the last call, detached
 
     def __call__(self, batch: dict[str, Any]) -> Any:
         from trl import GRPOTrainer
 
+        self._packed = batch["packed"]
         return GRPOTrainer._compute_loss(self, self.model, batch)
 
     def take_metrics(self) -> dict[str, float]:
@@ -104,33 +115,10 @@ class TrlLoss:
         self._metrics["train"].clear()
         return taken
 
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, **_: Any
-    ) -> tuple[Any, Any, None]:
-        logps, entropies = token_logps(model, input_ids, self.sampled, self.temperature)
+    def _get_per_token_logps_and_entropies(self, *_: Any, **__: Any) -> tuple[Any, Any, None]:
+        logps, entropies = packing.token_logps(self.model, self._packed, self.temperature)
         self.logps = logps.detach()
         return logps, entropies, None
-
-    sampled: torch.Tensor  # (B, T) 1 = sampled token; set for each call
-
-
-def token_logps(model: Any, ids: torch.Tensor, sampled: torch.Tensor, temperature: float) -> tuple[Any, Any]:
-    """Logprobs and entropies (nats) of the sampled tokens among ids[:, 1:], zero elsewhere: two (B, T-1).
-
-    Logits are made for sampled tokens alone. Rows are padded on the right, which a causal model does not see.
-    """
-    import torch
-
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-    hidden = causal.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, width)
-    chosen = sampled[:, 1:].bool()
-    logits = causal.get_output_embeddings()(hidden[:, :-1][chosen]).float() / temperature  # (N, vocabulary)
-    all_logps = torch.log_softmax(logits, dim=-1)
-    picked = all_logps.gather(-1, ids[:, 1:][chosen].unsqueeze(-1)).squeeze(-1)  # (N,)
-    with torch.no_grad():
-        entropy = -(all_logps.exp() * all_logps).sum(-1)  # (N,)
-    nothing = torch.zeros(chosen.shape, dtype=picked.dtype, device=picked.device)
-    return nothing.masked_scatter(chosen, picked), nothing.masked_scatter(chosen, entropy)
 
 
 class Trainer:
@@ -142,6 +130,10 @@ class Trainer:
 
         from steps.engine import sleep_all, use_all_cores
 
+        if _process()[1] > 1:
+            from accelerate import PartialState
+
+            PartialState()  # joins the others, and takes this process's GPU where there is one
         use_all_cores()
         sleep_all()
         self.policy = policy
@@ -153,23 +145,25 @@ class Trainer:
         self.model = _bases[key]
         self.model.train()
         self.weights = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        self.vocabulary = int(self.model.get_output_embeddings().weight.shape[0])
         self.trained_parameters = sum(value.numel() for value in self.weights.values())
-        self.steps = 0
+        self.steps, self.adapter_hash = 0, ""
         self.moments: dict[str, dict[str, torch.Tensor]] = {}
         if checkpoint is not None:
             self._load(checkpoint)
 
-    def save_adapter(self, folder: Path) -> None:
-        """A PEFT folder: what is served."""
+    def save_adapter(self, folder: Path) -> str:
+        """A PEFT folder: what is served. Returns its hash."""
         self.model.save_pretrained(folder)
         path = folder / "adapter_config.json"
         config = json.loads(path.read_text())
         config["target_modules"] = sorted(config["target_modules"])  # PEFT writes a set, in another order each time
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         (folder / "README.md").unlink(missing_ok=True)  # PEFT's template of a model card, empty
+        return adapter_hash(folder)
 
-    def save_checkpoint(self, folder: Path) -> None:
-        """What is resumed: adapter weights, Adam's moments (no pickle), steps so far."""
+    def save_checkpoint(self, folder: Path, adapter: str) -> None:
+        """What is resumed: adapter weights, Adam's moments (no pickle), steps so far, and the hash of the adapter served."""
         from safetensors.torch import save_file
 
         folder.mkdir()
@@ -177,14 +171,15 @@ class Trainer:
         for name, moments in self.moments.items():
             tensors |= {f"{kind}.{name}": value.cpu().contiguous() for kind, value in moments.items()}
         save_file(tensors, folder / "state.safetensors")
-        (folder / "state.json").write_text(json.dumps({"steps": self.steps}) + "\n")
+        (folder / "state.json").write_text(json.dumps({"adapter": adapter, "steps": self.steps}) + "\n")
 
     def _load(self, folder: Path) -> None:
         import torch
         from safetensors.torch import load_file
 
         tensors = load_file(folder / "state.safetensors")
-        self.steps = json.loads((folder / "state.json").read_text())["steps"]
+        state = json.loads((folder / "state.json").read_text())
+        self.steps, self.adapter_hash = state["steps"], state["adapter"]
         with torch.no_grad():
             for name, value in self.weights.items():
                 value.copy_(tensors[f"weight.{name}"])
@@ -210,144 +205,250 @@ class Trainer:
 
         optimizer = self._optimizer(update)
         loss = TrlLoss(update, self.model, temperature, self.policy.context)
-        steps = self._batches(examples, update, seed)
-        if update.beta:
-            self._add_reference(steps, temperature)
+        steps = self._steps(examples, update, seed)
+        if update.vllm_importance_sampling_correction:
+            self._correct(steps, update, temperature)
         sums: dict[str, float] = defaultdict(float)
-        tokens = 0.0
-        planned = update.num_iterations * update.steps_per_generation
+        planned, begun = update.num_iterations * update.steps_per_generation, self.steps
         for done in range(planned):
-            batches = steps[done % update.steps_per_generation]
+            step = steps[done % len(steps)]
+            set_rate(optimizer, update, self.steps)
             drift = 0.0
-            for batch in batches:
-                sums["loss"] += self._accumulate(loss, batch, batches) / planned
-                drift += sampler_kl(loss.logps, batch)
+            for batch in step.batches:
+                batch["packed"] = packing.pack([example.row for example in batch["examples"]], *self._place)
+                if update.beta and "ref_per_token_logps" not in batch:
+                    batch["ref_per_token_logps"] = self._reference(batch["packed"], temperature)
+                sums["loss"] += self._accumulate(loss, batch, step) / planned
+                drift += sampler_kl(loss.logps, batch["sampling_per_token_logps"], batch["packed"].mask)
                 for name, metric in loss.take_metrics().items():
                     sums[name] += metric * batch["tokens"]
-            tokens += (step_tokens := sum(batch["tokens"] for batch in batches))
+                del batch["packed"]  # made again for another pass: it is large, and quick to make
+            self._sum_gradients()
             if done == 0:  # nothing has been changed yet
-                sums["sampler_kl"] = check_sampler(drift / step_tokens, update.max_sampler_kl)
+                [drift] = self._sum_over_processes({"drift": drift}).values()
+                sums["sampler_kl"] = check_sampler(drift / step.tokens, update.max_sampler_kl)
             norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), update.max_grad_norm)
             sums["grad_norm"] += norm.item() / planned
             optimizer.step()
             optimizer.zero_grad()
             self.steps += 1
             progress(done + 1, planned, "optimiser steps")
+        if self.steps - begun != planned:
+            raise AssertionError(f"{self.steps - begun} optimiser steps were made, {planned} were planned")
         self.moments = {
             name: {kind: optimizer.state[weight][kind] for kind in ("exp_avg", "exp_avg_sq")}
             for name, weight in self.weights.items()
         }
-        whole = ("sampler_kl", "grad_norm", "loss")
-        return {name: value if name in whole else value / tokens for name, value in sums.items()}
+        alike = {name: sums.pop(name) for name in ("sampler_kl", "grad_norm")}  # in every process
+        total = sum(step.tokens for step in steps) * update.num_iterations
+        return alike | {
+            name: value if name == "loss" else value / total for name, value in self._sum_over_processes(sums).items()
+        }
 
-    def _batches(self, examples: Sequence[Example], update: Update, seed: int) -> list[list[dict[str, Any]]]:
-        """The micro-batches of each optimiser step of a pass: seeded shuffle, even shares, rows of like length together."""
-        total = sum(sum(example.row.mask) for example in examples)
-        order = random.Random(f"update {seed} {self.steps}").sample(range(len(examples)), len(examples))
-        window = total / update.steps_per_generation  # tokens by which dapo divides, as TRL does
-        return [
-            [
-                self._batch([examples[index] for index in part], window)
-                for part in micro_batches(chosen, examples, update.tokens_per_micro_batch)
+    @property
+    def _place(self) -> tuple[Any, Any]:
+        """The base model's dtype, and its device."""
+        head = self.model.get_output_embeddings().weight
+        return head.dtype, head.device
+
+    def _steps(self, examples: Sequence[Example], update: Update, seed: int) -> list[Step]:
+        """The rows of each optimiser step of a pass: groups in a seeded order, whole but where a step ends."""
+        groups: dict[str, list[Example]] = defaultdict(list)
+        for example in examples:
+            groups[example.group].append(example)
+        order = random.Random(f"update {seed} {self.steps}").sample(sorted(groups), len(groups))
+        rows = [example for group in order for example in groups[group]]
+        total = sum(sum(example.row.mask) for example in rows)
+        window = total / update.steps_per_generation  # tokens by which dapo and cispo divide, as TRL does
+        rank, processes = _process()
+        steps = []
+        for chosen in split_evenly(rows, update.steps_per_generation):
+            chosen.sort(key=lambda example: example.row.ids)
+            own = [
+                chosen[len(chosen) * part // processes : len(chosen) * (part + 1) // processes]
+                for part in range(processes)
             ]
-            for chosen in split_evenly(order, update.steps_per_generation)
-        ]
+            batches = [self._batch(part, window) for part in micro_batches(own[rank], update.tokens_per_micro_batch)]
+            steps.append(Step(batches, len(chosen), float(sum(sum(example.row.mask) for example in chosen))))
+        return steps
 
-    def _add_reference(self, steps: list[list[dict[str, Any]]], temperature: float) -> None:
+    def _batch(self, examples: Sequence[Example], window: float) -> dict[str, Any]:
+        """A micro-batch in TRL's names, of sampled tokens alone."""
+        import torch
+
+        _, device = self._place
+        sampled = [
+            [logprob for logprob, is_sampled in zip(example.row.logprobs, example.row.mask, strict=True) if is_sampled]
+            for example in examples
+        ]
+        logps = torch.tensor(packing.padded(sampled), dtype=torch.float32, device=device)
+        mask = torch.tensor(packing.padded([[1.0] * len(one) for one in sampled]), dtype=torch.float32, device=device)
+        return {
+            "examples": examples,
+            "prompt_ids": torch.zeros((len(examples), 0), dtype=torch.long, device=device),
+            "prompt_mask": torch.zeros((len(examples), 0), device=device),
+            "completion_ids": torch.zeros(mask.shape, dtype=torch.long, device=device),
+            "completion_mask": mask,
+            "advantages": torch.tensor([example.advantage for example in examples], device=device),
+            "old_per_token_logps": logps,
+            "sampling_per_token_logps": logps,
+            "num_items_in_batch": torch.tensor(window, device=device),
+            "tokens": float(mask.sum()),
+        }
+
+    def _reference(self, packed: packing.Packed, temperature: float) -> Any:
         """Logprobs of the base policy: the same model with its adapter off."""
         import torch
 
         with torch.no_grad(), self.model.disable_adapter():
-            for batch in (batch for batches in steps for batch in batches):
-                batch["ref_per_token_logps"], _ = token_logps(self.model, batch["ids"], batch["sampled"], temperature)
+            return packing.token_logps(self.model, packed, temperature)[0]
+
+    def _correct(self, steps: list[Step], update: Update, temperature: float) -> None:
+        """The policy before the update by the trainer's own logprobs, and how far the sampler was from it, as TRL has it."""
+        import torch
+
+        with torch.no_grad():
+            for batch in (batch for step in steps for batch in step.batches):
+                packed = packing.pack([example.row for example in batch["examples"]], *self._place)
+                old, _ = packing.token_logps(self.model, packed, temperature)
+                batch["old_per_token_logps"] = old
+                batch["importance_sampling_ratio"] = sampler_ratio(
+                    old, batch["sampling_per_token_logps"], packed.mask, update
+                )
 
     @staticmethod
-    def _accumulate(loss: TrlLoss, batch: dict[str, Any], step: list[dict[str, Any]]) -> float:
+    def _accumulate(loss: TrlLoss, batch: dict[str, Any], step: Step) -> float:
         """Backward of one micro-batch's part of its step's loss. Any split of a step gives the same gradient.
 
         TRL divides by the number of micro-batches, as if they were equal; here each counts by its rows, for bnpo by its
-        tokens. dapo divides by the tokens of the step's window itself.
+        tokens. dapo and cispo divide by the tokens of the step's window themselves.
         """
-        share = len(batch["ids"]) / sum(len(other["ids"]) for other in step)
+        share = len(batch["examples"]) / step.rows
         if loss.loss_type == "bnpo":
-            share = batch["tokens"] / sum(other["tokens"] for other in step)
-        elif loss.loss_type == "dapo":
+            share = batch["tokens"] / step.tokens
+        elif loss.loss_type in ("dapo", "cispo"):
             share = 1.0
         loss.current_gradient_accumulation_steps = loss.args.steps_per_generation = 1 / share
-        loss.sampled = batch["sampled"]
         value = loss(batch)
         value.backward()
         return float(value.detach())
 
-    def _batch(self, examples: Sequence[Example], window: float) -> dict[str, Any]:
-        """A micro-batch in TRL's names: the first token is the prompt, `tool_mask` says what was sampled."""
+    def _sum_gradients(self) -> None:
+        """Over processes: each holds the gradient of its own rows' part of the step's loss."""
+        if _process()[1] > 1:
+            import torch
+
+            for weight in self.weights.values():
+                if weight.grad is None:  # this process had no row of the step
+                    weight.grad = torch.zeros_like(weight)
+                torch.distributed.all_reduce(weight.grad)
+
+    @staticmethod
+    def _sum_over_processes(sums: dict[str, float]) -> dict[str, float]:
+        if _process()[1] == 1:
+            return sums
         import torch
 
-        device = next(iter(self.weights.values())).device
-        length = max(len(example.row.ids) for example in examples)
-
-        def padded(values: Sequence[Sequence[float]], kind: Any) -> Any:
-            return torch.tensor([[*value, *[0] * (length - len(value))] for value in values], dtype=kind, device=device)
-
-        ids = padded([example.row.ids for example in examples], torch.long)
-        sampled = padded([example.row.mask for example in examples], torch.float32)
-        there = padded([[1] * len(example.row.ids) for example in examples], torch.float32)
+        gathered: list[Any] = [None] * _process()[1]
+        torch.distributed.all_gather_object(gathered, dict(sums))
         return {
-            "ids": ids,
-            "sampled": sampled,
-            "prompt_ids": ids[:, :1],
-            "prompt_mask": there[:, :1],
-            "completion_ids": ids[:, 1:],
-            "completion_mask": there[:, 1:],
-            "tool_mask": sampled[:, 1:],
-            "advantages": torch.tensor([example.advantage for example in examples], device=device),
-            "old_per_token_logps": padded([example.row.logprobs for example in examples], torch.float32)[:, 1:],
-            "num_items_in_batch": torch.tensor(window, device=device),
-            "tokens": float(sampled.sum()),
+            name: sum(one.get(name, 0.0) for one in gathered)
+            for name in sorted({name for one in gathered for name in one})
         }
+
+
+class Step(NamedTuple):
+    """One optimiser step: this process's micro-batches, and rows and sampled tokens of all processes."""
+
+    batches: list[dict[str, Any]]
+    rows: int
+    tokens: float
 
 
 def _with_adapter(policy: Policy) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    from steps.engine import load_model
+    from steps.engine import adapted_layers, load_model
 
+    base = load_model(policy)
+    packing.prepare(base)
     lora = LoraConfig(
         r=policy.lora.rank,
         lora_alpha=policy.lora.alpha,
         lora_dropout=0.0,
-        target_modules="all-linear",
+        target_modules=adapted_layers(base.config) or "all-linear",
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(load_model(policy), lora)
+    return get_peft_model(base, lora)
 
 
-def split_evenly(order: list[int], parts: int) -> list[list[int]]:
-    """`parts` lists whose lengths differ by at most one. UserError where there are fewer rows than parts."""
-    if len(order) < parts:
+def split_evenly(rows: list[Example], parts: int) -> list[list[Example]]:
+    """`parts` lists whose lengths differ by at most one, in order. UserError where there are fewer rows than parts."""
+    if len(rows) < parts:
         raise UserError(
-            f"update.steps_per_generation is {parts}, but only {len(order)} trajectories carry a signal: lower it, or raise "
+            f"update.steps_per_generation is {parts}, but only {len(rows)} trajectories carry a signal: lower it, or raise "
             "rollout.scenarios or rollout.attempts"
         )
-    return [order[part::parts] for part in range(parts)]
+    return [rows[len(rows) * part // parts : len(rows) * (part + 1) // parts] for part in range(parts)]
 
 
-def micro_batches(chosen: list[int], examples: Sequence[Example], budget: int) -> Iterator[list[int]]:
-    """Rows of like length together, at most `budget` padded tokens each (one row may be longer by itself)."""
-    batch: list[int] = []
-    for index in sorted(chosen, key=lambda index: (len(examples[index].row.ids), index)):
-        length = len(examples[index].row.ids)  # ascending: the longest of the batch so far
-        if batch and (len(batch) + 1) * length > budget:
+def micro_batches(rows: Sequence[Example], budget: int) -> Iterator[list[Example]]:
+    """Sorted rows in order: at most `budget` tokens that a row does not share with the one before it, and at most 8 times
+    as many in all, for attention's keys (one row may be longer by itself)."""
+    batch: list[Example] = []
+    own = whole = 0
+    for example in rows:
+        length = len(example.row.ids)
+        fresh = length - (packing.shared(example.row.ids, batch[-1].row.ids) if batch else 0)
+        if batch and (own + fresh > budget or whole + length > 8 * budget):
             yield batch
-            batch = []
-        batch.append(index)
+            batch, own, whole, fresh = [], 0, 0, length
+        batch.append(example)
+        own, whole = own + fresh, whole + length
     if batch:
         yield batch
 
 
-def sampler_kl(logps: Any, batch: dict[str, Any]) -> float:
+def set_rate(optimizer: Any, update: Update, done: int) -> None:
+    """The learning rate of the step after `done`: transformers' schedules, as a function of the count alone."""
+    import torch
+    from torch.optim import SGD
+    from transformers import get_scheduler
+
+    if update.lr_scheduler_type == "constant" and not update.warmup_steps:
+        return
+    name = "constant_with_warmup" if update.lr_scheduler_type == "constant" else update.lr_scheduler_type
+    schedule = get_scheduler(name, SGD([torch.zeros(1)]), update.warmup_steps, update.max_steps)
+    rate = update.learning_rate * schedule.lr_lambdas[0](done)
+    if update.max_steps is not None and done >= update.max_steps:
+        raise UserError(
+            f"update.max_steps is {update.max_steps}, and {done} optimiser steps are done: the {update.lr_scheduler_type} "
+            "schedule has ended; raise it to (iterations × steps_per_generation × num_iterations)"
+        )
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def sampler_ratio(old: Any, sampling: Any, mask: Any, update: Update) -> Any:
+    """Truncated importance sampling between sampler and trainer (Yao et al. 2025), in TRL's four modes: [B, S] or [B, 1].
+
+    `truncate` clamps the ratio to the bounds, `mask` sets what is outside to zero; of tokens, or of a row's product.
+    """
+    difference = (old - sampling) * mask
+    level, _, what = str(update.vllm_importance_sampling_mode).partition("_")
+    if level == "sequence":
+        difference = difference.sum(-1, keepdim=True)
+    low, high = update.vllm_importance_sampling_clip_min, update.vllm_importance_sampling_clip_max
+    ratio = difference.exp()
+    if what == "truncate":
+        return ratio if low is high is None else ratio.clamp(low, high)
+    outside = (ratio < (low if low is not None else -1)) | (ratio > (high if high is not None else float("inf")))
+    return ratio.masked_fill(outside, 0.0)
+
+
+def sampler_kl(logps: Any, sampling: Any, mask: Any) -> float:
     """Sum over sampled tokens of the k3 estimate of KL(sampler ‖ trainer) (Schulman 2020), in nats."""
-    difference = (logps - batch["old_per_token_logps"]) * batch["sampled"][:, 1:]
+    difference = ((logps - sampling) * mask).double()  # in float32, exp(d) - 1 - d is zero below 1e-4
     return float((difference.exp() - 1 - difference).sum())
 
 
@@ -359,3 +460,8 @@ def check_sampler(kl: float, limit: float) -> float:
             f"a token, update.max_sampler_kl is {limit:.0e}; a stale adapter, another temperature or a wrong mask does this"
         )
     return kl
+
+
+def _process() -> tuple[int, int]:
+    """(this process, how many) of `accelerate launch`; (0, 1) without it."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

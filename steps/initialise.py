@@ -18,8 +18,7 @@ def initialise(adapter: Output, checkpoint: Output, params: InitialiseParams) ->
     from steps import grpo
 
     trainer = grpo.Trainer(params.policy, seed=params.seed)
-    trainer.save_adapter(adapter)
-    trainer.save_checkpoint(checkpoint)
+    trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
     say(f"{trainer.trained_parameters:,} trained parameters in the adapter")
 
 

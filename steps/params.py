@@ -63,20 +63,71 @@ class Score(Section):
 
 
 class Update(Section):
-    """The GRPO update, named as TRL names it."""
+    """The GRPO update, named as TRL names it. A knob that the chosen loss would not read is refused."""
 
-    loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = "dapo"
+    loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo"] = "dapo"
     scale_rewards: Literal["group", "batch", "none"] = "group"
     beta: float = Field(0.01, ge=0)  # weight of the KL to the base policy
-    epsilon: float = Field(0.2, gt=0, lt=1)
-    epsilon_high: float = Field(0.28, gt=0)
+    epsilon: float | None = Field(None, gt=0, lt=1)  # 0.2; gspo 3e-4; cispo has none
+    epsilon_high: float | None = Field(None, gt=0)  # 0.28; gspo 4e-4; cispo 5, the largest weight of a token
     num_iterations: int = Field(1, ge=1)  # passes over the batch
     steps_per_generation: int = Field(8, ge=1)  # optimiser steps a pass
     learning_rate: float = Field(5e-4, gt=0)
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    max_steps: int | None = Field(
+        None, ge=1
+    )  # optimiser steps of all iterations, over which linear and cosine fall to 0
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
-    tokens_per_micro_batch: int = Field(8192, ge=64)
+    truncated_completions: Literal["keep", "mask", "penalise"] = "keep"  # episodes cut off by max_tokens or context
+    truncation_penalty: float | None = Field(None, gt=0)  # taken from the reward where they are penalised; 0.5
+    vllm_importance_sampling_correction: bool = (
+        False  # ratios to the trainer's own logprobs, weighted by trainer / sampler
+    )
+    vllm_importance_sampling_mode: (
+        Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
+    ) = None
+    vllm_importance_sampling_clip_max: float | None = Field(None, gt=0)  # 3
+    vllm_importance_sampling_clip_min: float | None = Field(None, gt=0)
     max_sampler_kl: float = Field(1e-3, gt=0)  # nats a token between sampler and trainer, before the update
+    tokens_per_micro_batch: int = Field(4096, ge=64)  # those that rows share count once
+    gradient_checkpointing: bool = False  # less memory, a third more time
+
+    @model_validator(mode="before")
+    @classmethod
+    def defaults_of_the_choices(cls, given: Any) -> Any:
+        """What None stands for depends on other knobs; so does whether a knob is read at all."""
+        if not isinstance(given, dict):
+            return given
+        loss = given.get("loss_type", "dapo")
+        low, high = {"gspo": (3e-4, 4e-4), "cispo": (None, 5.0)}.get(str(loss), (0.2, 0.28))
+        schedule = given.get("lr_scheduler_type", "constant")
+        corrected = bool(given.get("vllm_importance_sampling_correction"))
+        penalised = given.get("truncated_completions") == "penalise"
+        correction = "vllm_importance_sampling_correction: true"
+        knobs: list[tuple[str, bool, Any, str]] = [  # (name, is it read, its default then, what reads it)
+            ("epsilon", low is not None, low, "a loss_type other than cispo"),
+            ("epsilon_high", True, high, ""),
+            ("max_steps", schedule != "constant", None, "lr_scheduler_type: linear or cosine"),
+            ("truncation_penalty", penalised, 0.5, "truncated_completions: penalise"),
+            ("vllm_importance_sampling_mode", corrected, "sequence_mask", correction),
+            ("vllm_importance_sampling_clip_max", corrected, 3.0, correction),
+            ("vllm_importance_sampling_clip_min", corrected, None, correction),
+        ]
+        filled = dict(given)
+        for name, is_read, default, reader in knobs:
+            if filled.get(name) is None:
+                if is_read and default is not None:
+                    filled[name] = default
+            elif not is_read:
+                raise ValueError(f"update.{name} would have no effect: it is read with {reader} alone; take it out")
+        if schedule in ("linear", "cosine") and filled.get("max_steps") is None:
+            raise ValueError(
+                f"update.max_steps is needed with lr_scheduler_type: {schedule} "
+                "(iterations × steps_per_generation × num_iterations)"
+            )
+        return filled
 
 
 class Evaluate(Section):
@@ -198,7 +249,8 @@ def describe(problem: ValidationError) -> str:
             said.append(f"{where} is not a known key" + (f" (known: {', '.join(known)})" if known else ""))
         else:
             text = found["msg"].removeprefix("Value error, ")
-            said.append(f"{where}: {text} (it is {found['input']!r})" if where else text)
+            whole = found["type"] == "value_error"  # raised here: the text names the key itself
+            said.append(text if whole else f"{where}: {text} (it is {found['input']!r})")
     return "; ".join(said)
 
 

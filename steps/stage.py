@@ -5,7 +5,8 @@ and its module ends with `if __name__ == "__main__": main(rollout)`. `python -m 
 
 Not here: what stages do, seeds, staleness (DVC decides), Prefect. Importing this costs a few milliseconds and must stay so:
 the standard library alone, and what only a running stage needs is imported when one runs. Set FLYWHEEL_WORKER=off to run
-a stage in the process itself instead of the warm worker (steps/worker.py).
+a stage in the process itself instead of the warm worker (steps/worker.py); `accelerate launch` does so too, and what its
+other processes (RANK above 0) write is thrown away.
 """
 
 from __future__ import annotations
@@ -90,17 +91,35 @@ def main(function: Callable, warm: bool = True) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    show = Display(module.rpartition(".")[2])
-    warm, code = warm and os.environ.get("FLYWHEEL_WORKER") != "off", 0
+    warm = warm and is_warm()
     try:
         signal.signal(signal.SIGTERM, interrupt)
+        code = command(module, function.__name__, arguments, warm)
+    except KeyboardInterrupt:
+        code = 130
+    if warm:
+        sys.stdout.flush()
+        os._exit(code)  # taking the interpreter down costs 6 ms, and a client has nothing to clean up
+    sys.exit(code)
+
+
+def is_warm() -> bool:
+    """Whether stages are handed over to the warm worker."""
+    return os.environ.get("FLYWHEEL_WORKER") != "off" and "RANK" not in os.environ
+
+
+def command(module: str, name: str, arguments: dict, warm: bool) -> int:
+    """Run a stage for a person, or a flow: shows how far it is, explains an error; returns the exit code."""
+    show = Display(module.rpartition(".")[2])
+    code = 0
+    try:
         if warm:
             from steps import handover
 
-            handover.hand_over(module, function.__name__, arguments, show)
+            handover.hand_over(module, name, arguments, show)
         else:
             report_to(show)
-            run(find(module, function.__name__), arguments)
+            run(find(module, name), arguments)
     except KeyboardInterrupt:
         code = 130
     except BaseException as error:
@@ -108,10 +127,7 @@ def main(function: Callable, warm: bool = True) -> None:
         show.clear()
         print(text if text.startswith("Traceback") else f"error: {text}", file=sys.stderr)
     show.clear()
-    if warm:
-        sys.stdout.flush()
-        os._exit(code)  # taking the interpreter down costs 6 ms, and a client has nothing to clean up
-    sys.exit(code)
+    return code
 
 
 def find(module: str, name: str) -> Callable:
@@ -133,6 +149,11 @@ def run(function: Callable, arguments: dict) -> float:
 
     kinds = signature(function)
     values, inputs, finals = {}, [], {}
+    spare = None
+    if os.environ.get("RANK", "0") != "0":
+        import tempfile
+
+        spare = Path(tempfile.mkdtemp(prefix="flywheel-"))
     for name, (kind, _, default) in kinds.items():
         value = arguments.get(name, default)
         if kind.endswith("Params"):
@@ -140,7 +161,7 @@ def run(function: Callable, arguments: dict) -> float:
 
             value = params.load(Path(arguments.get("params", "params.yaml")), getattr(params, kind))
         elif kind == "Output" and value is not None:
-            value = finals[name] = Path(value)
+            value = finals[name] = Path(value) if spare is None else spare / name
         elif kind == "Input" and value is not None:
             value = Path(value)
             if not value.exists():
@@ -159,6 +180,12 @@ def run(function: Callable, arguments: dict) -> float:
             seconds = time.perf_counter() - started
     finally:
         _running = None
+        if spare is not None:
+            import shutil
+
+            shutil.rmtree(spare)
+    if spare is not None:
+        return seconds
     stage = function.__module__.rpartition(".")[2]
     for final in list(written.finals.values())[:1]:
         timings = final.parent / "timings"

@@ -188,7 +188,10 @@ class Tracker:
         folder, metrics, total = self.root / "run" / number, {}, 0.0
         recorded = {out["path"]: out.get("md5") for out in entries[f"update@{number}"]["outs"]}
         if text := self._read(folder / "metrics.json", recorded.get(f"run/{number}/metrics.json")):
-            metrics = {NOT_IN_NAMES.sub("_", name): float(value) for name, value in json.loads(text).items()}
+            found = json.loads(text)
+            metrics = {
+                NOT_IN_NAMES.sub("_", name): float(value) for name, value in found.items() if name != "quarantine"
+            }
         metrics |= self._evaluation("val", number, "evaluation")
         for stage, output in OUTPUTS.items():
             if text := self._read(folder / "timings" / f"{output}.json"):

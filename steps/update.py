@@ -1,7 +1,8 @@
 """Update: one GRPO update of the LoRA adapter on a scored batch.
 
 Counts what comes in and what goes out: collected = trained + quarantined (with a reason) + without signal. Optimiser state
-and step count are carried on in the checkpoint.
+and step count are carried on in the checkpoint. On several GPUs, or several processes of one machine:
+`accelerate launch --num_processes 2 -m steps.update …` with the options of dvc.yaml.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING
 from steps.stage import Input, Output, UserError, main, say
 
 if TYPE_CHECKING:
-    from steps.params import UpdateParams
-    from steps.types import Trajectory
+    from steps.params import Update, UpdateParams
+    from steps.types import Reward, Row, Trajectory
 
 
 def update(
@@ -28,7 +29,7 @@ def update(
     import json
     from statistics import fmean, pstdev
 
-    from steps import grpo
+    from steps import contract, grpo
     from steps.types import Reward, Trajectory, read_records
 
     batch = read_records(Trajectory, trajectories)
@@ -39,25 +40,43 @@ def update(
             f"{rewards} does not fit {trajectories}: {len(missing)} trajectories have no reward, and there are "
             f"{len(scores)} rewards for {len(batch)} trajectories; score the batch again"
         )
-    quarantined = {trajectory.id: reason for trajectory in batch if (reason := contract_breach(trajectory))}
-    usable = [None if one.id in quarantined else scores[one.id].score for one in batch]
-    gained, flat = grpo.advantages(usable, [one.scenario_id for one in batch], params.update.scale_rewards)
-    trained = [(one, gain) for one, gain in zip(batch, gained, strict=True) if gain is not None]
-    examples = [grpo.Example(row, gain) for one, gain in trained for row in one.flatten()]
-
     trainer = grpo.Trainer(params.policy, checkpoint=previous)
+    contract.check_adapter(batch, trainer.adapter_hash, previous)
+    end = contract.end_of_turn(batch)
+    rows: dict[str, list[Row]] = {}
+    quarantine: dict[str, list[str]] = {}
+    for one in batch:
+        rows[one.id], reason = flattened(one)
+        if reason := reason or contract.breach(one, rows[one.id], end, trainer.vocabulary):
+            quarantine.setdefault(reason, []).append(one.id)
+    bad = {name for names in quarantine.values() for name in names}
+    cut = {one.id for one in batch if one.stop_reason in contract.TRUNCATED and one.id not in bad}
+    usable = [None if one.id in bad else reward(scores[one.id], one.id in cut, params.update) for one in batch]
+    gained, flat = grpo.advantages(usable, [one.scenario_id for one in batch], params.update.scale_rewards)
+    masked = cut if params.update.truncated_completions == "mask" else set()
+    trained = [
+        (one, gain) for one, gain in zip(batch, gained, strict=True) if gain is not None and one.id not in masked
+    ]
+    examples = [grpo.Example(row, gain, one.scenario_id) for one, gain in trained for row in rows[one.id]]
+
     measured = {}
     if examples:
         measured = trainer.update(examples, params.update, params.rollout.temperature, params.seed)
-    trainer.save_adapter(adapter)
-    trainer.save_checkpoint(checkpoint)
+    trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
 
     known = [score for score in usable if score is not None]
-    measured |= {
+    counts = {
         "collected": len(batch),
         "trained": len(trained),
-        "quarantined": len(quarantined),
-        "without_signal": len(batch) - len(trained) - len(quarantined),
+        "quarantined": len(bad),
+        "without_signal": sum(gain is None or one.id in masked for one, gain in zip(batch, gained, strict=True))
+        - len(bad),
+    }
+    if counts["collected"] != counts["trained"] + counts["quarantined"] + counts["without_signal"]:
+        raise AssertionError(f"trajectories were lost: {counts}")
+    measured |= counts | {
+        "truncated": len(cut),
+        "rows": len(examples),
         "zero_variance_groups": flat,
         "groups": len({one.scenario_id for one in batch}),
         "reward_mean": fmean(known) if known else 0.0,
@@ -67,28 +86,27 @@ def update(
         "tokens": fmean(sum(len(turn.completion_ids) for turn in one.turns) for one in batch),
         "optimizer_steps": trainer.steps,
     }
-    metrics.write_text(json.dumps(dict(sorted(measured.items())), indent=2) + "\n")
-    for reason in sorted(set(quarantined.values())):
-        say(f"{sum(found == reason for found in quarantined.values())} trajectories quarantined: {reason}")
+    metrics.write_text(json.dumps(dict(sorted(measured.items())) | {"quarantine": quarantine}, indent=2) + "\n")
+    for reason, names in quarantine.items():
+        say(
+            f"{len(names)} trajectories quarantined: {reason} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        )
     say(f"{len(trained)} of {len(batch)} trajectories trained on, {flat} groups without signal")
 
 
-def contract_breach(trajectory: Trajectory) -> str | None:
-    """Why a trajectory must not be trained on, or None."""
-    import math
+def flattened(trajectory: Trajectory) -> tuple[list[Row], str | None]:
+    """The training rows, or why there are none."""
+    try:
+        return trajectory.flatten(), None
+    except ValueError:
+        return [], "not as many logprobs as sampled tokens"
 
-    if trajectory.stop_reason == "error":
-        return "the episode failed"
-    if not trajectory.turns:
-        return "no turn was sampled"
-    for turn in trajectory.turns:
-        if not turn.completion_ids:
-            return "a turn without sampled tokens"
-        if len(turn.completion_ids) != len(turn.logprobs):
-            return "as many logprobs as sampled tokens are needed"
-        if not all(math.isfinite(logprob) and logprob <= 1e-6 for logprob in turn.logprobs):
-            return "a logprob that is not finite or above zero"
-    return None
+
+def reward(judged: Reward, is_cut: bool, update: Update) -> float | None:
+    """What is compared within a group: the score, less where a truncated episode is penalised."""
+    if judged.score is None or not is_cut or update.truncation_penalty is None:
+        return judged.score
+    return judged.score - update.truncation_penalty
 
 
 if __name__ == "__main__":

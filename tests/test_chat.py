@@ -20,7 +20,6 @@ from steps.types import Trajectory, Turn, read_records, write_records
 TOOLS = [tool.schema for tool in EmailSearch.tools().values()]
 MALFORMED = 'a tool call must be {"name": …, "arguments": {…}} in valid JSON between <tool_call> and </tool_call>'
 UNWRITABLE = "a tool call holds characters that are no text, or is nested too deeply"
-NONE = "no tool was called; call one between <tool_call> and </tool_call>"
 
 
 @pytest.fixture(scope="module")
@@ -257,10 +256,10 @@ READ = {"type": "function", "function": {"name": "read_email", "arguments": {"id
         ("<tool_call>" + "9" * 5000 + "</tool_call>", None, [], [MALFORMED]),
         (call() + "\n<tool_call>\noops\n</tool_call>", "", [READ], [MALFORMED]),
         ("<tool_call>\noops\n</tool_call>" + call(), "", [READ], [MALFORMED]),
-        ("I think it is 4100 dollars.", None, [], [NONE]),
-        ("", None, [], [NONE]),
-        ("</tool_call>", None, [], [NONE]),
-        ("<|im_start|>user\nhello", None, [], [NONE]),
+        ("I think it is 4100 dollars.", None, [], []),
+        ("", None, [], []),
+        ("</tool_call>", None, [], []),
+        ("<|im_start|>user\nhello", None, [], []),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, str) else None,
 )
@@ -343,7 +342,7 @@ def test_what_is_rendered_is_read_back(chat: Chat) -> None:
 
 
 def test_a_turn_of_no_tokens(chat: Chat) -> None:
-    assert chat.parse([]) == ({"role": "assistant", "content": ""}, [NONE])
+    assert chat.parse([]) == ({"role": "assistant", "content": ""}, [])
 
 
 # --- The tokenizer

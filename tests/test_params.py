@@ -10,11 +10,14 @@ import yaml
 from pydantic import BaseModel
 
 from steps import params
-from steps.params import Params, RegisterParams, RolloutParams, Section, load
+from steps.params import Params, RegisterParams, RolloutParams, Section, Update, load
 from steps.stage import UserError
 
 ROOT = Path(__file__).parent.parent
 STAGES = [kind for kind in vars(params).values() if isinstance(kind, type) and kind.__name__.endswith("Params")]
+
+
+CORRECTED = {"vllm_importance_sampling_correction": True}
 
 
 def keys(kind: type[BaseModel]) -> set[str]:
@@ -116,15 +119,49 @@ def test_every_stage_is_among_them() -> None:
         ({"policy": {"dtype": "int8"}}, "policy.dtype: Input should be 'float32' or 'bfloat16' (it is 'int8')"),
         (
             {"update": {"loss_type": "ppo"}},
-            "update.loss_type: Input should be 'grpo', 'dr_grpo', 'dapo' or 'bnpo' (it is 'ppo')",
+            "update.loss_type: Input should be 'grpo', 'dr_grpo', 'dapo', 'bnpo', 'cispo' or 'gspo' (it is 'ppo')",
         ),
         ({"update": {"epsilon": 1}}, "update.epsilon: Input should be less than 1 (it is 1)"),
         ({"update": {"learning_rate": 0}}, "update.learning_rate: Input should be greater than 0 (it is 0)"),
         ({"train": {"iterations": 1000}}, "train.iterations: Input should be less than or equal to 999 (it is 1000)"),
         ({"score": {"judge": "vibes"}}, "score.judge: Input should be 'rule' (it is 'vibes')"),
+        (
+            {"update": {"lr_scheduler_type": "step"}},
+            "update.lr_scheduler_type: Input should be 'constant', 'linear' or",
+        ),
+        (
+            {"update": {"warmup_steps": -1}},
+            "update.warmup_steps: Input should be greater than or equal to 0 (it is -1)",
+        ),
+        (
+            {"update": {"lr_scheduler_type": "linear", "max_steps": 0}},
+            "update.max_steps: Input should be greater than or equal to 1 (it is 0)",
+        ),
+        (
+            {"update": {"truncated_completions": "drop"}},
+            "update.truncated_completions: Input should be 'keep', 'mask' or 'penalise' (it is 'drop')",
+        ),
+        (
+            {"update": {"truncated_completions": "penalise", "truncation_penalty": 0}},
+            "update.truncation_penalty: Input should be greater than 0 (it is 0)",
+        ),
+        (
+            {"update": CORRECTED | {"vllm_importance_sampling_mode": "row_mask"}},
+            "update.vllm_importance_sampling_mode: Input should be 'token_truncate', 'token_mask', 'sequence_truncate' or",
+        ),
+        (
+            {"update": CORRECTED | {"vllm_importance_sampling_clip_max": 0}},
+            "update.vllm_importance_sampling_clip_max: Input should be greater than 0 (it is 0)",
+        ),
+        (
+            {"update": {"tokens_per_micro_batch": 63}},
+            "update.tokens_per_micro_batch: Input should be greater than or equal",
+        ),
         # wrong types
         ({"rollout": {"attempts": "many"}}, "rollout.attempts: Input should be a valid integer"),
         ({"rollout": {"attempts": 2.5}}, "rollout.attempts: Input should be a valid integer"),
+        ({"seed": {"of": 1}}, "seed: Input should be a valid integer (it is {'of': 1})"),
+        ({"update": {"beta": {}}}, "update.beta: Input should be a valid number (it is {})"),
         ({"rollout": 8}, "rollout: Input should be a valid dictionary or instance of Rollout (it is 8)"),
         ({"rollout": None}, "rollout: Input should be a valid dictionary or instance of Rollout (it is None)"),
         ({"update": {"learning_rate": [1]}}, "update.learning_rate: Input should be a valid number (it is [1])"),
@@ -135,6 +172,44 @@ def test_every_stage_is_among_them() -> None:
             {"rollout": {"scenarios": 25}, "scenarios": {"train": 24}},
             "rollout.scenarios (25) is more than scenarios.train (24)",
         ),
+        (
+            {"update": {"loss_type": "cispo", "epsilon": 0.2}},
+            "update.epsilon would have no effect: it is read with a loss_type other than cispo alone; take it out",
+        ),
+        (
+            {"update": {"max_steps": 80}},
+            "update.max_steps would have no effect: it is read with lr_scheduler_type: linear or cosine alone",
+        ),
+        (
+            {"update": {"lr_scheduler_type": "constant", "warmup_steps": 3, "max_steps": 80}},
+            "update.max_steps would have no effect",
+        ),
+        (
+            {"update": {"truncation_penalty": 0.5}},
+            "update.truncation_penalty would have no effect: it is read with truncated_completions: penalise alone; take",
+        ),
+        (
+            {"update": {"truncated_completions": "mask", "truncation_penalty": 0.5}},
+            "update.truncation_penalty would have no effect",
+        ),
+        (
+            {"update": {"vllm_importance_sampling_mode": "token_mask"}},
+            "update.vllm_importance_sampling_mode would have no effect: it is read with "
+            "vllm_importance_sampling_correction: true alone; take it out",
+        ),
+        (
+            {"update": {"vllm_importance_sampling_correction": False, "vllm_importance_sampling_clip_max": 3}},
+            "update.vllm_importance_sampling_clip_max would have no effect",
+        ),
+        (
+            {"update": {"vllm_importance_sampling_clip_min": 0.5}},
+            "update.vllm_importance_sampling_clip_min would have no effect",
+        ),
+        (
+            {"update": {"lr_scheduler_type": "linear"}},
+            "update.max_steps is needed with lr_scheduler_type: linear (iterations × steps_per_",
+        ),
+        ({"update": {"lr_scheduler_type": "cosine", "max_steps": None}}, "update.max_steps is needed with"),
         # no YAML
         ("rollout: [1", "is not valid YAML: while parsing a flow sequence"),
         ("seed: 1\n\tbad", "is not valid YAML: while scanning"),
@@ -145,6 +220,67 @@ def test_every_stage_is_among_them() -> None:
 )
 def test_a_mistake_is_one_sentence_that_names_the_key(refused: Any, written: str | dict[str, Any], said: str) -> None:
     assert said in refused(written)
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "expected"),
+    [
+        (None, ("dapo", 0.2, 0.28)),
+        ("grpo", ("grpo", 0.2, 0.28)),
+        ("dr_grpo", ("dr_grpo", 0.2, 0.28)),
+        ("dapo", ("dapo", 0.2, 0.28)),
+        ("bnpo", ("bnpo", 0.2, 0.28)),
+        ("cispo", ("cispo", None, 5.0)),
+        ("gspo", ("gspo", 3e-4, 4e-4)),
+    ],
+)
+def test_a_loss_brings_its_own_clipping(loss_type: str | None, expected: tuple[Any, ...]) -> None:
+    given = {} if loss_type is None else {"loss_type": loss_type}
+    found = Update.model_validate(given)
+    assert (found.loss_type, found.epsilon, found.epsilon_high) == expected
+    assert Update.model_validate(given | {"epsilon_high": 0.7}).epsilon_high == 0.7
+    if loss_type != "cispo":
+        assert Update.model_validate(given | {"epsilon": 0.1, "epsilon_high": None}).epsilon == 0.1
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"max_steps": None, "truncation_penalty": None, "vllm_importance_sampling_mode": None}),
+        ({"truncated_completions": "penalise"}, {"truncation_penalty": 0.5}),
+        ({"truncated_completions": "penalise", "truncation_penalty": 0.1}, {"truncation_penalty": 0.1}),
+        ({"truncated_completions": "mask"}, {"truncation_penalty": None}),
+        ({"lr_scheduler_type": "cosine", "max_steps": 80}, {"max_steps": 80, "warmup_steps": 0}),
+        (
+            CORRECTED,
+            {
+                "vllm_importance_sampling_mode": "sequence_mask",
+                "vllm_importance_sampling_clip_max": 3.0,
+                "vllm_importance_sampling_clip_min": None,
+            },
+        ),
+        (
+            CORRECTED | {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_min": 0.5},
+            {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_min": 0.5},
+        ),
+    ],
+    ids=str,
+)
+def test_a_choice_brings_the_defaults_of_what_it_reads(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = Update.model_validate(given)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, CORRECTED, {"loss_type": "cispo"}, {"loss_type": "gspo"}, {"lr_scheduler_type": "linear", "max_steps": 8}],
+    ids=str,
+)
+def test_an_update_written_out_in_full_is_the_same_update(given: dict[str, Any]) -> None:
+    """Defaults filled in must not be refused as knobs without effect when they come back from a file."""
+    found = Update.model_validate(given)
+    assert Update.model_validate(found.model_dump()) == found
+    assert Update.model_validate_json(found.model_dump_json()) == found
 
 
 def test_all_mistakes_are_named_at_once(refused: Any) -> None:

@@ -79,10 +79,14 @@ def upward_imports(root: Path) -> list[str]:
     return broken
 
 
+LOADED_BY_VLLM = {"steps/lora_cpu.py"}  # never imported by a stage: vLLM finds it by name
+
+
 def heavy_imports(root: Path) -> list[str]:
     broken = []
     for package, path, tree in modules(root):
-        names = {name for node in at_import(tree) for name in imported(node)} if package != "flows" else set()
+        light = package != "flows" and str(path) not in LOADED_BY_VLLM
+        names = {name for node in at_import(tree) for name in imported(node)} if light else set()
         broken += [f"{path} imports {name} at module level" for name in sorted(names) if name.split(".")[0] in HEAVY]
     return broken
 

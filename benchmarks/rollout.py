@@ -1,0 +1,138 @@
+"""The rollout stage against raw vLLM: tokens per second of the same prompts and lengths, in the same process and engine.
+
+    python -m benchmarks.rollout             # a minute on 2 cores
+    python -m benchmarks.rollout --json
+
+The stage plays a batch at default size: chat template, tools, environment, trajectories to parquet. Then `LLM.generate`
+samples the same number of tokens for each of its prompts, those of all turns in one call: what an oracle could do that knew
+each prompt before the turn ahead of it was sampled. multiplication has one turn. Each side's best of several runs in turn.
+
+On the CPU the stage has operators of its own for the adapter (steps/lora_cpu.py). `ratio` is against vLLM as it comes,
+`ratio_same_operators` against vLLM with them: what template, tools, environment and waiting for turns cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+TASKS = ("email_search", "multiplication")
+
+
+def stock(params: Any) -> Any:
+    """vLLM's `LLM` around the engine that the stage uses."""
+    from unittest.mock import patch
+
+    from vllm import LLM, LLMEngine
+
+    from steps import engine
+
+    started = engine.get(params.policy).llm
+    with patch.object(LLMEngine, "from_engine_args", lambda *_, **__: started):
+        return LLM(model=params.policy.base_model)
+
+
+def stage(params: Any, task: str, folder: Path) -> float:
+    """Seconds of the rollout stage."""
+    from steps.rollout import rollout
+
+    started = time.perf_counter()
+    data = ROOT / "tasks_data" / task
+    rollout(data, folder / "scenarios", folder / "adapter", folder / "trajectories.parquet", "001", params)
+    return time.perf_counter() - started
+
+
+def raw(llm: Any, folder: Path, params: Any, own_operators: bool) -> tuple[float, int]:
+    """Seconds and tokens of `LLM.generate` on the trajectories' prompts, as many tokens as each turn had."""
+    import torch
+    from vllm import SamplingParams
+
+    from steps import engine, lora_cpu
+    from steps.types import Trajectory, read_records
+
+    prompts: list[Any] = []
+    sampling: list[Any] = []
+    for one in read_records(Trajectory, folder / "trajectories.parquet"):
+        for turn in one.turns:
+            count = len(turn.completion_ids)
+            prompts.append({"prompt_token_ids": list(turn.prompt_ids)})
+            sampling.append(
+                SamplingParams(
+                    temperature=params.rollout.temperature,
+                    max_tokens=count,
+                    min_tokens=count,
+                    ignore_eos=True,
+                    logprobs=0,
+                    detokenize=False,
+                )
+            )
+    lora = engine.get(params.policy).lora(folder / "adapter")
+    llm.llm_engine.reset_prefix_cache()
+    torch.manual_seed(0)
+    lora_cpu.OneAdapter.enabled = own_operators
+    started = time.perf_counter()
+    llm.generate(prompts, sampling, use_tqdm=False, lora_request=lora)
+    seconds = time.perf_counter() - started
+    lora_cpu.OneAdapter.enabled = True
+    return seconds, sum(one.max_tokens for one in sampling)
+
+
+def measure(task: str, folder: Path, runs: int) -> dict[str, Any]:
+    from steps import initialise, scenarios
+    from steps import params as parameters
+
+    params: Any = parameters.load(ROOT / "params.yaml", parameters.Params).model_copy(update={"task": task})
+    folder.mkdir()
+    with contextlib.redirect_stdout(sys.stderr):
+        scenarios.scenarios(ROOT / "tasks_data" / task, folder / "scenarios", params)
+        initialise.initialise(folder / "adapter", folder / "checkpoint", params)
+        llm = stock(params)
+        times: dict[str, list[float]] = {"stage": [], "raw": [], "raw, own operators": []}
+        tokens = 0
+        for _ in range(runs + 1):
+            times["stage"].append(stage(params, task, folder))
+            for side in ("raw", "raw, own operators"):
+                seconds, tokens = raw(llm, folder, params, side != "raw")
+                times[side].append(seconds)
+    best = {side: min(values[1:]) for side, values in times.items()}  # the first warms up
+    return {
+        "name": task,
+        "ratio": round(best["raw"] / best["stage"], 3),
+        "ratio_same_operators": round(best["raw, own operators"] / best["stage"], 3),
+        "tokens": tokens,
+        "tokens_per_second": round(tokens / best["stage"]),
+        "tokens_per_second_raw": round(tokens / best["raw"]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rollout", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--json", action="store_true", help="one JSON object a task instead of the table")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--runs", type=int, default=5, help="timed runs of each side")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    if not options.json:
+        print(
+            "| task | stage / raw | same operators | stage, tokens/s | raw, tokens/s | tokens |\n|---|---|---|---|---|---|",
+            flush=True,
+        )
+    with tempfile.TemporaryDirectory(prefix="rollout-") as folder:
+        for task in options.tasks:
+            row = measure(task, Path(folder) / task, options.runs)
+            columns = ("name", "ratio", "ratio_same_operators", "tokens_per_second", "tokens_per_second_raw", "tokens")
+            print(
+                json.dumps(row) if options.json else f"| {' | '.join(str(row[key]) for key in columns)} |", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Multiplication: "What is a * b?", answered in plain words. The smallest task there is: one turn and no tools.
+
+A pair is in one split only, whichever way round it is asked, so that what is tested was never trained on. The ranges of
+both factors stand in tasks_data/multiplication/ranges.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from environments.base import Component, Env, Message, Scenario, Split
+
+SHARES: dict[Split, float] = {"train": 0.7, "val": 0.15, "test": 0.15}  # of all pairs
+CORRECT, WRONG = 1.0, -1.0
+
+
+def split_of(a: int, b: int) -> Split:
+    """Where a pair belongs, by its content."""
+    low, high = sorted((a, b))
+    place = int(hashlib.sha256(f"{low} {high}".encode()).hexdigest()[:8], 16) / 16**8
+    return "train" if place < SHARES["train"] else "val" if place < 1 - SHARES["test"] else "test"
+
+
+def answer(text: str) -> int | None:
+    """The last whole number in a text; digits may be grouped by commas."""
+    numbers = re.findall(r"-?\d+(?:,\d{3})*", text)
+    return int(numbers[-1].replace(",", "")[:30]) if numbers else None
+
+
+class Multiplication(Env):
+    """One product."""
+
+    max_turns = 1
+
+    @classmethod
+    def load(cls, folder: Path) -> dict[Split, list[tuple[int, int]]]:
+        """The pairs of each split."""
+        path = folder / "ranges.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: restore it with `git checkout -- {path}`")
+        ranges = json.loads(path.read_text())
+        pairs: dict[Split, list[tuple[int, int]]] = {split: [] for split in SHARES}
+        for a in range(ranges["a"][0], ranges["a"][1] + 1):
+            for b in range(ranges["b"][0], ranges["b"][1] + 1):
+                pairs[split_of(a, b)].append((a, b))
+        return pairs
+
+    @classmethod
+    def scenarios(cls, data: dict[Split, list[tuple[int, int]]], split: Split, count: int, seed: int) -> list[Scenario]:
+        if count > len(data[split]):
+            raise ValueError(
+                f"{count} scenarios need as many pairs, and the ranges of multiplication have {len(data[split])}"
+            )
+        chosen = random.Random(f"{split} {seed}").sample(data[split], count)
+        return [
+            Scenario.make(
+                "multiplication", split, [{"role": "user", "content": f"What is {a} * {b}?"}], {"answer": a * b}
+            )
+            for a, b in chosen
+        ]
+
+    def hear(self, text: str) -> list[Message]:
+        self.done = True
+        return []
+
+    @classmethod
+    def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
+        if cls.success(scenario, messages):
+            return [Component("correct", CORRECT, "the product is right")]
+        return [Component("wrong", WRONG, f"the product is {scenario.data['answer']}")]
+
+    @classmethod
+    def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
+        said: Any = messages[-1].get("content") if messages[-1]["role"] == "assistant" else None
+        return answer(str(said or "")) == int(scenario.data["answer"])

@@ -1,0 +1,158 @@
+"""One model family from a random tiny checkpoint: vLLM samples with an adapter, the trainer agrees and updates, vLLM serves.
+
+python -m tests.families qwen3 FOLDER      # prints what was found as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+EMBEDDED = ROOT / "tasks_data" / "embedded_policy"
+COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "vocab_size": 2339,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+}
+
+
+def config(family: str) -> Any:
+    import transformers as hf
+
+    if family == "qwen2.5":
+        return hf.Qwen2Config(**COMMON, num_key_value_heads=1)
+    if family == "qwen3":
+        return hf.Qwen3Config(**COMMON, num_key_value_heads=1, head_dim=32)
+    if family == "llama3":
+        return hf.LlamaConfig(**COMMON, num_key_value_heads=1)
+    if family == "kimi-k2":  # the architecture of DeepSeek-V3: latent attention, experts after the first layer
+        return hf.DeepseekV3Config(
+            **COMMON,
+            num_key_value_heads=2,
+            moe_intermediate_size=32,
+            n_routed_experts=8,
+            num_experts_per_tok=2,
+            n_shared_experts=1,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=1,
+            q_lora_rank=32,
+            kv_lora_rank=512,  # vLLM has kernels for these sizes alone
+            qk_rope_head_dim=64,
+            qk_nope_head_dim=128,
+            v_head_dim=128,
+            topk_method="noaux_tc",  # vLLM reads these two
+            scoring_func="sigmoid",
+        )
+    raise ValueError(f"unknown family {family}")
+
+
+def make(family: str, folder: Path) -> None:
+    """A random checkpoint with the embedded policy's tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config(family)).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy2(EMBEDDED / name, folder)
+
+
+def main(family: str, folder: Path) -> dict[str, Any]:
+    """Sample with an adapter, update on it, sample with the new one; KLs between sampler and trainer (nats a token)."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from steps import engine, grpo, packing
+    from steps.params import Lora, Policy, Update
+    from steps.stage import UserError
+    from steps.types import Row
+
+    make(family, folder / "base")
+    policy = Policy(base_model=str(folder / "base"), context=256, lora=Lora(rank=8, alpha=16))
+    trainer = grpo.Trainer(policy, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in trainer.weights.values():
+            weight.add_(torch.randn(weight.shape, generator=generator) * 0.05)
+    found: dict[str, Any] = {
+        "family": family,
+        "layers": sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in trainer.weights}),
+    }
+    rng = random.Random(3)
+    prompts = [[rng.randrange(10, 2000) for _ in range(rng.randrange(5, 40))] for _ in range(4)]
+
+    def sample(adapter: Path, temperature: float) -> list[Row]:
+        sampler = engine.sampler(policy, adapter, temperature, max_tokens=12, stop=2, seed=4)
+        for key in range(16):
+            sampler.submit(key, prompts[key // 4])
+        done: dict[int, engine.Sampled] = {}
+        while sampler.pending:
+            done |= {one.key: one for one in sampler.step()}
+        rows = []
+        for key in range(16):
+            prompt, one = prompts[key // 4], done[key]
+            logprobs = list(one.logprobs) or [0.0] * len(one.completion_ids)
+            ids = [*prompt, *one.completion_ids]
+            rows.append(Row(ids, [0] * len(prompt) + [1] * len(one.completion_ids), [0.0] * len(prompt) + logprobs))
+        return rows
+
+    trainer.save_adapter(folder / "one")
+    try:
+        rows = sample(folder / "one", 1.0)
+    except UserError as refusal:  # then the trainer is shown by itself
+        found["refused"] = str(refusal)
+        rows = [
+            Row([*prompt, 7, 8, 2], [0] * len(prompt) + [1] * 3, [0.0] * (len(prompt) + 3)) for prompt in prompts * 4
+        ]
+    examples = [grpo.Example(row, rng.gauss(0, 1), str(number // 4)) for number, row in enumerate(rows)]
+    update = Update(steps_per_generation=2, learning_rate=1e-2, max_sampler_kl=1e9)
+    found["kl"] = trainer.update(examples, update, 1.0, seed=5)["sampler_kl"]
+    trainer.save_adapter(folder / "two")
+    if "refused" in found:
+        stock = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(policy.base_model), folder / "two")
+        with torch.no_grad():
+            logps, _ = packing.token_logps(trainer.model, packing.pack(rows, torch.float32), 1.0)
+            plain = [stock(input_ids=torch.tensor([row.ids])).logits[0, -4:-1].log_softmax(-1) for row in rows]
+        expected = torch.stack([one[range(3), row.ids[-3:]] for one, row in zip(plain, rows, strict=True)])
+        return found | {"off": float((logps - expected).abs().max())}
+    again = sample(folder / "two", 1.0)
+    for name, batch in (("kl_updated", again), ("kl_stale", rows)):
+        with torch.no_grad():
+            logps, _ = packing.token_logps(trainer.model, packed := packing.pack(batch, torch.float32), 1.0)
+        old = torch.tensor(
+            packing.padded([[x for x, m in zip(row.logprobs, row.mask, strict=True) if m] for row in batch])
+        )
+        found[name] = grpo.sampler_kl(logps, old, packed.mask) / float(packed.mask.sum())
+    greedy = sample(folder / "two", 0.0)[::4]
+    trainer.model.eval()
+    same = 0
+    for row in greedy:
+        count = sum(row.mask)
+        with torch.no_grad():
+            out = trainer.model.generate(
+                input_ids=torch.tensor([row.ids[:-count]]),
+                max_new_tokens=count,
+                do_sample=False,
+                eos_token_id=2,
+                pad_token_id=0,
+            )
+        same += out[0].tolist() == row.ids
+    return found | {"greedy_same": same, "greedy": len(greedy)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], Path(sys.argv[2]))))
