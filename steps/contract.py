@@ -63,6 +63,8 @@ def rows_breach(trajectory: Trajectory, rows: Sequence[Row]) -> str | None:
     for ids, mask, logprobs in rows:
         if not len(ids) == len(mask) == len(logprobs):
             return "a training row whose ids, mask and logprobs differ in length"
+        if not ids:
+            return "a training row without tokens"
         place = 0
         while place < len(ids) and turns:
             prompt, sampled = turns[0].prompt_ids, turns[0].completion_ids

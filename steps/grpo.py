@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps import packing
 from steps.engine import adapter_hash
-from steps.stage import UserError, progress
+from steps.stage import UserError, progress, say
 from steps.types import Row
 
 if TYPE_CHECKING:
@@ -95,7 +95,9 @@ class TrlLoss:
         self.epsilon_high = update.epsilon_high
         self.use_vllm = self.vllm_importance_sampling_correction = update.vllm_importance_sampling_correction
         self.max_completion_length = max_completion_length
-        self.args = SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1)
+        self.args = SimpleNamespace(
+            delta=None, use_bias_correction_kl=bool(update.use_bias_correction_kl), steps_per_generation=1
+        )
         self.current_gradient_accumulation_steps = 1.0
         self.accelerator = SimpleNamespace(
             num_processes=1, gather=lambda value: value, reduce=lambda value, reduction: value, sync_gradients=True
@@ -203,30 +205,32 @@ class Trainer:
         """`num_iterations` × `steps_per_generation` optimiser steps on the examples; metrics, means over tokens or steps."""
         import torch
 
+        steps = self._steps(examples, update, seed)
+        planned, begun = update.num_iterations * len(steps), self.steps
+        check_schedule(update, begun + planned)
+        drift = self._sampler_kl(examples, update, temperature, seed)
+        check_sampler(drift, update.max_sampler_kl)
+        self._set_checkpointing(update.gradient_checkpointing)
         optimizer = self._optimizer(update)
         loss = TrlLoss(update, self.model, temperature, self.policy.context)
-        steps = self._steps(examples, update, seed)
         if update.vllm_importance_sampling_correction:
             self._correct(steps, update, temperature)
         sums: dict[str, float] = defaultdict(float)
-        planned, begun = update.num_iterations * update.steps_per_generation, self.steps
+        extremes: dict[str, list[float]] = {}
         for done in range(planned):
             step = steps[done % len(steps)]
             set_rate(optimizer, update, self.steps)
-            drift = 0.0
             for batch in step.batches:
                 batch["packed"] = packing.pack([example.row for example in batch["examples"]], *self._place)
                 if update.beta and "ref_per_token_logps" not in batch:
                     batch["ref_per_token_logps"] = self._reference(batch["packed"], temperature)
                 sums["loss"] += self._accumulate(loss, batch, step) / planned
-                drift += sampler_kl(loss.logps, batch["sampling_per_token_logps"], batch["packed"].mask)
                 for name, metric in loss.take_metrics().items():
-                    sums[name] += metric * batch["tokens"]
+                    extremes.setdefault(name, []).append(metric)
+                    if not name.endswith(("_min", "_max")):
+                        sums[name] += metric * batch["tokens"]
                 del batch["packed"]  # made again for another pass: it is large, and quick to make
             self._sum_gradients()
-            if done == 0:  # nothing has been changed yet
-                [drift] = self._sum_over_processes({"drift": drift}).values()
-                sums["sampler_kl"] = check_sampler(drift / step.tokens, update.max_sampler_kl)
             norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), update.max_grad_norm)
             sums["grad_norm"] += norm.item() / planned
             optimizer.step()
@@ -239,11 +243,42 @@ class Trainer:
             name: {kind: optimizer.state[weight][kind] for kind in ("exp_avg", "exp_avg_sq")}
             for name, weight in self.weights.items()
         }
-        alike = {name: sums.pop(name) for name in ("sampler_kl", "grad_norm")}  # in every process
         total = sum(step.tokens for step in steps) * update.num_iterations
-        return alike | {
-            name: value if name == "loss" else value / total for name, value in self._sum_over_processes(sums).items()
-        }
+        gathered = self._over_processes((dict(sums), extremes))
+        metrics = {"sampler_kl": drift, "grad_norm": sums.pop("grad_norm")}  # alike in every process
+        for name in sorted({name for means, _ in gathered for name in means} - metrics.keys()):
+            value = sum(means.get(name, 0.0) for means, _ in gathered)
+            metrics[name] = value if name == "loss" else value / total
+        for end, choose in (("_min", min), ("_max", max)):
+            for name in sorted({name for _, found in gathered for name in found if name.endswith(end)}):
+                metrics[name] = choose(value for _, found in gathered for value in found.get(name, ()))
+        return metrics
+
+    def _sampler_kl(self, examples: Sequence[Example], update: Update, temperature: float, seed: int) -> float:
+        """KL(sampler ‖ trainer) before the update, in nats a token, on a sample: one row of each group."""
+        import torch
+
+        groups: dict[str, list[Example]] = defaultdict(list)
+        for example in examples:
+            groups[example.group].append(example)
+        draw = random.Random(f"sampler {seed} {self.steps}")
+        chosen = sorted((draw.choice(groups[group]) for group in sorted(groups)), key=lambda example: example.row.ids)
+        drift = tokens = 0.0
+        with torch.no_grad():
+            for rows in micro_batches(chosen, update.tokens_per_micro_batch):
+                packed = packing.pack([example.row for example in rows], *self._place)
+                logps, _ = packing.token_logps(self.model, packed, temperature)
+                drift += sampler_kl(logps, self._batch(rows, 1.0)["sampling_per_token_logps"], packed.mask)
+                tokens += float(packed.mask.sum())
+        return drift / tokens
+
+    def _set_checkpointing(self, on: bool) -> None:
+        """Keep each layer's input alone, and compute the rest again on the way back."""
+        base = self.model.get_base_model()
+        if on:
+            base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        elif base.is_gradient_checkpointing:
+            base.gradient_checkpointing_disable()
 
     @property
     def _place(self) -> tuple[Any, Any]:
@@ -259,10 +294,13 @@ class Trainer:
         order = random.Random(f"update {seed} {self.steps}").sample(sorted(groups), len(groups))
         rows = [example for group in order for example in groups[group]]
         total = sum(sum(example.row.mask) for example in rows)
-        window = total / update.steps_per_generation  # tokens by which dapo and cispo divide, as TRL does
+        count = min(update.steps_per_generation, len(rows))
+        if count < update.steps_per_generation:
+            say(f"{count} optimiser steps a pass, not {update.steps_per_generation}: no more rows carry a signal")
+        window = total / count  # tokens by which dapo and cispo divide, as TRL does
         rank, processes = _process()
         steps = []
-        for chosen in split_evenly(rows, update.steps_per_generation):
+        for chosen in split_evenly(rows, count):
             chosen.sort(key=lambda example: example.row.ids)
             own = [
                 chosen[len(chosen) * part // processes : len(chosen) * (part + 1) // processes]
@@ -326,8 +364,6 @@ class Trainer:
         share = len(batch["examples"]) / step.rows
         if loss.loss_type == "bnpo":
             share = batch["tokens"] / step.tokens
-        elif loss.loss_type in ("dapo", "cispo"):
-            share = 1.0
         loss.current_gradient_accumulation_steps = loss.args.steps_per_generation = 1 / share
         value = loss(batch)
         value.backward()
@@ -344,17 +380,15 @@ class Trainer:
                 torch.distributed.all_reduce(weight.grad)
 
     @staticmethod
-    def _sum_over_processes(sums: dict[str, float]) -> dict[str, float]:
+    def _over_processes(found: Any) -> list[Any]:
+        """What every process found, in the order of their ranks."""
         if _process()[1] == 1:
-            return sums
+            return [found]
         import torch
 
         gathered: list[Any] = [None] * _process()[1]
-        torch.distributed.all_gather_object(gathered, dict(sums))
-        return {
-            name: sum(one.get(name, 0.0) for one in gathered)
-            for name in sorted({name for one in gathered for name in one})
-        }
+        torch.distributed.all_gather_object(gathered, found)
+        return gathered
 
 
 class Step(NamedTuple):
@@ -366,12 +400,16 @@ class Step(NamedTuple):
 
 
 def _with_adapter(policy: Policy) -> Any:
+    import torch
     from peft import LoraConfig, get_peft_model
 
     from steps.engine import adapted_layers, load_model
 
     base = load_model(policy)
     packing.prepare(base)
+    for layer in base.modules():
+        if isinstance(layer, torch.nn.Dropout):  # the sampler has none, and ratios would measure it
+            layer.p = 0.0
     lora = LoraConfig(
         r=policy.lora.rank,
         lora_alpha=policy.lora.alpha,
@@ -383,12 +421,7 @@ def _with_adapter(policy: Policy) -> Any:
 
 
 def split_evenly(rows: list[Example], parts: int) -> list[list[Example]]:
-    """`parts` lists whose lengths differ by at most one, in order. UserError where there are fewer rows than parts."""
-    if len(rows) < parts:
-        raise UserError(
-            f"update.steps_per_generation is {parts}, but only {len(rows)} trajectories carry a signal: lower it, or raise "
-            "rollout.scenarios or rollout.attempts"
-        )
+    """`parts` lists whose lengths differ by at most one, in order."""
     return [rows[len(rows) * part // parts : len(rows) * (part + 1) // parts] for part in range(parts)]
 
 
@@ -420,13 +453,17 @@ def set_rate(optimizer: Any, update: Update, done: int) -> None:
     name = "constant_with_warmup" if update.lr_scheduler_type == "constant" else update.lr_scheduler_type
     schedule = get_scheduler(name, SGD([torch.zeros(1)]), update.warmup_steps, update.max_steps)
     rate = update.learning_rate * schedule.lr_lambdas[0](done)
-    if update.max_steps is not None and done >= update.max_steps:
-        raise UserError(
-            f"update.max_steps is {update.max_steps}, and {done} optimiser steps are done: the {update.lr_scheduler_type} "
-            "schedule has ended; raise it to (iterations × steps_per_generation × num_iterations)"
-        )
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def check_schedule(update: Update, steps: int) -> None:
+    """UserError where the schedule ends before the update does: it would go on with no learning rate."""
+    if update.max_steps is not None and steps > update.max_steps:
+        raise UserError(
+            f"update.max_steps is {update.max_steps}, and this update ends at optimiser step {steps}: the "
+            f"{update.lr_scheduler_type} schedule ends before; raise it (iterations × steps_per_generation × num_iterations)"
+        )
 
 
 def sampler_ratio(old: Any, sampling: Any, mask: Any, update: Update) -> Any:

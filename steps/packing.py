@@ -28,6 +28,7 @@ NAME = "shared_prefix"  # of the attention, as transformers knows it
 QUERIES = 256  # tokens of a row that attend together: fewer make smaller masks and more calls
 WASTE = 1.15  # padded queries × keys that a call may compute, over those asked for
 SMALL = 20_000  # queries × keys that are not worth a call of their own
+ALIKE = 64  # lengths of stretches that differ by less may stand in one call
 LOGITS = 2**24  # of a block: 64 MiB
 
 
@@ -122,17 +123,17 @@ def _calls(paths: list[np.ndarray], starts: list[int], total: int) -> tuple[list
         ends = [start + own * part // parts for part in range(parts + 1)] if parts else []
         stretches += [(end - begin, end, index) for begin, end in pairwise(ends)]
     batches: list[list[tuple[int, int, int]]] = []
-    asked = longest = 0
-    for queries, keys, index in sorted(stretches):  # the last one has the most queries
-        longest = max(longest, keys)
-        if not batches or (len(batches[-1]) + 1) * queries * longest > WASTE * (asked + queries * keys) + SMALL:
+    asked = longest = most = 0
+    for queries, keys, index in sorted(stretches, key=lambda one: (one[0] // ALIKE, one[1:])):
+        longest, most = max(longest, keys), max(most, queries)
+        if not batches or (len(batches[-1]) + 1) * most * longest > WASTE * (asked + queries * keys) + SMALL:
             batches.append([])
-            asked, longest = 0, keys
+            asked, longest, most = 0, keys, queries
         batches[-1].append((queries, keys, index))
         asked += queries * keys
     calls, places = [], []
     for batch in batches:
-        most, longest = batch[-1][0], max(keys for _, keys, _ in batch)
+        most, longest = (max(one[side] for one in batch) for side in (0, 1))
         places_own, path = np.full((len(batch), most), -1), np.zeros((len(batch), longest), np.int64)
         mask = np.full((len(batch), 1, most, longest), -np.inf, np.float32)
         mask[..., 0] = 0  # a padded query needs a key to attend to
@@ -208,6 +209,9 @@ def prepare(model: Any) -> None:
             f"policy.base_model: {config.model_type} models cannot be updated yet: their layers "
             f"({', '.join(sorted(kinds)) or 'attention of their own'}) are not plain attention"
         )
+    for name in ("logit_scale", "logits_scaling", "final_logit_softcapping"):
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise UserError(f"policy.base_model: {config.model_type} has {name}, which the update does not know yet")
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, _mask)
     model.set_attn_implementation(NAME)

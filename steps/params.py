@@ -68,6 +68,9 @@ class Update(Section):
     loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo"] = "dapo"
     scale_rewards: Literal["group", "batch", "none"] = "group"
     beta: float = Field(0.01, ge=0)  # weight of the KL to the base policy
+    use_bias_correction_kl: bool | None = (
+        None  # the KL's gradient without bias, by the ratio; true where there is a beta
+    )
     epsilon: float | None = Field(None, gt=0, lt=1)  # 0.2; gspo 3e-4; cispo has none
     epsilon_high: float | None = Field(None, gt=0)  # 0.28; gspo 4e-4; cispo 5, the largest weight of a token
     num_iterations: int = Field(1, ge=1)  # passes over the batch
@@ -88,7 +91,7 @@ class Update(Section):
     vllm_importance_sampling_mode: (
         Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
     ) = None
-    vllm_importance_sampling_clip_max: float | None = Field(None, gt=0)  # 3
+    vllm_importance_sampling_clip_max: float | None = Field(None, gt=0)  # 3; null for none
     vllm_importance_sampling_clip_min: float | None = Field(None, gt=0)
     max_sampler_kl: float = Field(1e-3, gt=0)  # nats a token between sampler and trainer, before the update
     tokens_per_micro_batch: int = Field(4096, ge=64)  # those that rows share count once
@@ -109,6 +112,7 @@ class Update(Section):
         knobs: list[tuple[str, bool, Any, str]] = [  # (name, is it read, its default then, what reads it)
             ("epsilon", low is not None, low, "a loss_type other than cispo"),
             ("epsilon_high", True, high, ""),
+            ("use_bias_correction_kl", given.get("beta") != 0, True, "a beta above 0"),
             ("max_steps", schedule != "constant", None, "lr_scheduler_type: linear or cosine"),
             ("truncation_penalty", penalised, 0.5, "truncated_completions: penalise"),
             ("vllm_importance_sampling_mode", corrected, "sequence_mask", correction),
@@ -118,7 +122,8 @@ class Update(Section):
         filled = dict(given)
         for name, is_read, default, reader in knobs:
             if filled.get(name) is None:
-                if is_read and default is not None:
+                unbounded = name.endswith("clip_max") and name in filled  # null: no upper bound
+                if is_read and default is not None and not unbounded:
                     filled[name] = default
             elif not is_read:
                 raise ValueError(f"update.{name} would have no effect: it is read with {reader} alone; take it out")

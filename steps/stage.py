@@ -118,7 +118,7 @@ def command(module: str, name: str, arguments: dict, warm: bool) -> int:
 
             handover.hand_over(module, name, arguments, show)
         else:
-            report_to(show)
+            report_to(show if os.environ.get("RANK", "0") == "0" else lambda _: None)
             run(find(module, name), arguments)
     except KeyboardInterrupt:
         code = 130
@@ -149,11 +149,6 @@ def run(function: Callable, arguments: dict) -> float:
 
     kinds = signature(function)
     values, inputs, finals = {}, [], {}
-    spare = None
-    if os.environ.get("RANK", "0") != "0":
-        import tempfile
-
-        spare = Path(tempfile.mkdtemp(prefix="flywheel-"))
     for name, (kind, _, default) in kinds.items():
         value = arguments.get(name, default)
         if kind.endswith("Params"):
@@ -161,7 +156,7 @@ def run(function: Callable, arguments: dict) -> float:
 
             value = params.load(Path(arguments.get("params", "params.yaml")), getattr(params, kind))
         elif kind == "Output" and value is not None:
-            value = finals[name] = Path(value) if spare is None else spare / name
+            value = finals[name] = Path(value)
         elif kind == "Input" and value is not None:
             value = Path(value)
             if not value.exists():
@@ -172,6 +167,12 @@ def run(function: Callable, arguments: dict) -> float:
                 raise UserError(f"--{name.replace('_', '-')}: {value} does not exist; {advice}")
             inputs.append(value)
         values[name] = value
+    spare = None
+    if os.environ.get("RANK", "0") != "0":
+        import tempfile
+
+        spare = Path(tempfile.mkdtemp(prefix="flywheel-"))
+        finals = {name: spare / name for name in finals}
     try:
         with worker.Outputs(finals, inputs) as written:
             _running = written

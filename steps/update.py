@@ -2,7 +2,8 @@
 
 Counts what comes in and what goes out: collected = trained + quarantined (with a reason) + without signal. Optimiser state
 and step count are carried on in the checkpoint. On several GPUs, or several processes of one machine:
-`accelerate launch --num_processes 2 -m steps.update …` with the options of dvc.yaml.
+`accelerate launch --multi_gpu --num_processes 2 -m steps.update …` with the options of dvc.yaml (--multi_gpu is what
+accelerate calls several processes, without a GPU too).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from steps.params import Policy, Update
 from steps.stage import UserError
 from steps.types import Row
 from tests import tiny
-from tests.tiny import LOOSE, files, moved, plain_logps, random_rows, relative, stock, with_advantages
+from tests.tiny import LOOSE, files, moved, plain_logps, random_rows, relative, sampled_by, stock, with_advantages
 
 
 @pytest.fixture(autouse=True)
@@ -141,11 +141,11 @@ def test_split_evenly(count: int, parts: int, lengths: list[int]) -> None:
     assert [example for part in split for example in part] == examples
 
 
-def test_fewer_rows_than_steps_is_one_sentence() -> None:
-    with pytest.raises(
-        UserError, match=r"update\.steps_per_generation is 4, but only 3 trajectories carry a signal: lower"
-    ):
-        split_evenly(examples_of([2, 2, 2]), 4)
+def test_fewer_rows_than_steps_make_fewer_steps(policy: Policy) -> None:
+    trainer = moved(Trainer(policy, seed=1))
+    rows = sampled_by(trainer.model, random_rows(3, seed=2), 1.0)
+    trainer.update(with_advantages(rows), Update(steps_per_generation=4, num_iterations=2), 1.0, seed=1)
+    assert trainer.steps == 6
 
 
 def test_a_batch_is_its_sampled_tokens(policy: Policy) -> None:
@@ -336,19 +336,38 @@ def test_schedules_go_on_from_a_checkpoint(
     assert files(tmp_path / "resumed") == files(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("warmup", [0, 4, 20])
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
-def test_a_schedule_that_has_ended_is_one_sentence(kind: str, warmup: int) -> None:
-    import torch
+def test_a_schedule_that_ends_before_the_update_is_one_sentence(policy: Policy, kind: str) -> None:
+    trainer = moved(Trainer(policy, seed=1))
+    examples = with_advantages(sampled_by(trainer.model, random_rows(8, seed=2), 1.0))
+    update = Update.model_validate({"lr_scheduler_type": kind, "max_steps": 7, "steps_per_generation": 4})
+    trainer.update(examples, update, 1.0, seed=1)
+    with pytest.raises(
+        UserError, match=rf"^update\.max_steps is 7, and this update ends at optimiser step 8: the {kind}"
+    ):
+        trainer.update(examples, update, 1.0, seed=1)
+    assert trainer.steps == 4
 
-    update = Update.model_validate({"lr_scheduler_type": kind, "max_steps": 12, "warmup_steps": warmup})
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    set_rate(optimizer, update, 11)
-    for done in (12, 13, 24, 30):
-        with pytest.raises(
-            UserError, match=rf"^update\.max_steps is 12, and {done} optimiser steps are done: the {kind}"
-        ):
-            set_rate(optimizer, update, done)
+
+def test_checkpointing_is_on_where_it_is_asked_for(policy: Policy) -> None:
+    """Its gradients are those without it: tests/test_packing.py."""
+    trainer = moved(Trainer(policy, seed=1))
+    examples = with_advantages(sampled_by(trainer.model, random_rows(8, seed=2), 1.0))
+    for on in (True, False):
+        trainer.update(examples, Update(gradient_checkpointing=on, **LOOSE), 1.0, seed=1)
+        assert trainer.model.get_base_model().is_gradient_checkpointing is on
+
+
+def test_one_row_of_each_group_is_checked_against_the_sampler(policy: Policy) -> None:
+    trainer = moved(Trainer(policy, seed=1))
+    rows = sampled_by(trainer.model, random_rows(16, seed=2), 1.0)
+    update = Update(steps_per_generation=8)
+    for wrong in range(4):  # all attempts of one group, whichever step it is in
+        logprobs = [[value - 0.5 * (number // 4 == wrong) for value in row.logprobs] for number, row in enumerate(rows)]
+        shifted = [Row(row.ids, row.mask, new) for row, new in zip(rows, logprobs, strict=True)]
+        with pytest.raises(UserError, match="not sampled by the policy"):
+            trainer.update(with_advantages(shifted, sizes=(4, 4, 4, 4)), update, 1.0, seed=1)
+    assert trainer.steps == 0
 
 
 # --- Checkpoints and adapters
