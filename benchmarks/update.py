@@ -2,6 +2,7 @@
 
     python -m benchmarks.update                     # three shapes, about 10 minutes on 2 cores
     python -m benchmarks.update --json --shapes default
+    python -m benchmarks.update --growth            # ten times the trajectories: time and memory; a cold stage
 
 default is a batch of the embedded policy at default size, sampled by the rollout stage; shared_prompt the same policy with
 random tokens, 512 shared by a group and 64 of each attempt's own; medium a random Qwen3 of 26 M parameters, 36 and 64.
@@ -9,9 +10,10 @@ random tokens, 512 shared by a group and 64 of each attempt's own; medium a rand
 GRPOTrainer is stock, fed by `rollout_func`, without dynamo, at the fastest of several batch sizes.
 
 Each runs in a process of its own. Both make the same steps from the same adapter, and their adapters must agree: that is
-the check that both did the same work. `max_adapter_difference` is the largest distance of two weight matrices after
-`STEPS` steps, relative to TRL's. Floating-point operations are counted as 4·N for each token that passes through linear
-layers of N parameters (forward, and backward of the activations) and 6·n for their adapters; of attention none are.
+the check that both did the same work. `max_adapter_difference` is the distance between them after `STEPS` steps, relative
+to the way that TRL's has come; `worst_matrix` the same of the one matrix B that is furthest off. Floating-point operations
+are counted as 4·N for each token that passes through linear layers of N parameters (forward, and backward of the
+activations) and 6·n for their adapters; of attention none are.
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ from typing import Any
 from benchmarks import _trl
 from benchmarks._trl import LEARNING_RATE, ROOT, child, tell
 
-SHAPES = {"default": (16, 32, 128), "shared_prompt": (16, 32, 128), "medium": (16, 32, 128)}  # batch sizes for TRL
+SHAPES = {
+    "default": (8, 16, 32),
+    "shared_prompt": (8, 16, 32),
+    "medium": (8, 16, 32),
+}  # batch sizes for TRL; 128 is slower
 STEPS = 3  # after which the adapters are compared; timed ones follow
 GROUPS, ATTEMPTS = 16, 8
 
@@ -199,6 +205,69 @@ def run_trl(folder: Path, count: int, batch: int) -> dict[str, Any]:
     return {"seconds": seconds[STEPS:]}
 
 
+def run_growth(folder: Path, count: int, times: int) -> dict[str, Any]:
+    """An update as params.yaml has it, on `times` as many trajectories, none of which shares a prompt with another batch."""
+    from steps import grpo
+    from steps import params as parameters
+    from steps.types import Row
+
+    params = parameters.load(ROOT / "params.yaml", parameters.Params)
+    update = params.update.model_copy(update={"max_sampler_kl": 1e9})  # the logprobs are made up
+    rows = json.loads((folder / "shape.json").read_text())["rows"]
+    gains, _ = grpo.advantages([row["reward"] for row in rows], [row["group"] for row in rows])
+    examples = []
+    for batch in range(times):
+        for row, gain in zip(rows, gains, strict=True):
+            own = Row([10 + batch, *row["ids"][1:]], row["mask"], [-0.1 * one for one in row["mask"]])
+            examples.append(grpo.Example(own, gain or 0.0, f"{batch} {row['group']}"))
+    seconds = []
+    for _ in range(count):
+        trainer = grpo.Trainer(params.policy, checkpoint=folder / "start")
+        began = time.perf_counter()
+        trainer.update(examples, update, 1.0, seed=1)
+        seconds.append(time.perf_counter() - began)
+    return {"seconds": seconds[1:] or seconds}
+
+
+def growth(folder: Path) -> list[dict[str, Any]]:
+    """Time and memory of 128 and of 1,280 trajectories, and what a cold update stage takes beyond its imports."""
+    child(["-m", "benchmarks.update", "--side", "prepare", "--folder", os.fspath(folder), "--shape", "default"])
+    once, tenfold = (measure("growth", folder, 4, times) for times in (1, 10))
+    small, large = median(once["seconds"]), median(tenfold["seconds"])
+    run = os.fspath(folder)
+    score = ["--scenarios", f"{run}/scenarios", "--trajectories", f"{run}/trajectories.parquet"]
+    child(["-m", "steps.score", *score, "--rewards", f"{run}/rewards.parquet"])
+    words = ["--trajectories", f"{run}/trajectories.parquet", "--rewards", f"{run}/rewards.parquet", "--previous"]
+    words += [
+        f"{run}/checkpoint",
+        "--adapter",
+        f"{run}/new",
+        "--checkpoint",
+        f"{run}/next",
+        "--metrics",
+        f"{run}/metrics.json",
+    ]
+    imports = "import torch, pyarrow.parquet; from trl import GRPOTrainer; from peft import get_peft_model; "
+    imports += "from transformers import AutoModelForCausalLM, Qwen3ForCausalLM"
+    spent = []
+    for command in (["-c", imports], ["-m", "steps.update", *words]) * 3:
+        began = time.perf_counter()
+        child(command)
+        spent.append(time.perf_counter() - began)
+    alone, cold = median(spent[::2]), median(spent[1::2])
+    return [
+        {
+            "name": "growth",
+            "ratio": round(large / small, 2),
+            "seconds": round(small, 3),
+            "seconds_tenfold": round(large, 3),
+        }
+        | {"peak_memory_mb": once["memory"], "peak_memory_mb_tenfold": tenfold["memory"]},
+        {"name": "cold", "ratio": round(cold / alone, 2), "seconds": round(cold, 2), "seconds_imports": round(alone, 2)}
+        | {"above_imports": round(cold - alone, 2), "of_that_a_warm_update": round(small, 2)},
+    ]
+
+
 def matmul_peak() -> float:
     """The best rate of a large float32 matrix product here, in operations per second."""
     import torch
@@ -221,14 +290,22 @@ def measure(side: str, folder: Path, count: int, batch: int = 0) -> dict[str, An
     return _trl.last_line(child(["-m", "benchmarks.update", *words]))
 
 
-def difference(folder: Path) -> float:
-    """The largest distance of two weight matrices, relative to TRL's; SystemExit where an adapter has not moved."""
+def difference(folder: Path) -> tuple[float, float]:
+    """How far apart the adapters are, relative to how far TRL's has moved: all weights; the worst matrix B (zero at first).
+
+    SystemExit where a matrix has not moved.
+    """
     from safetensors.torch import load_file
 
     ours, theirs = (load_file(folder / side / "adapter_model.safetensors") for side in ("ours", "trl"))
-    if ours.keys() != theirs.keys() or not all(float(value.norm()) for value in theirs.values()):
+    first = load_file(folder / "start" / "state.safetensors")
+    start = {name: first[f"weight.{name.removesuffix('.weight')}.default.weight"] for name in theirs}
+    moved = {name: float((value - start[name]).norm()) for name, value in theirs.items()}
+    if ours.keys() != theirs.keys() or not all(moved.values()):
         raise SystemExit("the two sides trained different weights")
-    return max(float((ours[name] - value).norm() / value.norm()) for name, value in theirs.items())
+    apart = {name: float((ours[name] - value).norm()) for name, value in theirs.items()}
+    whole = sum(value**2 for value in apart.values()) ** 0.5 / sum(value**2 for value in moved.values()) ** 0.5
+    return whole, max(apart[name] / moved[name] for name in apart if "lora_B" in name)
 
 
 def compare(shape: str, folder: Path, count: int) -> dict[str, Any]:
@@ -243,7 +320,7 @@ def compare(shape: str, folder: Path, count: int) -> dict[str, Any]:
     best = min(trials, key=lambda batch: float(median(trials[batch]["seconds"])))
     ours = measure("ours", folder, count)
     trl = measure("trl", folder, count, best)
-    apart = difference(folder)
+    apart, worst = difference(folder)
     own, theirs = median(ours["seconds"]), median(trl["seconds"])
     trained = sum(sum(row["mask"]) for row in rows)
     return {
@@ -256,6 +333,7 @@ def compare(shape: str, folder: Path, count: int) -> dict[str, Any]:
         "peak_memory_mb": ours["memory"],
         "peak_memory_mb_trl": trl["memory"],
         "max_adapter_difference": float(f"{apart:.2g}"),
+        "worst_matrix": float(f"{worst:.2g}"),
         "batch_trl": best,
     }
 
@@ -264,8 +342,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.update", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", action="store_true", help="one JSON object a shape instead of the table")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--growth", action="store_true", help="ten times the trajectories, and a cold stage, instead")
     parser.add_argument("--count", type=int, default=5, help="timed steps of each side")
-    parser.add_argument("--side", choices=["prepare", "ours", "trl"], help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=["prepare", "ours", "trl", "growth"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--shape", help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
@@ -274,12 +353,17 @@ def main() -> None:
         prepare(options.shape, options.folder)
         return
     if options.side:
-        run = run_ours if options.side == "ours" else run_trl
+        run = {"ours": run_ours, "trl": run_trl, "growth": run_growth}[options.side]
         found = run(options.folder, options.count, options.batch)
         found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         if options.side == "ours":
             found["peak"] = matmul_peak()
         print(json.dumps(found))
+        return
+    if options.growth:
+        with tempfile.TemporaryDirectory(prefix="update-") as folder:
+            for row in growth(Path(folder)):
+                print(json.dumps(row), flush=True)
         return
     if not options.json:
         print(
