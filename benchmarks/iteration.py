@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks import _trl
 from benchmarks._trl import LEARNING_RATE, ROOT, child, tell
+from steps.engine import Sampled
 
 MAX_TOKENS = {"multiplication": 16, "email_search": 64}  # of a turn
 BATCHES = {"multiplication": (32, 128), "email_search": (16, 32)}  # for TRL
@@ -109,70 +110,69 @@ def run_trl(task: str, folder: Path, count: int, batch: int) -> list[float]:
     )
 
 
-def in_step(env: Any, data: Any, scenarios: list[Any], trainer: Any, params: Any) -> dict[str, Any]:
-    """A turn of all unfinished episodes at a time, by Hugging Face generate: what TRL's rollout_func returns."""
-    import torch
+class Lockstep:
+    """Hugging Face generate in the place of `engine.Sampler`: one call for all turns that are asked for."""
 
+    def __init__(self, model: Any, end: int, pad: int, max_tokens: int, temperature: float) -> None:
+        self.model, self.end = model, end
+        self.asked: dict[int, list[int]] = {}
+        self.settings = {"max_new_tokens": max_tokens, "do_sample": True, "temperature": temperature}
+        self.settings |= {"top_k": 0, "top_p": 1.0, "eos_token_id": end, "pad_token_id": pad}
+
+    @property
+    def pending(self) -> int:
+        return len(self.asked)
+
+    def submit(self, key: int, prompt_ids: list[int]) -> None:
+        self.asked[key] = prompt_ids
+
+    def step(self) -> list[Sampled]:
+        import torch
+
+        asked, self.asked = self.asked, {}
+        longest = max(map(len, asked.values()))
+        rows = torch.tensor([[0] * (longest - len(ids)) + ids for ids in asked.values()])
+        there = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in asked.values()])
+        self.model.eval()
+        with torch.no_grad():
+            out = self.model.generate(input_ids=rows, attention_mask=there, **self.settings)[:, longest:].tolist()
+        self.model.train()
+        done = []
+        for key, tokens in zip(asked, out, strict=True):
+            ended = self.end in tokens
+            ids = tuple(tokens[: tokens.index(self.end) + 1] if ended else tokens)
+            done.append(Sampled(key, ids, (0.0,) * len(ids), "stop" if ended else "length"))
+        return done
+
+
+def in_step(env: Any, data: Any, scenarios: list[Any], trainer: Any, params: Any) -> dict[str, Any]:
+    """What TRL's rollout_func returns: episodes played as the pipeline plays them, but by Hugging Face generate."""
+    from steps import episodes
     from steps.chat import Chat
 
-    tokenizer, model = trainer.processing_class, trainer.model
     if not hasattr(trainer, "chat"):
-        trainer.chat = Chat(tokenizer, [tool.schema for tool in env.tools().values()])
-    chat = trainer.chat
-    playing = [env(scenario, data) for scenario in scenarios]
-    ids = [chat.prompt_ids(scenario.messages) for scenario in scenarios]
-    prompts, masks = [list(one) for one in ids], [[0] * len(one) for one in ids]
-    transcript: list[list[Any]] = [[] for _ in ids]
-    active = list(range(len(ids)))
-    for turn in range(env.max_turns):
-        longest = max(len(ids[one]) for one in active)
-        rows = torch.tensor([[0] * (longest - len(ids[one])) + ids[one] for one in active])
-        there = torch.tensor([[0] * (longest - len(ids[one])) + [1] * len(ids[one]) for one in active])
-        with torch.no_grad():
-            model.eval()
-            out = model.generate(
-                input_ids=rows,
-                attention_mask=there,
-                max_new_tokens=params.rollout.max_tokens,
-                do_sample=True,
-                temperature=params.rollout.temperature,
-                top_k=0,
-                top_p=1.0,
-                eos_token_id=chat.end,
-                pad_token_id=tokenizer.pad_token_id,
-            )[:, longest:].tolist()
-            model.train()
-        left = []
-        for one, tokens in zip(active, out, strict=True):
-            sampled = tokens[: tokens.index(chat.end) + 1] if chat.end in tokens else tokens
-            ids[one] += sampled
-            masks[one] += [1] * len(sampled)
-            parsed = chat.parse(sampled)
-            transcript[one].append(parsed.message)
-            if sampled[-1] != chat.end:
-                continue
-            said = [
-                {"role": "tool", "name": call["function"]["name"]}
-                | {"content": playing[one].call(call["function"]["name"], call["function"]["arguments"])}
-                for call in parsed.message.get("tool_calls", ())
-            ]
-            said = said or playing[one].hear(str(parsed.message["content"]))
-            transcript[one] += said
-            added = chat.suffix_ids(said)
-            full = len(ids[one]) + len(added) + params.rollout.max_tokens > params.policy.context
-            if not playing[one].done and turn + 1 < env.max_turns and not full:
-                ids[one] += added
-                masks[one] += [0] * len(added)
-                left.append(one)
-        if not (active := left):
-            break
-    starts = [len(prompt) for prompt in prompts]
+        trainer.chat = Chat(trainer.processing_class, [tool.schema for tool in env.tools().values()])
+    settings, pad = params.rollout, trainer.processing_class.pad_token_id
+    played = episodes.play(
+        Lockstep(trainer.model, trainer.chat.end, pad, settings.max_tokens, settings.temperature),
+        trainer.chat,
+        env,
+        data,
+        list(zip(scenarios, range(len(scenarios)), strict=True)),
+        prefix="trl",
+        adapter_hash="",
+        context=params.policy.context,
+        max_tokens=settings.max_tokens,
+    )
+    starts = [len(one.turns[0].prompt_ids) for one in played]
+    rows = [row for one in played for [row] in [one.flatten()]]
+    cut = list(zip(rows, starts, strict=True))
     return {
-        "prompt_ids": prompts,
-        "completion_ids": [one[start:] for one, start in zip(ids, starts, strict=True)],
-        "env_mask": [one[start:] for one, start in zip(masks, starts, strict=True)],
-        "logprobs": [[0.0] * (len(one) - start) for one, start in zip(ids, starts, strict=True)],
-        "transcript": transcript,
+        "prompt_ids": [row.ids[:start] for row, start in cut],
+        "completion_ids": [row.ids[start:] for row, start in cut],
+        "env_mask": [row.mask[start:] for row, start in cut],
+        "logprobs": [row.logprobs[start:] for row, start in cut],
+        "transcript": [[said for turn in one.turns for said in (turn.message, *turn.observations)] for one in played],
     }
 
 

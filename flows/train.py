@@ -75,7 +75,7 @@ def train() -> dict[str, Any]:
     run_stage(f"evaluate@{pipeline.BASE}")
     curve = [report.point(0)]
     display.row(curve[0], None, None)
-    gc.freeze()  # of all that the tools' imports left, a full collection takes 0.2 s, about once an iteration
+    gc.freeze()  # a full collection of all that the tools' imports left takes 0.15 s
     tracked = None  # the iteration before, while the next one samples
     for iteration in range(1, known.train.iterations + 1):
         pipeline.write_chain(iteration, best(curve).iteration or iteration)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from environments.base import Env, Message, Scenario, error
 from steps.stage import progress
@@ -17,7 +17,18 @@ from steps.types import StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
     from steps.chat import Chat
-    from steps.engine import Sampled, Sampler
+    from steps.engine import Sampled
+
+
+class Sampler(Protocol):
+    """Who samples turns: vLLM (steps/engine.py), or whatever takes requests and gives finished turns back."""
+
+    @property
+    def pending(self) -> int: ...
+
+    def submit(self, key: int, prompt_ids: list[int]) -> None: ...
+
+    def step(self) -> list[Sampled]: ...
 
 
 @dataclass

@@ -1,13 +1,10 @@
-"""GRPO on stored trajectories: TRL's own loss, fed by a plain loop over packed micro-batches.
+"""GRPO on stored trajectories (Shao et al. 2024, arXiv:2402.03300): advantages, and a plain loop over packed micro-batches.
 
-The loss is `GRPOTrainer._compute_loss` (Shao et al. 2024, arXiv:2402.03300; variants as TRL documents them), called with
-a stand-in that holds the attributes which it reads, so that a knob TRL adds fails loudly instead of being ignored. What is
-left out of TRL's trainer: data loading, generation, padding and compilation, which cost more than the update itself here.
+The loss is TRL's own (steps/loss.py). What is left out of TRL's trainer: data loading, generation, padding and compilation,
+which cost more than the update itself here.
 
 Under `accelerate launch` each process takes a share of every optimiser step's rows, and gradients are summed: the same
 steps, within rounding.
-
-Shapes: B rows of a micro-batch, S sampled tokens of the longest.
 """
 
 from __future__ import annotations
@@ -18,11 +15,11 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steps import packing
+from steps import lora, packing
 from steps.engine import adapter_hash
+from steps.loss import TrlLoss, check_sampler, sampler_kl, sampler_ratio
 from steps.stage import UserError, progress, say
 from steps.types import Row
 
@@ -73,56 +70,6 @@ def advantages(
     return result, len(flat) + len(set(groups) - set(scored))
 
 
-class TrlLoss:
-    """The part of a GRPOTrainer that `_compute_loss` reads: one process, no extras.
-
-    A row is its sampled tokens alone: [B, S], the rest of it has been through the model already.
-    """
-
-    top_entropy_quantile = 1.0
-    off_policy_mask_threshold = None
-    aux_loss_enabled = False
-    _entropy_bonus_enabled = False
-
-    def __init__(self, update: Update, model: Any, temperature: float, max_completion_length: int) -> None:
-        self.model = model
-        self.temperature = temperature
-        # TRL knows GSPO (Zheng et al. 2025, arXiv:2507.18071) as GRPO with the ratio of whole rows
-        self.loss_type = "grpo" if update.loss_type == "gspo" else update.loss_type
-        self.importance_sampling_level = "sequence" if update.loss_type == "gspo" else "token"
-        self.beta = update.beta
-        self.epsilon_low = update.epsilon
-        self.epsilon_high = update.epsilon_high
-        self.use_vllm = self.vllm_importance_sampling_correction = update.vllm_importance_sampling_correction
-        self.max_completion_length = max_completion_length
-        self.args = SimpleNamespace(
-            delta=None, use_bias_correction_kl=bool(update.use_bias_correction_kl), steps_per_generation=1
-        )
-        self.current_gradient_accumulation_steps = 1.0
-        self.accelerator = SimpleNamespace(
-            num_processes=1, gather=lambda value: value, reduce=lambda value, reduction: value, sync_gradients=True
-        )
-        self._metrics: dict[str, Any] = {"train": defaultdict(list), "eval": defaultdict(list)}
-        self.logps: torch.Tensor | None = None  # [B, S] of the last call, detached
-
-    def __call__(self, batch: dict[str, Any]) -> Any:
-        from trl import GRPOTrainer
-
-        self._packed = batch["packed"]
-        return GRPOTrainer._compute_loss(self, self.model, batch)
-
-    def take_metrics(self) -> dict[str, float]:
-        """TRL's metrics of the calls since the last time, averaged over them."""
-        taken = {name: sum(values) / len(values) for name, values in self._metrics["train"].items()}
-        self._metrics["train"].clear()
-        return taken
-
-    def _get_per_token_logps_and_entropies(self, *_: Any, **__: Any) -> tuple[Any, Any, None]:
-        logps, entropies = packing.token_logps(self.model, self._packed, self.temperature)
-        self.logps = logps.detach()
-        return logps, entropies, None
-
-
 class Trainer:
     """A base model with a LoRA adapter, Adam, and the count of optimiser steps so far."""
 
@@ -143,7 +90,7 @@ class Trainer:
         if key not in _bases or checkpoint is None:
             _bases.clear()
             torch.manual_seed(seed)
-            _bases[key] = _with_adapter(policy)
+            _bases[key] = lora.load_model(policy)
         self.model = _bases[key]
         self.model.train()
         self.weights = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
@@ -208,15 +155,14 @@ class Trainer:
         steps = self._steps(examples, update, seed)
         planned, begun = update.num_iterations * len(steps), self.steps
         check_schedule(update, begun + planned)
-        drift = self._sampler_kl(examples, update, temperature, seed)
-        check_sampler(drift, update.max_sampler_kl)
+        drift = check_sampler(self._sampler_kl(examples, update, temperature, seed), update.max_sampler_kl)
         self._set_checkpointing(update.gradient_checkpointing)
         optimizer = self._optimizer(update)
         loss = TrlLoss(update, self.model, temperature, self.policy.context)
         if update.vllm_importance_sampling_correction:
             self._correct(steps, update, temperature)
         sums: dict[str, float] = defaultdict(float)
-        extremes: dict[str, list[float]] = {}
+        extremes: dict[str, list[float]] = defaultdict(list)
         for done in range(planned):
             step = steps[done % len(steps)]
             set_rate(optimizer, update, self.steps)
@@ -226,8 +172,9 @@ class Trainer:
                     batch["ref_per_token_logps"] = self._reference(batch["packed"], temperature)
                 sums["loss"] += self._accumulate(loss, batch, step) / planned
                 for name, metric in loss.take_metrics().items():
-                    extremes.setdefault(name, []).append(metric)
-                    if not name.endswith(("_min", "_max")):
+                    if name.endswith(("_min", "_max")):
+                        extremes[name].append(metric)
+                    else:
                         sums[name] += metric * batch["tokens"]
                 del batch["packed"]  # made again for another pass: it is large, and quick to make
             self._sum_gradients()
@@ -244,23 +191,26 @@ class Trainer:
             for name, weight in self.weights.items()
         }
         total = sum(step.tokens for step in steps) * update.num_iterations
-        gathered = self._over_processes((dict(sums), extremes))
-        metrics = {"sampler_kl": drift, "grad_norm": sums.pop("grad_norm")}  # alike in every process
-        for name in sorted({name for means, _ in gathered for name in means} - metrics.keys()):
-            value = sum(means.get(name, 0.0) for means, _ in gathered)
-            metrics[name] = value if name == "loss" else value / total
-        for end, choose in (("_min", min), ("_max", max)):
-            for name in sorted({name for _, found in gathered for name in found if name.endswith(end)}):
-                metrics[name] = choose(value for _, found in gathered for value in found.get(name, ()))
+        alike = {"sampler_kl": drift, "grad_norm": sums.pop("grad_norm")}  # in every process
+        return alike | self._metrics(self._over_processes((dict(sums), dict(extremes))), total)
+
+    @staticmethod
+    def _metrics(found: list[tuple[dict[str, float], dict[str, list[float]]]], tokens: float) -> dict[str, float]:
+        """Means over tokens, but the loss, and extremes, from what each process summed up."""
+        metrics = {}
+        for name in sorted({name for sums, _ in found for name in sums}):
+            value = sum(sums.get(name, 0.0) for sums, _ in found)
+            metrics[name] = value if name == "loss" else value / tokens
+        for name in sorted({name for _, extremes in found for name in extremes}):
+            choose = min if name.endswith("_min") else max
+            metrics[name] = choose(value for _, extremes in found for value in extremes.get(name, ()))
         return metrics
 
     def _sampler_kl(self, examples: Sequence[Example], update: Update, temperature: float, seed: int) -> float:
         """KL(sampler ‖ trainer) before the update, in nats a token, on a sample: one row of each group."""
         import torch
 
-        groups: dict[str, list[Example]] = defaultdict(list)
-        for example in examples:
-            groups[example.group].append(example)
+        groups = by_group(examples)
         draw = random.Random(f"sampler {seed} {self.steps}")
         chosen = sorted((draw.choice(groups[group]) for group in sorted(groups)), key=lambda example: example.row.ids)
         drift = tokens = 0.0
@@ -288,9 +238,7 @@ class Trainer:
 
     def _steps(self, examples: Sequence[Example], update: Update, seed: int) -> list[Step]:
         """The rows of each optimiser step of a pass: groups in a seeded order, whole but where a step ends."""
-        groups: dict[str, list[Example]] = defaultdict(list)
-        for example in examples:
-            groups[example.group].append(example)
+        groups = by_group(examples)
         order = random.Random(f"update {seed} {self.steps}").sample(sorted(groups), len(groups))
         rows = [example for group in order for example in groups[group]]
         total = sum(sum(example.row.mask) for example in rows)
@@ -302,11 +250,8 @@ class Trainer:
         steps = []
         for chosen in split_evenly(rows, count):
             chosen.sort(key=lambda example: example.row.ids)
-            own = [
-                chosen[len(chosen) * part // processes : len(chosen) * (part + 1) // processes]
-                for part in range(processes)
-            ]
-            batches = [self._batch(part, window) for part in micro_batches(own[rank], update.tokens_per_micro_batch)]
+            own = split_evenly(chosen, processes)[rank]
+            batches = [self._batch(part, window) for part in micro_batches(own, update.tokens_per_micro_batch)]
             steps.append(Step(batches, len(chosen), float(sum(sum(example.row.mask) for example in chosen))))
         return steps
 
@@ -399,45 +344,12 @@ class Step(NamedTuple):
     tokens: float
 
 
-def _with_adapter(policy: Policy) -> Any:
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from peft.tuners.lora import Linear
-
-    from steps.engine import adapted_layers, load_model
-
-    base = load_model(policy)
-    packing.prepare(base)
-    for layer in base.modules():
-        if isinstance(layer, torch.nn.Dropout):  # the sampler has none, and ratios would measure it
-            layer.p = 0.0
-    lora = LoraConfig(
-        r=policy.lora.rank,
-        lora_alpha=policy.lora.alpha,
-        lora_dropout=0.0,
-        target_modules=adapted_layers(base.config) or "all-linear",
-        task_type="CAUSAL_LM",
-    )
-    model = get_peft_model(base, lora)
-    for layer in model.modules():
-        if type(layer) is Linear:
-            layer.forward = MethodType(_adapted, layer)
-    return model
-
-
-def _adapted(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    """PEFT's forward of a linear layer with one adapter and no dropout, without its passes over [tokens, out]."""
-    from torch.nn.functional import linear
-
-    if layer.disable_adapters:
-        return layer.base_layer(x)
-    [name] = layer.active_adapters
-    a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
-    flat = x.flatten(0, -2)
-    out = layer.base_layer(flat)  # not a view: what is added in place to one copies it on the way back
-    hidden = linear(flat.to(a.dtype), a).mul(layer.scaling[name])
-    out = out.addmm_(hidden, b.T) if out.dtype == b.dtype else out + linear(hidden, b).to(out.dtype)
-    return out.view(*x.shape[:-1], -1)
+def by_group(examples: Sequence[Example]) -> dict[str, list[Example]]:
+    """The rows of each group, in the order given."""
+    groups: dict[str, list[Example]] = defaultdict(list)
+    for example in examples:
+        groups[example.group].append(example)
+    return groups
 
 
 def split_evenly(rows: list[Example], parts: int) -> list[list[Example]]:
@@ -464,12 +376,12 @@ def micro_batches(rows: Sequence[Example], budget: int) -> Iterator[list[Example
 
 def set_rate(optimizer: Any, update: Update, done: int) -> None:
     """The learning rate of the step after `done`: transformers' schedules, as a function of the count alone."""
+    if update.lr_scheduler_type == "constant" and not update.warmup_steps:
+        return
     import torch
     from torch.optim import SGD
     from transformers import get_scheduler
 
-    if update.lr_scheduler_type == "constant" and not update.warmup_steps:
-        return
     name = "constant_with_warmup" if update.lr_scheduler_type == "constant" else update.lr_scheduler_type
     schedule = get_scheduler(name, SGD([torch.zeros(1)]), update.warmup_steps, update.max_steps)
     rate = update.learning_rate * schedule.lr_lambdas[0](done)
@@ -484,39 +396,6 @@ def check_schedule(update: Update, steps: int) -> None:
             f"update.max_steps is {update.max_steps}, and this update ends at optimiser step {steps}: the "
             f"{update.lr_scheduler_type} schedule ends before; raise it (iterations × steps_per_generation × num_iterations)"
         )
-
-
-def sampler_ratio(old: Any, sampling: Any, mask: Any, update: Update) -> Any:
-    """Truncated importance sampling between sampler and trainer (Yao et al. 2025), in TRL's four modes: [B, S] or [B, 1].
-
-    `truncate` clamps the ratio to the bounds, `mask` sets what is outside to zero; of tokens, or of a row's product.
-    """
-    difference = (old - sampling) * mask
-    level, _, what = str(update.vllm_importance_sampling_mode).partition("_")
-    if level == "sequence":
-        difference = difference.sum(-1, keepdim=True)
-    low, high = update.vllm_importance_sampling_clip_min, update.vllm_importance_sampling_clip_max
-    ratio = difference.exp()
-    if what == "truncate":
-        return ratio if low is high is None else ratio.clamp(low, high)
-    outside = (ratio < (low if low is not None else -1)) | (ratio > (high if high is not None else float("inf")))
-    return ratio.masked_fill(outside, 0.0)
-
-
-def sampler_kl(logps: Any, sampling: Any, mask: Any) -> float:
-    """Sum over sampled tokens of the k3 estimate of KL(sampler ‖ trainer) (Schulman 2020), in nats."""
-    difference = ((logps - sampling) * mask).double()  # in float32, exp(d) - 1 - d is zero below 1e-4
-    return float((difference.exp() - 1 - difference).sum())
-
-
-def check_sampler(kl: float, limit: float) -> float:
-    """The trajectories must come from the policy that is trained: UserError where they do not."""
-    if not kl <= limit:
-        raise UserError(
-            f"the trajectories were not sampled by the policy that is being trained: KL(sampler ‖ trainer) is {kl:.2e} nats "
-            f"a token, update.max_sampler_kl is {limit:.0e}; a stale adapter, another temperature or a wrong mask does this"
-        )
-    return kl
 
 
 def _process() -> tuple[int, int]:

@@ -95,7 +95,7 @@ class Update(Section):
     vllm_importance_sampling_clip_min: float | None = Field(None, gt=0)
     max_sampler_kl: float = Field(1e-3, gt=0)  # nats a token between sampler and trainer, before the update
     tokens_per_micro_batch: int = Field(4096, ge=64)  # those that rows share count once
-    gradient_checkpointing: bool = False  # less memory, a third more time
+    gradient_checkpointing: bool = False  # less memory for a second forward pass
 
     @model_validator(mode="before")
     @classmethod

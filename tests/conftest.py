@@ -17,6 +17,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from steps.params import Policy
+from tests import tiny
+
 ROOT = Path(__file__).parent.parent
 SMALL: dict[str, dict[str, float]] = {  # a run of a minute or two
     "scenarios": {"train": 24, "val": 24, "test": 30},
@@ -122,6 +125,24 @@ def wait_for(url: str, process: subprocess.Popen[str], seconds: float = 150) -> 
             return
         time.sleep(0.3)
     raise TimeoutError(url)
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The trainer takes all cores, which costs more than it gains on a tiny model beside other work on the machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    monkeypatch.setattr("steps.engine.cores", lambda: [0])
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    """A random base model of a few thousand parameters."""
+    return tiny.make_policy(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,14 @@ import random
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from steps.params import Lora, Policy, Update
+from steps.types import Row
+from tests import tiny
+
+if TYPE_CHECKING:
+    from steps.grpo import Trainer
 
 ROOT = Path(__file__).parent.parent
 EMBEDDED = ROOT / "tasks_data" / "embedded_policy"
@@ -70,80 +77,70 @@ def make(family: str, folder: Path) -> None:
         shutil.copy2(EMBEDDED / name, folder)
 
 
-def main(family: str, folder: Path) -> dict[str, Any]:
-    """Sample with an adapter, update on it, sample with the new one; KLs between sampler and trainer (nats a token)."""
+PROMPTS = 4  # each with four attempts
+
+
+def prompts(rng: random.Random) -> list[list[int]]:
+    return [[rng.randrange(10, 2000) for _ in range(rng.randrange(5, 40))] for _ in range(PROMPTS)]
+
+
+def sample(policy: Policy, adapter: Path, asked: list[list[int]], temperature: float) -> list[Row]:
+    """Four attempts of vLLM at each prompt."""
+    from steps import engine
+
+    sampler = engine.sampler(policy, adapter, temperature, max_tokens=12, stop=2, seed=4)
+    for key in range(4 * PROMPTS):
+        sampler.submit(key, asked[key // 4])
+    done: dict[int, engine.Sampled] = {}
+    while sampler.pending:
+        done |= {one.key: one for one in sampler.step()}
+    rows = []
+    for key in range(4 * PROMPTS):
+        prompt, one = asked[key // 4], done[key]
+        logprobs = list(one.logprobs) or [0.0] * len(one.completion_ids)
+        ids = [*prompt, *one.completion_ids]
+        rows.append(Row(ids, [0] * len(prompt) + [1] * len(one.completion_ids), [0.0] * len(prompt) + logprobs))
+    return rows
+
+
+def kl(model: Any, rows: list[Row]) -> float:
+    """KL between who sampled the rows and the model, nats a token."""
+    import torch
+
+    from steps import loss, packing
+
+    with torch.no_grad():
+        logps, _ = packing.token_logps(model, packed := packing.pack(rows, torch.float32), 1.0)
+    old = [[x for x, is_sampled in zip(row.logprobs, row.mask, strict=True) if is_sampled] for row in rows]
+    return loss.sampler_kl(logps, torch.tensor(packing.padded(old)), packed.mask) / float(packed.mask.sum())
+
+
+def off(trainer: Trainer, adapter: Path, rows: list[Row]) -> float:
+    """The largest difference between the trainer's logprobs of the rows' last three tokens and stock PEFT's."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from steps import engine, grpo, packing
-    from steps.params import Lora, Policy, Update
-    from steps.stage import UserError
-    from steps.types import Row
+    from steps import packing
 
-    make(family, folder / "base")
-    policy = Policy(base_model=str(folder / "base"), context=256, lora=Lora(rank=8, alpha=16))
-    trainer = grpo.Trainer(policy, seed=1)
-    generator = torch.Generator().manual_seed(2)
+    stock = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(trainer.policy.base_model), adapter)
     with torch.no_grad():
-        for weight in trainer.weights.values():
-            weight.add_(torch.randn(weight.shape, generator=generator) * 0.05)
-    found: dict[str, Any] = {
-        "family": family,
-        "layers": sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in trainer.weights}),
-    }
-    rng = random.Random(3)
-    prompts = [[rng.randrange(10, 2000) for _ in range(rng.randrange(5, 40))] for _ in range(4)]
+        logps, _ = packing.token_logps(trainer.model, packing.pack(rows, torch.float32), 1.0)
+        plain = [stock(input_ids=torch.tensor([row.ids])).logits[0, -4:-1].log_softmax(-1) for row in rows]
+    expected = torch.stack([one[range(3), row.ids[-3:]] for one, row in zip(plain, rows, strict=True)])
+    return float((logps - expected).abs().max())
 
-    def sample(adapter: Path, temperature: float) -> list[Row]:
-        sampler = engine.sampler(policy, adapter, temperature, max_tokens=12, stop=2, seed=4)
-        for key in range(16):
-            sampler.submit(key, prompts[key // 4])
-        done: dict[int, engine.Sampled] = {}
-        while sampler.pending:
-            done |= {one.key: one for one in sampler.step()}
-        rows = []
-        for key in range(16):
-            prompt, one = prompts[key // 4], done[key]
-            logprobs = list(one.logprobs) or [0.0] * len(one.completion_ids)
-            ids = [*prompt, *one.completion_ids]
-            rows.append(Row(ids, [0] * len(prompt) + [1] * len(one.completion_ids), [0.0] * len(prompt) + logprobs))
-        return rows
 
-    trainer.save_adapter(folder / "one")
-    try:
-        rows = sample(folder / "one", 1.0)
-    except UserError as refusal:  # then the trainer is shown by itself
-        found["refused"] = str(refusal)
-        rows = [
-            Row([*prompt, 7, 8, 2], [0] * len(prompt) + [1] * 3, [0.0] * (len(prompt) + 3)) for prompt in prompts * 4
-        ]
-    examples = [grpo.Example(row, rng.gauss(0, 1), str(number // 4)) for number, row in enumerate(rows)]
-    update = Update(steps_per_generation=2, learning_rate=1e-2, max_sampler_kl=1e9)
-    found["kl"] = trainer.update(examples, update, 1.0, seed=5)["sampler_kl"]
-    trainer.save_adapter(folder / "two")
-    if "refused" in found:
-        stock = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(policy.base_model), folder / "two")
-        with torch.no_grad():
-            logps, _ = packing.token_logps(trainer.model, packing.pack(rows, torch.float32), 1.0)
-            plain = [stock(input_ids=torch.tensor([row.ids])).logits[0, -4:-1].log_softmax(-1) for row in rows]
-        expected = torch.stack([one[range(3), row.ids[-3:]] for one, row in zip(plain, rows, strict=True)])
-        return found | {"off": float((logps - expected).abs().max())}
-    again = sample(folder / "two", 1.0)
-    for name, batch in (("kl_updated", again), ("kl_stale", rows)):
-        with torch.no_grad():
-            logps, _ = packing.token_logps(trainer.model, packed := packing.pack(batch, torch.float32), 1.0)
-        old = torch.tensor(
-            packing.padded([[x for x, m in zip(row.logprobs, row.mask, strict=True) if m] for row in batch])
-        )
-        found[name] = grpo.sampler_kl(logps, old, packed.mask) / float(packed.mask.sum())
-    greedy = sample(folder / "two", 0.0)[::4]
-    trainer.model.eval()
+def generated_alike(model: Any, rows: list[Row]) -> int:
+    """How many rows Hugging Face generate completes with the same tokens, greedily."""
+    import torch
+
+    model.eval()
     same = 0
-    for row in greedy:
+    for row in rows:
         count = sum(row.mask)
         with torch.no_grad():
-            out = trainer.model.generate(
+            out = model.generate(
                 input_ids=torch.tensor([row.ids[:-count]]),
                 max_new_tokens=count,
                 do_sample=False,
@@ -151,7 +148,37 @@ def main(family: str, folder: Path) -> dict[str, Any]:
                 pad_token_id=0,
             )
         same += out[0].tolist() == row.ids
-    return found | {"greedy_same": same, "greedy": len(greedy)}
+    return same
+
+
+def main(family: str, folder: Path) -> dict[str, Any]:
+    """Sample with an adapter, update on it, sample with the new one; where vLLM refuses, the trainer by itself."""
+    from steps.grpo import Example, Trainer
+    from steps.stage import UserError
+
+    make(family, folder / "base")
+    policy = Policy(base_model=str(folder / "base"), context=256, lora=Lora(rank=8, alpha=16))
+    trainer = tiny.moved(Trainer(policy, seed=1), size=0.05, seed=2)
+    trainer.save_adapter(folder / "one")
+    layers = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in trainer.weights})
+    found: dict[str, Any] = {"family": family, "layers": layers}
+    rng = random.Random(3)
+    asked = prompts(rng)
+    try:
+        rows = sample(policy, folder / "one", asked, 1.0)
+    except UserError as refusal:
+        found["refused"] = str(refusal)
+        rows = [Row([*one, 7, 8, 2], [0] * len(one) + [1] * 3, [0.0] * (len(one) + 3)) for one in asked * 4]
+    examples = [Example(row, rng.gauss(0, 1), str(number // 4)) for number, row in enumerate(rows)]
+    update = Update(steps_per_generation=2, learning_rate=1e-2, max_sampler_kl=1e9)
+    found["kl"] = trainer.update(examples, update, 1.0, seed=5)["sampler_kl"]
+    trainer.save_adapter(folder / "two")
+    if "refused" in found:
+        return found | {"off": off(trainer, folder / "two", rows)}
+    found["kl_updated"] = kl(trainer.model, sample(policy, folder / "two", asked, 1.0))
+    found["kl_stale"] = kl(trainer.model, rows)
+    greedy = sample(policy, folder / "two", asked, 0.0)[::4]
+    return found | {"greedy_same": generated_alike(trainer.model, greedy), "greedy": len(greedy)}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,7 @@ from steps.types import Row
 from tests import tiny
 from tests.tiny import LOOSE, files, moved, plain_logps, random_rows, relative, sampled_by, stock, with_advantages
 
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    yield from tiny.use_one_thread(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    return tiny.make_policy(tmp_path_factory.mktemp("base"))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # --- Advantages

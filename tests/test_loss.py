@@ -7,13 +7,13 @@ On a random Qwen3 of a few thousand parameters; the trainer, TRL's loss and PEFT
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from steps.grpo import Example, Trainer, TrlLoss, check_sampler, sampler_kl, sampler_ratio
+from steps.grpo import Example, Trainer
+from steps.loss import TrlLoss, check_sampler, sampler_kl, sampler_ratio
 from steps.params import Policy, Update
 from steps.stage import UserError
 from steps.types import Row
@@ -31,19 +31,10 @@ from tests.tiny import (
     with_advantages,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 LOSSES = ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo"]
 TEMPERATURE = 0.8
 CORRECTED = {"vllm_importance_sampling_correction": True}
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    yield from tiny.use_one_thread(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    return tiny.make_policy(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture
@@ -273,10 +264,11 @@ def trl_batch(model: Any, examples: list[Example], tokens: int, update: Update) 
 def test_loss_and_gradient_are_those_of_trl_on_padded_rows(
     policy: Policy, gradients: list[list[Any]], tmp_path: Path, loss_type: str, steps: int, knobs: dict[str, Any]
 ) -> None:
+    """An adapter near the base policy: far from it single terms of the KL drown the rest, and its digits, in rounding."""
     import torch
 
     for seed in range(3):
-        trainer = moved(Trainer(policy, seed=1), seed=seed)
+        trainer = moved(Trainer(policy, seed=1), size=0.05, seed=seed)
         model = twin(trainer, tmp_path / f"adapter {seed}", double=False)
         examples = noisy_examples(model, seed)
         update = update_of(loss_type, steps_per_generation=steps, tokens_per_micro_batch=64, **knobs)
@@ -291,14 +283,10 @@ def test_loss_and_gradient_are_those_of_trl_on_padded_rows(
             loss = theirs._compute_loss(model, trl_batch(model, part, tokens, update))
             assert relative(found, torch.autograd.grad(loss, weights(model))) < 1e-5
             losses.append(loss.item())
-        assert measured["loss"] == pytest.approx(
-            sum(losses) / steps, rel=1e-5, abs=3e-6
-        )  # a small rest of terms near 1
+        assert measured["loss"] == pytest.approx(sum(losses) / steps, rel=1e-5, abs=1e-5)  # a small rest of large terms
         for name, values in theirs._metrics["train"].items():
             if steps == 1 and not name.startswith("clip_ratio"):  # of rows with gspo, and of the worst row
-                assert measured[name] == pytest.approx(
-                    values[0], rel=1e-5, abs=3e-6
-                )  # a small rest of terms near 1, name
+                assert measured[name] == pytest.approx(values[0], rel=1e-5, abs=1e-5), name
 
 
 def test_metrics_are_those_of_the_formulas(policy: Policy, tmp_path: Path) -> None:

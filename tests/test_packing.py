@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from steps.types import Row
 from tests import tiny
 from tests.tiny import moved, plain_logits, plain_logps, random_rows, relative, twin, weights
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TEMPERATURE = 0.8
 
 
@@ -41,16 +41,6 @@ TRIES = {
 tries = pytest.mark.parametrize("rows", TRIES.values(), ids=TRIES.keys())
 # queries of a stretch, waste and size of a call: as they are; long rows in several stretches; a call for each size; for each
 cuts = pytest.mark.parametrize("cut", [(256, 1.15, 20_000), (3, 1.15, 20_000), (3, 1.0, 0), (1, 0.0, 0)], ids=str)
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    yield from tiny.use_one_thread(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    return tiny.make_policy(tmp_path_factory.mktemp("base"))
 
 
 def set_cut(monkeypatch: pytest.MonkeyPatch, cut: tuple[int, float, int]) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,9 @@ from tests import tiny
 from tests.conftest import ROOT, run
 from tests.tiny import files, moved, plain_logps
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 END = 5  # of a turn
 SETTINGS = {"steps_per_generation": 2, "learning_rate": 1e-2}
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    yield from tiny.use_one_thread(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    return tiny.make_policy(tmp_path_factory.mktemp("base"))
 
 
 def turns_of(model: Any, rng: random.Random, prompt: Sequence[int], is_cut: bool) -> list[Turn]:

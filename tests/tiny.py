@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from steps.grpo import Example, Trainer
 from steps.params import Lora, Policy
@@ -37,17 +35,6 @@ def make_policy(folder: Path, heads: int = 2, groups: int = 1) -> Policy:
     )
     Qwen3ForCausalLM(config).save_pretrained(folder)
     return Policy(base_model=str(folder), context=64, lora=Lora(rank=2, alpha=4))
-
-
-def use_one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The trainer takes all cores, which costs more than it gains on a tiny model beside other work on the machine."""
-    import torch
-
-    before = torch.get_num_threads()
-    monkeypatch.setattr("steps.engine.cores", lambda: [0])
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def moved(trainer: Trainer, size: float = 0.1, seed: int = 0) -> Trainer:
