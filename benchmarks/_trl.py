@@ -102,14 +102,13 @@ def train(
         max_grad_norm=1.0,
         shuffle_dataset=False,
         gradient_checkpointing=False,
-        bf16=False,
         use_cpu=not torch.cuda.is_available(),
         save_strategy="no",
         logging_steps=10_000,
         report_to="none",
         disable_tqdm=True,
         seed=0,
-        **settings,
+        **{"bf16": False, **settings},
     )
     GRPOTrainer(
         model=model,

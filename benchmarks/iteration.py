@@ -1,6 +1,6 @@
 """A whole iteration against TRL's own loop: 128 episodes sampled, scored and trained on with the embedded policy.
 
-    python -m benchmarks.iteration              # about 6 minutes on 2 cores
+    python -m benchmarks.iteration              # about 8 minutes on 2 cores
     python -m benchmarks.iteration --json
 
 Ours is `flows.train` itself, in a clone of the committed tree: the median seconds of rollout, score and update, and beside

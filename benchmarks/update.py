@@ -1,12 +1,13 @@
 """The update stage against TRL's GRPOTrainer: the same trajectories, loss, LoRA and learning rate, side by side.
 
-    python -m benchmarks.update                     # three shapes, about 10 minutes on 2 cores
+    python -m benchmarks.update                     # four shapes, about 20 minutes on 2 cores
     python -m benchmarks.update --json --shapes default
     python -m benchmarks.update --growth            # ten times the trajectories: time and memory; a cold stage
 
 default is a batch of the embedded policy at default size, sampled by the rollout stage; shared_prompt the same policy with
-random tokens, 512 shared by a group and 64 of each attempt's own; medium a random Qwen3 of 26 M parameters, 36 and 64.
-128 trajectories in groups of 8, one optimiser step each time, loss dapo without KL term, float32, random rewards.
+random tokens, 512 shared by a group and 64 of each attempt's own; medium a random Qwen3 of 26 M parameters, 36 and 64, and
+medium_bfloat16 the same in that type (TRL's by autocast). 128 trajectories in groups of 8, one optimiser step each time,
+loss dapo without KL term, float32 but for the last, random rewards.
 GRPOTrainer is stock, fed by `rollout_func`, without dynamo, at the fastest of several batch sizes.
 
 Each runs in a process of its own. Both make the same steps from the same adapter, and their adapters must agree: that is
@@ -32,11 +33,8 @@ from typing import Any
 from benchmarks import _trl
 from benchmarks._trl import LEARNING_RATE, ROOT, child, tell
 
-SHAPES = {
-    "default": (8, 16, 32),
-    "shared_prompt": (8, 16, 32),
-    "medium": (8, 16, 32),
-}  # batch sizes for TRL; 128 is slower
+SHAPES = ("default", "shared_prompt", "medium", "medium_bfloat16")
+BATCHES = (8, 16, 32)  # for TRL; 128 is slower
 STEPS = 3  # after which the adapters are compared; timed ones follow
 GROUPS, ATTEMPTS = 16, 8
 
@@ -102,8 +100,8 @@ def prepare(shape: str, folder: Path) -> None:
     from steps.params import Policy
 
     policy = {"base_model": os.fspath(ROOT / "tasks_data" / "embedded_policy")}
-    if shape == "medium":
-        policy = make_policy(folder / "policy")
+    if shape.startswith("medium"):
+        policy = make_policy(folder / "policy") | {"dtype": shape.partition("_")[2] or "float32"}
     vocabulary = json.loads((Path(policy["base_model"]) / "config.json").read_text())["vocab_size"]
     if shape == "default":
         rows = sampled_rows(folder)
@@ -131,7 +129,7 @@ def run_ours(folder: Path, count: int, _: int) -> dict[str, Any]:
         num_iterations=1,
         steps_per_generation=1,
         learning_rate=LEARNING_RATE,
-        max_sampler_kl=1e-6,
+        max_sampler_kl=1e-6 if shape["policy"].get("dtype") != "bfloat16" else 1e-3,
     )
     trainer = grpo.Trainer(Policy(**shape["policy"]), checkpoint=folder / "start")
     groups = [row["group"] for row in shape["rows"]]
@@ -139,12 +137,10 @@ def run_ours(folder: Path, count: int, _: int) -> dict[str, Any]:
     seconds = []
     for number in range(STEPS + count):
         rows = [Row(row["ids"], row["mask"], [0.0] * len(row["ids"])) for row in shape["rows"]]
-        for start in range(
-            0, len(rows), 16
-        ):  # as if the policy of this step had just sampled them: TRL's ratio is 1, too
+        for start in range(0, len(rows), 16):  # as if this step's policy had sampled them: TRL's ratio is 1, too
             part = rows[start : start + 16]
             with torch.no_grad():
-                found, _ = packing.token_logps(trainer.model, packing.pack(part, torch.float32), 1.0)
+                found, _ = packing.token_logps(trainer.model, packing.pack(part, *trainer._place), 1.0)
             for row, logps in zip(part, found.tolist(), strict=True):
                 places = [place for place, sampled in enumerate(row.mask) if sampled]
                 for place, logp in zip(places, logps, strict=False):
@@ -201,6 +197,7 @@ def run_trl(folder: Path, count: int, batch: int) -> dict[str, Any]:
         stored,
         compare_after=STEPS,
         max_completion_length=2048,
+        bf16=shape["policy"].get("dtype") == "bfloat16",
     )
     return {"seconds": seconds[STEPS:]}
 
@@ -314,7 +311,7 @@ def compare(shape: str, folder: Path, count: int) -> dict[str, Any]:
     child(["-m", "benchmarks.update", "--side", "prepare", "--folder", os.fspath(folder), "--shape", shape])
     rows = json.loads((folder / "shape.json").read_text())["rows"]
     trials = {}
-    for batch in SHAPES[shape]:
+    for batch in BATCHES:
         trials[batch] = measure("trl", folder, 1, batch)
         tell(f"{shape}: TRL with batches of {batch}: {median(trials[batch]['seconds']):.2f} s a step")
     best = min(trials, key=lambda batch: float(median(trials[batch]["seconds"])))
@@ -341,9 +338,9 @@ def compare(shape: str, folder: Path, count: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.update", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", action="store_true", help="one JSON object a shape instead of the table")
-    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=SHAPES)
     parser.add_argument("--growth", action="store_true", help="ten times the trajectories, and a cold stage, instead")
-    parser.add_argument("--count", type=int, default=5, help="timed steps of each side")
+    parser.add_argument("--count", type=int, default=3, help="timed steps of each side")
     parser.add_argument("--side", choices=["prepare", "ours", "trl", "growth"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--shape", help=argparse.SUPPRESS)

@@ -45,9 +45,8 @@ def _adapted(layer: Any, x: torch.Tensor) -> torch.Tensor:
     if layer.disable_adapters:
         return layer.base_layer(x)
     [name] = layer.active_adapters
-    a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
+    a, b = (one[name].weight.to(x.dtype) for one in (layer.lora_A, layer.lora_B))  # as vLLM has them
     flat = x.flatten(0, -2)
     out = layer.base_layer(flat)  # not a view: what is added in place to one copies it on the way back
-    hidden = linear(flat.to(a.dtype), a).mul(layer.scaling[name])
-    out = out.addmm_(hidden, b.T) if out.dtype == b.dtype else out + linear(hidden, b).to(out.dtype)
+    out = out.addmm_(linear(flat, a).mul(layer.scaling[name]), b.T)
     return out.view(*x.shape[:-1], -1)

@@ -192,8 +192,10 @@ def attention(
             one.index_select(0, places.view(-1)).view(*places.shape, *one.shape[1:]).transpose(1, 2)
             for one, places in ((q, own), (k, path), (v, path))
         )
+        if not query.is_cuda:
+            queries, keys, values, mask = queries.float(), keys.float(), values.float(), mask.float()
         out = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling, enable_gqa=grouped)
-        results.append(out.transpose(1, 2).flatten(0, 1))
+        results.append(out.transpose(1, 2).flatten(0, 1).to(query.dtype))
     return torch.cat(results).index_select(0, packed.back)[None], None
 
 

@@ -470,3 +470,27 @@ def test_an_adapters_configuration_is_the_same_bytes_in_every_process(policy: Po
     Trainer(policy, seed=1).save_adapter(tmp_path)
     targets = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
     assert isinstance(targets, str) or targets == sorted(targets)
+
+
+# --- Types
+
+
+def test_an_update_in_bfloat16_goes_the_way_of_one_in_float32(policy: Policy) -> None:
+    """Weights of the adapter and Adam's moments stay in float32; what passes through the model does not."""
+    import torch
+
+    rows = random_rows(24, seed=5, longest=20, alike=0.5)
+    ways, kls = [], []
+    for kind in ("float32", "bfloat16"):
+        trainer = moved(Trainer(policy.model_copy(update={"dtype": kind}), seed=1), size=0.05)
+        before = torch.cat([value.detach().flatten().clone() for value in trainer.weights.values()])
+        assert trainer.model.get_output_embeddings().weight.dtype == getattr(torch, kind)
+        assert {value.dtype for value in trainer.weights.values()} == {torch.float32}
+        examples = with_advantages(rows, seed=1)
+        update = Update.model_validate({"beta": 0.0, "steps_per_generation": 1, "learning_rate": 1e-3, **LOOSE})
+        kls.append(trainer.update(examples, update, 1.0, seed=2)["sampler_kl"])
+        ways.append(torch.cat([trainer.moments[name]["exp_avg"].flatten() for name in trainer.weights]))
+        moved_by = torch.cat([value.detach().flatten() for value in trainer.weights.values()]) - before
+        assert 0 < moved_by.abs().max() < 1.1e-3
+    assert kls[1] == pytest.approx(kls[0], rel=0.05)
+    assert torch.nn.functional.cosine_similarity(ways[0], ways[1], dim=0) > 0.99
