@@ -20,6 +20,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -102,6 +103,50 @@ class Env(ABC):
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         """Whether the transcript did what was asked."""
 
+    # Players: a turn each, given the transcript so far; `play` makes an episode of them. They need no model: baselines,
+    # demonstrations for a small policy, and the checks that every task must pass (tests/test_environments.py).
+
+    def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
+        """A best effort by rules, from what the policy sees alone: the transcript and the tools."""
+        raise NotImplementedError
+
+    def random(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Any well-formed turn."""
+        raise NotImplementedError
+
+    def gold(self, messages: Sequence[Message], rng: Random) -> Message:
+        """The turn of one who knows all that the policy does not see: it succeeds."""
+        raise NotImplementedError
+
+    def bad(self, messages: Sequence[Message], rng: Random) -> Message:
+        """A turn that looks like the task and must be rewarded less than gold."""
+        raise NotImplementedError
+
+    def play(self, player: str, seed: int = 0) -> list[Message]:
+        """A whole episode by `scripted`, `random`, `gold` or `bad`: its transcript."""
+        rng = Random(f"{player} {seed} {self.scenario.id}")
+        messages = list(self.scenario.messages)
+        for _ in range(self.max_turns):
+            messages.append(getattr(self, player)(messages, rng))
+            messages += self.step(messages[-1])
+            if self.done:
+                break
+        return messages
+
+    def step(self, message: Message, problems: Sequence[str] = ()) -> list[Message]:
+        """What a turn is answered with; `problems` are those of calls that could not be read."""
+        answers: list[Message] = []
+        for asked in message.get("tool_calls", ()):
+            function = asked["function"]
+            text = self.call(function["name"], function["arguments"])
+            answers.append({"role": "tool", "name": function["name"], "content": text})
+            if self.done:
+                break
+        answers += [{"role": "tool", "name": "", "content": error(text)} for text in problems]
+        if not problems and not message.get("tool_calls"):
+            answers += self.hear(str(message["content"]))
+        return answers
+
     @classmethod
     def tools(cls) -> dict[str, Tool]:
         """The tools by name, in the order in which the class defines them."""
@@ -131,6 +176,17 @@ class Env(ABC):
         except ValidationError as problem:
             return error(f"wrong arguments for {name}: {_say(problem)}")
         return str(getattr(self, name)(**{key: getattr(checked, key) for key in type(checked).model_fields}))
+
+
+def use(name: str, **arguments: Any) -> Message:
+    """An assistant's turn that calls one tool."""
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+
+def words(text: str) -> Message:
+    """An assistant's turn in plain words."""
+    return {"role": "assistant", "content": text}
 
 
 def unwritable(value: Any) -> bool:

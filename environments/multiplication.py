@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from environments.base import Component, Env, Message, Scenario, Split
+from environments.base import Component, Env, Message, Scenario, Split, words
 
 SHARES: dict[Split, float] = {"train": 0.7, "val": 0.15, "test": 0.15}  # of all pairs
 CORRECT, WRONG = 1.0, -1.0
@@ -31,6 +31,13 @@ def answer(text: str) -> int | None:
     """The last whole number in a text; digits may be grouped by commas."""
     numbers = re.findall(r"-?\d+(?:,\d{3})*", text)
     return int(numbers[-1].replace(",", "")[:30]) if numbers else None
+
+
+def written_out(a: int, b: int) -> str:
+    """47 * 36: 47 * 30 = 1410, 47 * 6 = 282, 1410 + 282 = 1692."""
+    parts = [a * part for part in (b // 10 * 10, b % 10) if part]
+    said = [f"{a} * {part} = {a * part}" for part in (b // 10 * 10, b % 10) if part]
+    return ", ".join([*said, f"{' + '.join(map(str, parts))} = {a * b}"] if len(parts) > 1 else said)
 
 
 class Multiplication(Env):
@@ -57,13 +64,27 @@ class Multiplication(Env):
             raise ValueError(
                 f"{count} scenarios need as many pairs, and the ranges of multiplication have {len(data[split])}"
             )
-        chosen = random.Random(f"{split} {seed}").sample(data[split], count)
+        chosen = Random(f"{split} {seed}").sample(data[split], count)
         return [
             Scenario.make(
                 "multiplication", split, [{"role": "user", "content": f"What is {a} * {b}?"}], {"answer": a * b}
             )
             for a, b in chosen
         ]
+
+    def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
+        """A digit of the second factor at a time."""
+        a, b = map(int, re.findall(r"\d+", str(messages[-1]["content"])))
+        return words(written_out(a, b))
+
+    def gold(self, messages: Sequence[Message], rng: Random) -> Message:
+        return words(str(self.scenario.data["answer"]))
+
+    def bad(self, messages: Sequence[Message], rng: Random) -> Message:
+        return words(str(int(self.scenario.data["answer"]) + rng.choice((-10, -2, -1, 1, 2, 10))))
+
+    def random(self, messages: Sequence[Message], rng: Random) -> Message:
+        return words(str(rng.randrange(10_000)))
 
     def hear(self, text: str) -> list[Message]:
         self.done = True

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from environments.base import Env, Message, Scenario, error
+from environments.base import Env, Scenario
 from steps.stage import progress
 from steps.types import StopReason, Trajectory, Turn
 
@@ -110,16 +110,7 @@ def _take_turn(episode: Episode, sampled: Sampled, chat: Chat, limit: int) -> No
     if turn.finish_reason == "length":
         episode.stop_reason = "length"
         return
-    observations: list[Message] = []
-    for call in parsed.message.get("tool_calls", ()):
-        function = call["function"]
-        text = episode.env.call(function["name"], function["arguments"])
-        observations.append({"role": "tool", "name": function["name"], "content": text})
-        if episode.env.done:
-            break
-    observations += [{"role": "tool", "name": "", "content": error(text)} for text in parsed.problems]
-    if not parsed.problems and not parsed.message.get("tool_calls"):
-        observations += episode.env.hear(str(parsed.message["content"]))
+    observations = episode.env.step(parsed.message, parsed.problems)
     episode.turns[-1] = turn.model_copy(update={"observations": tuple(observations)})
     if episode.env.done:
         episode.stop_reason = "done"
