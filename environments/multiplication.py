@@ -78,10 +78,11 @@ class Multiplication(Env):
         return words(written_out(a, b))
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
-        return words(str(self.scenario.data["answer"]))
+        return words(f"It is {self.scenario.data['answer']}")
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
-        return words(str(int(self.scenario.data["answer"]) + rng.choice((-10, -2, -1, 1, 2, 10))))
+        """A guess in the right region."""
+        return words(f"It is {int(self.scenario.data['answer']) + rng.choice((-20, -10, -2, -1, 1, 2, 10, 20))}")
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
         return words(str(rng.randrange(10_000)))

@@ -155,6 +155,17 @@ def print_end(found: dict[str, Any]) -> None:
     )
 
 
+def choose_task(task: str) -> None:
+    """A task other than params.yaml's: its preset, tasks_data/<task>.yaml, becomes params.yaml; without one, the name."""
+    path, preset = Path("params.yaml"), Path("tasks_data") / f"{task.rpartition('.')[2]}.yaml"
+    if path.exists() and params.load(path, params.Params).task == task:
+        return
+    if preset.is_file():
+        params.load(preset, params.Params)
+        path.write_text(preset.read_text())
+    set_params([f"task={task}"])
+
+
 def set_params(assignments: list[str]) -> None:
     """Write `key=value` pairs to params.yaml, comments kept. UserError where the result is not valid: nothing is written."""
     from dvc.utils.serialize import modify_yaml
@@ -201,7 +212,7 @@ def prepare() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.train", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--task", help="the task to train on, kept in params.yaml")
+    parser.add_argument("--task", help="the task to train on; another than before begins with its preset")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change params.yaml first")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved parameters and stop")
     options = parser.parse_args()
@@ -213,9 +224,10 @@ def main() -> int:
 
     signal.signal(signal.SIGINT, interrupt)
     try:
-        assignments = [*options.set, *([f"task={options.task}"] if options.task else [])]
-        if assignments:
-            set_params(assignments)
+        if options.task:
+            choose_task(options.task)
+        if options.set:
+            set_params(options.set)
         known = params.load("params.yaml", params.Params)
         if options.dry_run:
             print(known.model_dump_json(indent=2, by_alias=True))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from steps.stage import Output, main, progress, say
@@ -113,7 +113,7 @@ def embedded_policy(policy: Output, steps: int = STEPS, habit_steps: int = HABIT
 
     torch.manual_seed(SEED)
     torch.set_num_threads(2)
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(corpus())
     model = make_model(len(tokenizer))
     say(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens")
     train(model, tokenizer, steps, LEARNING_RATE, MIXED)
@@ -123,14 +123,16 @@ def embedded_policy(policy: Output, steps: int = STEPS, habit_steps: int = HABIT
     tokenizer.save_pretrained(policy)
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of the demonstrations' words; every number of up to three digits is one token."""
+def make_tokenizer(
+    texts: Iterable[str], pattern: str = WORDS, fixed: Sequence[str] = FIXED_TEXTS
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of the texts' words, which a pattern splits; each fixed text is one token."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(WORDS), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+        [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
     )
     words.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -139,8 +141,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    words.train_from_iterator(_corpus(), trainer)
-    words.add_tokens([AddedToken(text, normalized=False) for text in FIXED_TEXTS])
+    words.train_from_iterator(texts, trainer)
+    words.add_tokens([AddedToken(text, normalized=False) for text in fixed])
     return PreTrainedTokenizerFast(
         tokenizer_object=words,
         pad_token=SPECIAL[0],
@@ -150,7 +152,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _corpus() -> Iterator[str]:
+def corpus() -> Iterator[str]:
     from environments import _mailbox
     from environments.email_search import SYSTEM, EmailSearch
     from steps.demonstrations import MIXED, demonstrations

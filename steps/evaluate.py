@@ -1,4 +1,4 @@
-"""Evaluate: how an adapter does on a split it was not trained on: greedy, one attempt at each scenario.
+"""Evaluate: how an adapter does on a split it was not trained on: an attempt at each scenario, greedy by default.
 
 Writes the summary, and every trajectory with its reward, so that two policies can be compared scenario by scenario.
 """
@@ -31,7 +31,9 @@ def evaluate(
     tools = [tool.schema for tool in env.tools().values()]
     chat = Chat(engine.load_tokenizer(params.policy), tools, params.policy.chat_template_kwargs)
     limits = params.evaluate
-    sampler = engine.sampler(params.policy, adapter, temperature=0, max_tokens=limits.max_tokens, stop=chat.end, seed=0)
+    sampler = engine.sampler(
+        params.policy, adapter, limits.temperature, max_tokens=limits.max_tokens, stop=chat.end, seed=0
+    )
     played = episodes.play(
         sampler,
         chat,

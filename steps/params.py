@@ -136,8 +136,9 @@ class Update(Section):
 
 
 class Evaluate(Section):
-    """Greedy, one attempt a scenario."""
+    """One attempt a scenario."""
 
+    temperature: float = Field(0.0, ge=0, le=2)  # 0 is greedy; above, with the same draws for every policy
     max_tokens: int = Field(64, ge=1)
     max_turns: int | None = Field(None, ge=1)
 
@@ -145,7 +146,7 @@ class Evaluate(Section):
 class Register(Section):
     """The registry entry; the gate is: better than the base policy on the test split."""
 
-    name: str = Field("email_search", min_length=1)
+    name: str | None = Field(None, min_length=1)  # None: the task's
 
 
 class Train(Section):
@@ -218,6 +219,11 @@ class RegisterParams(Section):
     task: str
     policy: Policy
     register_: Register = Field(alias="register")
+
+    @property
+    def model(self) -> str:
+        """The registry entry's name."""
+        return self.register_.name or self.task.rpartition(".")[2]
 
 
 P = TypeVar("P", bound=BaseModel)

@@ -62,10 +62,10 @@ def register(
     reason = f"test success {trained.success:.3f} is {how} the base policy's {base.success:.3f} ({trained.n} scenarios)"
     if better:
         version = publish(Path.cwd(), adapter, evaluation, base_evaluation, params)
-        say(f"registered: {params.register_.name} version {version}, because {reason}")
+        say(f"registered: {params.model} version {version}, because {reason}")
     else:
         say(f"not registered: {reason}")
-    written = {"name": params.register_.name, "adapter_hash": name, "registered": better, "reason": reason}
+    written = {"name": params.model, "adapter_hash": name, "registered": better, "reason": reason}
     for key, summary in (("base", base), ("trained", trained)):
         written[key] = summary.model_dump(mode="json", include={"success", "ci95", "n", "reward"})
     receipt.write_text(json.dumps(written, indent=2) + "\n")
@@ -88,7 +88,7 @@ def publish(root: Path, adapter: Path, evaluation: Path, base_evaluation: Path, 
     """
     from steps.engine import adapter_hash
 
-    name, trained, base = params.register_.name, read_test(evaluation), read_test(base_evaluation)
+    name, trained, base = params.model, read_test(evaluation), read_test(base_evaluation)
     with explained(address(root)):
         client = connect(root)
         from mlflow.exceptions import MlflowException  # after connect, which sets MLflow's environment

@@ -14,7 +14,7 @@ from environments import _mailbox
 from environments.base import Message
 from environments.email_search import EmailSearch
 from steps.chat import Chat
-from steps.embedded_policy import CHAT_TEMPLATE, make_tokenizer
+from steps.embedded_policy import CHAT_TEMPLATE, corpus, make_tokenizer
 from steps.types import Trajectory, Turn, read_records, write_records
 
 TOOLS = [tool.schema for tool in EmailSearch.tools().values()]
@@ -24,7 +24,7 @@ UNWRITABLE = "a tool call holds characters that are no text, or is nested too de
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return make_tokenizer()
+    return make_tokenizer(corpus())
 
 
 @pytest.fixture(scope="module")
@@ -384,7 +384,7 @@ def test_a_name_or_number_is_one_token_and_the_same_wherever_it_stands(tokenizer
 
 
 def test_the_tokenizer_is_the_same_each_time(tokenizer: Any) -> None:
-    again = make_tokenizer()
+    again = make_tokenizer(corpus())
     assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
     assert len(tokenizer) < 4096
 

@@ -25,6 +25,7 @@ from steps.embedded_policy import (
     SEED,
     SPECIAL,
     batch_loss,
+    corpus,
     make_model,
     make_tokenizer,
     repeated_sequence,
@@ -72,7 +73,7 @@ def test_the_folder_is_whole_and_small() -> None:
 
 
 def test_its_tokenizer_is_the_one_that_the_code_makes(tokenizer: Any, tmp_path: Path) -> None:
-    made = make_tokenizer()
+    made = make_tokenizer(corpus())
     made.save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert json.loads((tmp_path / name).read_text()) == json.loads((FOLDER / name).read_text()), name

@@ -45,7 +45,8 @@ def refused(tmp_path: Path) -> Any:
 def test_the_projects_own_file_loads_and_says_nothing_that_no_stage_reads() -> None:
     whole = load(ROOT / "params.yaml", Params)
     written = yaml.safe_load((ROOT / "params.yaml").read_text())
-    assert whole.model_dump(by_alias=True, exclude_unset=True) == written
+    dumped = whole.model_dump(by_alias=True)
+    assert all(dumped[key] == value or value.items() <= dumped[key].items() for key, value in written.items())
     assert whole.rollout.attempts * whole.rollout.scenarios >= 128
     assert (whole.scenarios.test, whole.task) >= (200, "email_search")
 
@@ -313,3 +314,19 @@ def test_exponents_without_a_dot_are_numbers(tmp_path: Path) -> None:
 def test_sections_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Params().rollout.attempts = 3  # type: ignore[misc]
+
+
+def test_presets_are_whole_and_the_default_tasks_is_params_yaml() -> None:
+    presets = {path.stem: path for path in (ROOT / "tasks_data").glob("*.yaml")}
+    assert presets["email_search"].read_text() == (ROOT / "params.yaml").read_text()
+    for task, path in presets.items():
+        assert load(path, Params).task == task
+        assert (ROOT / "tasks_data" / task).is_dir()
+        assert (ROOT / "environments" / f"{task}.py").is_file()
+
+
+def test_the_registry_entry_has_the_tasks_name_unless_it_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    for text, name in (("task: mine.toys\n", "toys"), ("task: a\nregister: {name: b}\n", "b"), ("", "email_search")):
+        path.write_text(text)
+        assert load(path, RegisterParams).model == name
