@@ -57,10 +57,10 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install environment train test check format reproduce mlflow prefect lock clean distclean
+.PHONY: help install environment train new-task test check format reproduce mlflow prefect lock clean distclean
 
 help:  ## what there is (this list)
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
 		printf '  make %-10s %s\n' "$$target" "$$what"; done
 
 install:  ## set up .venv from the lock file (GPU=1: the lock for CUDA)
@@ -91,6 +91,10 @@ environment:
 train: install  ## the main job: train, evaluate, register (TASK=name, ARGS=...)
 	@mkdir -p "$(PREFECT_HOME)"
 	@$(RUN) python -m flows.train $(if $(TASK),--task $(TASK)) $(ARGS)
+
+new-task: install  ## a small working task to edit (NAME=my_task)
+	@[ -n "$(NAME)" ] || { echo "Name the new task, as in 'make new-task NAME=my_task'." >&2; exit 2; }
+	@$(RUN) python -m environments._new "$(NAME)"
 
 test: check  ## set up, check, and run every test (ARGS="-k name")
 	@echo "test: pytest"

@@ -178,7 +178,7 @@ class Env(ABC):
         return str(getattr(self, name)(**{key: getattr(checked, key) for key in type(checked).model_fields}))
 
 
-def use(name: str, **arguments: Any) -> Message:
+def use(name: str, /, **arguments: Any) -> Message:
     """An assistant's turn that calls one tool."""
     function = {"name": name, "arguments": arguments}
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
@@ -236,14 +236,17 @@ def tool_calls(messages: Sequence[Message]) -> list[tuple[str, dict[str, Any], M
 
 
 def _shorten(value: Any, limit: int = 60) -> str:
-    text = json.dumps(value, ensure_ascii=True, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=True, default=str)
+    except (TypeError, ValueError, RecursionError):  # keys that are no text, or nested too deeply
+        return f"what cannot be written ({type(value).__name__})"
     return text if len(text) <= limit else text[:limit] + "…"
 
 
 def _say(problem: ValidationError) -> str:
     """Pydantic's findings in one line."""
     return "; ".join(
-        f"{'.'.join(map(str, found['loc'])) or 'arguments'}: {found['msg'][:1].lower()}{found['msg'][1:]}"
+        f"{'.'.join(map(str, found['loc']))[:60] or 'arguments'}: {found['msg'][:1].lower()}{found['msg'][1:]}"
         for found in problem.errors(include_url=False, include_input=False)[:3]
     )
 

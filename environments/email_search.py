@@ -8,14 +8,14 @@ share no inbox and no question.
 from __future__ import annotations
 
 import json
-import random
 import re
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from random import Random
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls
+from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls, use
 
 ROWS_SHOWN = 5
 LONGEST = 500  # characters of a query
@@ -41,8 +41,9 @@ REWARD = {  # value, and why
     "error": (-0.1, "a malformed call, an unknown tool or wrong arguments"),
     "turn": (-0.03, "each call beyond the three that are needed takes time"),
 }
-UNKNOWN = "i don't know"
+UNKNOWN = "I don't know"
 NEEDED_CALLS = 3
+MONTHS = "January February March April May June July August September October November December".split()
 
 
 class Mailbox(NamedTuple):
@@ -62,14 +63,21 @@ def build_index(mails: Sequence[dict[str, Any]]) -> sqlite3.Connection:
     rows = [tuple(mail[key] for key in ("id", "owner", "date", "sender", "to", "subject", "body")) for mail in mails]
     for table in ("mail", "mail_by_id"):
         index.executemany(f"insert into {table} values (?, ?, ?, ?, ?, ?, ?)", rows)
+    return with_inboxes(index)
+
+
+def with_inboxes(index: sqlite3.Connection) -> sqlite3.Connection:
+    """Where each inbox's mails are in the index: a search for common words looks at no others (20 times as fast)."""
+    index.execute("create table inbox (owner primary key, first, last) without rowid")
+    index.execute("insert into inbox select owner, min(rowid), max(rowid) from mail group by owner")
     return index
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path, maker: str = "_mailbox") -> list[dict[str, Any]]:
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is missing: restore it with `git checkout -- {path}` "
-            f"or write it anew with `python -m environments._mailbox {path.parent}`"
+            f"or write it anew with `python -m environments.{maker} {path.parent}`"
         )
     with path.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
@@ -79,6 +87,13 @@ class EmailSearch(Env):
     """One question about one inbox."""
 
     max_turns = 6
+    shown: ClassVar[tuple[str, ...]] = ("search_emails", "read_email")  # tools whose job it is to show the answer
+    task: ClassVar[str] = "email_search"
+    system: ClassVar[str] = SYSTEM
+    kinds: ClassVar[tuple[str, ...]] = KINDS
+    kept: ClassVar[tuple[str, ...]] = ("owner", "kind", "answer", "conflicting", "source_ids")  # of a question, hidden
+    lists: ClassVar[tuple[str, ...]] = ("search_emails",)  # tools that show rows of emails
+    readers: ClassVar[tuple[str, ...]] = ("read_email",)  # tools that show what emails say
 
     @classmethod
     def load(cls, folder: Path) -> Mailbox:
@@ -89,15 +104,15 @@ class EmailSearch(Env):
 
     @classmethod
     def scenarios(cls, data: Mailbox, split: Split, count: int, seed: int) -> list[Scenario]:
-        rng = random.Random(f"{split} {seed}")
+        rng = Random(f"{split} {seed}")
         chosen: list[dict[str, Any]] = []
-        for place, kind in enumerate(KINDS):  # as many of each kind, so that none is learnt at the cost of another
+        for place, kind in enumerate(cls.kinds):  # as many of each kind, so that none is learnt at the cost of another
             known = [question for question in data.questions[split] if question["kind"] == kind]
-            wanted = (count + len(KINDS) - 1 - place) // len(KINDS)
+            wanted = (count + len(cls.kinds) - 1 - place) // len(cls.kinds)
             if wanted > len(known):
                 raise ValueError(
-                    f"{count} scenarios need {wanted} questions of the kind {kind}, and email_search has {len(known)}: "
-                    f"ask for {len(known) * len(KINDS)} or fewer"
+                    f"{count} scenarios need {wanted} questions of the kind {kind}, and {cls.task} has {len(known)}: "
+                    f"ask for {len(known) * len(cls.kinds)} or fewer"
                 )
             chosen += rng.sample(known, wanted)
         rng.shuffle(chosen)
@@ -105,9 +120,8 @@ class EmailSearch(Env):
 
     @classmethod
     def from_question(cls, split: Split, question: dict[str, Any]) -> Scenario:
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question["question"]}]
-        keys = ("owner", "kind", "answer", "conflicting", "source_ids")
-        return Scenario.make("email_search", split, messages, {key: question[key] for key in keys})
+        messages = [{"role": "system", "content": cls.system}, {"role": "user", "content": question["question"]}]
+        return Scenario.make(cls.task, split, messages, {key: question[key] for key in cls.kept})
 
     @tool
     def search_emails(
@@ -127,6 +141,13 @@ class EmailSearch(Env):
             before: only emails on or before this day
             sort: order of the results
         """
+        rows = self._find(keywords, sender, after, before, sort, ROWS_SHOWN)
+        return rows if isinstance(rows, str) else shown(rows, rows[0][4] if rows else 0)
+
+    def _find(
+        self, keywords: list[str], sender: str | None, after: str | None, before: str | None, sort: str, limit: int
+    ) -> list[tuple[Any, ...]] | str:
+        """(date, sender, subject, id, how many there are) of the first `limit` emails (-1: all), or what was wrong."""
         words = [word.replace('"', " ").strip() for word in keywords]
         words = [word for word in words if re.search(r"\w", word)]
         if not words:
@@ -137,22 +158,27 @@ class EmailSearch(Env):
             if day is not None and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", day):
                 return error(f"{name} must be a day as 2001-01-31")
         order = {"relevance": "rank, date desc, id", "newest": "date desc, id", "oldest": "date, id"}[sort]
-        matched = "mail match ? and owner = ? and sender like ? escape '!' and date between ? and ?"
+        inbox = (
+            "rowid >= (select first from inbox where owner = ?2) and rowid <= (select last from inbox where owner = ?2)"
+        )
+        matched = f"mail match ?1 and {inbox} and owner = ?2 and sender like ?3 escape '!' and date between ?4 and ?5"
         name = "%" + re.sub(r"([%_!])", r"!\1", (sender or "").strip()) + "%"
         values = (
-            " ".join(f'"{word}"' for word in words),
+            self._match(words),
             self.scenario.data["owner"],
             name,
             after or "",
             before or "9",
         )
-        rows = self.data.mails.execute(
-            f"select date, sender, subject, id, count(*) over () from mail where {matched} order by {order} limit ?",
-            (*values, ROWS_SHOWN),
+        rows: list[tuple[Any, ...]] = self.data.mails.execute(
+            f"select date, sender, subject, id, count(*) over () from mail where {matched} order by {order} limit ?6",
+            (*values, limit),
         ).fetchall()
-        if not rows:
-            return "0 emails."
-        return "\n".join([f"{rows[0][4]} emails:", *(" | ".join(row[:4]) for row in rows)])
+        return rows
+
+    def _match(self, keywords: list[str]) -> str:
+        """The keywords in FTS5's query language: all of them, the words of each next to each other."""
+        return " ".join(f'"{keyword}"' for keyword in keywords)
 
     @tool
     def read_email(self, id: str) -> str:
@@ -185,19 +211,19 @@ class EmailSearch(Env):
         counts = dict.fromkeys(REWARD, 0)
         for name, arguments, observation in calls:
             text = str(observation["content"])
-            if name == "search_emails":
+            if name in cls.lists:
                 counts["found"] |= any(f" | {source}\n" in text + "\n" for source in sources)
-            elif name == "read_email" and "no email with this id" in text:
+            elif name in cls.readers and "no email with this id" in text:
                 counts["invalid_id"] += 1
-            elif name == "read_email":
-                counts["read"] |= not is_error(observation) and arguments.get("id") in sources
+            elif name in cls.readers and not is_error(observation):
+                counts["read"] |= cls._has_read(arguments, text, sources)
         errors = [message for message in messages if message["role"] == "tool" and is_error(message)]
         counts["error"] = len(errors) - counts["invalid_id"]
         counts["turn"] = max(0, sum(message["role"] == "assistant" for message in messages) - NEEDED_CALLS)
         answer = final_answer(messages)
         if answer is None:
             counts["no_answer"] = 1
-        elif is_unknown(answer["answer"]):
+        elif cls._gives_up(answer["answer"]):
             counts["unknown"] = 1
         else:
             right = cls.success(scenario, messages)
@@ -214,13 +240,114 @@ class EmailSearch(Env):
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         answer = final_answer(messages)
-        if answer is None or is_unknown(answer["answer"]):
+        if answer is None or cls._gives_up(answer["answer"]):
             return False
-        given, right = normalise(answer["answer"]), normalise(scenario.data["answer"])
-        others = {word for other in scenario.data["conflicting"] for word in normalise(other).split()}
+        given, right = cls._plain(answer["answer"]), cls._plain(scenario.data["answer"])
+        others = {word for other in scenario.data["conflicting"] for word in cls._plain(other).split()}
         if others & set(given.split()) - set(right.split()):
             return False  # an answer that also names another statement's value hedges
         return f" {right} " in f" {given} " and len(given.split()) <= 20
+
+    @classmethod
+    def _has_read(cls, arguments: dict[str, Any], text: str, sources: set[str]) -> bool:
+        """Whether a call that went well showed what a source says."""
+        return arguments.get("id") in sources
+
+    @classmethod
+    def _plain(cls, text: str) -> str:
+        """What answers are compared as."""
+        return normalise(text)
+
+    @classmethod
+    def _gives_up(cls, answer: str) -> bool:
+        return is_unknown(answer)
+
+    # Players
+
+    def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
+        """The question's words and filter; then the results one by one, until a mail states a value."""
+        query = self._query(str(messages[1]["content"]))
+        calls = tool_calls(messages)
+        if not calls:
+            return use("search_emails", **query)
+        name, arguments, observation = calls[-1]
+        value = self._value(str(observation["content"]), query) if name in self.readers else None
+        if value is not None:
+            return use("return_final_answer", answer=value, source_ids=[arguments["id"]])
+        asked = {str(given.get("id")) for _, given, _ in calls}
+        left = [found for found in seen_ids(messages) if found not in asked]
+        if not left or len(calls) >= self.max_turns - 1:
+            return use("return_final_answer", answer=UNKNOWN, source_ids=[])
+        return self._open(left[0])
+
+    def _open(self, name: str) -> Message:
+        return use("read_email", id=name)
+
+    def _query(self, question: str) -> dict[str, Any]:
+        """Arguments of the search that a question asks for."""
+        words = re.match(r"What (?:is|was) the (?:latest )?(\w+) for (\w+)", question)
+        query: dict[str, Any] = {"keywords": [words[2], words[1]] if words else re.findall(r"\w{4,}", question)}
+        if sender := re.search(r" according to (.+)\?", question):
+            query["sender"] = sender[1]
+        elif when := re.search(rf" in ({'|'.join(MONTHS)}) (\d{{4}})\?", question):
+            query |= days_of(int(when[2]), MONTHS.index(when[1]) + 1)
+        else:
+            query["sort"] = "newest"
+        return query
+
+    def _value(self, mail: str, query: dict[str, Any]) -> str | None:
+        """What a mail states: the end of its sentence with `is`."""
+        stated = re.search(r" is (?:now )?((?:[A-Z]|\d)[^.]*)\.", mail)
+        return stated[1] if stated else None
+
+    def random(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Words of the question, ids in sight, and a word as the answer."""
+        words = re.findall(r"\w+", str(messages[1]["content"]))
+        ids = seen_ids(messages) or ["m100"]
+        choice = rng.randrange(4)
+        if choice < 2:
+            return use("search_emails", keywords=rng.sample(words, min(len(words), rng.randrange(1, 3))))
+        if choice == 2:
+            return use("read_email", id=rng.choice(ids))
+        return use("return_final_answer", answer=rng.choice(words), source_ids=[rng.choice(ids)])
+
+    def gold(self, messages: Sequence[Message], rng: Random) -> Message:
+        """The source's own subject, sender and day; then the source; then the answer."""
+        source = self.scenario.data["source_ids"][0]
+        calls = len(tool_calls(messages))
+        if calls == 0:
+            query = "select subject, sender, date from mail_by_id where owner = ? and id = ?"
+            subject, sender, day = self.data.mails.execute(query, (self.scenario.data["owner"], source)).fetchone()
+            words = subject.removeprefix("Re: ").split()
+            return use("search_emails", keywords=words, sender=sender, after=day, before=day)
+        if calls == 1:
+            return self._open(source)
+        return use(
+            "return_final_answer", answer=self.scenario.data["answer"], source_ids=self.scenario.data["source_ids"]
+        )
+
+    def bad(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Answers at once: what another mail states, or nothing."""
+        answer = rng.choice([UNKNOWN, *self.scenario.data["conflicting"]])
+        return use("return_final_answer", answer=answer, source_ids=[])
+
+
+def shown(rows: Sequence[Sequence[Any]], count: int) -> str:
+    """The first rows of a result, and how many there are in all."""
+    if not rows:
+        return "0 emails."
+    return "\n".join([f"{count} emails:", *(" | ".join(row[:4]) for row in rows[:ROWS_SHOWN])])
+
+
+def seen_ids(messages: Sequence[Message]) -> list[str]:
+    """Ids of the rows that were shown, in order."""
+    texts = [str(message["content"]) for message in messages if message["role"] == "tool"]
+    return list(dict.fromkeys(found for text in texts for found in re.findall(r" \| (m\d+)$", text, re.MULTILINE)))
+
+
+def days_of(year: int, month: int) -> dict[str, str]:
+    """The search's first and last day of a month; days are compared as text, so each month may have 31."""
+    return {"after": f"{year}-{month:02d}-01", "before": f"{year}-{month:02d}-31"}
 
 
 def final_answer(messages: Sequence[Message]) -> dict[str, Any] | None:

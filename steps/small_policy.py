@@ -29,7 +29,7 @@ SCENARIOS = 2000  # that demonstrations play, again and again
 CORPUS = 1000  # episodes that the tokenizer is made from
 BATCH_TOKENS = 8192  # of a step, padding included
 LEARNING_RATE, WARM_UP, WEIGHT_DECAY = 2e-3, 100, 0.05
-DIGITS = {"one": r"\p{N}", "all": r"\p{N}+"}
+DIGITS = {"one": r"\p{N}", "all": r" ?\p{N}+"}
 WORDS = r" ?[^\s\p{N}\p{P}\p{S}]+|%s| ?[\p{P}\p{S}]|\s"
 
 

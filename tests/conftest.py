@@ -28,6 +28,11 @@ SMALL: dict[str, dict[str, float]] = {  # a run of a minute or two
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    names = "a task, or the dotted module of one, that tests/test_environments.py checks in place of all (repeatable)"
+    parser.addoption("--task", action="append", default=[], metavar="NAME", help=names)
+
+
 def copy_project(folder: Path) -> Path:
     """The working tree as git sees it (files not yet committed included), in a repository of its own."""
     listed = subprocess.run(

@@ -321,6 +321,9 @@ def test_presets_are_whole_and_the_default_tasks_is_params_yaml() -> None:
     assert presets["email_search"].read_text() == (ROOT / "params.yaml").read_text()
     for task, path in presets.items():
         assert load(path, Params).task == task
+        assert set(yaml.safe_load(path.read_text())) == {
+            field.alias or name for name, field in Params.model_fields.items()
+        }
         assert (ROOT / "tasks_data" / task).is_dir()
         assert (ROOT / "environments" / f"{task}.py").is_file()
 

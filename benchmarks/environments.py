@@ -1,0 +1,105 @@
+"""How fast are the environments alone, without a model? A row a task, on one core.
+
+    python -m benchmarks.environments                      # every task, about 3 × 2 s each
+    python -m benchmarks.environments --json --seconds 0.5 --tasks email_search multiplication
+
+A step is `Env.step` of one turn of the random player. The turns are made beforehand and replayed on fresh environments, so
+that the player's own time does not count; making an environment does. The scripted player's time is given beside it
+where an episode of it takes longer than 10 ms. Rendering, parsing and sampling are no part of this: see benchmarks.rollout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import environments
+from environments.base import Env, Message, Scenario
+
+ROOT = Path(__file__).parent.parent
+EPISODES = 32  # that are replayed, over and over
+SCENARIOS = 32  # made in one go
+DEAR = 0.010  # seconds an episode, from which on the scripted player has a number of its own
+COLUMNS = ("steps_per_second", "episodes_per_second", "scenarios_per_second", "scripted_seconds_per_episode")
+
+Play = tuple[Scenario, list[Message]]  # a scenario and an episode's turns
+
+
+def tasks() -> list[str]:
+    found = (path.stem for path in (ROOT / "environments").glob("*.py"))
+    return sorted(name for name in found if not name.startswith("_") and name != "base")
+
+
+def rate(work: Callable[[], int], seconds: float) -> float:
+    """How much of it a second: `work` says how much it did, and is done until the time is over."""
+    done, began = 0, time.perf_counter()
+    while True:
+        done += work()
+        spent = time.perf_counter() - began
+        if spent >= seconds:
+            return done / spent
+
+
+def random_plays(env: type[Env], data: Any, made: list[Scenario]) -> list[Play]:
+    """What the random player does, an episode a scenario."""
+    plays = []
+    for scenario in made:
+        messages = env(scenario, data).play("random")[len(scenario.messages) :]
+        plays.append((scenario, [message for message in messages if message["role"] == "assistant"]))
+    return plays
+
+
+def replay(env: type[Env], data: Any, plays: list[Play]) -> int:
+    """Play the same turns on fresh environments: the number of steps."""
+    for scenario, turns in plays:
+        episode = env(scenario, data)
+        for turn in turns:
+            episode.step(turn)
+    return sum(len(turns) for _, turns in plays)
+
+
+def measure(name: str, seconds: float) -> dict[str, Any]:
+    """One task's row."""
+    env = environments.load(name)
+    data = env.load(ROOT / "tasks_data" / name.rpartition(".")[2])
+    made = env.scenarios(data, "train", EPISODES, 1)
+    plays = random_plays(env, data, made)
+    replay(env, data, plays[:1])  # compiles the tools' schemas, opens what is opened once
+    each = [[play] for play in plays]  # an episode at a time, so that the clock is read often enough
+    at = iter(range(10**9))
+    steps = rate(lambda: replay(env, data, each[next(at) % len(each)]), seconds)
+    a_episode = sum(len(turns) for _, turns in plays) / len(plays)
+    scenarios = rate(lambda: len(env.scenarios(data, "train", SCENARIOS, next(at))), seconds)
+    scripted = 1 / rate(lambda: bool(env(made[next(at) % len(made)], data).play("scripted")), seconds)
+    row = {"name": name, "steps_per_second": round(steps), "episodes_per_second": round(steps / a_episode, 1)}
+    row["scenarios_per_second"] = round(scenarios)
+    return row | ({"scripted_seconds_per_episode": round(scripted, 4)} if scripted > DEAR else {})
+
+
+def main() -> None:
+    description = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.environments", description=description)
+    parser.add_argument(
+        "--tasks", nargs="+", metavar="NAME", help="these only (default: all); a dotted module works too"
+    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="spent on each number (default: 2)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a task instead of the table")
+    options = parser.parse_args()
+    if not options.json:
+        print("| task | steps/s | episodes/s | scenarios/s | scripted player, s/episode |")
+        print("|---|---|---|---|---|")
+    for name in options.tasks or tasks():
+        row = measure(name, options.seconds)
+        if options.json:
+            print(json.dumps(row), flush=True)
+        else:
+            numbers = (f"{row[column]:,}" if column in row else "" for column in COLUMNS)
+            print(f"| {name} | {' | '.join(numbers)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""A new task to edit: a working copy of environments/_template.py and its data.
+
+    python -m environments._new my_task      # or: make new-task NAME=my_task
+
+Writes environments/my_task.py and tasks_data/my_task/capitals.json, which pass
+`python -m pytest tests/test_environments.py --task my_task` as they are. A name that will not do is refused with a
+sentence and exit code 2, and a failure on the way leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import keyword
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LONGEST = 40  # characters of a name
+CAPITALS = """
+Albania Tirana, Algeria Algiers, Angola Luanda, Argentina Buenos_Aires, Armenia Yerevan, Australia Canberra,
+Austria Vienna, Azerbaijan Baku, Bahrain Manama, Bangladesh Dhaka, Belarus Minsk, Belgium Brussels, Bhutan Thimphu,
+Botswana Gaborone, Brazil Brasília, Bulgaria Sofia, Cambodia Phnom_Penh, Cameroon Yaoundé, Canada Ottawa,
+Chad N'Djamena, Chile Santiago, China Beijing, Colombia Bogotá, Croatia Zagreb, Cuba Havana, Cyprus Nicosia,
+Denmark Copenhagen, Ecuador Quito, Egypt Cairo, Eritrea Asmara, Estonia Tallinn, Ethiopia Addis_Ababa, Fiji Suva,
+Finland Helsinki, France Paris, Gabon Libreville, Georgia Tbilisi, Germany Berlin, Ghana Accra, Greece Athens,
+Guinea Conakry, Guyana Georgetown, Haiti Port-au-Prince, Honduras Tegucigalpa, Hungary Budapest, Iceland Reykjavík,
+India New_Delhi, Indonesia Jakarta, Iran Tehran, Iraq Baghdad, Ireland Dublin, Italy Rome, Jamaica Kingston,
+Japan Tokyo, Jordan Amman, Kazakhstan Astana, Kenya Nairobi, Kyrgyzstan Bishkek, Laos Vientiane, Latvia Riga,
+Lebanon Beirut, Liberia Monrovia, Libya Tripoli, Lithuania Vilnius, Madagascar Antananarivo, Malawi Lilongwe,
+Malaysia Kuala_Lumpur, Maldives Malé, Mali Bamako, Malta Valletta, Mauritania Nouakchott, Moldova Chișinău,
+Mongolia Ulaanbaatar, Montenegro Podgorica, Morocco Rabat, Mozambique Maputo, Namibia Windhoek, Nepal Kathmandu,
+New_Zealand Wellington, Nicaragua Managua, Niger Niamey, Nigeria Abuja, North_Macedonia Skopje, Norway Oslo,
+Oman Muscat, Pakistan Islamabad, Paraguay Asunción, Peru Lima, Philippines Manila, Poland Warsaw, Portugal Lisbon,
+Qatar Doha, Romania Bucharest, Rwanda Kigali, Saudi_Arabia Riyadh, Senegal Dakar, Serbia Belgrade,
+Sierra_Leone Freetown, Slovakia Bratislava, Slovenia Ljubljana, Somalia Mogadishu, South_Korea Seoul,
+South_Sudan Juba, Spain Madrid, Sudan Khartoum, Suriname Paramaribo, Sweden Stockholm, Switzerland Bern,
+Syria Damascus, Tajikistan Dushanbe, Thailand Bangkok, Togo Lomé, Tunisia Tunis, Turkey Ankara,
+Turkmenistan Ashgabat, Uganda Kampala, Ukraine Kyiv, Uruguay Montevideo, Uzbekistan Tashkent, Venezuela Caracas,
+Vietnam Hanoi, Zambia Lusaka, Zimbabwe Harare
+"""
+
+
+def facts() -> dict[str, str]:
+    """The capitals by country that a new task begins with."""
+    pairs = (part.split() for part in CAPITALS.replace("\n", " ").split(","))
+    return {country.replace("_", " "): capital.replace("_", " ") for country, capital in pairs}
+
+
+def refusal(name: str, root: Path) -> str | None:
+    """Why a task cannot have this name, or None."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or len(name) > LONGEST:
+        return (
+            f"{name!r} cannot be a task's name: choose up to {LONGEST} small letters, digits and underscores, beginning "
+            "with a letter, and no word of Python's own, as in my_task"
+        )
+    places = [f"environments/{name}.py", f"environments/{name}", f"tasks_data/{name}", f"tasks_data/{name}.yaml"]
+    for place in places:
+        if (root / place).exists():
+            return f"the name {name} is taken: {place} exists; choose another"
+    return None
+
+
+def source(name: str) -> str:
+    """The new module's text."""
+    text = (Path(__file__).parent / "_template.py").read_text(encoding="utf-8")
+    title = "".join(part.capitalize() for part in name.split("_"))
+    if keyword.iskeyword(title) or re.search(rf"\b{title}\b", text):
+        title += "Task"  # `class Path(Env)` would hide the Path that the module uses
+    return text.replace("_template", name).replace("class Template(Env)", f"class {title}(Env)")
+
+
+def write(name: str, root: Path) -> list[Path]:
+    """Write a new task and return its files. ValueError says why not; whatever goes wrong, there are both files or none."""
+    if problem := refusal(name, root):
+        raise ValueError(problem)
+    folder, module = root / "tasks_data" / name, root / "environments" / f"{name}.py"
+    with tempfile.TemporaryDirectory(
+        prefix=".new-", dir=root
+    ) as made:  # on the same disk: a rename is whole or not at all
+        data = Path(made) / "data"
+        data.mkdir()
+        text = json.dumps(facts(), ensure_ascii=False, indent=1) + "\n"
+        (data / "capitals.json").write_text(text, encoding="utf-8")
+        (Path(made) / "module.py").write_text(source(name), encoding="utf-8")
+        data.rename(folder)
+        try:
+            (Path(made) / "module.py").rename(module)
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+    return [module, folder / "capitals.json"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m environments._new", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("name", metavar="NAME", help="the task's name, as in my_task")
+    name = parser.parse_args().name
+    try:
+        written = write(name, ROOT)
+    except ValueError as problem:
+        print(f"{problem}.", file=sys.stderr)
+        return 2
+    except OSError as problem:
+        print(f"The task {name} could not be written, and nothing was: {problem}.", file=sys.stderr)
+        return 1
+    print(f"wrote {' and '.join(str(path.relative_to(ROOT)) for path in written)}")
+    print(f"edit them where it says EDIT; check: python -m pytest tests/test_environments.py --task {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

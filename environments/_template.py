@@ -1,0 +1,125 @@
+"""Capitals: "What is the capital of Peru?", looked up with one tool and given with another.
+
+A small task to begin with: what a task of your own changes is marked EDIT. What it must keep to is checked by:
+
+    python -m pytest tests/test_environments.py --task _template
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import ClassVar
+
+from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls, use
+
+# EDIT: what is worth how much, and why.
+CORRECT, WRONG = 1.0, -1.0  # a wrong answer misleads
+NO_ANSWER = -0.5  # better than a guess
+ERROR = -0.1  # a malformed call, or a country that there is not: small, or no tool would be tried at all
+SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all countries
+
+Facts = dict[str, str]  # EDIT: capitals by country
+
+
+def split_of(country: str) -> Split:
+    """Where a country belongs, by its name: what is tested was never trained on, whatever the seed."""
+    place = int(hashlib.sha256(country.encode()).hexdigest()[:8], 16) / 16**8
+    return "train" if place < SHARES["train"] else "val" if place < 1 - SHARES["test"] else "test"
+
+
+class Template(Env):
+    """One question."""
+
+    max_turns = 4
+    secret: ClassVar[tuple[str, ...]] = ("answer",)  # EDIT: fields of a scenario's data that no tool may show …
+    shown: ClassVar[tuple[str, ...]] = ("look_up",)  # … but these, whose job it is
+
+    @classmethod
+    def load(cls, folder: Path) -> Facts:
+        path = folder / "capitals.json"  # EDIT: your data
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: restore it with `git checkout -- {path}`")
+        facts: Facts = json.loads(path.read_text(encoding="utf-8"))
+        return facts
+
+    @classmethod
+    def scenarios(cls, data: Facts, split: Split, count: int, seed: int) -> list[Scenario]:
+        known = [country for country in data if split_of(country) == split]
+        if count > len(known):
+            raise ValueError(f"{count} scenarios need as many countries, and {split} has {len(known)}: ask for fewer")
+        made = []
+        for country in Random(f"{split} {seed}").sample(known, count):
+            asked = {"role": "user", "content": f"What is the capital of {country}?"}  # EDIT: what the policy sees
+            hidden = {"country": country, "answer": data[country]}  # EDIT: what it does not; "kind" splits the results
+            made.append(Scenario.make("_template", split, [asked], hidden))
+        return made
+
+    @tool
+    def look_up(self, country: str) -> str:  # EDIT: the tools. Type hints and docstrings are what the policy is told.
+        """Look up the capital of a country.
+
+        Args:
+            country: the name of the country
+        """
+        if country not in self.data:
+            return error("there is no country of this name; look up another")  # never an exception: it is the policy's
+        return f"The capital of {country} is {self.data[country]}."
+
+    @tool
+    def answer(self, capital: str) -> str:
+        """Give the answer. This ends the task.
+
+        Args:
+            capital: the name of the capital
+        """
+        self.done = True
+        return "The answer was given."
+
+    @classmethod
+    def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:  # EDIT
+        given = _answer(messages)
+        if given is None:
+            parts = [Component("no_answer", NO_ANSWER, "no answer was given")]
+        elif cls.success(scenario, messages):
+            parts = [Component("correct", CORRECT, "the answer is right")]
+        else:
+            parts = [Component("wrong", WRONG, f"the answer is {scenario.data['answer']}")]
+        errors = sum(message["role"] == "tool" and is_error(message) for message in messages)
+        return parts + ([Component("error", errors * ERROR, f"{errors} errors")] if errors else [])
+
+    @classmethod
+    def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:  # EDIT
+        return _answer(messages) == str(scenario.data["answer"]).casefold()
+
+    # EDIT: the players. They show that the task can be done, that the reward tells good from bad, and how hard it is.
+
+    def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Looks up the country that the question names, then says what was found: from the transcript alone."""
+        if messages[-1]["role"] == "user":
+            return use("look_up", country=messages[-1]["content"].removeprefix("What is the capital of ").rstrip("?"))
+        return use("answer", capital=messages[-1]["content"].partition(" is ")[2].rstrip("."))
+
+    def random(self, messages: Sequence[Message], rng: Random) -> Message:
+        country = rng.choice(list(self.data))
+        return use("look_up", country=country) if rng.random() < 0.6 else use("answer", capital=self.data[country])
+
+    def gold(self, messages: Sequence[Message], rng: Random) -> Message:
+        return use("answer", capital=self.scenario.data["answer"])
+
+    def bad(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Guesses."""
+        return use(
+            "answer", capital=rng.choice([one for one in self.data.values() if one != self.scenario.data["answer"]])
+        )
+
+
+def _answer(messages: Sequence[Message]) -> str | None:
+    """The answer that was accepted, in small letters."""
+    for name, arguments, observation in tool_calls(messages):
+        if name == "answer" and not is_error(observation):
+            return str(arguments["capital"]).strip().casefold()
+    return None

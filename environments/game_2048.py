@@ -1,0 +1,307 @@
+"""2048 up to a target tile: slide all tiles, equal ones that meet merge, and a 2 or a 4 appears.
+
+The target, the limit of moves and the reward's weights stand in tasks_data/game_2048/game.json. A board is four rows of
+four numbers; a move is four look-ups of rows. The tiles that appear are a function of the scenario's seed and the number
+of the move, so that all attempts at a scenario meet the same luck.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+from statistics import fmean as mean
+from typing import Any, Literal, get_args
+
+from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls, use
+
+Row = tuple[int, ...]
+Board = tuple[Row, ...]
+Direction = Literal["up", "down", "left", "right"]
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+LOST = -100.0  # what a board without a legal move is worth: less than any other
+EMPTY: Board = ((0,) * 4,) * 4
+FOURS = 0.1  # of the tiles that appear
+IDLE_TURNS = 4  # in a row without a move end the game: nobody who sees the board needs more than three
+WIN = 1.0  # in the mode "win": nothing but the target counts in full
+NEARLY = 0.5  # and the largest tile, so that attempts that all fail still differ
+LARGEST = "log2 of the largest tile over log2 of the target"
+PARTS = ("win", "largest", "score", "empty", "smoothness", "invalid")  # of the mode "shaped"; game.json weighs them
+KEYS = {"target", "max_moves", "depth", "gold_depth", "reward", "weights"}  # of game.json
+SHARES: dict[Split, float] = {"train": 0.7, "val": 0.15, "test": 0.15}  # of all seeds
+SEEDS = 200_000
+
+
+def split_of(seed: int) -> Split:
+    """Where a scenario belongs: its game follows from its seed."""
+    place = int(hashlib.sha256(f"game_2048 {seed}".encode()).hexdigest()[:8], 16) / 16**8
+    return "train" if place < SHARES["train"] else "val" if place < 1 - SHARES["test"] else "test"
+
+
+@cache
+def seeds_of(split: Split) -> list[int]:
+    return [seed for seed in range(SEEDS) if split_of(seed) == split]
+
+
+@cache
+def slide(row: Row) -> tuple[Row, int]:
+    """A row after a move to the left, and what its merges score. A tile merges once."""
+    tiles, score, at = [tile for tile in row if tile], 0, 0
+    while at + 1 < len(tiles):
+        if tiles[at] == tiles[at + 1]:
+            tiles[at : at + 2] = [2 * tiles[at]]
+            score += tiles[at]
+        at += 1
+    return (*tiles, *(0,) * (4 - len(tiles))), score
+
+
+@cache
+def slide_back(row: Row) -> tuple[Row, int]:
+    """The same to the right."""
+    moved, score = slide(row[::-1])
+    return moved[::-1], score
+
+
+def swipe(board: Board, direction: Direction) -> tuple[Board, int]:
+    """The board before the next tile appears, and the score gained. An invalid move gives the same board."""
+    is_column = direction in ("up", "down")
+    lines = zip(*board, strict=True) if is_column else board
+    (a, e), (b, f), (c, g), (d, h) = map(slide if direction in ("up", "left") else slide_back, lines)
+    moved = (a, b, c, d)
+    return (tuple(zip(*moved, strict=True)) if is_column else moved), e + f + g + h
+
+
+def legal(board: Board) -> list[Direction]:
+    return [direction for direction in DIRECTIONS if swipe(board, direction)[0] != board]
+
+
+def largest(board: Board) -> int:
+    return max(map(max, board))
+
+
+def empty_cells(board: Board) -> list[tuple[int, int]]:
+    return [(row, column) for row in range(4) for column in range(4) if not board[row][column]]
+
+
+def put(board: Board, row: int, column: int, tile: int) -> Board:
+    return (*board[:row], (*board[row][:column], tile, *board[row][column + 1 :]), *board[row + 1 :])
+
+
+def spawn(board: Board, number: int, seed: int) -> Board:
+    """A 2 or a 4 in a random empty cell: the `number`th tile of this seed's game."""
+    rng = Random(seed * 10_000 + number)
+    return put(board, *rng.choice(empty_cells(board)), 4 if rng.random() < FOURS else 2)
+
+
+def start(seed: int) -> Board:
+    return spawn(spawn(EMPTY, 0, seed), 1, seed)
+
+
+@cache
+def worth(row: Row) -> float:
+    """How good a row or column is to play on from: empty cells, equal neighbours, and tiles that only rise or only fall."""
+    logs = [tile.bit_length() - 1 if tile else 0 for tile in row]
+    steps = [after**2 - before**2 for before, after in itertools.pairwise(logs)]  # squares: large tiles matter more
+    bends = min(sum(step for step in steps if step > 0), -sum(step for step in steps if step < 0))
+    tiles = [log for log in logs if log]
+    return row.count(0) + 2.0 * sum(one == other for one, other in itertools.pairwise(tiles)) - 0.1 * bends
+
+
+def expectimax(board: Board, depth: int) -> tuple[float, Direction | None]:
+    """The best move looking `depth` moves ahead, over the tiles that may appear between them."""
+    best: tuple[float, Direction | None] = (LOST, None)
+    for direction in DIRECTIONS:
+        moved, score = swipe(board, direction)
+        if moved != board:
+            found = (math.log2(1 + score) * 0.5 + expected(moved, depth - 1), direction)
+            best = max(best, found, key=lambda one: one[0])
+    return best
+
+
+def expected(board: Board, depth: int) -> float:
+    """The mean over the tiles that may appear next."""
+    if depth == 0:
+        return sum(map(worth, board)) + sum(map(worth, zip(*board, strict=True)))
+    cells = empty_cells(board)
+    twos, fours = (sum(expectimax(put(board, *cell, tile), depth)[0] for cell in cells) for tile in (2, 4))
+    return ((1 - FOURS) * twos + FOURS * fours) / len(cells)
+
+
+def corner(board: Board) -> Direction:
+    """Left if possible, else down, right, up: keeps the large tiles in a corner. For demonstrations."""
+    order: tuple[Direction, ...] = ("left", "down", "right", "up")
+    return next((direction for direction in order if swipe(board, direction)[0] != board), "left")
+
+
+def show(board: Board) -> str:
+    return "\n".join(" ".join(map(str, row)) for row in board)
+
+
+def read_board(message: Message) -> Board | None:
+    """The board that a message shows."""
+    if message["role"] not in ("user", "tool") or is_error(message):
+        return None
+    rows = re.findall(r"^(\d+) (\d+) (\d+) (\d+)$", str(message["content"]), re.MULTILINE)
+    return tuple(tuple(map(int, row)) for row in rows) if len(rows) == 4 else None
+
+
+def boards_of(messages: Sequence[Message]) -> list[Board]:
+    """The boards that the policy was shown, in order."""
+    return [board for board in map(read_board, messages) if board]
+
+
+def last_board(messages: Sequence[Message]) -> Board:
+    return next(board for board in map(read_board, reversed(messages)) if board)
+
+
+def score_of(messages: Sequence[Message]) -> int:
+    """The sum of all merged tiles, as the game counts it."""
+    board, score = boards_of(messages)[0], 0
+    for _, arguments, observation in tool_calls(messages):
+        if after := read_board(observation):
+            score += swipe(board, arguments["direction"])[1]
+            board = after
+    return score
+
+
+def smoothness(board: Board) -> float:
+    """1 where all tiles are equal, less the more neighbours differ: 1 - mean |log2 a - log2 b| / log2 of the largest."""
+    lines = [[tile.bit_length() - 1 for tile in line if tile] for line in (*board, *zip(*board, strict=True))]
+    gaps = [abs(one - other) for line in lines for one, other in itertools.pairwise(line)]
+    return 1 - sum(gaps) / len(gaps) / (largest(board).bit_length() - 1) if gaps else 1.0
+
+
+class Game2048(Env):
+    """One game. Plain words, and calls that cannot be read, are turns without a move, as invalid moves are."""
+
+    max_turns = 250  # sixty moves, each after three turns without one, and some to spare; bounds max_moves
+
+    def __init__(self, scenario: Scenario, data: Any) -> None:
+        super().__init__(scenario, data)
+        self.board: Board = start(scenario.data["seed"])
+        self.moves = 0
+        self.idle = 0  # turns in a row without a move
+
+    @classmethod
+    def load(cls, folder: Path) -> dict[str, Any]:
+        """The rules and the reward: see tasks_data/game_2048/game.json."""
+        path = folder / "game.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: restore it with `git checkout -- {path}`")
+        game: dict[str, Any] = json.loads(path.read_text())
+        if set(game) != KEYS:
+            raise ValueError(f"{path} holds {', '.join(sorted(KEYS))}; it differs in {sorted(KEYS ^ set(game))}")
+        rules = {
+            "target is a power of two from 8 to 131072": game["target"] in (2**power for power in range(3, 18)),
+            f"max_moves is from 1 to {cls.max_turns}, the turns of an episode": 0 < game["max_moves"] <= cls.max_turns,
+            "depth is 1 or more": game["depth"] >= 1,
+            "gold_depth is 1 or more": game["gold_depth"] >= 1,
+            'reward is "win" or "shaped"': game["reward"] in ("win", "shaped"),
+            f"weights are for {', '.join(PARTS)}": set(game["weights"]) == set(PARTS),
+        }
+        for rule, is_kept in rules.items():
+            if not is_kept:
+                raise ValueError(f"{path}: {rule}, not {game[rule.split()[0]]}")
+        return game
+
+    @classmethod
+    def scenarios(cls, data: dict[str, Any], split: Split, count: int, seed: int) -> list[Scenario]:
+        if count > len(known := seeds_of(split)):
+            raise ValueError(f"{count} scenarios need as many seeds, and game_2048 has {len(known)}")
+        return [cls.from_seed(data, split, number) for number in Random(f"{split} {seed}").sample(known, count)]
+
+    @classmethod
+    def from_seed(cls, data: dict[str, Any], split: Split, number: int) -> Scenario:
+        target = data["target"]
+        system = f"2048: slide the tiles, equal ones merge. Reach {target} in {data['max_moves']} moves."
+        hidden = {
+            "kind": f"target {target}",
+            "difficulty": min(5, max(1, target.bit_length() - 5)),
+            "seed": number,
+            **{key: data[key] for key in ("target", "max_moves", "reward", "weights")},
+        }
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": show(start(number))}]
+        return Scenario.make("game_2048", split, messages, hidden)
+
+    @tool
+    def move(self, direction: Direction) -> str:
+        """Slide all tiles.
+
+        Args:
+            direction: where to
+        """
+        if self.done:
+            return error("the game is over")
+        moved, _ = swipe(self.board, direction)
+        if moved == self.board:
+            return error(f"no tile can move {direction}")
+        self.moves += 1
+        self.board = spawn(moved, self.moves + 1, self.scenario.data["seed"])
+        known = self.scenario.data
+        if largest(self.board) >= known["target"]:
+            ending = f"\nYou reached {known['target']}."
+        else:
+            ending = "\nGame over." if self.moves >= known["max_moves"] or not legal(self.board) else ""
+        self.done = bool(ending)
+        return show(self.board) + ending
+
+    def step(self, message: Message, problems: Sequence[str] = ()) -> list[Message]:
+        """As in every task; turns without a move end the game after a while."""
+        before = self.moves
+        answers = super().step(message, problems)
+        self.idle = 0 if self.moves > before else self.idle + 1
+        self.done = self.done or self.idle >= IDLE_TURNS
+        return answers
+
+    def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Expectimax on the board that was shown last."""
+        return use("move", direction=expectimax(last_board(messages), self.data["depth"])[1])
+
+    def random(self, messages: Sequence[Message], rng: Random) -> Message:
+        return use("move", direction=rng.choice(legal(last_board(messages))))
+
+    def gold(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Expectimax that looks further ahead."""
+        return use("move", direction=expectimax(self.board, self.data["gold_depth"])[1])
+
+    def bad(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Up and down only, possible or not."""
+        return use("move", direction=rng.choice(("up", "down")))
+
+    @classmethod
+    def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
+        """By the scenario's mode: "win" is 1 for the target, else up to a half; "shaped" is the weighted parts below."""
+        target, boards = scenario.data["target"], boards_of(messages)
+        won = cls.success(scenario, messages)
+        reached = min(1.0, math.log2(largest(boards[-1])) / math.log2(target))
+        if scenario.data["reward"] == "win":
+            if won:
+                return [Component("win", WIN, f"a tile of {target}")]
+            return [Component("largest", NEARLY * reached, f"{reached:.3g} × {NEARLY}: {LARGEST}")]
+        full = target * (math.log2(target) - 1)  # the score of one target tile made of twos
+        errors = sum(message["role"] == "tool" and is_error(message) for message in messages)
+        measured = {
+            "win": (float(won), f"a tile of {target}"),
+            "largest": (reached, LARGEST),
+            "score": (min(1.0, math.log1p(score_of(messages)) / math.log1p(full)), "log score over that of the target"),
+            "empty": (mean(sum(row.count(0) for row in board) / 16 for board in boards), "empty cells: room to move"),
+            "smoothness": (mean(map(smoothness, boards)), "neighbours of like size: tiles that will merge"),
+            "invalid": (float(errors), "moves that change nothing and calls that cannot be read: steps lost"),
+        }
+        weights = scenario.data["weights"]
+        return [
+            Component(name, weights[name] * amount, f"{amount:.3g} × {weights[name]}: {why}")
+            for name, (amount, why) in measured.items()
+            if amount
+        ]
+
+    @classmethod
+    def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
+        """Whether the target was reached."""
+        return largest(last_board(messages)) >= int(scenario.data["target"])

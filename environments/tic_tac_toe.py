@@ -1,0 +1,277 @@
+"""Tic-tac-toe against a seeded opponent: one move a turn, as X or O, until three in a row or a full board.
+
+A board is a text of nine letters, row by row: X, O or a dot. Opponents (their shares stand in tasks_data/tic_tac_toe/
+game.json) are `random`, `minimax`, which never loses, and `self`, which plays the scripted player's rules: an
+approximation, for in true self-play the policy would sit on both sides. The opponent's moves are a function of the
+scenario's seed and the board, so that all attempts at a scenario meet the same opponent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, use
+
+LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
+PREFERRED = ((4,), (0, 2, 6, 8), (1, 3, 5, 7))  # centre, corners, sides: by how many lines run through them
+EMPTY = "." * 9
+OTHER = {"X": "O", "O": "X"}
+SYSTEM = "Tic-tac-toe: three in a row win. Play an empty cell, 1 to 9, row by row."
+ILLEGAL = "an illegal move ends the game"
+
+SHARES: dict[Split, float] = {"train": 0.7, "val": 0.15, "test": 0.15}  # of all seeds
+SEEDS = 300_000  # against `self`, the hardest to beat, half of them cannot be won and are left out
+DIFFICULTY = {"random": 1, "self": 3, "minimax": 4}  # one more as O, who moves second
+
+REWARD = {  # value, and why
+    "win": (1.0, "three in a row"),
+    "draw": (0.5, "not lost: half of a win, so that a lost cause is still worth a block"),
+    "loss": (0.0, "the opponent has three in a row"),
+    "illegal": (-0.5, "clearly worse than a loss: else a lost game would be left by an illegal move"),
+    "unfinished": (0.0, "no better than a loss: else not moving would save a lost game"),
+    "no_move": (-0.05, "a turn without a move that can be read; small, for the game goes on"),
+}
+ENDINGS = {"You win.": "win", "Draw.": "draw", "You lose.": "loss"}
+
+
+def split_of(seed: int) -> Split:
+    """Where a scenario belongs: all else about it follows from its seed."""
+    place = int(hashlib.sha256(f"tic_tac_toe {seed}".encode()).hexdigest()[:8], 16) / 16**8
+    return "train" if place < SHARES["train"] else "val" if place < 1 - SHARES["test"] else "test"
+
+
+@cache
+def seeds_of(split: Split) -> list[int]:
+    return [seed for seed in range(SEEDS) if split_of(seed) == split]
+
+
+def empty_cells(board: str) -> list[int]:
+    return [cell for cell in range(9) if board[cell] == "."]
+
+
+def put(board: str, cell: int, side: str) -> str:
+    return board[:cell] + side + board[cell + 1 :]
+
+
+@cache
+def winner(board: str) -> str | None:
+    """X or O where one has three in a row."""
+    for a, b, c in LINES:
+        if board[a] == board[b] == board[c] != ".":
+            return board[a]
+    return None
+
+
+def is_over(board: str) -> bool:
+    return winner(board) is not None or "." not in board
+
+
+@cache
+def value(board: str, side: str) -> int:
+    """What perfect play is worth to `side`, who moves next: above 0 wins, the more the sooner; below 0 loses."""
+    if winner(board):
+        return -1 - board.count(".")  # the one who moved last
+    return max((-value(put(board, cell, side), OTHER[side]) for cell in empty_cells(board)), default=0)
+
+
+def perfect_cells(board: str, side: str) -> list[int]:
+    worth = {cell: -value(put(board, cell, side), OTHER[side]) for cell in empty_cells(board)}
+    return [cell for cell in worth if worth[cell] == max(worth.values())]
+
+
+def rule_cells(board: str, side: str) -> list[int]:
+    """Win if possible, else block, else centre, corner, side."""
+    for who in (side, OTHER[side]):
+        if cells := [cell for cell in empty_cells(board) if winner(put(board, cell, who)) == who]:
+            return cells
+    return next(free for cells in PREFERRED if (free := [cell for cell in cells if board[cell] == "."]))
+
+
+OPPONENTS: dict[str, Callable[[str, str], list[int]]] = {  # the cells that each chooses from
+    "random": lambda board, side: empty_cells(board),
+    "minimax": perfect_cells,
+    "self": rule_cells,
+}
+
+
+def reply(board: str, side: str, opponent: str, seed: int) -> str:
+    """The board after the move of an opponent who plays `side`."""
+    return put(board, Random(f"{seed} {board}").choice(OPPONENTS[opponent](board, side)), side)
+
+
+def best_result(board: str, side: str, opponent: str, seed: int) -> tuple[int, int]:
+    """What `side` can make of a board against this very opponent: (1 win, 0 draw, -1 loss; the cell to play)."""
+    if opponent == "minimax":  # its choices do not matter: all are perfect
+        worth = value(board, side)
+        return (worth > 0) - (worth < 0), perfect_cells(board, side)[0]
+    best = (-2, -1)
+    for cell in sorted(empty_cells(board), key=lambda cell: value(put(board, cell, side), OTHER[side])):
+        after = put(board, cell, side)
+        if not is_over(after):
+            after = reply(after, OTHER[side], opponent, seed)
+        if is_over(after):
+            result = {side: 1, None: 0}.get(winner(after), -1)
+        else:
+            result = best_result(after, side, opponent, seed)[0]
+        best = max(best, (result, cell), key=lambda found: found[0])
+        if result == 1:
+            break
+    return best
+
+
+def show(board: str) -> str:
+    return "\n".join(" ".join(board[start : start + 3]) for start in (0, 3, 6))
+
+
+def read_board(message: Message) -> str:
+    """The board that a message shows; an empty text where it shows none."""
+    if message["role"] not in ("user", "tool") or is_error(message):
+        return ""
+    rows = re.findall(r"^([XO.]) ([XO.]) ([XO.])$", str(message["content"]), re.MULTILINE)
+    return "".join(cell for row in rows for cell in row)
+
+
+def last_board(messages: Sequence[Message]) -> str:
+    return next(board for board in map(read_board, reversed(messages)) if board)
+
+
+def seen_side(messages: Sequence[Message]) -> str:
+    told = next(str(message["content"]) for message in messages if message["role"] == "user")
+    return told.removeprefix("You are ")[0]
+
+
+def result(messages: Sequence[Message]) -> str:
+    """win, draw, loss, illegal or unfinished: what the observations say."""
+    for message in messages:
+        if message["role"] == "tool":
+            text = str(message["content"])
+            if is_error(message):  # may quote the policy: what it claims there ends nothing
+                if text.endswith(f"{ILLEGAL}."):
+                    return "illegal"
+            elif (ending := text.rpartition("\n")[2]) in ENDINGS:
+                return ENDINGS[ending]
+    return "unfinished"
+
+
+class TicTacToe(Env):
+    """One game."""
+
+    max_turns = 6  # five moves at most, and one turn to spare
+
+    def __init__(self, scenario: Scenario, data: Any) -> None:
+        super().__init__(scenario, data)
+        self.side: str = scenario.data["kind"]
+        self.board: str = scenario.data["board"]
+
+    @classmethod
+    def load(cls, folder: Path) -> dict[str, Any]:
+        """Who plays: {"opponents": {name: share}, "sides": [X, O]}."""
+        path = folder / "game.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: restore it with `git checkout -- {path}`")
+        game: dict[str, Any] = json.loads(path.read_text())
+        shares, sides = game["opponents"], game["sides"]
+        if set(shares) - set(OPPONENTS) or min(shares.values(), default=0) < 0 or not sum(shares.values()):
+            raise ValueError(f"{path}: opponents are shares of {', '.join(OPPONENTS)}, not {shares}")
+        if not sides or set(sides) - set(OTHER):
+            raise ValueError(f"{path}: sides are X, O or both, not {sides}")
+        if unknown := set(game) - {"opponents", "sides"}:
+            raise ValueError(f"{path}: there is no parameter {', '.join(sorted(unknown))}")
+        return game
+
+    @classmethod
+    def scenarios(cls, data: dict[str, Any], split: Split, count: int, seed: int) -> list[Scenario]:
+        known = seeds_of(split)
+        made: list[Scenario] = []
+        if count <= len(known):
+            for number in Random(f"{split} {seed}").sample(known, len(known)):
+                if len(made) == count:
+                    return made
+                made += cls.from_seed(data, split, number)
+        if len(made) < count:
+            held = f"{len(made)} that can be won" if made else str(len(known))
+            raise ValueError(f"{count} scenarios need as many seeds, and the split {split} of tic_tac_toe has {held}")
+        return made
+
+    @classmethod
+    def from_seed(cls, data: dict[str, Any], split: Split, number: int) -> list[Scenario]:
+        """The scenario of a seed; none where nobody could succeed against this opponent."""
+        rng = Random(number)
+        side = rng.choice(data["sides"])
+        [opponent] = rng.choices(list(data["opponents"]), list(data["opponents"].values()))
+        board = EMPTY
+        for mover in "X" if side == "O" else rng.choice(("", "XO")):
+            board = put(board, rng.choice(empty_cells(board)), mover)
+        if best_result(board, side, opponent, number)[0] < (0 if opponent == "minimax" else 1):
+            return []
+        hidden = {
+            "kind": side,
+            "difficulty": DIFFICULTY[opponent] + (side == "O"),
+            "opponent": opponent,
+            "seed": number,
+            "board": board,
+        }
+        user = {"role": "user", "content": f"You are {side}.\n{show(board)}"}
+        return [Scenario.make("tic_tac_toe", split, [{"role": "system", "content": SYSTEM}, user], hidden)]
+
+    @tool
+    def move(self, cell: int) -> str:
+        """Play a cell.
+
+        Args:
+            cell: 1 to 9
+        """
+        if self.done:
+            return error("the game is over")
+        if not 1 <= cell <= 9 or self.board[cell - 1] != ".":
+            self.done = True
+            return error(f"cell {cell} is {'taken' if 1 <= cell <= 9 else 'not on the board'}: {ILLEGAL}")
+        self.board = put(self.board, cell - 1, self.side)
+        if not is_over(self.board):
+            self.board = reply(self.board, OTHER[self.side], self.scenario.data["opponent"], self.scenario.data["seed"])
+        if not is_over(self.board):
+            return show(self.board)
+        self.done = True
+        ending = {self.side: "You win.", None: "Draw."}.get(winner(self.board), "You lose.")
+        return f"{show(self.board)}\n{ending}"
+
+    def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Win, else block, else centre, corner, side."""
+        return use("move", cell=rng.choice(rule_cells(last_board(messages), seen_side(messages))) + 1)
+
+    def random(self, messages: Sequence[Message], rng: Random) -> Message:
+        return use("move", cell=rng.choice(empty_cells(last_board(messages))) + 1)
+
+    def gold(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Knows what the opponent will answer: wins wherever this opponent can be beaten."""
+        known = self.scenario.data
+        return use("move", cell=best_result(self.board, self.side, known["opponent"], known["seed"])[1] + 1)
+
+    def bad(self, messages: Sequence[Message], rng: Random) -> Message:
+        """A taken cell; on an empty board any cell first."""
+        taken = [cell for cell in range(9) if self.board[cell] != "."]
+        return use("move", cell=rng.choice(taken or range(9)) + 1)
+
+    @classmethod
+    def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
+        counts = {result(messages): 1}
+        errors = sum(message["role"] == "tool" and is_error(message) for message in messages)
+        if wasted := errors - counts.get("illegal", 0):
+            counts["no_move"] = wasted
+        return [
+            Component(name, count * REWARD[name][0], f"{count} × {REWARD[name][0]}: {REWARD[name][1]}")
+            for name, count in counts.items()
+        ]
+
+    @classmethod
+    def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
+        """Won; against minimax, which nobody beats, a draw will do."""
+        enough = ("win", "draw") if scenario.data["opponent"] == "minimax" else ("win",)
+        return result(messages) in enough
