@@ -12,11 +12,11 @@ from steps.params import Params
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def test_make_targets_exist() -> None:
-    named = set(re.findall(r"(?:^|`|  |api )make ([a-z]+)", TEXT, re.MULTILINE))
+    named = set(re.findall(r"(?:^|`|  |api )make ([a-z-]+)", TEXT, re.MULTILINE))
     assert {"train", "test", "install", "mlflow", "prefect", "reproduce"} <= named
     assert named <= TARGETS
 

@@ -1,0 +1,283 @@
+"""Generates the document store of knowledge_search: an invented world, and questions about it.
+
+Towns, people, companies and inventions of 18 provinces, each with a document. What changes (mayors, directors, seats,
+numbers of people) is also stated by older documents, otherwise. Some things no document states. Nothing in a province
+refers to another, so that a split by provinces shares no document that answers a question.
+
+    python -m environments._knowledge tasks_data/knowledge_search     # writes the two committed files, same bytes each time
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+SEED = 18470214  # its provinces fall into the splits as 10, 4 and 4
+PROVINCES = 18
+TOWNS, PEOPLE, COMPANIES, INVENTIONS = 5, 6, 4, 4  # of a province; each has a document
+OLD = 3  # towns and companies of a province that older documents tell of too; one of them has two
+MISSING = 0.2  # share of what could be stated and is not
+TWO_HOPS, TWO_HOPS_UNANSWERABLE = 24, 4  # questions of a province
+
+ONSETS = "B Br C Cr D Dr F Fl G Gr H J K Kl L M N Os P Pr Qu R S Sk St T Tr V W Z Al Er Il Or Un".split()
+MIDDLES = "a e i o u ae ia ou ei".split()
+ENDINGS = "dan ven lor mir nis rak sel tor vane wick berg dell fen garth holm mond ney rin stead thal vos zell".split()
+DEVICES = "lamp loom pump clock engine press plough lens bellows furnace kiln compass".split()
+HOUSES = "Works Foundry Mills Brothers Company Yards".split()
+GOODS = "glass rope paper salt cheese copper linen pottery cider tiles ink soap".split()
+TRADES = "engineer painter physician surveyor printer botanist".split()
+USES = (
+    "It saves a day's work a week.",
+    "It is found on most farms.",
+    "Schools show it to their pupils.",
+    "Few of the first ones are left.",
+)
+
+
+class Attribute(NamedTuple):
+    """What can be said of an entity, and asked."""
+
+    states: str  # the sentence of a document
+    asks: str  # the question about {x}
+    names: str = ""  # the other entity, where the value is one that has documents itself
+    changes: bool = False
+
+
+ATTRIBUTES: dict[str, dict[str, Attribute]] = {
+    "town": {
+        "founded": Attribute("It was founded in {value}.", "In which year was {x} founded?"),
+        "river": Attribute("It lies on the river {value}.", "On which river does {x} lie?"),
+        "people": Attribute("{value} people live there.", "How many people live in {x}?", changes=True),
+        "mayor": Attribute("Its mayor is {value}.", "Who is the mayor of {x}?", changes=True),
+    },
+    "person": {
+        "birthplace": Attribute(
+            "{name} was born in the town of {value}.", "In which town was {x} born?", "the town in which {x} was born"
+        ),
+        "birth": Attribute("The year of birth is {value}.", "In which year was {x} born?"),
+        "teacher": Attribute("{name} was taught by {value}.", "Who taught {x}?", "the teacher of {x}"),
+    },
+    "company": {
+        "beginning": Attribute("It began in {value}.", "In which year did {x} begin?"),
+        "founder": Attribute("Its founder was {value}.", "Who founded {x}?", "the founder of {x}"),
+        "seat": Attribute(
+            "Its seat is in {value}.", "In which town is the seat of {x}?", "the town where {x} has its seat", True
+        ),
+        "director": Attribute("{value} directs it.", "Who directs {x}?", changes=True),
+    },
+    "invention": {
+        "inventor": Attribute("It was invented by {value}.", "Who invented {x}?", "the inventor of {x}"),
+        "year": Attribute("The first one was shown in {value}.", "In which year was {x} first shown?"),
+        "maker": Attribute("It is made by {value}.", "Which company makes {x}?", "the company that makes {x}"),
+    },
+}
+LEADS_TO = {
+    "birthplace": "town",
+    "teacher": "person",
+    "founder": "person",
+    "seat": "town",
+    "inventor": "person",
+    "maker": "company",
+}
+TYPES = {  # of an attribute's values: what an answer could be taken for
+    **dict.fromkeys(("founded", "birth", "beginning", "year"), "year"),
+    **dict.fromkeys(("mayor", "teacher", "founder", "director", "inventor"), "person"),
+    "river": "river",
+    "people": "count",
+    "birthplace": "town",
+    "seat": "town",
+    "maker": "company",
+}
+
+
+class Entity(NamedTuple):
+    kind: str
+    name: str
+    facts: dict[str, str]  # as they are now
+    former: list[dict[str, str]]  # as they were, the latest first
+
+    @property
+    def shown(self) -> str:
+        return f"the {self.name}" if self.kind == "invention" else self.name
+
+
+def names(rng: Random) -> Iterator[str]:
+    """Invented names, none twice."""
+    used: set[str] = set()
+    while True:
+        name = rng.choice(ONSETS) + rng.choice(MIDDLES) + rng.choice(ENDINGS)
+        if name not in used:
+            used.add(name)
+            yield name
+
+
+def make_province(fresh: Iterator[str], rng: Random) -> list[Entity]:
+    """The entities of a province, who refer to each other alone."""
+
+    def year(first: int, last: int) -> str:
+        return str(rng.randrange(first, last))
+
+    def count() -> str:
+        return f"{rng.randrange(11, 990) * 100:,}"
+
+    towns = [next(fresh) for _ in range(TOWNS)]
+    people = [f"{next(fresh)} {next(fresh)}" for _ in range(PEOPLE)]
+    companies = [f"{next(fresh)} {rng.choice(HOUSES)}" for _ in range(COMPANIES)]
+    inventions = [f"{next(fresh)} {rng.choice(DEVICES)}" for _ in range(INVENTIONS)]
+
+    def stranger() -> str:
+        return f"{next(fresh)} {next(fresh)}"
+
+    # How the values are made that change.
+    made_anew = {"people": count, "mayor": stranger, "director": stranger, "seat": lambda: rng.choice(towns)}
+
+    def other(entity: Entity, key: str) -> str:
+        """A value that the entity has not and had not."""
+        taken = [facts[key] for facts in [entity.facts, *entity.former]]
+        while (value := made_anew[key]()) in taken:
+            pass
+        return value
+
+    entities = []
+    for name in towns:
+        facts = {"founded": year(1100, 1700), "river": next(fresh), "people": count(), "mayor": stranger()}
+        entities.append(Entity("town", name, facts, []))
+    for name in people:
+        others = [other for other in people if other != name]
+        facts = {"birthplace": rng.choice(towns), "birth": year(1700, 1900), "teacher": rng.choice(others)}
+        entities.append(Entity("person", name, facts, []))
+    for name in companies:
+        facts = {"beginning": year(1750, 1930), "founder": rng.choice(people)}
+        entities.append(Entity("company", name, facts | {"seat": rng.choice(towns), "director": stranger()}, []))
+    for name in inventions:
+        facts = {"inventor": rng.choice(people), "year": year(1720, 1940), "maker": rng.choice(companies)}
+        entities.append(Entity("invention", name, facts, []))
+    changing = [entity for entity in entities if entity.kind in ("town", "company")]
+    for place, entity in enumerate(rng.sample(changing, OLD)):
+        for _ in range(2 if place == 0 else 1):
+            entity.former.append(entity.facts | {key: other(entity, key) for key in entity.facts if key in made_anew})
+    for entity in entities:
+        for key in list(entity.facts):
+            if rng.random() < MISSING and not entity.former and len(entity.facts) > 1:
+                del entity.facts[key]
+    return entities
+
+
+def documents_of(entity: Entity, province: str, rng: Random) -> list[dict[str, Any]]:
+    """One document, and an older one for each former state."""
+    good, trade = rng.choice(GOODS), rng.choice(TRADES)
+    opening = {
+        "town": f"{entity.name} is a town in the province of {province}. Its market is known for {good}.",
+        "person": f"{entity.name} was a {trade} in the province of {province}.",
+        "company": f"{entity.name} is a company in the province of {province}. It deals in {good}.",
+        "invention": f"The {entity.name} comes from the province of {province}. {rng.choice(USES)}",
+    }[entity.kind]
+    written = rng.randrange(1990, 2000)
+    made = []
+    for facts in [entity.facts, *entity.former]:
+        sentences = [
+            ATTRIBUTES[entity.kind][key].states.format(name=entity.name, value=value) for key, value in facts.items()
+        ]
+        rng.shuffle(sentences)
+        date = f"{written}-{rng.randrange(1, 13):02d}-{rng.randrange(1, 29):02d}"
+        title = f"{entity.name} ({written})"
+        made.append({"title": title, "date": date, "text": " ".join([opening, *sentences]), "facts": facts})
+        written -= rng.randrange(8, 20)
+    return made
+
+
+def questions_of(
+    entities: Sequence[Entity], sources: dict[tuple[str, str], list[str]], rng: Random
+) -> list[dict[str, Any]]:
+    """Every question of one hop, and some of two."""
+    by_name = {entity.name: entity for entity in entities}
+    values: dict[str, set[str]] = {}
+    for entity in entities:
+        for facts in [entity.facts, *entity.former]:
+            for key, value in facts.items():
+                values.setdefault(TYPES[key], set()).add(value)
+    asked: list[dict[str, Any]] = []
+
+    def ask(kind: str, text: str, difficulty: int, key: str, last: Entity, hops: list[list[str]]) -> None:
+        right = last.facts.get(key, "")
+        former = [value for value in dict.fromkeys(facts.get(key, "") for facts in last.former) if value != right]
+        others = sorted(values[TYPES[key]] - {right} - set(former))
+        conflicting = former + rng.sample(others, min(len(others), 8))  # the first is the most tempting
+        row = {"kind": kind, "difficulty": difficulty, "question": text, "answer": right, "conflicting": conflicting}
+        asked.append(row | {"sources": hops if right else []})
+
+    for entity in entities:
+        for key, attribute in ATTRIBUTES[entity.kind].items():
+            text = attribute.asks.format(x=entity.shown)
+            if key not in entity.facts:
+                ask("unanswerable", text, 2, key, entity, [])
+            elif attribute.changes and entity.former:
+                ask("superseded", text, 2 + len(entity.former), key, entity, [sources[entity.name, key]])
+            else:
+                ask("one-hop", text, 1, key, entity, [sources[entity.name, key]])
+    chains = []
+    for entity in entities:
+        for first, attribute in ATTRIBUTES[entity.kind].items():
+            # A former seat leads elsewhere: such a chain would have two right beginnings for one who reads an old document.
+            if not attribute.names or first not in entity.facts or (attribute.changes and entity.former):
+                continue
+            middle = by_name[entity.facts[first]]
+            for key, then in ATTRIBUTES[LEADS_TO[first]].items():
+                said = [value for facts in [entity.facts, *entity.former] for value in facts.values()]
+                if middle.facts.get(key) not in (entity.name, *said):  # no shortcut
+                    text = then.asks.format(x=attribute.names.format(x=entity.shown))
+                    chains.append((entity, first, middle, key, text))
+    rng.shuffle(chains)
+    wanted = {True: TWO_HOPS, False: TWO_HOPS_UNANSWERABLE}
+    for entity, first, middle, key, text in chains:
+        known = key in middle.facts
+        wanted[known] -= 1
+        if wanted[known] < 0:
+            continue
+        if known:
+            changed = ATTRIBUTES[middle.kind][key].changes and middle.former
+            hops = [sources[entity.name, first], sources[middle.name, key]]
+            ask("two-hop", text, 5 if changed else 3, key, middle, hops)
+        else:
+            ask("unanswerable", text, 4, key, middle, [])
+    return asked
+
+
+def main(folder: str) -> None:
+    """Write documents.jsonl and questions.jsonl."""
+    rng = Random(SEED)
+    fresh = names(rng)
+    provinces = [(next(fresh), make_province(fresh, rng)) for _ in range(PROVINCES)]
+    made = [
+        (province, entity, documents_of(entity, province, rng))
+        for province, entities in provinces
+        for entity in entities
+    ]
+    numbers = list(range(1, sum(len(documents) for _, _, documents in made) + 1))
+    rng.shuffle(numbers)
+    rows: list[dict[str, Any]] = []
+    sources: dict[tuple[str, str], list[str]] = {}  # which documents say of an entity what is so now
+    for _, entity, documents in made:
+        for document in documents:
+            document["id"] = f"d{numbers.pop():03d}"
+            for key, value in document.pop("facts").items():
+                if entity.facts[key] == value:
+                    sources.setdefault((entity.name, key), []).append(document["id"])
+            rows.append({key: document[key] for key in ("id", "title", "date", "text")})
+    rows.sort(key=lambda row: str(row["id"]))
+    asked = [
+        {"province": province} | question
+        for province, entities in provinces
+        for question in questions_of(entities, sources, rng)
+    ]
+    for name, lines in (("documents.jsonl", rows), ("questions.jsonl", asked)):
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        (Path(folder) / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,143 @@
+"""Breaks Python functions a little: an operator, a constant, a branch. The broken programs of code_repair are made so.
+
+    python -m environments._mutants tasks_data/code_repair     # writes mutants.jsonl from problems.jsonl: minutes
+
+What is written was run: it loads, ends in time, and fails a hidden test. The same problems give the same bytes.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from environments._sandbox import Outcome, run, same
+
+SEED = 20240229
+MOST = 12  # broken programs a problem
+
+SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
+    ast.Lt: (ast.LtE, ast.Gt),
+    ast.LtE: (ast.Lt, ast.GtE),
+    ast.Gt: (ast.GtE, ast.Lt),
+    ast.GtE: (ast.Gt, ast.LtE),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.And: (ast.Or,),
+    ast.Or: (ast.And,),
+    ast.Add: (ast.Sub,),
+    ast.Sub: (ast.Add,),
+    ast.Mult: (ast.Add,),
+    ast.Div: (ast.FloorDiv,),
+    ast.FloorDiv: (ast.Mod,),
+    ast.Mod: (ast.FloorDiv,),
+}
+NAMES = {"min": "max", "max": "min", "lower": "upper", "upper": "lower", "all": "any", "any": "all"}
+
+
+def mutants(code: str) -> list[str]:
+    """Every program that differs from this one by one small mistake, in the order of the code; none twice."""
+    tree = ast.parse(code)
+    found: dict[str, None] = {}
+    for place, node in enumerate(ast.walk(tree)):
+        for number in range(len(list(_changed(node)))):
+            broken = copy.deepcopy(tree)
+            target = list(ast.walk(broken))[place]
+            changed = list(_changed(target))[number]
+            vars(target).update(vars(changed))
+            found[ast.unparse(broken) + "\n"] = None
+    found.pop(ast.unparse(tree) + "\n", None)
+    return list(found)
+
+
+def _changed(node: ast.AST) -> Iterator[ast.AST]:
+    """The node, once for each small mistake that can be made in it."""
+    match node:
+        case ast.BinOp(op=op) | ast.BoolOp(op=op) | ast.AugAssign(op=op):
+            for other in SWAPS.get(type(op), ()):
+                yield _with(node, op=other())
+        case ast.Compare(ops=[op, *rest]):
+            for other in SWAPS.get(type(op), ()):
+                yield _with(node, ops=[other(), *rest])
+        case ast.Constant(value=bool(value)):
+            yield _with(node, value=not value)
+        case ast.Constant(value=int(value)):
+            yield _with(node, value=value + 1)
+            if value > 0:  # -1 would not be a constant when it is read again
+                yield _with(node, value=value - 1)
+        case ast.If(test=test, body=body, orelse=[_, *_] as orelse) if not isinstance(orelse[0], ast.If):
+            yield _with(node, test=test, body=orelse, orelse=body)
+        case ast.If(test=test):
+            yield _with(node, test=_negated(test))
+        case ast.IfExp(body=body, orelse=orelse):
+            yield _with(node, body=orelse, orelse=body)
+        case ast.Name(id=name) if name in NAMES:
+            yield _with(node, id=NAMES[name])
+        case ast.Attribute(attr=name) if name in NAMES:
+            yield _with(node, attr=NAMES[name])
+        case ast.Slice(lower=ast.expr() as lower, upper=None, step=None):
+            yield _with(node, lower=None, upper=lower)
+        case ast.Slice(lower=None, upper=ast.expr() as upper, step=None):
+            yield _with(node, lower=upper, upper=None)
+
+
+def _negated(test: ast.expr) -> ast.expr:
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return test.operand
+    return ast.UnaryOp(ast.Not(), test)
+
+
+def _with(node: ast.AST, **fields: Any) -> ast.AST:
+    other = copy.copy(node)
+    vars(other).update(fields)
+    return other
+
+
+def passed(outcome: Outcome, tests: list[list[Any]]) -> int:
+    """How many tests, each as [arguments, expected value], the answers of a run pass."""
+    return sum(
+        answer.kind == "value" and same(answer.value, expected)
+        for answer, (_, expected) in zip(outcome.answers, tests, strict=True)
+    )
+
+
+def broken(problem: dict[str, Any]) -> list[dict[str, Any]]:
+    """Some mutants of a problem's reference that end in time and fail a hidden test."""
+    kept: list[dict[str, Any]] = []
+    candidates = mutants(problem["reference"])
+    Random(f"{SEED} {problem['name']}").shuffle(candidates)
+    tests, examples = problem["tests"], problem["examples"]
+    for code in candidates:
+        if len(kept) == MOST:
+            break
+        outcome = run(code, problem["name"], [arguments for arguments, _ in tests + examples])
+        if outcome.problem:
+            continue
+        if passed(outcome, tests + examples) == len(tests) + len(examples):
+            continue
+        shown = Outcome("", outcome.answers[len(tests) :], "", [], [])
+        hidden = Outcome("", outcome.answers[: len(tests)], "", [], [])
+        if passed(hidden, tests) < len(tests):
+            seen = passed(shown, examples) < len(examples)  # the examples show that something is wrong
+            kept.append({"name": problem["name"], "seen": seen, "code": code})
+    return kept
+
+
+def main(folder: str) -> None:
+    with (Path(folder) / "problems.jsonl").open(encoding="utf-8") as lines:
+        rows = [row for line in lines for row in broken(json.loads(line))]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (Path(folder) / "mutants.jsonl").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,270 @@
+"""Code repair: write or mend a small Python function; hidden tests decide.
+
+The problems are written by hand (tasks_data/code_repair/problems.jsonl), their broken programs made from the references
+(_mutants.py). What the policy writes runs in a process of its own: _sandbox.py says what is defended there and what is
+not. No problem is in two splits. Time is not the policy's to command: code that reads a clock or chance differs by run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, NamedTuple
+
+from environments._mutants import mutants, passed
+from environments._sandbox import Answer, Outcome, run
+from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls, use
+
+SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all problems
+LONGEST_CODE = 10_000  # characters
+LONGEST_LINE = 200  # characters of one example's result
+LONGEST_OUTPUT = 600  # characters of what was printed
+SYSTEM = (
+    "You write and mend small Python functions. Try code with run_code, which compares it with the examples; then hand it "
+    "in with submit, once: hidden tests decide. Code may import the standard library. It has 2 seconds, and no files, "
+    "processes or network."
+)
+
+REWARD = {  # value, and why
+    "tests": (0.5, "the share of hidden tests passed: half a function is worth something"),
+    "solved": (0.5, "all hidden tests passed: half a function is not worth half"),
+    "no_submission": (-0.3, "the episode ended without a submission: less than one that passes nothing"),
+    "refused": (-0.2, "the code tried what is not allowed: files, processes, network"),
+    "error": (-0.1, "a malformed call, an unknown tool or wrong arguments"),
+    "turn": (-0.02, "each turn beyond one trial and the submission takes time"),
+}
+MOST_REFUSED = 3  # times that it counts: a loop of attempts is one idea
+NEEDED_TURNS = 2
+
+
+class Problems(NamedTuple):
+    """The problems by split, and the broken programs by problem."""
+
+    problems: dict[Split, list[dict[str, Any]]]
+    broken: dict[str, list[dict[str, Any]]]
+
+
+def split_of(problem: dict[str, Any]) -> Split:
+    """Where a problem belongs, by its content."""
+    place = int(hashlib.sha256(problem["reference"].encode()).hexdigest()[:8], 16) / 16**8
+    return "train" if place < SHARES["train"] else "val" if place < 1 - SHARES["test"] else "test"
+
+
+class CodeRepair(Env):
+    """One function to write or to mend."""
+
+    max_turns = 8
+    secret: ClassVar[tuple[str, ...]] = ("reference",)
+
+    @classmethod
+    def load(cls, folder: Path) -> Problems:
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for name in ("problems", "mutants"):
+            path = folder / f"{name}.jsonl"
+            if not path.is_file():
+                raise FileNotFoundError(f"{path} is missing: restore it with `git checkout -- {path}`")
+            with path.open(encoding="utf-8") as lines:
+                rows[name] = [json.loads(line) for line in lines]
+        data = Problems({split: [] for split in SHARES}, {problem["name"]: [] for problem in rows["problems"]})
+        for problem in rows["problems"]:
+            data.problems[split_of(problem)].append(problem)
+        for mutant in rows["mutants"]:
+            data.broken[mutant["name"]].append(mutant)
+        return data
+
+    @classmethod
+    def scenarios(cls, data: Problems, split: Split, count: int, seed: int) -> list[Scenario]:
+        """Half of them to write, as long as there are problems; the others to mend."""
+        rng = Random(f"{split} {seed}")
+        to_write = [(problem, None) for problem in data.problems[split]]
+        to_mend = [(problem, mutant) for problem in data.problems[split] for mutant in data.broken[problem["name"]]]
+        if count > len(to_write) + len(to_mend):
+            raise ValueError(
+                f"{count} scenarios are too many: the split {split} of code_repair has {len(to_write)} functions to "
+                f"write and {len(to_mend)} to mend; ask for {len(to_write) + len(to_mend)} or fewer"
+            )
+        written = min(len(to_write), max(count // 2, count - len(to_mend)))
+        chosen = [*rng.sample(to_write, written), *rng.sample(to_mend, count - written)]
+        rng.shuffle(chosen)
+        return [cls.from_problem(split, problem, mutant) for problem, mutant in chosen]
+
+    @classmethod
+    def from_problem(cls, split: Split, problem: dict[str, Any], mutant: dict[str, Any] | None) -> Scenario:
+        shown = [f"{written_call(problem['name'], given)} == {expected!r}" for given, expected in problem["examples"]]
+        task = f"Write the function {problem['signature']}."
+        if mutant is not None:
+            task = f"Mend the function {problem['signature']}: its code has one mistake."
+        parts = [task, problem["statement"], "Examples:", *shown]
+        parts += ["Code:", f"```python\n{mutant['code']}```"] if mutant is not None else []
+        # An unseen mistake is as hard as the problem; one that an example shows is easier.
+        easier = int(mutant is not None and mutant["seen"])
+        data = {key: problem[key] for key in ("name", "signature", "examples", "tests", "reference")} | {
+            "kind": "write" if mutant is None else "mend",
+            "difficulty": max(1, problem["difficulty"] - easier),
+            "broken": "" if mutant is None else mutant["code"],
+        }
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n".join(parts)}]
+        return Scenario.make("code_repair", split, messages, data)
+
+    @tool
+    def run_code(self, code: str) -> str:
+        """Run code and compare the function with the examples. Long output loses its middle.
+
+        Args:
+            code: Python code that defines the function
+        """
+        if len(code) > LONGEST_CODE:
+            return error(f"code may have {LONGEST_CODE} characters at most, not {len(code)}; make it shorter")
+        name, examples = self.scenario.data["name"], self.scenario.data["examples"]
+        outcome = run(code, name, [arguments for arguments, _ in examples])
+        lines = [_refused(outcome)] if outcome.refused else []
+        if outcome.problem:
+            lines.append(_failed(outcome))
+        for answer, example in zip(outcome.answers, examples, strict=True):
+            if answer.kind != "missing":
+                lines.append(shorten(_compared(name, answer, example), LONGEST_LINE))
+        if outcome.output.strip():
+            lines.append("Printed:\n" + shorten(outcome.output.rstrip(), LONGEST_OUTPUT))
+        return "\n".join(lines)
+
+    @tool
+    def submit(self, code: str) -> str:
+        """Hand in the code. Hidden tests decide, and the task ends.
+
+        Args:
+            code: Python code that defines the function
+        """
+        if len(code) > LONGEST_CODE:
+            return error(f"code may have {LONGEST_CODE} characters at most, not {len(code)}; make it shorter")
+        self.done = True
+        tests = self.scenario.data["tests"]
+        outcome = run(code, self.scenario.data["name"], [arguments for arguments, _ in tests])
+        # The result is the first line: nothing that the code can word comes before it.
+        lines = [f"Passed {passed(outcome, tests)} of {len(tests)}."]
+        lines += [_refused(outcome)] if outcome.refused else []
+        lines += [_failed(outcome)] if outcome.problem else []
+        return "\n".join(lines)
+
+    @classmethod
+    def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
+        result = submitted(messages)
+        counts: dict[str, float] = dict.fromkeys(REWARD, 0)
+        if result is None:
+            counts["no_submission"] = 1
+        else:
+            counts["tests"] = result[0] / result[1]
+            counts["solved"] = int(cls.success(scenario, messages))
+        counts["refused"] = min(MOST_REFUSED, sum(map(_times_refused, tool_calls(messages))))
+        counts["error"] = sum(message["role"] == "tool" and is_error(message) for message in messages)
+        counts["turn"] = max(0, sum(message["role"] == "assistant" for message in messages) - NEEDED_TURNS)
+        return [
+            Component(name, count * REWARD[name][0], f"{count:.3g} × {REWARD[name][0]}: {REWARD[name][1]}")
+            for name, count in counts.items()
+            if count
+        ]
+
+    @classmethod
+    def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
+        result = submitted(messages)
+        return result is not None and result[0] == result[1]
+
+    def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Tries one small change after another until the examples hold; where there is no code, a few usual bodies."""
+        tried = [(arguments["code"], str(answer["content"])) for _, arguments, answer in tool_calls(messages)]
+        for code, answer in tried:
+            if _all_right(answer):
+                return use("submit", code=code)
+        candidates = _candidates(str(messages[1]["content"]))
+        left = [code for code in candidates if code not in {code for code, _ in tried}]
+        return use(
+            "run_code" if len(tried) < self.max_turns - 1 and left else "submit", code=rng.choice(left or candidates)
+        )
+
+    def random(self, messages: Sequence[Message], rng: Random) -> Message:
+        return use(rng.choice(("run_code", "run_code", "submit")), code=rng.choice(_candidates(messages[1]["content"])))
+
+    def gold(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Tries the reference, then hands it in."""
+        name = "run_code" if messages[-1]["role"] == "user" else "submit"
+        return use(name, code=self.scenario.data["reference"])
+
+    def bad(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Hands in the code as it was, or a function that does nothing."""
+        stub = f"def {self.scenario.data['signature']}:\n    return None\n"
+        return use("submit", code=self.scenario.data["broken"] or stub)
+
+
+USUAL = (
+    "sorted({})",
+    "sum({})",
+    "{}[::-1]",
+    "len({})",
+    "max({})",
+    "list({})",
+    "{} % 2 == 0",
+    "{}",
+)  # of the first argument
+
+
+def _candidates(task: str) -> list[str]:
+    """What may be the function, from what the policy was shown."""
+    signature = task.partition(" function ")[2].partition(")")[0] + ")"
+    code = re.search(r"```python\n(.*)```", task, re.DOTALL)
+    if code:
+        return mutants(code[1])
+    first = re.split(r"[(,)]", signature)[1].strip()
+    return [f"def {signature}:\n    return {body.format(first)}\n" for body in USUAL]
+
+
+def _all_right(answer: str) -> bool:
+    lines = answer.partition("Printed:")[0].splitlines()
+    return bool(lines) and all(line.endswith(": right") for line in lines)
+
+
+def written_call(name: str, arguments: Sequence[Any]) -> str:
+    return f"{name}({', '.join(map(repr, arguments))})"
+
+
+def _compared(name: str, answer: Answer, example: list[Any]) -> str:
+    """One example's result in a line."""
+    call, expected = written_call(name, example[0]), example[1]
+    if answer.kind == "raised":
+        return f"{call} raised {' '.join(answer.value.split())}"
+    if answer.kind == "odd":
+        return f"{call} returned {answer.value}, not {expected!r}"
+    right = passed(Outcome("", [answer], "", [], []), [example])
+    return f"{call} == {answer.value!r}: right" if right else f"{call} == {answer.value!r}, not {expected!r}"
+
+
+def _failed(outcome: Outcome) -> str:
+    return shorten(f"The code failed: {' '.join(outcome.problem.split())}", LONGEST_LINE)
+
+
+def _refused(outcome: Outcome) -> str:
+    named = "; ".join(dict.fromkeys(shorten(" ".join(one.split()), 80) for one in outcome.refused[:3]))
+    return f"Refused {len(outcome.refused)}: {named}"
+
+
+def _times_refused(call: tuple[str, dict[str, Any], Message]) -> int:
+    found = re.match(r"(?:Passed \d+ of \d+\.\n)?Refused (\d+): ", str(call[2]["content"]))
+    return int(found[1]) if found else 0
+
+
+def submitted(messages: Sequence[Message]) -> tuple[int, int] | None:
+    """How many hidden tests of how many passed; None where nothing was handed in."""
+    for name, _, answer in tool_calls(messages):
+        found = re.match(r"Passed (\d+) of (\d+)\.", str(answer["content"])) if name == "submit" else None
+        if found:
+            return int(found[1]), int(found[2])
+    return None
+
+
+def shorten(text: str, most: int) -> str:
+    """A text of at most about so many characters: its beginning and its end, and how much is left out between them."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} [{len(text) - most // 2 * 2} characters left out] {text[-(most // 2) :]}"

@@ -1,0 +1,310 @@
+"""Knowledge search: questions about an invented world, answered from a store of documents, with citations.
+
+The store is an SQLite FTS5 index over all documents (tasks_data/knowledge_search, made by _knowledge.py). Some questions
+need two documents, some have an older document that says otherwise, and some no document answers: then "not known" is right.
+The splits share no province, and nothing in a province refers to another: no document answers questions of two splits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, NamedTuple
+
+from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls, use
+
+SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all provinces
+KINDS = ("one-hop", "two-hop", "superseded", "unanswerable")
+MOST_ROWS = 10
+MOST_CITED = 10
+LONGEST = 300  # characters of a query or an answer
+SYSTEM = (
+    "You answer questions from a store of documents. Search it, open what may hold the answer, then answer in a few words "
+    "and cite the ids of the documents that you needed. The newest document on a matter holds. Where no document tells, "
+    "answer: not known, and cite nothing."
+)
+
+REWARD = {  # value, and why
+    "correct": (1.0, "the answer is right"),
+    "wrong": (-0.8, "a wrong answer misleads: it costs more than saying that it is not known"),
+    "unknown": (-0.3, "an answer that the documents hold was said not to be known: honest, but not looked for"),
+    "no_answer": (-0.6, "the episode ended without an answer"),
+    "cited": (0.2, "the share of what a right answer rests on that is cited: it can be checked"),
+    "bad_citation": (-0.1, "a cited document does not support the answer"),
+    "invalid_id": (-0.1, "an id was opened that does not exist: it was made up"),
+    "error": (-0.1, "a malformed call, an unknown tool or wrong arguments"),
+    "turn": (-0.02, "each turn beyond those that are needed takes time"),
+}
+# Turns that are needed: a search, a document and the answer; for two documents twice; an older one is to be compared.
+NEEDED = {"one-hop": 3, "two-hop": 5, "superseded": 4, "unanswerable": 3}
+UNKNOWN = "not known"
+# Words of an answer that say nothing, so that a whole sentence may answer.
+FILLERS = frozenset(
+    "the a an it its is was are in of on at by to and as has had that which who year town river company mayor director "
+    "founder inventor teacher people persons live lived lies there born founded called named makes made directs".split()
+)
+# Words of a query that every document has.
+COMMON = frozenset(
+    "the a an of in on is was are did does do who what which where when how many by to it its has had".split()
+)
+
+
+class Store(NamedTuple):
+    """The index over all documents, and the questions by split and kind."""
+
+    documents: sqlite3.Connection
+    questions: dict[tuple[str, str], list[dict[str, Any]]]
+
+
+def split_of(province: str) -> Split:
+    """Where a province belongs, by its name."""
+    place = int(hashlib.sha256(province.encode()).hexdigest()[:8], 16) / 16**8
+    return "train" if place < SHARES["train"] else "val" if place < 1 - SHARES["test"] else "test"
+
+
+def build_index(documents: Sequence[dict[str, str]]) -> sqlite3.Connection:
+    """An FTS5 index in memory, and the documents by id beside it."""
+    index = sqlite3.connect(":memory:", check_same_thread=False)
+    index.execute("create virtual table found using fts5(id unindexed, title, text, tokenize='porter unicode61')")
+    index.execute("create table document (id primary key, title, date, text) without rowid")
+    for one in documents:
+        index.execute("insert into found values (?, ?, ?)", (one["id"], one["title"], one["text"]))
+        index.execute("insert into document values (?, ?, ?, ?)", (one["id"], one["title"], one["date"], one["text"]))
+    return index
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing: restore it with `git checkout -- {path}` "
+            f"or write it anew with `python -m environments._knowledge {path.parent}`"
+        )
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+class KnowledgeSearch(Env):
+    """One question."""
+
+    max_turns = 8
+    secret: ClassVar[tuple[str, ...]] = ("answer",)
+    shown: ClassVar[tuple[str, ...]] = ("search", "open")  # whose job it is
+
+    @classmethod
+    def load(cls, folder: Path) -> Store:
+        questions: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for question in read_lines(folder / "questions.jsonl"):
+            questions.setdefault((split_of(question["province"]), question["kind"]), []).append(question)
+        return Store(build_index(read_lines(folder / "documents.jsonl")), questions)
+
+    @classmethod
+    def scenarios(cls, data: Store, split: Split, count: int, seed: int) -> list[Scenario]:
+        """As many of each kind, so that none is learnt at the cost of another."""
+        rng = Random(f"{split} {seed}")
+        chosen: list[dict[str, Any]] = []
+        for place, kind in enumerate(KINDS):
+            known = data.questions[split, kind]
+            wanted = (count + len(KINDS) - 1 - place) // len(KINDS)
+            if wanted > len(known):
+                raise ValueError(
+                    f"{count} scenarios need {wanted} questions of the kind {kind}, and the split {split} of "
+                    f"knowledge_search has {len(known)}: ask for {len(known) * len(KINDS)} or fewer"
+                )
+            chosen += rng.sample(known, wanted)
+        rng.shuffle(chosen)
+        return [cls.from_question(split, question) for question in chosen]
+
+    @classmethod
+    def from_question(cls, split: Split, question: dict[str, Any]) -> Scenario:
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question["question"]}]
+        keys = ("kind", "difficulty", "question", "answer", "conflicting", "sources")
+        return Scenario.make("knowledge_search", split, messages, {key: question[key] for key in keys})
+
+    @tool
+    def search(self, query: str, limit: int = 5) -> str:
+        """Search the documents. Shows the best first: id | title (year it was written) | part of the text.
+
+        Args:
+            query: words that the document should hold
+            limit: most documents to show, 1 to 10
+        """
+        if not 1 <= limit <= MOST_ROWS:
+            return error(f"limit must be 1 to {MOST_ROWS}")
+        if len(query) > LONGEST:
+            return error(f"query may have {LONGEST} characters at most")
+        words = re.findall(r"\w+", query)
+        words = [word for word in words if word.lower() not in COMMON] or words
+        if not words:
+            return error("query must hold at least one word")
+        rows = self.data.documents.execute(
+            "select id, title, snippet(found, 2, '', '', '…', 12) from found where found match ? order by rank, id limit ?",
+            (" OR ".join(f'"{word}"' for word in dict.fromkeys(words)), limit),
+        ).fetchall()
+        return "\n".join(" | ".join(row) for row in rows) or "0 documents."
+
+    @tool
+    def open(self, id: str) -> str:
+        """Read one document.
+
+        Args:
+            id: the id of the document
+        """
+        row = self.data.documents.execute("select title, date, text from document where id = ?", (id,)).fetchone()
+        if row is None:
+            return error("there is no document with this id; search shows ids")
+        return "{}, written on {}\n{}".format(*row)
+
+    @tool
+    def answer(self, text: str, citations: list[str]) -> str:
+        """Answer the question. This ends the task.
+
+        Args:
+            text: the answer in a few words, or: not known
+            citations: ids of the documents that the answer rests on; none where it is not known
+        """
+        if len(text) > LONGEST or len(citations) > MOST_CITED:
+            return error(f"text may have {LONGEST} characters at most, and citations {MOST_CITED} ids")
+        self.done = True
+        return "The answer was given."
+
+    @classmethod
+    def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
+        hops: list[list[str]] = scenario.data["sources"]
+        counts: dict[str, float] = dict.fromkeys(REWARD, 0)
+        errors = [str(message["content"]) for message in messages if message["role"] == "tool" and is_error(message)]
+        counts["invalid_id"] = sum("no document with this id" in text for text in errors)
+        counts["error"] = len(errors) - counts["invalid_id"]
+        turns = sum(message["role"] == "assistant" for message in messages)
+        counts["turn"] = max(0, turns - NEEDED[scenario.data["kind"]])
+        given = final_answer(messages)
+        if given is None:
+            counts["no_answer"] = 1
+        else:
+            right = is_right(scenario, given["text"])
+            cited = set(given["citations"])
+            counts["correct" if right else "unknown" if is_unknown(given["text"]) else "wrong"] = 1
+            if right and hops:
+                counts["cited"] = sum(bool(cited & set(hop)) for hop in hops) / len(hops)
+            counts["bad_citation"] = len(cited - {source for hop in hops for source in hop})
+        return [
+            Component(name, count * REWARD[name][0], f"{count:g} × {REWARD[name][0]}: {REWARD[name][1]}")
+            for name, count in counts.items()
+            if count
+        ]
+
+    @classmethod
+    def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
+        """The right answer with a citation that supports it; where there is none, that it is not known, without any."""
+        given = final_answer(messages)
+        if given is None or not is_right(scenario, given["text"]):
+            return False
+        supporting = {source for hop in scenario.data["sources"] for source in hop}
+        return bool(supporting & set(given["citations"])) if supporting else not given["citations"]
+
+    # The players.
+
+    def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Searches the question's words, opens the first hit, and answers from the sentence that is most like it."""
+        calls, question = tool_calls(messages), str(messages[1]["content"])
+        if not calls:
+            return use("search", query=question.rstrip("?"))
+        name, arguments, found = calls[-1]
+        text = str(found["content"])
+        if name == "search":
+            return (
+                use("open", id=text.partition(" | ")[0]) if " | " in text else use("answer", text=UNKNOWN, citations=[])
+            )
+        value = extract(question, text)
+        return use("answer", text=value or UNKNOWN, citations=[arguments["id"]] if value else [])
+
+    def random(self, messages: Sequence[Message], rng: Random) -> Message:
+        words = re.findall(r"\w+", " ".join(str(message["content"]) for message in messages[1:]))
+        ids = [word for word in words if re.fullmatch(r"d\d{3}", word)]
+        draw = rng.random()
+        if draw < 0.5:
+            return use(
+                "search", query=" ".join(rng.sample(words, min(3, len(words)))), limit=rng.randrange(1, MOST_ROWS + 1)
+            )
+        if draw < 0.75 and ids:
+            return use("open", id=rng.choice(ids))
+        return use("answer", text=rng.choice([*words, UNKNOWN]), citations=rng.sample(ids, min(len(ids), 1)))
+
+    def gold(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Opens what the answer rests on, then gives it; where there is no answer, searches once."""
+        sources = [hop[0] for hop in self.scenario.data["sources"]]
+        done = len(tool_calls(messages))
+        if done == 0:
+            return use("search", query=self.scenario.data["question"])
+        if done <= len(sources):
+            return use("open", id=sources[done - 1])
+        return use("answer", text=self.scenario.data["answer"] or UNKNOWN, citations=sources)
+
+    def bad(self, messages: Sequence[Message], rng: Random) -> Message:
+        """Searches, then answers what is not so, and cites the first hit whatever it says."""
+        if messages[-1]["role"] == "user":
+            return use("search", query=self.scenario.data["question"])
+        cited = str(messages[-1]["content"]).partition(" | ")[0]
+        return use("answer", text=[*self.scenario.data["conflicting"], "nobody"][0], citations=[cited])
+
+
+def extract(question: str, document: str) -> str:
+    """What a document seems to answer; empty where no sentence is like the question."""
+    name = r"[A-Z]\w+(?: [A-Z]\w+)?"
+    patterns = {  # in the question: in a sentence
+        "year was .+ born": r"birth is (\d+)",
+        "town was .+ born": rf"born in the town of ({name})",
+        "year .+ founded": r"founded in (\d+)",
+        "year .+ begin": r"began in (\d+)",
+        "year .+ shown": r"shown in (\d+)",
+        "river": rf"river ({name})",
+        "How many people": r"([\d,]+) people live",
+        "mayor": rf"mayor is ({name})",
+        "^Who taught": rf"taught by ({name})",
+        "^Who founded": rf"founder was ({name})",
+        "seat": rf"seat is in ({name})",
+        "^Who directs": rf"({name}) directs it",
+        "^Who invented": rf"invented by ({name})",
+        "company makes": rf"made by ({name})",
+    }
+    for asked, told in patterns.items():
+        found = re.search(told, document) if re.search(asked, question) else None
+        if found:
+            return found[1]
+    return ""
+
+
+def final_answer(messages: Sequence[Message]) -> dict[str, Any] | None:
+    """The arguments of the answer that was accepted, or None."""
+    for name, arguments, observation in tool_calls(messages):
+        if name == "answer" and not is_error(observation):
+            return arguments
+    return None
+
+
+def is_right(scenario: Scenario, text: str) -> bool:
+    """Whether an answer says what is so and nothing besides: one that names another value too hedges."""
+    if not scenario.data["answer"]:
+        return is_unknown(text)
+    given, right = normalise(text), normalise(scenario.data["answer"])
+    if f" {right} " not in f" {given} ":
+        return False
+    question = set(normalise(scenario.data["question"]).split())
+    extra = [word for word in given.split() if word not in {*right.split(), *question, *FILLERS}]
+    others = {word for value in scenario.data["conflicting"] for word in normalise(value).split()}
+    number_besides = right.isdigit() and any(word.isdigit() for word in extra)
+    return len(extra) <= 1 and not others & set(extra) and not number_besides
+
+
+def normalise(text: str) -> str:
+    """Lower case, no commas within numbers, punctuation as spaces, one space between words."""
+    return " ".join(re.findall(r"\w+", re.sub(r"(?<=\d),(?=\d)", "", text.lower())))
+
+
+def is_unknown(text: str) -> bool:
+    unknown = ("", UNKNOWN, "it is not known", "unknown", "i don t know", "i do not know", "that is not known")
+    return normalise(text) in unknown
