@@ -1,4 +1,4 @@
-"""A whole iteration against TRL's own loop: 128 episodes sampled, scored and trained on with the embedded policy.
+"""A whole iteration against TRL's own loop: 128 episodes sampled, scored and trained on with the task's own small policy.
 
     python -m benchmarks.iteration              # about 8 minutes on 2 cores
     python -m benchmarks.iteration --json
@@ -6,7 +6,7 @@
 Ours is `flows.train` itself, in a clone of the committed tree: the median seconds of rollout, score and update, and beside
 them what DVC, MLflow and Prefect add. TRL's is one GRPOTrainer that samples with Hugging Face generate, without dynamo, at
 the fastest of several batch sizes. Same task, reward, first adapter, temperature, lengths, loss (dapo, no KL term) and one
-optimiser step an iteration. multiplication has one turn of at most 16 tokens, TRL's loop as it comes; email_search goes
+optimiser step an iteration. multiplication has one turn of at most 64 tokens, TRL's loop as it comes; email_search goes
 through `rollout_func`, all episodes in step: every turn is one call of generate for those that are not done.
 """
 
@@ -26,7 +26,7 @@ from benchmarks import _trl
 from benchmarks._trl import LEARNING_RATE, ROOT, child, tell
 from steps.engine import Sampled
 
-MAX_TOKENS = {"multiplication": 16, "email_search": 64}  # of a turn
+MAX_TOKENS = {"multiplication": 64, "email_search": 64}  # of a turn
 BATCHES = {"multiplication": (32, 128), "email_search": (16, 32)}  # for TRL
 WARM = 2  # steps before those that count
 
@@ -37,6 +37,7 @@ def ours(task: str, folder: Path, count: int) -> dict[str, Any]:
     subprocess.run(["git", "clone", "--quiet", os.fspath(ROOT), os.fspath(root)], check=True)
     chosen = {
         "rollout.max_tokens": MAX_TOKENS[task],
+        "rollout.scenarios": 16,
         "update.beta": 0,
         "update.steps_per_generation": 1,
         "update.learning_rate": LEARNING_RATE,

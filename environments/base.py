@@ -77,6 +77,11 @@ class Env(ABC):
     """One episode of a task. Subclasses add tools, and say what the task is in the class methods below."""
 
     max_turns: ClassVar[int]
+    # Keys of `data` that together name what an answer comes from (a mail, a game's seed; of a list, each member): a source
+    # of val or test must not be one of train, which steps/contamination.py checks, as it does the texts of the user's
+    # messages, unless scenarios begin with the same words by nature and differ in what is hidden.
+    sources: ClassVar[tuple[str, ...]] = ()
+    openings_repeat: ClassVar[bool] = False
     done: bool = False
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
@@ -102,6 +107,14 @@ class Env(ABC):
     @abstractmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         """Whether the transcript did what was asked."""
+
+    @classmethod
+    def accept(cls, data: Any, split: Split | None, candidate: dict[str, Any]) -> Scenario:
+        """A scenario from what a model wrote ({"messages", "data", "difficulty"}; steps/generate.py), after it was checked.
+
+        ValueError says what is wrong with it, or that it belongs to another split than the one that is wanted (None: any).
+        """
+        raise ValueError(f"{cls.__name__} takes no generated scenarios: it does not define `accept`")
 
     # Players: a turn each, given the transcript so far; `play` makes an episode of them. They need no model: baselines,
     # demonstrations for a small policy, and the checks that every task must pass (tests/test_environments.py).

@@ -58,6 +58,7 @@ class CodeRepair(Env):
     """One function to write or to mend."""
 
     max_turns = 8
+    sources = ("name",)
     secret: ClassVar[tuple[str, ...]] = ("reference",)
 
     @classmethod

@@ -87,6 +87,7 @@ class EmailSearch(Env):
     """One question about one inbox."""
 
     max_turns = 6
+    sources = ("owner", "source_ids")
     shown: ClassVar[tuple[str, ...]] = ("search_emails", "read_email")  # tools whose job it is to show the answer
     task: ClassVar[str] = "email_search"
     system: ClassVar[str] = SYSTEM

@@ -180,6 +180,8 @@ def smoothness(board: Board) -> float:
 class Game2048(Env):
     """One game. Plain words, and calls that cannot be read, are turns without a move, as invalid moves are."""
 
+    sources = ("seed",)
+    openings_repeat = True  # a board with two tiles
     max_turns = 250  # sixty moves, each after three turns without one, and some to spare; bounds max_moves
 
     def __init__(self, scenario: Scenario, data: Any) -> None:

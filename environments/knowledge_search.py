@@ -92,6 +92,7 @@ class KnowledgeSearch(Env):
     """One question."""
 
     max_turns = 8
+    sources = ("sources",)
     secret: ClassVar[tuple[str, ...]] = ("answer",)
     shown: ClassVar[tuple[str, ...]] = ("search", "open")  # whose job it is
 

@@ -40,6 +40,11 @@ def written_out(a: int, b: int) -> str:
     return ", ".join([*said, f"{' + '.join(map(str, parts))} = {a * b}"] if len(parts) > 1 else said)
 
 
+def scenario(split: Split, a: int, b: int) -> Scenario:
+    question = {"role": "user", "content": f"What is {a} * {b}?"}
+    return Scenario.make("multiplication", split, [question], {"answer": a * b})
+
+
 class Multiplication(Env):
     """One product."""
 
@@ -65,12 +70,26 @@ class Multiplication(Env):
                 f"{count} scenarios need as many pairs, and the ranges of multiplication have {len(data[split])}"
             )
         chosen = Random(f"{split} {seed}").sample(data[split], count)
-        return [
-            Scenario.make(
-                "multiplication", split, [{"role": "user", "content": f"What is {a} * {b}?"}], {"answer": a * b}
-            )
-            for a, b in chosen
-        ]
+        return [scenario(split, a, b) for a, b in chosen]
+
+    @classmethod
+    def accept(
+        cls, data: dict[Split, list[tuple[int, int]]], split: Split | None, candidate: dict[str, Any]
+    ) -> Scenario:
+        """The question alone counts: what it is answered with is computed, and where it belongs is decided by the pair."""
+        asked = [str(message["content"]) for message in candidate["messages"]]
+        found = re.fullmatch(r"What is (\d{1,9}) \* (\d{1,9})\?", asked[0]) if len(asked) == 1 else None
+        if found is None or candidate["messages"][0]["role"] != "user":
+            raise ValueError('the messages must be one of the user, "What is a * b?"')
+        a, b = int(found[1]), int(found[2])
+        own = split_of(a, b)
+        if (a, b) not in data[own]:
+            raise ValueError("a factor is out of range")
+        if candidate["data"].get("answer", a * b) != a * b:
+            raise ValueError("the answer is wrong")
+        if split not in (None, own):
+            raise ValueError(f"the pair belongs to the split {own}")
+        return scenario(own, a, b)
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """A digit of the second factor at a time."""

@@ -65,6 +65,8 @@ class SupportDialogue(Env):
     """One customer's case."""
 
     max_turns = 12
+    sources = ("kind", "seed")
+    openings_repeat = True  # a greeting and a wish; the case comes out as the customer is asked
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
         super().__init__(scenario, data)

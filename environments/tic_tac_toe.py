@@ -163,6 +163,8 @@ def result(messages: Sequence[Message]) -> str:
 class TicTacToe(Env):
     """One game."""
 
+    sources = ("seed",)
+    openings_repeat = True  # a board with one mark on it, or two
     max_turns = 6  # five moves at most, and one turn to spare
 
     def __init__(self, scenario: Scenario, data: Any) -> None:

@@ -1,33 +1,80 @@
 """Evaluate: how an adapter does on a split it was not trained on: an attempt at each scenario, greedy by default.
 
-Writes the summary, and every trajectory with its reward, so that two policies can be compared scenario by scenario.
+Writes the summary, and every trajectory with its reward, so that two policies can be compared scenario by scenario. With a
+policy.kind other than vllm (steps/players.py) there is no adapter: the option is not needed, and not read.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steps.stage import Input, Output, main, say
+from steps.stage import Input, Output, UserError, main, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
+    from environments.base import Env, Scenario
     from steps.params import EvaluateParams
+    from steps.types import Trajectory
 
 
 def evaluate(
-    task_data: Input, scenarios: Input, adapter: Input, evaluation: Output, params: EvaluateParams, split: str = "val"
+    task_data: Input,
+    scenarios: Input,
+    evaluation: Output,
+    params: EvaluateParams,
+    split: str = "val",
+    adapter: Input | None = None,
 ) -> None:
     """Write summary.json, trajectories.parquet and rewards.parquet."""
     import environments
     from environments.base import Scenario
-    from steps import engine, episodes
-    from steps.chat import Chat
     from steps.score import by_rule
     from steps.types import Evaluation, read_records, write_records
 
     env = environments.load(params.task)
     held_out = read_records(Scenario, scenarios / f"{split}.parquet")
+    data = env.load(task_data)
+    if params.policy.kind != "vllm":
+        played, tokens = by_messages(env, data, held_out, split, params)
+    elif adapter is None:
+        raise UserError(
+            "--adapter is needed with policy.kind: vllm; it is made by the stage update (at first initialise)"
+        )
+    else:
+        played, tokens = by_tokens(env, data, held_out, split, params, adapter)
+    rewards = [by_rule(env, scenario, played_one) for scenario, played_one in zip(held_out, played, strict=True)]
+    wins = [reward.success for reward in rewards]
+    slices: dict[str, list[bool]] = {}
+    for scenario, win in zip(held_out, wins, strict=True):
+        slices.setdefault(str(scenario.data.get("kind", "all")), []).append(win)
+    summary = Evaluation(
+        split=split,
+        adapter_hash=played[0].adapter_hash,
+        n=len(wins),
+        success=sum(wins) / len(wins),
+        ci95=wilson(sum(wins), len(wins)),
+        reward=mean([reward.score for reward in rewards if reward.score is not None]),
+        turns=mean([len(one.turns) for one in played]),
+        tokens=mean(tokens),
+        slices={name: mean(of) for name, of in sorted(slices.items())},
+    )
+    evaluation.mkdir()
+    (evaluation / "summary.json").write_text(summary.model_dump_json(indent=2) + "\n")
+    write_records(played, evaluation / "trajectories.parquet")
+    write_records(rewards, evaluation / "rewards.parquet")
+    low, high = summary.ci95
+    say(f"{split}: success {summary.success:.3f} [{low:.3f}, {high:.3f}] of {summary.n}")
+
+
+def by_tokens(
+    env: type[Env], data: Any, held_out: list[Scenario], split: str, params: EvaluateParams, adapter: Input
+) -> tuple[list[Trajectory], list[int]]:
+    """Trajectories of the adapter, and how many tokens were sampled in each."""
+    from steps import engine, episodes
+    from steps.chat import Chat
+
     tools = [tool.schema for tool in env.tools().values()]
     chat = Chat(engine.load_tokenizer(params.policy), tools, params.policy.chat_template_kwargs)
     limits = params.evaluate
@@ -38,7 +85,7 @@ def evaluate(
         sampler,
         chat,
         env,
-        env.load(task_data),
+        data,
         [(scenario, 0) for scenario in held_out],
         prefix=split,
         adapter_hash=engine.adapter_hash(adapter),
@@ -46,28 +93,21 @@ def evaluate(
         max_tokens=limits.max_tokens,
         max_turns=limits.max_turns,
     )
-    rewards = [by_rule(env, scenario, played_one) for scenario, played_one in zip(held_out, played, strict=True)]
-    wins = [reward.success for reward in rewards]
-    slices: dict[str, list[bool]] = {}
-    for scenario, win in zip(held_out, wins, strict=True):
-        slices.setdefault(str(scenario.data.get("kind", "all")), []).append(win)
-    summary = Evaluation(
-        split=split,
-        adapter_hash=engine.adapter_hash(adapter),
-        n=len(wins),
-        success=sum(wins) / len(wins),
-        ci95=wilson(sum(wins), len(wins)),
-        reward=mean([reward.score for reward in rewards if reward.score is not None]),
-        turns=mean([len(one.turns) for one in played]),
-        tokens=mean([sum(len(turn.completion_ids) for turn in one.turns) for one in played]),
-        slices={name: mean(of) for name, of in sorted(slices.items())},
-    )
-    evaluation.mkdir()
-    (evaluation / "summary.json").write_text(summary.model_dump_json(indent=2) + "\n")
-    write_records(played, evaluation / "trajectories.parquet")
-    write_records(rewards, evaluation / "rewards.parquet")
-    low, high = summary.ci95
-    say(f"{split}: success {summary.success:.3f} [{low:.3f}, {high:.3f}] of {summary.n}")
+    return played, [sum(len(turn.completion_ids) for turn in one.turns) for one in played]
+
+
+def by_messages(
+    env: type[Env], data: Any, held_out: list[Scenario], split: str, params: EvaluateParams
+) -> tuple[list[Trajectory], list[int]]:
+    """Trajectories of a policy that is asked in messages, and how many tokens it wrote by its server's count."""
+    from steps import players
+
+    attempts = [(scenario, 0) for scenario in held_out]
+    played = players.play(params.policy, env, data, attempts, prefix=split, max_turns=params.evaluate.max_turns)
+    if params.policy.kind == "openai":
+        failed = sum(one.trajectory.stop_reason == "error" for one in played)
+        say(f"{players.name(params.policy)}: cost {sum(one.cost for one in played):.4g}, {failed} episodes failed")
+    return [one.trajectory for one in played], [one.output_tokens for one in played]
 
 
 def mean(values: Sequence[float]) -> float:

@@ -1,6 +1,7 @@
 """Initialise: the adapter and checkpoint that the first iteration starts from.
 
-The adapter changes nothing yet (LoRA's B is zero), so evaluating it is evaluating the base policy.
+The adapter changes nothing yet (LoRA's B is zero), so evaluating it is evaluating the base policy. Nothing has been
+attempted yet either: successes.json, which steps/curriculum.py reads, begins empty.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ if TYPE_CHECKING:
     from steps.params import InitialiseParams
 
 
-def initialise(adapter: Output, checkpoint: Output, params: InitialiseParams) -> None:
-    """Write a fresh adapter, and a checkpoint without optimiser steps."""
+def initialise(adapter: Output, checkpoint: Output, params: InitialiseParams, successes: Output | None = None) -> None:
+    """Write a fresh adapter, a checkpoint without optimiser steps, and a history without iterations."""
     from steps import grpo
 
     trainer = grpo.Trainer(params.policy, seed=params.seed)
     trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
+    if successes is not None:
+        successes.write_text("[]\n")
     say(f"{trainer.trained_parameters:,} trained parameters in the adapter")
 
 

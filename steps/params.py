@@ -7,8 +7,9 @@ recipe for the embedded policy; unknown keys and values out of range end in one 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -26,9 +27,42 @@ class Lora(Section):
     alpha: float = Field(32, gt=0)
 
 
-class Policy(Section):
-    """The model that acts and learns."""
+class Endpoint(Section):
+    """A model on an OpenAI-compatible server (steps/llm.py). The key itself stands in an environment variable alone."""
 
+    model: str = Field(min_length=1)
+    base_url: str = "https://api.openai.com/v1"
+    api_key_env: str = "OPENAI_API_KEY"  # the variable's name; where it is not set, no key is sent
+    temperature: float | None = Field(0.0, ge=0, le=2)  # null: not sent, for models that refuse it
+    max_tokens: int = Field(1024, ge=1)  # of an answer
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # OpenAI's newer models: the second
+    timeout_seconds: float = Field(120, gt=0)  # of one attempt
+    max_retries: int = Field(6, ge=0)  # after refusals (429), faults of the server, broken answers and time-outs
+    max_connections: int = Field(16, ge=1)
+    price_in: float = Field(0.0, ge=0)  # per million tokens
+    price_out: float = Field(0.0, ge=0)
+    max_cost: float | None = Field(None, gt=0)  # of the calls that one command makes; it stops before it is passed
+    extra_body: dict[str, Any] = {}  # further fields of the request, as the server documents them
+
+    @model_validator(mode="after")
+    def can_be_asked(self) -> Endpoint:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):  # not quoted: it may be the key itself
+            raise ValueError("endpoint.api_key_env must be the name of an environment variable, and not the key itself")
+        if not re.fullmatch(r"https?://[^/@?#]+(/[^@?#]*)?", self.base_url):
+            raise ValueError("endpoint.base_url must be http(s)://host[:port]/path, without a name, a key or a query")
+        if self.max_cost is not None and not self.price_in + self.price_out:
+            raise ValueError("endpoint.max_cost needs price_in and price_out, which tell what a call costs")
+        return self
+
+    def cost(self, input_tokens: int, output_tokens: int) -> float:
+        return (input_tokens * self.price_in + output_tokens * self.price_out) / 1e6
+
+
+class Policy(Section):
+    """The model that acts and learns; kinds other than vllm are evaluated only, and read nothing here but `endpoint`."""
+
+    kind: Literal["vllm", "openai", "scripted", "random"] = "vllm"
+    endpoint: Endpoint | None = None  # of kind openai; its temperature and max_tokens count, not those of `evaluate`
     base_model: str = Field("tasks_data/embedded_policy", min_length=1)  # a folder, or a Hugging Face name
     revision: str | None = None  # of a Hugging Face name: pin it, or a run cannot be reproduced
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -37,13 +71,43 @@ class Policy(Section):
     lora: Lora = Lora()
     gpu_memory: float = Field(0.5, gt=0, lt=1)  # share of a GPU for the engine
 
+    @model_validator(mode="after")
+    def endpoint_where_one_is_asked(self) -> Policy:
+        if self.kind == "openai" and self.endpoint is None:
+            raise ValueError("policy.endpoint is needed with policy.kind: openai (its model, at least)")
+        if self.kind != "openai" and self.endpoint is not None:
+            raise ValueError(f"policy.endpoint would have no effect with policy.kind: {self.kind}; take it out")
+        return self
+
 
 class Scenarios(Section):
-    """How many scenarios of each split."""
+    """How many scenarios of each split, and how much alike those of two splits may be (steps/contamination.py)."""
 
     train: int = Field(192, ge=1)
     val: int = Field(120, ge=1)
     test: int = Field(240, ge=1)
+    ngram: int = Field(8, ge=2, le=50)  # words
+    max_overlap: float = Field(0.8, gt=0, le=1)  # share of a held-out text's n-grams; at 1 none is too much
+    generated: str | None = Field(
+        None, pattern=r"^[\w-][\w.-]*$"
+    )  # more of them: a file of steps/generate.py in tasks_data/<task>/
+
+
+class Curriculum(Section):
+    """Scenarios that were too easy or too hard in the last iterations are drawn less often (steps/curriculum.py)."""
+
+    window: int = Field(4, ge=1, le=50)  # iterations looked back
+    low: float = Field(0.1, ge=0, le=1)  # share of successes below which a scenario was too hard
+    high: float = Field(0.9, ge=0, le=1)  # and above which it was too easy
+    floor: float = Field(0.2, gt=0, le=1)  # its weight then; that of the others is 1
+
+    @model_validator(mode="after")
+    def low_is_lower(self) -> Curriculum:
+        if self.low >= self.high:
+            raise ValueError(
+                f"rollout.curriculum.low ({self.low}) must be less than rollout.curriculum.high ({self.high})"
+            )
+        return self
 
 
 class Rollout(Section):
@@ -54,6 +118,7 @@ class Rollout(Section):
     temperature: float = Field(1.0, gt=0, le=2)
     max_tokens: int = Field(64, ge=1)  # of a turn
     max_turns: int | None = Field(None, ge=1)  # None: the environment's own
+    curriculum: Curriculum | None = None  # None: each scenario once before any again; {} for one with its defaults
 
 
 class Score(Section):
@@ -185,12 +250,27 @@ class ScenariosParams(Section):
     scenarios: Scenarios
 
 
-class InitialiseParams(Section):
+class Learning(Section):
+    """Of the stages that make an adapter or use one to learn."""
+
+    policy: Policy
+
+    @model_validator(mode="after")
+    def the_policy_can_learn(self) -> Self:
+        if self.policy.kind != "vllm":
+            raise ValueError(
+                f"policy.kind: {self.policy.kind} can be evaluated only (python -m steps.evaluate, python -m "
+                "steps.baselines): initialise, rollout, update and register need policy.kind: vllm"
+            )
+        return self
+
+
+class InitialiseParams(Learning):
     seed: int
     policy: Policy
 
 
-class RolloutParams(Section):
+class RolloutParams(Learning):
     task: str
     seed: int
     policy: Policy
@@ -202,7 +282,7 @@ class ScoreParams(Section):
     score: Score
 
 
-class UpdateParams(Section):
+class UpdateParams(Learning):
     seed: int
     policy: Policy
     rollout: Rollout
@@ -215,7 +295,7 @@ class EvaluateParams(Section):
     evaluate: Evaluate
 
 
-class RegisterParams(Section):
+class RegisterParams(Learning):
     task: str
     policy: Policy
     register_: Register = Field(alias="register")
@@ -247,7 +327,10 @@ def load(path: Path | str, kind: type[P]) -> P:
     except ValidationError as problem:
         raise UserError(f"{path}: {describe(problem)}") from None
     names = {field.alias or name: name for name, field in kind.model_fields.items()}
-    return kind.model_validate({name: getattr(whole, names[name]) for name in names})
+    try:
+        return kind.model_validate({name: getattr(whole, names[name]) for name in names})
+    except ValidationError as problem:
+        raise UserError(f"{path}: {describe(problem)}") from None
 
 
 def describe(problem: ValidationError) -> str:
@@ -272,4 +355,5 @@ def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
         if part not in fields:
             return []
         kind = fields[str(part)].annotation
+        kind = next((one for one in get_args(kind) if hasattr(one, "model_fields")), kind)  # X | None
     return sorted(field.alias or name for name, field in getattr(kind, "model_fields", {}).items())

@@ -1,14 +1,15 @@
 """Rollout: a batch of episodes with the current adapter, G attempts at each of some training scenarios.
 
 Trajectories keep the exact token ids, which of them were sampled, and the logprobs of the policy that sampled them. Which
-scenarios an iteration plays follows from the seed and its number: each is played once before any is played again.
+scenarios an iteration plays follows from the seed and its number: each is played once before any is played again. With
+`rollout.curriculum` it follows from earlier successes too. drawn.json says which they were, and their weights.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steps.stage import Input, Output, main, say
+from steps.stage import Input, Output, UserError, main, say
 
 if TYPE_CHECKING:
     from environments.base import Scenario
@@ -16,18 +17,38 @@ if TYPE_CHECKING:
 
 
 def rollout(
-    task_data: Input, scenarios: Input, adapter: Input, trajectories: Output, iteration: str, params: RolloutParams
+    task_data: Input,
+    scenarios: Input,
+    adapter: Input,
+    trajectories: Output,
+    iteration: str,
+    params: RolloutParams,
+    successes: Input | None = None,
+    drawn: Output | None = None,
 ) -> None:
     """Play `rollout.scenarios` × `rollout.attempts` episodes and write one trajectory each."""
+    import json
+
     import environments
     from environments.base import Scenario
-    from steps import engine, episodes
+    from steps import curriculum, engine, episodes
     from steps.chat import Chat
     from steps.types import read_records, write_records
 
-    chosen = choose(
-        read_records(Scenario, scenarios / "train.parquet"), int(iteration), params.rollout.scenarios, params.seed
-    )
+    known = read_records(Scenario, scenarios / "train.parquet")
+    settings = params.rollout.curriculum
+    if settings is None:
+        chosen = choose(known, int(iteration), params.rollout.scenarios, params.seed)
+        record = [{"id": scenario.id} for scenario in chosen]
+    elif successes is None:
+        raise UserError(
+            "rollout.curriculum needs --successes: the file that the stage score (at first initialise) writes"
+        )
+    else:
+        standings = curriculum.weigh(known, json.loads(successes.read_text()), settings)
+        places = curriculum.draw(standings, params.rollout.scenarios, int(iteration), params.seed)
+        chosen = [known[place] for place in places]
+        record = [standings[place]._asdict() for place in places]
     attempts = [(scenario, attempt) for scenario in chosen for attempt in range(params.rollout.attempts)]
     env = environments.load(params.task)
     tools = [tool.schema for tool in env.tools().values()]
@@ -53,6 +74,9 @@ def rollout(
         max_turns=params.rollout.max_turns,
     )
     write_records(played, trajectories)
+    if drawn is not None:
+        told = {"curriculum": settings and settings.model_dump(), "scenarios": record}
+        drawn.write_text(json.dumps(told, indent=2) + "\n")
     failed = sum(trajectory.stop_reason == "error" for trajectory in played)
     say(f"{len(played)} episodes" + (f", {failed} of them failed" if failed else ""))
 

@@ -1,7 +1,7 @@
 """Score: a reward for each trajectory, by the environment's own rule.
 
 Rewards are a file of their own, so that a stored batch can be judged again without sampling again. A failed episode is
-unscored (None), never 0 and never dropped.
+unscored (None), never 0 and never dropped. Beside them stands what a curriculum goes by: successes by scenario so far.
 """
 
 from __future__ import annotations
@@ -16,10 +16,20 @@ if TYPE_CHECKING:
     from steps.types import Reward, Trajectory
 
 
-def score(scenarios: Input, trajectories: Input, rewards: Output, params: ScoreParams) -> None:
-    """Write one reward a trajectory, in the same order."""
+def score(
+    scenarios: Input,
+    trajectories: Input,
+    rewards: Output,
+    params: ScoreParams,
+    previous_successes: Input | None = None,
+    successes: Output | None = None,
+) -> None:
+    """Write one reward a trajectory, in the same order; and the history that a curriculum reads, an iteration longer."""
+    import json
+
     import environments
     from environments.base import Scenario
+    from steps import curriculum
     from steps.types import Trajectory, read_records, write_records
 
     env = environments.load(params.task)
@@ -27,6 +37,9 @@ def score(scenarios: Input, trajectories: Input, rewards: Output, params: ScoreP
     played = read_records(Trajectory, trajectories)
     scored = [by_rule(env, known[trajectory.scenario_id], trajectory) for trajectory in played]
     write_records(scored, rewards)
+    if successes is not None:
+        history = json.loads(previous_successes.read_text()) if previous_successes is not None else []
+        successes.write_text(json.dumps(curriculum.extend(history, scored)) + "\n")
     say(f"{len(scored)} rewards, {sum(reward.score is None for reward in scored)} unscored")
 
 

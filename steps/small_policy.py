@@ -68,7 +68,7 @@ def read_shares(text: str) -> dict[str, float]:
     except ValueError:
         shares = {}
     known = ("scripted", "random", "gold", "bad")
-    if not shares or set(shares) - set(known) or min(shares.values()) < 0 or abs(sum(shares.values()) - 1) > 1e-6:
+    if not shares or set(shares) - set(known) or min(shares.values()) < 0 or not abs(sum(shares.values()) - 1) < 1e-6:
         raise UserError(f"--players: give shares that sum to 1 of {', '.join(known)}, as in 'scripted=0.4 random=0.6'")
     return shares
 

@@ -28,6 +28,7 @@ Output = Path  # a temporary name beside the final one; the stage makes a file o
 SCALARS = {"str": str, "int": int, "float": float, "bool": bool}
 MAKERS = {"scenarios": "scenarios", "trajectories": "rollout", "rewards": "score", "evaluation": "evaluate"}
 MAKERS |= dict.fromkeys(("adapter", "checkpoint", "previous"), "update (at first initialise)")
+MAKERS |= {"successes": "score (at first initialise)"}
 
 
 class UserError(Exception):

@@ -98,7 +98,8 @@ def test_every_stage_is_among_them() -> None:
         ),
         (
             {"rollout": {"attempt": 4}},
-            "rollout.attempt is not a known key (known: attempts, max_tokens, max_turns, scenarios, temperature)",
+            "rollout.attempt is not a known key "
+            "(known: attempts, curriculum, max_tokens, max_turns, scenarios, temperature)",
         ),
         ({"policy": {"lora": {"r": 4}}}, "policy.lora.r is not a known key (known: alpha, rank)"),
         ({"register": {"nam": "x"}}, "register.nam is not a known key (known: name)"),
@@ -211,6 +212,17 @@ def test_every_stage_is_among_them() -> None:
             "update.max_steps is needed with lr_scheduler_type: linear (iterations × steps_per_",
         ),
         ({"update": {"lr_scheduler_type": "cosine", "max_steps": None}}, "update.max_steps is needed with"),
+        (
+            {"rollout": {"curriculum": {"low": 0.95}}},
+            "rollout.curriculum.low (0.95) must be less than rollout.curriculum.high (0.9)",
+        ),
+        (
+            {"rollout": {"curriculum": {"widow": 3}}},
+            "rollout.curriculum.widow is not a known key (known: floor, high, low, window)",
+        ),
+        ({"rollout": {"curriculum": {"floor": 0}}}, "rollout.curriculum.floor: Input should be greater than 0"),
+        ({"scenarios": {"ngram": 1}}, "scenarios.ngram: Input should be greater than or equal to 2"),
+        ({"scenarios": {"max_overlap": 1.5}}, "scenarios.max_overlap: Input should be less than or equal to 1"),
         # no YAML
         ("rollout: [1", "is not valid YAML: while parsing a flow sequence"),
         ("seed: 1\n\tbad", "is not valid YAML: while scanning"),

@@ -1,0 +1,88 @@
+"""The ledger: a database of what cannot be had again for nothing. Now: the answers of models that were asked (steps/llm.py).
+
+`.flywheel/ledger.db` (SQLite) by default; FLYWHEEL_LEDGER_URL names another, as SQLAlchemy writes it: for a team,
+`postgresql://user:password@host/flywheel` (needs psycopg 3). Several processes may use one ledger at once.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import JSON, Column, DateTime, Float, Integer, MetaData, String, Table, create_engine, event, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.schema import CreateTable
+
+from steps.stage import UserError
+
+DEFAULT = "sqlite:///.flywheel/ledger.db"
+
+REPLIES = Table(
+    "replies",
+    MetaData(),
+    Column("key", String(64), primary_key=True),  # of the content of the request
+    Column("model", String, nullable=False),
+    Column("request", JSON, nullable=False),  # the body as it was sent: no address, no header, no key of an account
+    Column("reply", JSON, nullable=False),
+    Column("input_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer, nullable=False),
+    Column("cost", Float, nullable=False),  # at the prices of that day
+    Column("latency_seconds", Float, nullable=False),  # of the attempt that was answered
+    Column("retries", Integer, nullable=False),
+    Column("created", DateTime(timezone=True), nullable=False),
+)
+
+
+class Ledger:
+    """An open ledger; `with Ledger() as ledger:`. UserError where it cannot be opened."""
+
+    def __init__(self, url: str | None = None) -> None:
+        url = url or os.environ.get("FLYWHEEL_LEDGER_URL") or DEFAULT
+        shown = "FLYWHEEL_LEDGER_URL"
+        try:
+            parsed = make_url(url)
+            shown = parsed.render_as_string(hide_password=True)
+            if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
+                Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
+            self.engine = create_engine(parsed)
+            if parsed.get_backend_name() == "sqlite":
+                event.listen(self.engine, "connect", _several_processes)
+            with self.engine.begin() as connection:
+                connection.execute(CreateTable(REPLIES, if_not_exists=True))
+        except ModuleNotFoundError as problem:
+            raise UserError(f"the ledger {shown} needs the package {problem.name}: install it (psycopg: 3)") from None
+        except (SQLAlchemyError, OSError) as problem:
+            reason = str(problem).strip().splitlines()[0]
+            raise UserError(f"the ledger {shown} cannot be opened ({reason}); see FLYWHEEL_LEDGER_URL") from None
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.dispose()
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The stored answer to a request: a row of `replies`."""
+        with self.engine.connect() as connection:
+            found = connection.execute(select(REPLIES).where(REPLIES.c.key == key)).mappings().first()
+        return dict(found) if found else None
+
+    def put(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Store an answer for good, and return what is stored: the first one, where another process was quicker."""
+        try:
+            with self.engine.begin() as connection:
+                connection.execute(REPLIES.insert().values(created=datetime.now(UTC), **row))
+        except IntegrityError:
+            pass
+        found = self.get(row["key"])
+        assert found is not None
+        return found
+
+
+def _several_processes(connection: Any, _: object) -> None:
+    """SQLite: readers do not wait for the writer, writers wait for each other, a commit costs no millisecond."""
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000"):
+        connection.execute(f"PRAGMA {pragma}")

@@ -1,0 +1,63 @@
+"""The ledger on SQLite and on a real PostgreSQL: what is stored stays, and the first answer to a request counts."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steps.ledger import Ledger
+from steps.stage import UserError
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.db"
+        return
+    import pgserver
+
+    folder = tempfile.mkdtemp(prefix="pg")  # short: a socket's path has 107 characters at most
+    server = pgserver.get_server(folder, cleanup_mode="stop")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def row(key: str, text: str) -> dict[str, Any]:
+    reply = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop", "model": "m"}
+    counts = {"input_tokens": 3, "output_tokens": 5, "cost": 0.25, "latency_seconds": 0.5, "retries": 1}
+    return {"key": key, "model": "m", "request": {"messages": [text]}, "reply": reply, **counts}
+
+
+def test_what_is_stored_is_found_again_by_another_process(url: str) -> None:
+    with Ledger(url) as ledger:
+        assert ledger.get("a") is None
+        stored = ledger.put(row("a", "네, مرحبا"))
+    with Ledger(url) as again:
+        found = again.get("a")
+    assert found == stored
+    assert found is not None
+    assert {name: found[name] for name in row("a", "")} == row("a", "네, مرحبا")
+    assert found["created"] is not None
+
+
+def test_the_first_answer_counts(url: str) -> None:
+    with Ledger(url) as one, Ledger(url) as other:
+        first = one.put(row("b", "first"))
+        assert other.put(row("b", "second")) == first
+
+
+def test_a_ledger_that_cannot_be_opened_is_named_without_its_password(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be opened") as found:
+        Ledger("postgresql://user:hunter2@127.0.0.1:1/none")
+    assert "hunter2" not in str(found.value)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="cannot be opened"):
+        Ledger(f"sqlite:///{tmp_path}/folder")
