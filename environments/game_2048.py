@@ -33,7 +33,7 @@ WIN = 1.0  # in the mode "win": nothing but the target counts in full
 NEARLY = 0.5  # and the largest tile, so that attempts that all fail still differ
 LARGEST = "log2 of the largest tile over log2 of the target"
 PARTS = ("win", "largest", "score", "empty", "smoothness", "invalid")  # of the mode "shaped"; game.json weighs them
-KEYS = {"target", "max_moves", "depth", "gold_depth", "reward", "weights"}  # of game.json
+KEYS = {"target", "opening", "max_moves", "depth", "reward", "weights"}  # of game.json
 SHARES: dict[Split, float] = {"train": 0.7, "val": 0.15, "test": 0.15}  # of all seeds
 SEEDS = 200_000
 
@@ -99,8 +99,14 @@ def spawn(board: Board, number: int, seed: int) -> Board:
     return put(board, *rng.choice(empty_cells(board)), 4 if rng.random() < FOURS else 2)
 
 
-def start(seed: int) -> Board:
-    return spawn(spawn(EMPTY, 0, seed), 1, seed)
+def start(seed: int, opening: int = 0) -> Board:
+    """Two tiles, then as many random moves as the opening has, fewer where the board is full before."""
+    board, rng = spawn(spawn(EMPTY, 0, seed), 1, seed), Random(f"opening {seed}")
+    for number in range(opening):
+        if not (possible := legal(board)):
+            break
+        board = spawn(swipe(board, rng.choice(possible))[0], number + 2, seed)
+    return board
 
 
 @cache
@@ -137,6 +143,19 @@ def corner(board: Board) -> Direction:
     """Left if possible, else down, right, up: keeps the large tiles in a corner. For demonstrations."""
     order: tuple[Direction, ...] = ("left", "down", "right", "up")
     return next((direction for direction in order if swipe(board, direction)[0] != board), "left")
+
+
+def can_be_won(data: dict[str, Any], seed: int) -> bool:
+    """Whether expectimax reaches the target in this very game: a tight limit of moves makes some hopeless."""
+    board = start(seed, data["opening"])
+    for number in range(data["max_moves"]):
+        if largest(board) >= data["target"]:
+            return number > 0  # and the opening has not done it
+        direction = expectimax(board, data["depth"])[1]
+        if direction is None:
+            return False
+        board = spawn(swipe(board, direction)[0], data["opening"] + number + 2, seed)
+    return largest(board) >= int(data["target"])
 
 
 def show(board: Board) -> str:
@@ -181,12 +200,12 @@ class Game2048(Env):
     """One game. Plain words, and calls that cannot be read, are turns without a move, as invalid moves are."""
 
     sources = ("seed",)
-    openings_repeat = True  # a board with two tiles
+    openings_repeat = True  # boards of few tiles
     max_turns = 250  # sixty moves, each after three turns without one, and some to spare; bounds max_moves
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
         super().__init__(scenario, data)
-        self.board: Board = start(scenario.data["seed"])
+        self.board: Board = start(scenario.data["seed"], scenario.data["opening"])
         self.moves = 0
         self.idle = 0  # turns in a row without a move
 
@@ -202,8 +221,8 @@ class Game2048(Env):
         rules = {
             "target is a power of two from 8 to 131072": game["target"] in (2**power for power in range(3, 18)),
             f"max_moves is from 1 to {cls.max_turns}, the turns of an episode": 0 < game["max_moves"] <= cls.max_turns,
+            "opening is 0 or more": game["opening"] >= 0,
             "depth is 1 or more": game["depth"] >= 1,
-            "gold_depth is 1 or more": game["gold_depth"] >= 1,
             'reward is "win" or "shaped"': game["reward"] in ("win", "shaped"),
             f"weights are for {', '.join(PARTS)}": set(game["weights"]) == set(PARTS),
         }
@@ -216,7 +235,15 @@ class Game2048(Env):
     def scenarios(cls, data: dict[str, Any], split: Split, count: int, seed: int) -> list[Scenario]:
         if count > len(known := seeds_of(split)):
             raise ValueError(f"{count} scenarios need as many seeds, and game_2048 has {len(known)}")
-        return [cls.from_seed(data, split, number) for number in Random(f"{split} {seed}").sample(known, count)]
+        made: list[Scenario] = []
+        for number in Random(f"{split} {seed}").sample(known, len(known)):
+            if len(made) == count:
+                break
+            if can_be_won(data, number):
+                made.append(cls.from_seed(data, split, number))
+        if len(made) < count:
+            raise ValueError(f"{count} scenarios need as many games that can be won, and game_2048 has {len(made)}")
+        return made
 
     @classmethod
     def from_seed(cls, data: dict[str, Any], split: Split, number: int) -> Scenario:
@@ -226,9 +253,12 @@ class Game2048(Env):
             "kind": f"target {target}",
             "difficulty": min(5, max(1, target.bit_length() - 5)),
             "seed": number,
-            **{key: data[key] for key in ("target", "max_moves", "reward", "weights")},
+            **{key: data[key] for key in ("target", "opening", "max_moves", "reward", "weights")},
         }
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": show(start(number))}]
+        messages = [
+            {"role": "system", "content": system},
+            {"role": "user", "content": show(start(number, data["opening"]))},
+        ]
         return Scenario.make("game_2048", split, messages, hidden)
 
     @tool
@@ -243,9 +273,9 @@ class Game2048(Env):
         moved, _ = swipe(self.board, direction)
         if moved == self.board:
             return error(f"no tile can move {direction}")
-        self.moves += 1
-        self.board = spawn(moved, self.moves + 1, self.scenario.data["seed"])
         known = self.scenario.data
+        self.moves += 1
+        self.board = spawn(moved, known["opening"] + self.moves + 1, known["seed"])
         if largest(self.board) >= known["target"]:
             ending = f"\nYou reached {known['target']}."
         else:
@@ -269,8 +299,8 @@ class Game2048(Env):
         return use("move", direction=rng.choice(legal(last_board(messages))))
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Expectimax that looks further ahead."""
-        return use("move", direction=expectimax(self.board, self.data["gold_depth"])[1])
+        """The same from the true board: the games are those in which it wins."""
+        return use("move", direction=expectimax(self.board, self.data["depth"])[1])
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """Up and down only, possible or not."""
