@@ -118,7 +118,7 @@ def run_ours(folder: Path, count: int, _: int) -> dict[str, Any]:
     """Optimiser steps of the update stage's trainer, each on all rows."""
     import torch
 
-    from steps import grpo, packing
+    from steps import batches, grpo, packing
     from steps.params import Policy, Update
     from steps.types import Row
 
@@ -133,7 +133,7 @@ def run_ours(folder: Path, count: int, _: int) -> dict[str, Any]:
     )
     trainer = grpo.Trainer(Policy(**shape["policy"]), checkpoint=folder / "start")
     groups = [row["group"] for row in shape["rows"]]
-    gains, _ = grpo.advantages([row["reward"] for row in shape["rows"]], groups)
+    gains, _ = batches.advantages([row["reward"] for row in shape["rows"]], groups)
     seconds = []
     for number in range(STEPS + count):
         rows = [Row(row["ids"], row["mask"], [0.0] * len(row["ids"])) for row in shape["rows"]]
@@ -145,7 +145,9 @@ def run_ours(folder: Path, count: int, _: int) -> dict[str, Any]:
                 places = [place for place, sampled in enumerate(row.mask) if sampled]
                 for place, logp in zip(places, logps, strict=False):
                     row.logprobs[place] = logp
-        examples = [grpo.Example(row, gain or 0.0, group) for row, gain, group in zip(rows, gains, groups, strict=True)]
+        examples = [
+            batches.Example(row, gain or 0.0, group) for row, gain, group in zip(rows, gains, groups, strict=True)
+        ]
         began = time.perf_counter()
         trainer.update(examples, update, 1.0, seed=number)
         seconds.append(time.perf_counter() - began)
@@ -156,12 +158,12 @@ def run_ours(folder: Path, count: int, _: int) -> dict[str, Any]:
 
 def operations(trainer: Any, rows: list[Any], budget: int) -> float:
     """Floating-point operations of a step: see the top of this file."""
-    from steps import grpo, packing
+    from steps import batches, packing
 
     linear = {name: one.weight.numel() for name, one in trainer.model.named_modules() if name.endswith("base_layer")}
     head = trainer.model.get_output_embeddings().weight.numel()
-    ordered = sorted((grpo.Example(row, 0.0) for row in rows), key=lambda example: example.row.ids)
-    packs = [packing.pack([one.row for one in batch]) for batch in grpo.micro_batches(ordered, budget)]
+    ordered = sorted((batches.Example(row, 0.0) for row in rows), key=lambda example: example.row.ids)
+    packs = [packing.pack([one.row for one in batch]) for batch in batches.micro_batches(ordered, budget)]
     tokens, sampled = sum(one.ids.shape[1] for one in packs), sum(len(one.targets) for one in packs)
     return tokens * (4 * sum(linear.values()) + 6 * trainer.trained_parameters) + sampled * 4 * head
 
@@ -204,19 +206,19 @@ def run_trl(folder: Path, count: int, batch: int) -> dict[str, Any]:
 
 def run_growth(folder: Path, count: int, times: int) -> dict[str, Any]:
     """An update as params.yaml has it, on `times` as many trajectories, none of which shares a prompt with another batch."""
-    from steps import grpo
+    from steps import batches, grpo
     from steps import params as parameters
     from steps.types import Row
 
     params = parameters.load(ROOT / "params.yaml", parameters.Params)
     update = params.update.model_copy(update={"max_sampler_kl": 1e9})  # the logprobs are made up
     rows = json.loads((folder / "shape.json").read_text())["rows"]
-    gains, _ = grpo.advantages([row["reward"] for row in rows], [row["group"] for row in rows])
+    gains, _ = batches.advantages([row["reward"] for row in rows], [row["group"] for row in rows])
     examples = []
     for batch in range(times):
         for row, gain in zip(rows, gains, strict=True):
             own = Row([10 + batch, *row["ids"][1:]], row["mask"], [-0.1 * one for one in row["mask"]])
-            examples.append(grpo.Example(own, gain or 0.0, f"{batch} {row['group']}"))
+            examples.append(batches.Example(own, gain or 0.0, f"{batch} {row['group']}"))
     seconds = []
     for _ in range(count):
         trainer = grpo.Trainer(params.policy, checkpoint=folder / "start")

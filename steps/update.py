@@ -30,7 +30,7 @@ def update(
     import json
     from statistics import fmean, pstdev
 
-    from steps import contract, grpo
+    from steps import batches, contract, grpo
     from steps.types import Reward, Trajectory, read_records
 
     batch = read_records(Trajectory, trajectories)
@@ -53,12 +53,12 @@ def update(
     bad = {name for names in quarantine.values() for name in names}
     cut = {one.id for one in batch if one.stop_reason in contract.TRUNCATED and one.id not in bad}
     usable = [None if one.id in bad else reward(scores[one.id], one.id in cut, params.update) for one in batch]
-    gained, flat = grpo.advantages(usable, [one.scenario_id for one in batch], params.update.scale_rewards)
+    gained, flat = batches.advantages(usable, [one.scenario_id for one in batch], params.update.scale_rewards)
     masked = cut if params.update.truncated_completions == "mask" else set()
     trained = [
         (one, gain) for one, gain in zip(batch, gained, strict=True) if gain is not None and one.id not in masked
     ]
-    examples = [grpo.Example(row, gain, one.scenario_id) for one, gain in trained for row in rows[one.id]]
+    examples = [batches.Example(row, gain, one.scenario_id) for one, gain in trained for row in rows[one.id]]
 
     measured = {}
     if examples:

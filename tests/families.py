@@ -153,7 +153,8 @@ def generated_alike(model: Any, rows: list[Row]) -> int:
 
 def main(family: str, folder: Path) -> dict[str, Any]:
     """Sample with an adapter, update on it, sample with the new one; where vLLM refuses, the trainer by itself."""
-    from steps.grpo import Example, Trainer
+    from steps.batches import Example
+    from steps.grpo import Trainer
     from steps.stage import UserError
 
     make(family, folder / "base")

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from steps import grpo, packing
+from steps.batches import Example, advantages, micro_batches, split_evenly
 from steps.engine import adapter_hash
-from steps.grpo import Example, Trainer, advantages, micro_batches, set_rate, split_evenly
+from steps.grpo import Trainer, set_rate
 from steps.params import Policy, Update
 from steps.stage import UserError
 from steps.types import Row

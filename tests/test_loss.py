@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from steps.grpo import Example, Trainer
+from steps.batches import Example
+from steps.grpo import Trainer
 from steps.loss import TrlLoss, check_sampler, sampler_kl, sampler_ratio
 from steps.params import Policy, Update
 from steps.stage import UserError

@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from steps import stage
-from steps.grpo import Example, Trainer
+from steps.batches import Example
+from steps.grpo import Trainer
 from steps.params import Policy, Rollout, Update, UpdateParams
 from steps.stage import UserError
 from steps.types import Reward, Row, StopReason, Trajectory, Turn, write_records

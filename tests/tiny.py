@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from steps.grpo import Example, Trainer
+from steps.batches import Example
+from steps.grpo import Trainer
 from steps.params import Lora, Policy
 from steps.types import Row
 
