@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steps.stage import Display, UserError, explain, report_to, say
+from steps.stage import Display, UserError, exit_code, report_to, say
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario
@@ -210,7 +210,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def run(words: argparse.Namespace) -> None:
+def run(words: argparse.Namespace, display: Display) -> None:
     """Compare, and print a task's table as soon as it is there."""
     from steps.endpoint import endpoint_of
 
@@ -222,32 +222,23 @@ def run(words: argparse.Namespace) -> None:
         raise UserError("--model would have no effect: add openai to --players, or leave them out")
     if words.count is not None and words.count < 1:
         raise UserError(f"--count: {words.count} is no number of scenarios")
-    display = Display("baselines")
-    report_to(display)
-    try:
-        for task in words.task:
-            rows = compare(task, words, endpoint)
-            display.clear()
-            if words.json:
-                print("\n".join(json.dumps(asdict(one)) for one in rows), flush=True)
-            else:
-                show(rows)
-    finally:
+    for task in words.task:
+        rows = compare(task, words, endpoint)
         display.clear()
-        report_to(None)
+        if words.json:
+            print("\n".join(json.dumps(asdict(one)) for one in rows), flush=True)
+        else:
+            show(rows)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
+    display = Display("baselines")
+    report_to(display)
     try:
-        run(parse(words))
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        text, code = explain(error)
-        print(text if text.startswith("Traceback") else f"error: {text}", file=sys.stderr)
-        return code
-    return 0
+        return exit_code(lambda: run(parse(words), display), display)
+    finally:
+        report_to(None)
 
 
 if __name__ == "__main__":

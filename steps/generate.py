@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from environments.base import Env, Scenario, Split
 from steps.generated import SPLITS, Candidate, essence, take
-from steps.stage import Display, UserError, explain, report_to, say
+from steps.stage import Display, UserError, exit_code, report_to, say
 
 if TYPE_CHECKING:
     from steps.llm import CallFailed, Reply, Request
@@ -193,18 +193,9 @@ def main(words: Sequence[str] | None = None) -> int:
     display = Display("generate")
     report_to(display)
     try:
-        run(parse(words))
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        text, code = explain(error)
-        display.clear()
-        print(text if text.startswith("Traceback") else f"error: {text}", file=sys.stderr)
-        return code
+        return exit_code(lambda: run(parse(words)), display)
     finally:
-        display.clear()
         report_to(None)
-    return 0
 
 
 if __name__ == "__main__":

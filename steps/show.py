@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from steps.stage import UserError, explain
+from steps.stage import UserError, exit_code
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -287,15 +287,7 @@ def run(words: argparse.Namespace) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    try:
-        run(parse(words))
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        text, code = explain(error)
-        print(text if text.startswith("Traceback") else f"error: {text}", file=sys.stderr)
-        return code
-    return 0
+    return exit_code(lambda: run(parse(words)))
 
 
 if __name__ == "__main__":

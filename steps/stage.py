@@ -112,8 +112,8 @@ def is_warm() -> bool:
 def command(module: str, name: str, arguments: dict, warm: bool) -> int:
     """Run a stage for a person, or a flow: shows how far it is, explains an error; returns the exit code."""
     show = Display(module.rpartition(".")[2])
-    code = 0
-    try:
+
+    def stage() -> None:
         if warm:
             from steps import handover
 
@@ -121,14 +121,26 @@ def command(module: str, name: str, arguments: dict, warm: bool) -> int:
         else:
             report_to(show if os.environ.get("RANK", "0") == "0" else lambda _: None)
             run(find(module, name), arguments)
+
+    return exit_code(stage, show)
+
+
+def exit_code(function: Callable[[], None], show: Display | None = None) -> int:
+    """Call it for a person: 0, or an error told on stderr and its code. The display is cleared, whatever happens."""
+    try:
+        function()
     except KeyboardInterrupt:
-        code = 130
-    except BaseException as error:
+        return 130
+    except Exception as error:
+        if show is not None:
+            show.clear()
         text, code = explain(error)
-        show.clear()
         print(text if text.startswith("Traceback") else f"error: {text}", file=sys.stderr)
-    show.clear()
-    return code
+        return code
+    finally:
+        if show is not None:
+            show.clear()
+    return 0
 
 
 def find(module: str, name: str) -> Callable:
