@@ -26,4 +26,8 @@ def load(task: str) -> type[Env]:
     ]
     if len(found) != 1:
         raise ValueError(f"{name} defines {len(found)} environments; a task's module defines exactly one Env class")
+    if lacking := sorted(found[0].__abstractmethods__):
+        raise ValueError(
+            f"{name}: {found[0].__name__} does not define {', '.join(lacking)}; see environments/_template.py"
+        )
     return found[0]

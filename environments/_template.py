@@ -7,28 +7,38 @@ A small task to begin with: what a task of your own changes is marked EDIT. What
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import ClassVar
 
-from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls, use
+from environments.base import (
+    Component,
+    Env,
+    Message,
+    Scenario,
+    Split,
+    count_errors,
+    error,
+    is_error,
+    read_text,
+    split_of,
+    tool,
+    tool_calls,
+    use,
+    weighed,
+)
 
-# EDIT: what is worth how much, and why.
-CORRECT, WRONG = 1.0, -1.0  # a wrong answer misleads
-NO_ANSWER = -0.5  # better than a guess
-ERROR = -0.1  # a malformed call, or a country that there is not: small, or no tool would be tried at all
+REWARD = {  # EDIT: value, and why
+    "correct": (1.0, "the answer is right"),
+    "wrong": (-1.0, "a wrong answer misleads"),
+    "no_answer": (-0.5, "the episode ended without an answer: better than a guess"),
+    "error": (-0.1, "a malformed call, or a country that there is not: small, or no tool would be tried at all"),
+}
 SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all countries
 
 Facts = dict[str, str]  # EDIT: capitals by country
-
-
-def split_of(country: str) -> Split:
-    """Where a country belongs, by its name: what is tested was never trained on, whatever the seed."""
-    place = int(hashlib.sha256(country.encode()).hexdigest()[:8], 16) / 16**8
-    return "train" if place < SHARES["train"] else "val" if place < 1 - SHARES["test"] else "test"
 
 
 class Template(Env):
@@ -40,15 +50,12 @@ class Template(Env):
 
     @classmethod
     def load(cls, folder: Path) -> Facts:
-        path = folder / "capitals.json"  # EDIT: your data
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: restore it with `git checkout -- {path}`")
-        facts: Facts = json.loads(path.read_text(encoding="utf-8"))
+        facts: Facts = json.loads(read_text(folder / "capitals.json"))  # EDIT: your data
         return facts
 
     @classmethod
     def scenarios(cls, data: Facts, split: Split, count: int, seed: int) -> list[Scenario]:
-        known = [country for country in data if split_of(country) == split]
+        known = [country for country in data if split_of(country, SHARES) == split]
         if count > len(known):
             raise ValueError(f"{count} scenarios need as many countries, and {split} has {len(known)}: ask for fewer")
         made = []
@@ -81,15 +88,9 @@ class Template(Env):
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:  # EDIT
-        given = _answer(messages)
-        if given is None:
-            parts = [Component("no_answer", NO_ANSWER, "no answer was given")]
-        elif cls.success(scenario, messages):
-            parts = [Component("correct", CORRECT, "the answer is right")]
-        else:
-            parts = [Component("wrong", WRONG, f"the answer is {scenario.data['answer']}")]
-        errors = sum(message["role"] == "tool" and is_error(message) for message in messages)
-        return parts + ([Component("error", errors * ERROR, f"{errors} errors")] if errors else [])
+        right = cls.success(scenario, messages)
+        ending = "no_answer" if _answer(messages) is None else "correct" if right else "wrong"
+        return weighed({ending: 1, "error": count_errors(messages)}, REWARD)
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:  # EDIT

@@ -18,7 +18,7 @@ import re
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -119,21 +119,21 @@ class Env(ABC):
     # Players: a turn each, given the transcript so far; `play` makes an episode of them. They need no model: baselines,
     # demonstrations for a small policy, and the checks that every task must pass (tests/test_environments.py).
 
+    @abstractmethod
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """A best effort by rules, from what the policy sees alone: the transcript and the tools."""
-        raise NotImplementedError
 
+    @abstractmethod
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
         """Any well-formed turn."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
         """The turn of one who knows all that the policy does not see: it succeeds."""
-        raise NotImplementedError
 
+    @abstractmethod
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """A turn that looks like the task and must be rewarded less than gold."""
-        raise NotImplementedError
 
     def play(self, player: str, seed: int = 0) -> list[Message]:
         """A whole episode by `scripted`, `random`, `gold` or `bad`: its transcript."""
@@ -189,6 +189,47 @@ class Env(ABC):
         except ValidationError as problem:
             return error(f"wrong arguments for {name}: {_say(problem)}")
         return str(getattr(self, name)(**{key: getattr(checked, key) for key in type(checked).model_fields}))
+
+
+SHARES: dict[Split, float] = {"train": 0.7, "val": 0.15, "test": 0.15}
+
+
+def split_of(content: str, shares: Mapping[Split, float] = SHARES) -> Split:
+    """Where content belongs, by its hash: what is tested was never trained on, whatever the seed."""
+    place = int(hashlib.sha256(content.encode()).hexdigest()[:8], 16) / 16**8
+    return "train" if place < shares["train"] else "val" if place < 1 - shares["test"] else "test"
+
+
+def read_text(path: Path, maker: str = "") -> str:
+    """A data file. FileNotFoundError says how to get it back: from git, or from the module that made it."""
+    if not path.is_file():
+        again = f" or write it anew with `python -m environments.{maker} {path.parent}`" if maker else ""
+        raise FileNotFoundError(f"{path} is missing: restore it with `git checkout -- {path}`{again}")
+    return path.read_text(encoding="utf-8")
+
+
+def read_lines(path: Path, maker: str = "") -> list[dict[str, Any]]:
+    """The rows of a JSON Lines file, as `read_text` finds it."""
+    return [json.loads(line) for line in read_text(path, maker).split("\n") if line]
+
+
+def count_errors(messages: Sequence[Message]) -> int:
+    """How many observations are errors."""
+    return sum(message["role"] == "tool" and is_error(message) for message in messages)
+
+
+def count_turns(messages: Sequence[Message]) -> int:
+    """How many turns the policy took."""
+    return sum(message["role"] == "assistant" for message in messages)
+
+
+def weighed(counts: Mapping[str, float], table: Mapping[str, tuple[float, str]]) -> list[Component]:
+    """A reward from how often, or how much, each thing happened, and a table of what it is worth and why."""
+    return [
+        Component(name, count * table[name][0], f"{count:.3g} × {table[name][0]}: {table[name][1]}")
+        for name, count in counts.items()
+        if count
+    ]
 
 
 def use(name: str, /, **arguments: Any) -> Message:

@@ -7,8 +7,6 @@ not. No problem is in two splits. Time is not the policy's to command: code that
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +15,22 @@ from typing import Any, ClassVar, NamedTuple
 
 from environments._mutants import mutants, passed
 from environments._sandbox import Answer, Outcome, run
-from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls, use
+from environments.base import (
+    Component,
+    Env,
+    Message,
+    Scenario,
+    Split,
+    count_errors,
+    count_turns,
+    error,
+    read_lines,
+    split_of,
+    tool,
+    tool_calls,
+    use,
+    weighed,
+)
 
 SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all problems
 LONGEST_CODE = 10_000  # characters
@@ -48,12 +61,6 @@ class Problems(NamedTuple):
     broken: dict[str, list[dict[str, Any]]]
 
 
-def split_of(problem: dict[str, Any]) -> Split:
-    """Where a problem belongs, by its content."""
-    place = int(hashlib.sha256(problem["reference"].encode()).hexdigest()[:8], 16) / 16**8
-    return "train" if place < SHARES["train"] else "val" if place < 1 - SHARES["test"] else "test"
-
-
 class CodeRepair(Env):
     """One function to write or to mend."""
 
@@ -63,17 +70,11 @@ class CodeRepair(Env):
 
     @classmethod
     def load(cls, folder: Path) -> Problems:
-        rows: dict[str, list[dict[str, Any]]] = {}
-        for name in ("problems", "mutants"):
-            path = folder / f"{name}.jsonl"
-            if not path.is_file():
-                raise FileNotFoundError(f"{path} is missing: restore it with `git checkout -- {path}`")
-            with path.open(encoding="utf-8") as lines:
-                rows[name] = [json.loads(line) for line in lines]
-        data = Problems({split: [] for split in SHARES}, {problem["name"]: [] for problem in rows["problems"]})
-        for problem in rows["problems"]:
-            data.problems[split_of(problem)].append(problem)
-        for mutant in rows["mutants"]:
+        problems, mutants = (read_lines(folder / f"{name}.jsonl") for name in ("problems", "mutants"))
+        data = Problems({split: [] for split in SHARES}, {problem["name"]: [] for problem in problems})
+        for problem in problems:
+            data.problems[split_of(problem["reference"], SHARES)].append(problem)
+        for mutant in mutants:
             data.broken[mutant["name"]].append(mutant)
         return data
 
@@ -160,13 +161,9 @@ class CodeRepair(Env):
             counts["tests"] = result[0] / result[1]
             counts["solved"] = int(cls.success(scenario, messages))
         counts["refused"] = min(MOST_REFUSED, sum(map(_times_refused, tool_calls(messages))))
-        counts["error"] = sum(message["role"] == "tool" and is_error(message) for message in messages)
-        counts["turn"] = max(0, sum(message["role"] == "assistant" for message in messages) - NEEDED_TURNS)
-        return [
-            Component(name, count * REWARD[name][0], f"{count:.3g} × {REWARD[name][0]}: {REWARD[name][1]}")
-            for name, count in counts.items()
-            if count
-        ]
+        counts["error"] = count_errors(messages)
+        counts["turn"] = max(0, count_turns(messages) - NEEDED_TURNS)
+        return weighed(counts, REWARD)
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:

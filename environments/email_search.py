@@ -7,7 +7,6 @@ share no inbox and no question.
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from collections.abc import Sequence
@@ -15,7 +14,22 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls, use
+from environments.base import (
+    Component,
+    Env,
+    Message,
+    Scenario,
+    Split,
+    count_errors,
+    count_turns,
+    error,
+    is_error,
+    read_lines,
+    tool,
+    tool_calls,
+    use,
+    weighed,
+)
 
 ROWS_SHOWN = 5
 LONGEST = 500  # characters of a query
@@ -73,16 +87,6 @@ def with_inboxes(index: sqlite3.Connection) -> sqlite3.Connection:
     return index
 
 
-def read_lines(path: Path, maker: str = "_mailbox") -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} is missing: restore it with `git checkout -- {path}` "
-            f"or write it anew with `python -m environments.{maker} {path.parent}`"
-        )
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
 class EmailSearch(Env):
     """One question about one inbox."""
 
@@ -90,6 +94,7 @@ class EmailSearch(Env):
     sources = ("owner", "source_ids")
     shown: ClassVar[tuple[str, ...]] = ("search_emails", "read_email")  # tools whose job it is to show the answer
     task: ClassVar[str] = "email_search"
+    maker: ClassVar[str] = "_mailbox"  # of its data
     system: ClassVar[str] = SYSTEM
     kinds: ClassVar[tuple[str, ...]] = KINDS
     kept: ClassVar[tuple[str, ...]] = ("owner", "kind", "answer", "conflicting", "source_ids")  # of a question, hidden
@@ -99,9 +104,13 @@ class EmailSearch(Env):
     @classmethod
     def load(cls, folder: Path) -> Mailbox:
         questions: dict[str, list[dict[str, Any]]] = {}
-        for question in read_lines(folder / "questions.jsonl"):
+        for question in read_lines(folder / "questions.jsonl", cls.maker):
             questions.setdefault(question["split"], []).append(question)
-        return Mailbox(build_index(read_lines(folder / "mails.jsonl")), questions)
+        return Mailbox(cls._index(read_lines(folder / "mails.jsonl", cls.maker)), questions)
+
+    @classmethod
+    def _index(cls, mails: Sequence[dict[str, Any]]) -> sqlite3.Connection:
+        return build_index(mails)
 
     @classmethod
     def scenarios(cls, data: Mailbox, split: Split, count: int, seed: int) -> list[Scenario]:
@@ -218,9 +227,8 @@ class EmailSearch(Env):
                 counts["invalid_id"] += 1
             elif name in cls.readers and not is_error(observation):
                 counts["read"] |= cls._has_read(arguments, text, sources)
-        errors = [message for message in messages if message["role"] == "tool" and is_error(message)]
-        counts["error"] = len(errors) - counts["invalid_id"]
-        counts["turn"] = max(0, sum(message["role"] == "assistant" for message in messages) - NEEDED_CALLS)
+        counts["error"] = count_errors(messages) - counts["invalid_id"]
+        counts["turn"] = max(0, count_turns(messages) - NEEDED_CALLS)
         answer = final_answer(messages)
         if answer is None:
             counts["no_answer"] = 1
@@ -232,11 +240,7 @@ class EmailSearch(Env):
             counts["correct" if right else "wrong"] = 1
             counts["source"] = int(right and bool(cited & sources))
             counts["bad_source"] = len(cited - sources)
-        return [
-            Component(name, count * REWARD[name][0], f"{count} × {REWARD[name][0]}: {REWARD[name][1]}")
-            for name, count in ((name, int(count)) for name, count in counts.items())
-            if count
-        ]
+        return weighed(counts, REWARD)
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:

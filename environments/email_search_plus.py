@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal
 
@@ -20,11 +19,9 @@ from environments.email_search import (
     LONGEST,
     MONTHS,
     EmailSearch,
-    Mailbox,
     days_of,
     is_unknown,
     normalise,
-    read_lines,
     seen_ids,
     shown,
     with_inboxes,
@@ -71,6 +68,7 @@ class EmailSearchPlus(EmailSearch):
         "read_thread",
     )  # tools whose job it is to show the answer
     task = "email_search_plus"
+    maker = "_mailbox_plus"
     system = SYSTEM
     kinds = ("sender", "month", "latest", "thread", "attachment")
     kept = ("owner", "language", "kind", "difficulty", "answer", "conflicting", "source_ids")
@@ -80,11 +78,8 @@ class EmailSearchPlus(EmailSearch):
     results: list[tuple[Any, ...]] | None = None  # (date, sender, subject, id) of the last list, all of it
 
     @classmethod
-    def load(cls, folder: Path) -> Mailbox:
-        questions: dict[str, list[dict[str, Any]]] = {}
-        for question in read_lines(folder / "questions.jsonl", "_mailbox_plus"):
-            questions.setdefault(question["split"], []).append(question)
-        return Mailbox(build_index(read_lines(folder / "mails.jsonl", "_mailbox_plus")), questions)
+    def _index(cls, mails: Sequence[dict[str, Any]]) -> sqlite3.Connection:
+        return build_index(mails)
 
     @tool
     def search_emails(

@@ -7,7 +7,6 @@ of the move, so that all attempts at a scenario meet the same luck.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -19,7 +18,21 @@ from random import Random
 from statistics import fmean as mean
 from typing import Any, Literal, get_args
 
-from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls, use
+from environments.base import (
+    Component,
+    Env,
+    Message,
+    Scenario,
+    Split,
+    count_errors,
+    error,
+    is_error,
+    read_text,
+    split_of,
+    tool,
+    tool_calls,
+    use,
+)
 
 Row = tuple[int, ...]
 Board = tuple[Row, ...]
@@ -34,19 +47,12 @@ NEARLY = 0.5  # and the largest tile, so that attempts that all fail still diffe
 LARGEST = "log2 of the largest tile over log2 of the target"
 PARTS = ("win", "largest", "score", "empty", "smoothness", "invalid")  # of the mode "shaped"; game.json weighs them
 KEYS = {"target", "opening", "max_moves", "depth", "reward", "weights"}  # of game.json
-SHARES: dict[Split, float] = {"train": 0.7, "val": 0.15, "test": 0.15}  # of all seeds
 SEEDS = 200_000
-
-
-def split_of(seed: int) -> Split:
-    """Where a scenario belongs: its game follows from its seed."""
-    place = int(hashlib.sha256(f"game_2048 {seed}".encode()).hexdigest()[:8], 16) / 16**8
-    return "train" if place < SHARES["train"] else "val" if place < 1 - SHARES["test"] else "test"
 
 
 @cache
 def seeds_of(split: Split) -> list[int]:
-    return [seed for seed in range(SEEDS) if split_of(seed) == split]
+    return [seed for seed in range(SEEDS) if split_of(f"game_2048 {seed}") == split]
 
 
 @cache
@@ -213,9 +219,7 @@ class Game2048(Env):
     def load(cls, folder: Path) -> dict[str, Any]:
         """The rules and the reward: see tasks_data/game_2048/game.json."""
         path = folder / "game.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: restore it with `git checkout -- {path}`")
-        game: dict[str, Any] = json.loads(path.read_text())
+        game: dict[str, Any] = json.loads(read_text(path))
         if set(game) != KEYS:
             raise ValueError(f"{path} holds {', '.join(sorted(KEYS))}; it differs in {sorted(KEYS ^ set(game))}")
         rules = {
@@ -317,14 +321,16 @@ class Game2048(Env):
                 return [Component("win", WIN, f"a tile of {target}")]
             return [Component("largest", NEARLY * reached, f"{reached:.3g} × {NEARLY}: {LARGEST}")]
         full = target * (math.log2(target) - 1)  # the score of one target tile made of twos
-        errors = sum(message["role"] == "tool" and is_error(message) for message in messages)
         measured = {
             "win": (float(won), f"a tile of {target}"),
             "largest": (reached, LARGEST),
             "score": (min(1.0, math.log1p(score_of(messages)) / math.log1p(full)), "log score over that of the target"),
             "empty": (mean(sum(row.count(0) for row in board) / 16 for board in boards), "empty cells: room to move"),
             "smoothness": (mean(map(smoothness, boards)), "neighbours of like size: tiles that will merge"),
-            "invalid": (float(errors), "moves that change nothing and calls that cannot be read: steps lost"),
+            "invalid": (
+                float(count_errors(messages)),
+                "moves that change nothing, calls that cannot be read: steps lost",
+            ),
         }
         weights = scenario.data["weights"]
         return [

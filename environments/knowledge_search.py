@@ -7,8 +7,6 @@ The splits share no province, and nothing in a province refers to another: no do
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import sqlite3
 from collections.abc import Sequence
@@ -16,8 +14,24 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
-from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls, use
+from environments.base import (
+    Component,
+    Env,
+    Message,
+    Scenario,
+    Split,
+    count_turns,
+    error,
+    is_error,
+    read_lines,
+    split_of,
+    tool,
+    tool_calls,
+    use,
+    weighed,
+)
 
+MAKER = "_knowledge"  # of the data
 SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all provinces
 KINDS = ("one-hop", "two-hop", "superseded", "unanswerable")
 MOST_ROWS = 10
@@ -61,12 +75,6 @@ class Store(NamedTuple):
     questions: dict[tuple[str, str], list[dict[str, Any]]]
 
 
-def split_of(province: str) -> Split:
-    """Where a province belongs, by its name."""
-    place = int(hashlib.sha256(province.encode()).hexdigest()[:8], 16) / 16**8
-    return "train" if place < SHARES["train"] else "val" if place < 1 - SHARES["test"] else "test"
-
-
 def build_index(documents: Sequence[dict[str, str]]) -> sqlite3.Connection:
     """An FTS5 index in memory, and the documents by id beside it."""
     index = sqlite3.connect(":memory:", check_same_thread=False)
@@ -76,16 +84,6 @@ def build_index(documents: Sequence[dict[str, str]]) -> sqlite3.Connection:
         index.execute("insert into found values (?, ?, ?)", (one["id"], one["title"], one["text"]))
         index.execute("insert into document values (?, ?, ?, ?)", (one["id"], one["title"], one["date"], one["text"]))
     return index
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} is missing: restore it with `git checkout -- {path}` "
-            f"or write it anew with `python -m environments._knowledge {path.parent}`"
-        )
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 class KnowledgeSearch(Env):
@@ -99,9 +97,9 @@ class KnowledgeSearch(Env):
     @classmethod
     def load(cls, folder: Path) -> Store:
         questions: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for question in read_lines(folder / "questions.jsonl"):
-            questions.setdefault((split_of(question["province"]), question["kind"]), []).append(question)
-        return Store(build_index(read_lines(folder / "documents.jsonl")), questions)
+        for question in read_lines(folder / "questions.jsonl", MAKER):
+            questions.setdefault((split_of(question["province"], SHARES), question["kind"]), []).append(question)
+        return Store(build_index(read_lines(folder / "documents.jsonl", MAKER)), questions)
 
     @classmethod
     def scenarios(cls, data: Store, split: Split, count: int, seed: int) -> list[Scenario]:
@@ -180,8 +178,7 @@ class KnowledgeSearch(Env):
         errors = [str(message["content"]) for message in messages if message["role"] == "tool" and is_error(message)]
         counts["invalid_id"] = sum("no document with this id" in text for text in errors)
         counts["error"] = len(errors) - counts["invalid_id"]
-        turns = sum(message["role"] == "assistant" for message in messages)
-        counts["turn"] = max(0, turns - NEEDED[scenario.data["kind"]])
+        counts["turn"] = max(0, count_turns(messages) - NEEDED[scenario.data["kind"]])
         given = final_answer(messages)
         if given is None:
             counts["no_answer"] = 1
@@ -192,11 +189,7 @@ class KnowledgeSearch(Env):
             if right and hops:
                 counts["cited"] = sum(bool(cited & set(hop)) for hop in hops) / len(hops)
             counts["bad_citation"] = len(cited - {source for hop in hops for source in hop})
-        return [
-            Component(name, count * REWARD[name][0], f"{count:g} × {REWARD[name][0]}: {REWARD[name][1]}")
-            for name, count in counts.items()
-            if count
-        ]
+        return weighed(counts, REWARD)
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:

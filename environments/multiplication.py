@@ -6,25 +6,21 @@ both factors stand in tasks_data/multiplication/ranges.json.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
-from environments.base import Component, Env, Message, Scenario, Split, words
+from environments.base import Component, Env, Message, Scenario, Split, read_text, split_of, words
 
-SHARES: dict[Split, float] = {"train": 0.7, "val": 0.15, "test": 0.15}  # of all pairs
 CORRECT, WRONG = 1.0, -1.0
 
 
-def split_of(a: int, b: int) -> Split:
-    """Where a pair belongs, by its content."""
-    low, high = sorted((a, b))
-    place = int(hashlib.sha256(f"{low} {high}".encode()).hexdigest()[:8], 16) / 16**8
-    return "train" if place < SHARES["train"] else "val" if place < 1 - SHARES["test"] else "test"
+def split_of_pair(a: int, b: int) -> Split:
+    """Where a pair belongs, whichever way round it is asked."""
+    return split_of(f"{min(a, b)} {max(a, b)}")
 
 
 def answer(text: str) -> int | None:
@@ -53,14 +49,11 @@ class Multiplication(Env):
     @classmethod
     def load(cls, folder: Path) -> dict[Split, list[tuple[int, int]]]:
         """The pairs of each split."""
-        path = folder / "ranges.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: restore it with `git checkout -- {path}`")
-        ranges = json.loads(path.read_text())
-        pairs: dict[Split, list[tuple[int, int]]] = {split: [] for split in SHARES}
+        ranges = json.loads(read_text(folder / "ranges.json"))
+        pairs: dict[Split, list[tuple[int, int]]] = {split: [] for split in get_args(Split)}
         for a in range(ranges["a"][0], ranges["a"][1] + 1):
             for b in range(ranges["b"][0], ranges["b"][1] + 1):
-                pairs[split_of(a, b)].append((a, b))
+                pairs[split_of_pair(a, b)].append((a, b))
         return pairs
 
     @classmethod
@@ -82,7 +75,7 @@ class Multiplication(Env):
         if found is None or candidate["messages"][0]["role"] != "user":
             raise ValueError('the messages must be one of the user, "What is a * b?"')
         a, b = int(found[1]), int(found[2])
-        own = split_of(a, b)
+        own = split_of_pair(a, b)
         if (a, b) not in data[own]:
             raise ValueError("a factor is out of range")
         if candidate["data"].get("answer", a * b) != a * b:

@@ -7,21 +7,35 @@ from playing the transcript again, on the shop in the scenario's data (_shop.py)
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
-from environments._customer import GONE, POLITE, Customer, asked_for, claims, opening, refuses, says_day
-from environments._shop import CHECKS, DAMAGES, KINDS, LIMIT, POLICY, Record, broken_rule, essence, judge, make_case
-from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls, use, words
+from environments._customer import GONE, POLITE, Customer, claims, opening, refuses, says_day
+from environments._shop import CHECKS, DAMAGES, KINDS, LIMIT, POLICY, Record, broken_rule, essence, make_case
+from environments._support_agent import by_policy, converse, first_match, perform
+from environments.base import (
+    Component,
+    Env,
+    Message,
+    Scenario,
+    Split,
+    count_errors,
+    count_turns,
+    error,
+    read_text,
+    split_of,
+    tool,
+    use,
+    weighed,
+    words,
+)
 
 POOL = 3000  # cases of a kind, over all splits
-SHARES: dict[Split, float] = {"train": 0.7, "val": 0.15, "test": 0.15}
 NEEDED_TURNS = 8  # with a postcode that is wrong at first
 COUNTED = 2  # breaches of one rule at most, so that one wild episode does not outweigh a batch
 LONGEST = 2000  # characters of what the agent says that are heard
@@ -55,12 +69,6 @@ STEPS = ("goal", "no_goal", "not_closed", "verified", "looked", "error", "turn")
 RULES = tuple(name for name in REWARD if name not in STEPS)  # what a success must not have broken
 
 
-def split_of(case: Record) -> Split:
-    """Where a case belongs, by its content."""
-    place = int(hashlib.sha256(essence(case).encode()).hexdigest()[:8], 16) / 16**8
-    return "train" if place < SHARES["train"] else "val" if place < 1 - SHARES["test"] else "test"
-
-
 class SupportDialogue(Env):
     """One customer's case."""
 
@@ -83,10 +91,7 @@ class SupportDialogue(Env):
     @classmethod
     def load(cls, folder: Path) -> Record:
         """The words that shops are made from."""
-        path = folder / "shop.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: restore it with `git checkout -- {path}`")
-        found: Record = json.loads(path.read_text(encoding="utf-8"))
+        found: Record = json.loads(read_text(folder / "shop.json"))
         return found
 
     @classmethod
@@ -100,7 +105,7 @@ class SupportDialogue(Env):
                 if len(made) == wanted:
                     break
                 case = make_case(data, kind, number)
-                if split_of(case) == split:
+                if split_of(essence(case)) == split:
                     made.append(cls.from_case(split, case))
             if len(made) < wanted:
                 raise ValueError(
@@ -327,13 +332,9 @@ class SupportDialogue(Env):
         counts["goal" if env.reached() else "no_goal" if env.closed else "not_closed"] = 1
         if scenario.data["kind"] != "complaint":
             counts["verified"], counts["looked"] = int(env.verified is not None), int(env.looked)
-        counts["error"] = sum(message["role"] == "tool" and is_error(message) for message in messages)
-        counts["turn"] = max(0, sum(message["role"] == "assistant" for message in messages) - NEEDED_TURNS)
-        return [
-            Component(name, count * REWARD[name][0], f"{count} × {REWARD[name][0]}: {REWARD[name][1]}")
-            for name, count in counts.items()
-            if count
-        ]
+        counts["error"] = count_errors(messages)
+        counts["turn"] = max(0, count_turns(messages) - NEEDED_TURNS)
+        return weighed(counts, REWARD)
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
@@ -344,10 +345,10 @@ class SupportDialogue(Env):
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """Asks for the details, checks, looks and decides by the policy; asks for a reason only before it refuses."""
-        return self._converse(messages, ask_why=False, decide=_by_policy)
+        return converse(messages, ask_why=False, decide=by_policy)
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
-        return self._converse(messages, ask_why=True, decide=lambda view: self.case["expected"])
+        return converse(messages, ask_why=True, decide=lambda view: self.case["expected"])
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """Believes whoever asks and does it at once, or refuses at once; an escalation it leaves undone."""
@@ -358,7 +359,7 @@ class SupportDialogue(Env):
         if kind in ("status", "complaint") or rng.random() < 0.3:
             return words("No, that is not possible.")
         item = next(one for one in self.orders[wish["order"]]["items"] if one["name"] == wish["item"])
-        return _perform({**wish, "action": kind, "amount": item["price"]})
+        return perform({**wish, "action": kind, "amount": item["price"]})
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
         text = " ".join(str(message["content"]) for message in messages if message["role"] != "system")
@@ -370,7 +371,11 @@ class SupportDialogue(Env):
                 words("One moment, please."),
                 words("I am sorry, this is not possible."),
                 use("find_order", order=orders),
-                use("verify_identity", name=_said(r"name is (\w+ \w+)", text), postcode=_said(r"[A-Z]{2}\d{4}", text)),
+                use(
+                    "verify_identity",
+                    name=first_match(r"name is (\w+ \w+)", text),
+                    postcode=first_match(r"[A-Z]{2}\d{4}", text),
+                ),
                 use("refund", order=orders, amount=rng.randrange(1, 300)),
                 use("exchange", order=orders, item="wool coat", size="M"),
                 use("change_address", order=orders, address="1 Mill Lane, Norbury"),
@@ -379,148 +384,6 @@ class SupportDialogue(Env):
                 use("close", summary="done"),
             )
         )
-
-    def _converse(self, messages: Sequence[Message], ask_why: bool, decide: Callable[[View], Record]) -> Message:
-        view = View.of(messages)
-        if view.refused or view.reported:
-            return use("close", summary="the customer knows the result")
-        if view.acted:
-            return words(RESULTS[view.acted])
-        if ALARM.search(view.said):
-            return use("escalate", reason=f"The customer says: {view.heard[0]}")
-        wanted = {"exchange": ["size"], "address": ["address"], "refund": ["reason"] if ask_why else []}
-        details = {"name": view.name, "order": view.order, "postcode": view.codes}
-        missing = [detail for detail, known in details.items() if not known] + wanted.get(view.kind, [])
-        missing = [detail for detail in missing if detail not in view.asked]
-        if missing:
-            return words(f"Could you please tell me {', '.join(ASK[detail] for detail in missing)}?")
-        if not view.verified:
-            if view.failed >= CHECKS:
-                return words(SORRY)
-            if view.failed >= len(view.codes):
-                return words("I am sorry, this does not match. Could you please check your postcode and say it again?")
-            return use("verify_identity", name=view.name, postcode=view.codes[-1])
-        if not view.facts:
-            return use("find_order", order=view.order)
-        verdict = decide(view)
-        if verdict["action"] == "refuse":
-            return words(SORRY) if "reason" in view.asked or view.kind != "refund" else words(WHY)
-        if verdict["action"] == "tell":
-            return words(f"Your order arrives on {verdict['day']}.")
-        return _perform(verdict)
-
-
-ALARM = re.compile(r"shouted|rude|lawyer|\bsue\b|fire\b|shock|injured")
-SORRY = "I am sorry, but this is not possible under our policy."
-WHY = "Could you please tell me the reason?"
-ASK = {
-    "name": "your full name",
-    "order": "your order number",
-    "postcode": "your postcode",
-    "reason": "the reason",
-    "size": "the size that you would like",
-    "address": "the new address",
-}
-RESULTS = {
-    "refund": "I have refunded the price.",
-    "exchange": "I have exchanged the item.",
-    "change_address": "I have changed the address.",
-    "cancel_order": "I have cancelled the order.",
-    "escalate": "I have escalated your case to a supervisor.",
-}
-
-
-class View(NamedTuple):
-    """What the players read out of a transcript."""
-
-    heard: list[str]  # the customer's turns
-    kind: str
-    today: str
-    name: str
-    order: str
-    codes: list[str]
-    asked: set[str]  # details
-    verified: bool
-    failed: int
-    facts: str  # what find_order has shown to a verified customer's agent
-    acted: str  # the last tool that did something
-    refused: bool
-    reported: bool
-
-    @property
-    def said(self) -> str:
-        return " ".join(self.heard)
-
-    @classmethod
-    def of(cls, messages: Sequence[Message]) -> View:
-        heard = [str(message["content"]) for message in messages if message["role"] == "user"]
-        told = [
-            str(message["content"]) for message in messages if message["role"] == "assistant" and message["content"]
-        ]
-        calls = [(name, str(answer["content"])) for name, _, answer in tool_calls(messages) if not is_error(answer)]
-        text = " ".join(heard)
-        checks = [answer for name, answer in calls if name == "verify_identity"]
-        facts = [answer for name, answer in calls if name == "find_order" and "once the customer" not in answer]
-        return cls(
-            heard=heard,
-            kind=next((kind for kind, pattern in WANTS.items() if re.search(pattern, heard[0])), "refund"),
-            today=_said(r"Today is (\S+)\.", str(messages[0]["content"])),
-            name=_said(r"name is (\w+ \w+)", text),
-            order=_said(r"\b\d{6}\b", text),
-            codes=re.findall(r"postcode is (\w+)", text),
-            asked={detail for line in told for detail in asked_for(line)},
-            verified=any(answer.startswith("Verified") for answer in checks),
-            failed=sum(answer.startswith("Not") for answer in checks),
-            facts=facts[-1] if facts else "",
-            acted=next((name for name, _ in reversed(calls) if name in RESULTS), ""),
-            refused=bool(told) and refuses(told[-1]),
-            reported=bool(told) and (bool(claims(told[-1])) or "arrives on" in told[-1]),
-        )
-
-
-WANTS = {
-    "exchange": r"exchange|another size",
-    "status": r"arrive|does it come",
-    "address": r"address",
-    "cancel": r"cancel",
-}
-
-
-def _by_policy(view: View) -> Record:
-    """The policy's verdict on what find_order has shown."""
-    order: Record = dict(re.findall(r"^(order|status|delivered|arrives): (\S+)$", view.facts, re.MULTILINE))
-    rows = re.findall(r"^- ([a-z ]+?)(?:, size \S+)? \| (\d+) \| ([a-z ]+)$", view.facts, re.MULTILINE)
-    items = [{"name": name, "price": int(price), "sale": sale} for name, price, sale in rows]
-    item = next((item for item in items if item["name"] in view.said), None)
-    if item is None:
-        return {"action": "refuse"}
-    damaged = any(damage in view.said.lower() for damage in DAMAGES)
-    verdict = judge(view.kind, order, item, view.today, damaged)
-    if verdict != "allowed":
-        return {"action": verdict}
-    details = {"day": order.get("arrives", ""), "amount": item["price"], "item": item["name"]}
-    details |= {"size": _said(r"size (\w+)\.", view.said), "address": _said(r"address is ([^.]+)\.", view.said)}
-    return {"action": "tell" if view.kind == "status" else view.kind, "order": order["order"]} | details
-
-
-def _perform(act: Record) -> Message:
-    """The call that does what a verdict says."""
-    name, keys = {
-        "refund": ("refund", ("order", "amount")),
-        "exchange": ("exchange", ("order", "item", "size")),
-        "address": ("change_address", ("order", "address")),
-        "cancel": ("cancel_order", ("order",)),
-        "escalate": ("escalate", ()),
-    }[act["action"]]
-    if name == "escalate":
-        return use("escalate", reason="a refund above the limit is due")
-    return use(name, **{key: act[key] for key in keys})
-
-
-def _said(pattern: str, text: str) -> str:
-    """The first match's group, or all of it; empty without a match."""
-    found = re.search(pattern, text)
-    return found[found.re.groups] if found else ""
 
 
 def _bare(text: str) -> str:

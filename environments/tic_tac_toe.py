@@ -8,7 +8,6 @@ scenario's seed and the board, so that all attempts at a scenario meet the same 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +16,21 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, use
+from environments.base import (
+    Component,
+    Env,
+    Message,
+    Scenario,
+    Split,
+    count_errors,
+    error,
+    is_error,
+    read_text,
+    split_of,
+    tool,
+    use,
+    weighed,
+)
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 PREFERRED = ((4,), (0, 2, 6, 8), (1, 3, 5, 7))  # centre, corners, sides: by how many lines run through them
@@ -26,7 +39,6 @@ OTHER = {"X": "O", "O": "X"}
 SYSTEM = "Tic-tac-toe: three in a row win. Play an empty cell, 1 to 9, row by row."
 ILLEGAL = "an illegal move ends the game"
 
-SHARES: dict[Split, float] = {"train": 0.7, "val": 0.15, "test": 0.15}  # of all seeds
 SEEDS = 300_000  # against `self`, the hardest to beat, half of them cannot be won and are left out
 DIFFICULTY = {"random": 1, "self": 3, "minimax": 4}  # one more as O, who moves second
 
@@ -41,15 +53,9 @@ REWARD = {  # value, and why
 ENDINGS = {"You win.": "win", "Draw.": "draw", "You lose.": "loss"}
 
 
-def split_of(seed: int) -> Split:
-    """Where a scenario belongs: all else about it follows from its seed."""
-    place = int(hashlib.sha256(f"tic_tac_toe {seed}".encode()).hexdigest()[:8], 16) / 16**8
-    return "train" if place < SHARES["train"] else "val" if place < 1 - SHARES["test"] else "test"
-
-
 @cache
 def seeds_of(split: Split) -> list[int]:
-    return [seed for seed in range(SEEDS) if split_of(seed) == split]
+    return [seed for seed in range(SEEDS) if split_of(f"tic_tac_toe {seed}") == split]
 
 
 def empty_cells(board: str) -> list[int]:
@@ -176,9 +182,7 @@ class TicTacToe(Env):
     def load(cls, folder: Path) -> dict[str, Any]:
         """Who plays: {"opponents": {name: share}, "sides": [X, O]}."""
         path = folder / "game.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: restore it with `git checkout -- {path}`")
-        game: dict[str, Any] = json.loads(path.read_text())
+        game: dict[str, Any] = json.loads(read_text(path))
         shares, sides = game["opponents"], game["sides"]
         if set(shares) - set(OPPONENTS) or min(shares.values(), default=0) < 0 or not sum(shares.values()):
             raise ValueError(f"{path}: opponents are shares of {', '.join(OPPONENTS)}, not {shares}")
@@ -264,13 +268,9 @@ class TicTacToe(Env):
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
         counts = {result(messages): 1}
-        errors = sum(message["role"] == "tool" and is_error(message) for message in messages)
-        if wasted := errors - counts.get("illegal", 0):
+        if wasted := count_errors(messages) - counts.get("illegal", 0):
             counts["no_move"] = wasted
-        return [
-            Component(name, count * REWARD[name][0], f"{count} × {REWARD[name][0]}: {REWARD[name][1]}")
-            for name, count in counts.items()
-        ]
+        return weighed(counts, REWARD)
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:

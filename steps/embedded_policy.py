@@ -195,13 +195,7 @@ def train(
     """AdamW, cosine schedule; the loss of assistants' turns and of repeats, each averaged over its tokens."""
     import torch
 
-    decay = [value for value in model.parameters() if value.dim() > 1]
-    others = [value for value in model.parameters() if value.dim() <= 1]
-    groups = [{"params": decay, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, learning_rate, total_steps=steps, pct_start=min(0.5, WARM_UP / steps), cycle_momentum=False
-    )
+    optimizer, schedule = make_optimizer(model, learning_rate, steps)
     demonstrated = tokenized_demonstrations(tokenizer, habits)
     rng = random.Random(SEED)
     model.train()
@@ -220,6 +214,20 @@ def train(
         if (step + 1) % 100 == 0:
             say(f"step {step + 1}: loss {loss.item():.4f}, of repeats {repeats.item():.4f}")
     model.eval()
+
+
+def make_optimizer(model: Qwen3ForCausalLM, learning_rate: float, steps: int) -> tuple[Any, Any]:
+    """AdamW, which lets norms be, and its schedule: a warm-up, then a cosine down to 0."""
+    import torch
+
+    decay = [value for value in model.parameters() if value.dim() > 1]
+    others = [value for value in model.parameters() if value.dim() <= 1]
+    groups = [{"params": decay, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, learning_rate, total_steps=steps, pct_start=min(0.5, WARM_UP / steps), cycle_momentum=False
+    )
+    return optimizer, schedule
 
 
 Row = tuple[list[int], list[int]]  # token ids, and 1 where a token is learnt

@@ -135,8 +135,6 @@ def _act(player: str, episode: Episode, limit: int) -> None:
             message = getattr(episode.env, player)(episode.messages, rng)
             episode.seconds += perf_counter() - started
             episode.take(Answered(message), limit)
-        except NotImplementedError:
-            raise UserError(f"{type(episode.env).__name__} has no player named {player}") from None
         except Exception as problem:
             episode.fail(problem)
 

@@ -1,14 +1,15 @@
 """Builds a small policy for one task from its own players: good demonstrations, sloppy ones, and a model that imitates both.
 
-At each turn of a demonstration one of the environment's players moves, drawn by the given shares, so that the policy can do
-the task and does it unreliably: reinforcement learning has something to find. Any task with players gets one, a user's own
-too. A mail-sized vocabulary and copying are what steps/embedded_policy.py adds. Scenarios are those of the training split
-alone. Run once; the result is committed:
+The environment's players move in the demonstrations, drawn by the given shares for each turn or for a whole episode, so
+that the policy can do the task and does it unreliably: reinforcement learning has something to find. Any task with players
+gets one, a user's own too. A mail-sized vocabulary and copying are what steps/embedded_policy.py adds. Scenarios are those
+of the training split alone. Run once; the result is committed:
 
     python -m steps.small_policy --task tic_tac_toe --players "scripted=0.4 random=0.6" --task-data tasks_data/tic_tac_toe \
         --policy tasks_data/tic_tac_toe/policy
 
-What every prompt repeats (the system message, the tools) is one token each, and numbers are read digit by digit or whole.
+What every prompt repeats (the system message, the tools, the head of a call) is one token each, and numbers are read digit
+by digit or whole.
 """
 
 from __future__ import annotations
@@ -21,20 +22,27 @@ from typing import TYPE_CHECKING, Any
 from steps.stage import Input, Output, UserError, main, progress, say
 
 if TYPE_CHECKING:
-    from environments.base import Env, Message, Scenario
+    from environments.base import Env, Message, Scenario, Tool
     from steps.embedded_policy import Row
 
 SEED = 11
 SCENARIOS = 2000  # that demonstrations play, again and again
 CORPUS = 1000  # episodes that the tokenizer is made from
 BATCH_TOKENS = 8192  # of a step, padding included
-LEARNING_RATE, WARM_UP, WEIGHT_DECAY = 2e-3, 100, 0.05
+LEARNING_RATE = 2e-3
+DRAWN = ("turn", "episode")  # how often another player may move
 DIGITS = {"one": r"\p{N}", "all": r" ?\p{N}+"}
 WORDS = r" ?[^\s\p{N}\p{P}\p{S}]+|%s| ?[\p{P}\p{S}]|\s"
 
 
 def small_policy(
-    task_data: Input, policy: Output, task: str, players: str, steps: str = "1000", digits: str = "all"
+    task_data: Input,
+    policy: Output,
+    task: str,
+    players: str,
+    drawn: str = "turn",
+    steps: str = "1000",
+    digits: str = "all",
 ) -> None:
     """Write the policy's folder: weights (float32 safetensors), configuration, tokenizer and chat template."""
     import torch
@@ -45,9 +53,13 @@ def small_policy(
     env = environments.load(task)
     data = env.load(task_data)
     shares = read_shares(players)
-    told = list(itertools.islice(demonstrations(env, data, shares, SEED), CORPUS))
+    if drawn not in DRAWN:
+        raise UserError(f"--drawn: a player is drawn for each {' or '.join(DRAWN)}, not {drawn!r}")
+    told = list(itertools.islice(demonstrations(env, data, shares, SEED, drawn), CORPUS))
     first = told[0]
-    fixed = [*parts.FIXED_TEXTS, *(f"\n{_json(tool.schema)}" for tool in env.tools().values())]
+    fixed = [*parts.FIXED_TEXTS]
+    for tool in env.tools().values():
+        fixed += [f"\n{_json(tool.schema)}", _head_of_call(tool)]
     if first[0]["role"] == "system":
         fixed.append(str(first[0]["content"]))
     tokenizer = parts.make_tokenizer(_texts(told, env), WORDS % DIGITS[digits], fixed)
@@ -55,7 +67,7 @@ def small_policy(
     torch.set_num_threads(2)
     model = parts.make_model(len(tokenizer))
     say(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens")
-    train(model, tokenized(tokenizer, env, demonstrations(env, data, shares, SEED + 1)), int(steps))
+    train(model, tokenized(tokenizer, env, demonstrations(env, data, shares, SEED + 1, drawn)), int(steps))
     policy.mkdir()
     model.save_pretrained(policy)
     tokenizer.save_pretrained(policy)
@@ -73,15 +85,18 @@ def read_shares(text: str) -> dict[str, float]:
     return shares
 
 
-def demonstrations(env: type[Env], data: Any, shares: dict[str, float], seed: int) -> Iterator[list[Message]]:
-    """Transcripts without end; each turn is made by a player drawn by the shares. Same seed, same transcripts."""
+def demonstrations(
+    env: type[Env], data: Any, shares: dict[str, float], seed: int, drawn: str = "turn"
+) -> Iterator[list[Message]]:
+    """Transcripts without end; a player drawn by the shares plays a turn or an episode. Same seed, same transcripts."""
     rng = random.Random(f"demonstrations {seed}")
     pool = _scenarios(env, data, seed)
     while True:
         scenario = rng.choice(pool)
         episode, messages = env(scenario, data), list(scenario.messages)
-        for _ in range(env.max_turns):
-            [player] = rng.choices(list(shares), list(shares.values()))
+        for turn in range(env.max_turns):
+            if turn == 0 or drawn == "turn":
+                [player] = rng.choices(list(shares), list(shares.values()))
             messages.append(getattr(episode, player)(messages, rng))
             messages += episode.step(messages[-1])
             if episode.done:
@@ -101,12 +116,21 @@ def _scenarios(env: type[Env], data: Any, seed: int) -> list[Scenario]:
 
 
 def _texts(told: list[list[Message]], env: type[Env]) -> Iterator[str]:
-    yield "system user assistant " * 3
+    yield "system\nuser\nassistant\n" * 3
     for messages in told:
         for message in messages:
             yield str(message["content"])
             for call in message.get("tool_calls", ()):
                 yield _json(call["function"])
+
+
+def _head_of_call(tool: Tool) -> str:
+    """A call up to the value of its first argument, as the chat template writes it."""
+    function = tool.schema["function"]
+    head = _json({"name": function["name"], "arguments": {}}).removesuffix("}}")
+    for name, kind in function["parameters"]["properties"].items():
+        return f'<tool_call>\n{head}"{name}": ' + ('"' if kind.get("type") == "string" else "")
+    return f"<tool_call>\n{head}"
 
 
 def _json(value: Any) -> str:
@@ -139,19 +163,9 @@ def train(model: Any, rows: Iterator[Row], steps: int) -> None:
     """AdamW, cosine schedule; the mean loss of the assistants' tokens of as many rows as fit into BATCH_TOKENS."""
     import torch
 
-    from steps.embedded_policy import batch_loss
+    from steps.embedded_policy import batch_loss, make_optimizer
 
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [one for one in model.parameters() if one.dim() > 1], "weight_decay": WEIGHT_DECAY},
-            {"params": [one for one in model.parameters() if one.dim() <= 1], "weight_decay": 0.0},
-        ],
-        lr=LEARNING_RATE,
-        betas=(0.9, 0.98),
-    )
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, LEARNING_RATE, total_steps=steps, pct_start=min(0.5, WARM_UP / steps), cycle_momentum=False
-    )
+    optimizer, schedule = make_optimizer(model, LEARNING_RATE, steps)
     model.train()
     for step in range(steps):
         batch: list[Row] = []

@@ -16,8 +16,8 @@ import pytest
 from environments import _mutants, _sandbox
 from environments._mutants import mutants
 from environments._sandbox import Outcome, run, same
-from environments.base import Message, Scenario, Split, use
-from environments.code_repair import LONGEST_CODE, CodeRepair, Problems, shorten, split_of, submitted
+from environments.base import Message, Scenario, Split, split_of, use
+from environments.code_repair import LONGEST_CODE, SHARES, CodeRepair, Problems, shorten, submitted
 from tests.conftest import ROOT
 
 DATA = ROOT / "tasks_data" / "code_repair"
@@ -503,7 +503,7 @@ def test_splits_share_no_problem(data: Problems) -> None:
     names = [{problem["name"] for problem in data.problems[split]} for split in SPLITS]
     assert all(len(one) >= 10 for one in names)
     assert sum(map(len, names)) == len(set.union(*names))
-    assert all(split_of(problem) == split for split in SPLITS for problem in data.problems[split])
+    assert all(split_of(problem["reference"], SHARES) == split for split in SPLITS for problem in data.problems[split])
     for split, known in zip(SPLITS, names, strict=True):
         assert {one.data["name"] for one in CodeRepair.scenarios(data, split, 60, 3)} <= known
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from environments.base import Scenario
-from environments.multiplication import Multiplication, split_of
+from environments.multiplication import Multiplication, split_of_pair
 from steps import generate, llm
 from steps.generated import essence, read_generated
 from steps.stage import UserError
@@ -112,7 +112,7 @@ def test_what_is_taken_and_what_is_refused(tmp_path: Path) -> None:
     assert sum(written["splits"].values()) == 6
     for line in taken:
         factors = [int(word.strip("?")) for word in line["messages"][0]["content"].split()[2::2]]
-        assert line["split"] == split_of(*factors)
+        assert line["split"] == split_of_pair(*factors)
 
 
 def test_a_second_run_asks_nothing_and_writes_the_same_bytes(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_read_back_they_are_scenarios_as_the_task_draws_them(tmp_path: Path) -> 
         ("{}", "Input should be a valid list"),
         (json.dumps(candidate(4, 5)), "'split'"),
         (
-            json.dumps(candidate(4, 5) | {"split": next(s for s in ("train", "val") if s != split_of(4, 5))}),
+            json.dumps(candidate(4, 5) | {"split": next(s for s in ("train", "val") if s != split_of_pair(4, 5))}),
             "belongs to",
         ),
         (json.dumps(candidate(400, 5) | {"split": "train"}), "out of range"),
@@ -256,7 +256,7 @@ def test_read_back_they_are_scenarios_as_the_task_draws_them(tmp_path: Path) -> 
 )
 def test_a_line_that_was_changed_is_named(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "a.jsonl"
-    good = json.dumps(candidate(6, 7) | {"split": split_of(6, 7)})
+    good = json.dumps(candidate(6, 7) | {"split": split_of_pair(6, 7)})
     path.write_text(f"{good}\n{good}\n{line}\n")
     with pytest.raises(UserError, match=f"line 3: .*{reason}"):
         read_generated(Multiplication, DATA, path)
@@ -279,16 +279,16 @@ def test_the_scenarios_stage_takes_generated_ones_in(tmp_path: Path) -> None:
     (folder / "ranges.json").write_text((ROOT / "tasks_data/multiplication/ranges.json").read_text())
     drawn = {one.data["answer"] for split in SPLITS for one in Multiplication.scenarios(DATA, split, 5, 1)}
     a, b = next((a, b) for a, b in OTHER if a * b not in drawn)
-    line = candidate(a, b) | {"split": split_of(a, b)}
+    line = candidate(a, b) | {"split": split_of_pair(a, b)}
     (folder / "more.jsonl").write_text(json.dumps(line) + "\n")
     counts = {"train": 5, "val": 5, "test": 5, "generated": "more.jsonl"}
     params = ScenariosParams.model_validate({"task": "multiplication", "seed": 1, "scenarios": counts})
     scenarios(folder, tmp_path / "out", params)
     made = {split: read_records(Scenario, tmp_path / "out" / f"{split}.parquet") for split in SPLITS}
     assert {split: len(found) for split, found in made.items()} == {
-        split: 5 + (split == split_of(a, b)) for split in SPLITS
+        split: 5 + (split == split_of_pair(a, b)) for split in SPLITS
     }
-    assert made[split_of(a, b)][-1].data["answer"] == a * b
+    assert made[split_of_pair(a, b)][-1].data["answer"] == a * b
     (folder / "more.jsonl").unlink()
     with pytest.raises(UserError, match=r"more\.jsonl does not exist"):
         scenarios(folder, tmp_path / "again", params)

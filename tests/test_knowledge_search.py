@@ -15,16 +15,15 @@ from typing import Any
 import pytest
 
 from environments import _knowledge
-from environments.base import Scenario, Split, use
+from environments.base import Scenario, Split, read_lines, split_of, use
 from environments.knowledge_search import (
     KINDS,
+    SHARES,
     KnowledgeSearch,
     Store,
     build_index,
     extract,
     is_right,
-    read_lines,
-    split_of,
 )
 from tests.conftest import ROOT
 
@@ -145,7 +144,9 @@ def test_no_document_answers_questions_of_two_splits(data: Store) -> None:
     assert sum(map(len, used)) == len(set.union(*used))
     provinces = [{question["province"] for question in questions(data, split)} for split in SPLITS]
     assert [len(one) for one in provinces] == [10, 4, 4]
-    assert all(split_of(province) == split for split, one in zip(SPLITS, provinces, strict=True) for province in one)
+    assert all(
+        split_of(province, SHARES) == split for split, one in zip(SPLITS, provinces, strict=True) for province in one
+    )
     asked = [question["question"] for split in SPLITS for question in questions(data, split)]
     assert len(asked) == len(set(asked))
 

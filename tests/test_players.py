@@ -221,14 +221,16 @@ def test_an_environment_that_breaks_is_an_episode_that_failed() -> None:
     assert [one.trajectory.error for one in played].count("RuntimeError: broken") == 1
 
 
-def test_a_task_without_the_player() -> None:
-    env, data, attempts = task("multiplication")
-
-    class Bare(env):  # type: ignore[valid-type, misc]
-        scripted = Env.scripted
-
-    with pytest.raises(UserError, match="Bare has no player named scripted"):
-        players.play(Policy(kind="scripted"), Bare, data, attempts, prefix="test")
+def test_a_task_without_the_player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bare_tasks").mkdir()
+    (tmp_path / "bare_tasks" / "bare.py").write_text(
+        "from environments.base import Env\n"
+        "from environments.multiplication import Multiplication\n"
+        "class Bare(Multiplication):\n    scripted = Env.scripted\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match="Bare does not define scripted"):
+        environments.load("bare_tasks.bare")
 
 
 # --- policy.kind
