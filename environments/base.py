@@ -65,6 +65,7 @@ class Tool(NamedTuple):
 
 
 F = typing.TypeVar("F", bound=Callable[..., str])
+T = typing.TypeVar("T")
 
 
 def tool(method: F) -> F:
@@ -211,6 +212,21 @@ def read_text(path: Path, maker: str = "") -> str:
 def read_lines(path: Path, maker: str = "") -> list[dict[str, Any]]:
     """The rows of a JSON Lines file, as `read_text` finds it."""
     return [json.loads(line) for line in read_text(path, maker).split("\n") if line]
+
+
+def sample_kinds(rng: Random, known: Mapping[str, Sequence[T]], count: int, where: str) -> list[T]:
+    """As many of each kind, so that none is learnt at the cost of another, shuffled. ValueError where there are too few."""
+    chosen: list[T] = []
+    for place, kind in enumerate(known):
+        wanted = (count + len(known) - 1 - place) // len(known)
+        if wanted > len(known[kind]):
+            raise ValueError(
+                f"{count} scenarios need {wanted} questions of the kind {kind}, and {where} has {len(known[kind])}: "
+                f"ask for {len(known[kind]) * len(known)} or fewer"
+            )
+        chosen += rng.sample(known[kind], wanted)
+    rng.shuffle(chosen)
+    return chosen
 
 
 def count_errors(messages: Sequence[Message]) -> int:

@@ -25,6 +25,7 @@ from environments.base import (
     error,
     is_error,
     read_lines,
+    sample_kinds,
     tool,
     tool_calls,
     use,
@@ -114,18 +115,8 @@ class EmailSearch(Env):
 
     @classmethod
     def scenarios(cls, data: Mailbox, split: Split, count: int, seed: int) -> list[Scenario]:
-        rng = Random(f"{split} {seed}")
-        chosen: list[dict[str, Any]] = []
-        for place, kind in enumerate(cls.kinds):  # as many of each kind, so that none is learnt at the cost of another
-            known = [question for question in data.questions[split] if question["kind"] == kind]
-            wanted = (count + len(cls.kinds) - 1 - place) // len(cls.kinds)
-            if wanted > len(known):
-                raise ValueError(
-                    f"{count} scenarios need {wanted} questions of the kind {kind}, and {cls.task} has {len(known)}: "
-                    f"ask for {len(known) * len(cls.kinds)} or fewer"
-                )
-            chosen += rng.sample(known, wanted)
-        rng.shuffle(chosen)
+        known = {kind: [one for one in data.questions[split] if one["kind"] == kind] for kind in cls.kinds}
+        chosen = sample_kinds(Random(f"{split} {seed}"), known, count, cls.task)
         return [cls.from_question(split, question) for question in chosen]
 
     @classmethod

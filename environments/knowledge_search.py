@@ -24,6 +24,7 @@ from environments.base import (
     error,
     is_error,
     read_lines,
+    sample_kinds,
     split_of,
     tool,
     tool_calls,
@@ -103,19 +104,8 @@ class KnowledgeSearch(Env):
 
     @classmethod
     def scenarios(cls, data: Store, split: Split, count: int, seed: int) -> list[Scenario]:
-        """As many of each kind, so that none is learnt at the cost of another."""
-        rng = Random(f"{split} {seed}")
-        chosen: list[dict[str, Any]] = []
-        for place, kind in enumerate(KINDS):
-            known = data.questions[split, kind]
-            wanted = (count + len(KINDS) - 1 - place) // len(KINDS)
-            if wanted > len(known):
-                raise ValueError(
-                    f"{count} scenarios need {wanted} questions of the kind {kind}, and the split {split} of "
-                    f"knowledge_search has {len(known)}: ask for {len(known) * len(KINDS)} or fewer"
-                )
-            chosen += rng.sample(known, wanted)
-        rng.shuffle(chosen)
+        known = {kind: data.questions[split, kind] for kind in KINDS}
+        chosen = sample_kinds(Random(f"{split} {seed}"), known, count, f"the split {split} of knowledge_search")
         return [cls.from_question(split, question) for question in chosen]
 
     @classmethod
