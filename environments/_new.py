@@ -1,10 +1,10 @@
-"""A new task to edit: a working copy of environments/_template.py and its data.
+"""A new task to edit: a working copy of environments/_template.py, its data, a rubric for judges, and a preset.
 
     python -m environments._new my_task      # or: make new-task NAME=my_task
 
-Writes environments/my_task.py and tasks_data/my_task/capitals.json, which pass
-`python -m pytest tests/test_environments.py --task my_task` as they are. A name that will not do is refused with a
-sentence and exit code 2, and a failure on the way leaves nothing behind.
+Writes environments/my_task.py, capitals.json and rubric.md in tasks_data/my_task/, and tasks_data/my_task.yaml. They pass
+`python -m pytest tests/test_environments.py --task my_task` as they are, and `make train TASK=my_task` trains on them. A
+name that will not do is refused with a sentence and exit code 2, and a failure on the way leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -44,6 +44,27 @@ Vietnam Hanoi, Zambia Lusaka, Zimbabwe Harare
 """
 
 
+RUBRIC = """\
+- EDIT: what makes one attempt better than another, for a model that compares them (score.judges.ruler).
+- The right capital scores highest, no answer more than a wrong one.
+- A capital that was looked up scores more than one that was guessed.
+"""
+PRESET = """\
+# The preset of `make train TASK={name}`; what is not here has the default of steps/params.py.
+task: {name}
+seed: 1
+policy: # EDIT: this one knows mails alone. Any model of the Hugging Face Hub, or one of steps/small_policy.py
+  base_model: tasks_data/embedded_policy
+scenarios: {{train: 60, val: 20, test: 20}}
+rollout: {{scenarios: 8, attempts: 8, max_tokens: 64}}
+score: {{judges: {{rule: 1}}}}
+update: {{learning_rate: 0.0005}}
+evaluate: {{max_tokens: 64}}
+register: {{name: null}} # the task's name
+train: {{iterations: 10, patience: 4}}
+"""
+
+
 def facts() -> dict[str, str]:
     """The capitals by country that a new task begins with."""
     pairs = (part.split() for part in CAPITALS.replace("\n", " ").split(","))
@@ -74,10 +95,11 @@ def source(name: str) -> str:
 
 
 def write(name: str, root: Path) -> list[Path]:
-    """Write a new task and return its files. ValueError says why not; whatever goes wrong, there are both files or none."""
+    """Write a new task and return its files. ValueError says why not; whatever goes wrong, there are all of them or none."""
     if problem := refusal(name, root):
         raise ValueError(problem)
     folder, module = root / "tasks_data" / name, root / "environments" / f"{name}.py"
+    preset = root / "tasks_data" / f"{name}.yaml"
     with tempfile.TemporaryDirectory(
         prefix=".new-", dir=root
     ) as made:  # on the same disk: a rename is whole or not at all
@@ -85,14 +107,18 @@ def write(name: str, root: Path) -> list[Path]:
         data.mkdir()
         text = json.dumps(facts(), ensure_ascii=False, indent=1) + "\n"
         (data / "capitals.json").write_text(text, encoding="utf-8")
+        (data / "rubric.md").write_text(RUBRIC, encoding="utf-8")
+        (Path(made) / "preset.yaml").write_text(PRESET.format(name=name), encoding="utf-8")
         (Path(made) / "module.py").write_text(source(name), encoding="utf-8")
         data.rename(folder)
         try:
+            (Path(made) / "preset.yaml").rename(preset)
             (Path(made) / "module.py").rename(module)
         except BaseException:
             shutil.rmtree(folder)
+            preset.unlink(missing_ok=True)
             raise
-    return [module, folder / "capitals.json"]
+    return [module, folder / "capitals.json", folder / "rubric.md", preset]
 
 
 def main() -> int:
@@ -107,7 +133,7 @@ def main() -> int:
     except OSError as problem:
         print(f"The task {name} could not be written, and nothing was: {problem}.", file=sys.stderr)
         return 1
-    print(f"wrote {' and '.join(str(path.relative_to(ROOT)) for path in written)}")
+    print("wrote " + ", ".join(str(path.relative_to(ROOT)) for path in written))
     print(f"edit them where it says EDIT; check: python -m pytest tests/test_environments.py --task {name}")
     return 0
 

@@ -17,6 +17,7 @@ from environments.base import (
     Component,
     Env,
     Message,
+    Outcome,
     Scenario,
     Split,
     count_errors,
@@ -95,6 +96,11 @@ class Template(Env):
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:  # EDIT
         return _answer(messages) == str(scenario.data["answer"]).casefold()
+
+    @classmethod
+    def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:  # EDIT, or leave out
+        given = _answer(messages)
+        return Outcome(given, scenario.data["answer"], optimal_turns=2, required={"answer": given is not None})
 
     # EDIT: the players. They show that the task can be done, that the reward tells good from bad, and how hard it is.
 

@@ -56,6 +56,16 @@ class Component(NamedTuple):
     why: str
 
 
+class Outcome(NamedTuple):
+    """What a transcript came to, beside what it should have come to: for judges that compare the two."""
+
+    given: Any = None  # the final result: a text, a number, a mapping or a list; None where there is none
+    expected: Any = None  # what it should be; None where nothing is expected
+    optimal_turns: int | None = None  # of the assistant, that the task needs; None where that is not known
+    required: Mapping[str, bool] = {}  # actions by name, in a fixed order: whether each was done
+    accuracy: float | None = None  # 0 to 1, where nothing is expected: how near to a success, by the task's own measure
+
+
 class Tool(NamedTuple):
     """A method that the policy can call: its schema, and the model that checks its arguments."""
 
@@ -108,6 +118,19 @@ class Env(ABC):
     @abstractmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         """Whether the transcript did what was asked."""
+
+    @classmethod
+    def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
+        """What judges compare (steps/criteria.py). Here: the texts of the last turn's last call, or its words where it
+        calls nothing, with `answer` of the hidden data; no optimum, and nothing required.
+        """
+        last = next((message for message in reversed(messages) if message["role"] == "assistant"), {})
+        given = str(last.get("content") or "")
+        if calls := last.get("tool_calls"):
+            arguments = calls[-1]["function"]["arguments"]
+            values = arguments.values() if isinstance(arguments, dict) else ()
+            given = " ".join(value for value in values if isinstance(value, str))
+        return Outcome(given.strip() or None, scenario.data.get("answer"))
 
     @classmethod
     def accept(cls, data: Any, split: Split | None, candidate: dict[str, Any]) -> Scenario:

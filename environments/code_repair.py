@@ -31,6 +31,7 @@ from environments.base import (
     use,
     weighed,
 )
+from environments.base import Outcome as Result
 
 SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all problems
 LONGEST_CODE = 10_000  # characters
@@ -169,6 +170,13 @@ class CodeRepair(Env):
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         result = submitted(messages)
         return result is not None and result[0] == result[1]
+
+    @classmethod
+    def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Result:
+        """No result is expected: what counts are the hidden tests."""
+        tests = submitted(messages)
+        share = tests[0] / tests[1] if tests else 0.0
+        return Result(optimal_turns=NEEDED_TURNS, required={"submit": tests is not None}, accuracy=share)
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """Tries one small change after another until the examples hold; where there is no code, a few usual bodies."""

@@ -18,6 +18,7 @@ from environments.base import (
     Component,
     Env,
     Message,
+    Outcome,
     Scenario,
     Split,
     count_errors,
@@ -243,6 +244,20 @@ class EmailSearch(Env):
         if others & set(given.split()) - set(right.split()):
             return False  # an answer that also names another statement's value hedges
         return f" {right} " in f" {given} " and len(given.split()) <= 20
+
+    @classmethod
+    def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
+        sources, answer = set(scenario.data["source_ids"]), final_answer(messages)
+        calls = [call for call in tool_calls(messages) if not is_error(call[2])]
+        required = {
+            "search": any(name in cls.lists for name, _, _ in calls),
+            "read": any(
+                name in cls.readers and cls._has_read(arguments, str(observation["content"]), sources)
+                for name, arguments, observation in calls
+            ),
+            "answer": answer is not None,
+        }
+        return Outcome(answer and answer["answer"], scenario.data["answer"], NEEDED_CALLS, required)
 
     @classmethod
     def _has_read(cls, arguments: dict[str, Any], text: str, sources: set[str]) -> bool:

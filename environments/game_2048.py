@@ -22,6 +22,7 @@ from environments.base import (
     Component,
     Env,
     Message,
+    Outcome,
     Scenario,
     Split,
     count_errors,
@@ -343,3 +344,13 @@ class Game2048(Env):
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         """Whether the target was reached."""
         return largest(last_board(messages)) >= int(scenario.data["target"])
+
+    @classmethod
+    def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
+        """No result is expected, and how few moves do is not known; a game is to be played to its end, not left idle."""
+        target = scenario.data["target"]
+        endings = (f"\nYou reached {target}.", "\nGame over.")
+        shown = [str(message["content"]) for message in messages if message["role"] == "tool" and not is_error(message)]
+        played = any(text.endswith(endings) for text in shown)
+        reached = min(1.0, math.log2(largest(last_board(messages))) / math.log2(target))
+        return Outcome(required={"play to the end": played}, accuracy=reached)

@@ -18,6 +18,7 @@ from environments.base import (
     Component,
     Env,
     Message,
+    Outcome,
     Scenario,
     Split,
     count_turns,
@@ -189,6 +190,17 @@ class KnowledgeSearch(Env):
             return False
         supporting = {source for hop in scenario.data["sources"] for source in hop}
         return bool(supporting & set(given["citations"])) if supporting else not given["citations"]
+
+    @classmethod
+    def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
+        known, given = scenario.data, final_answer(messages)
+        calls = [(name, arguments.get("id")) for name, arguments, found in tool_calls(messages) if not is_error(found)]
+        required = {"search": any(name == "search" for name, _ in calls)}
+        for number, hop in enumerate(known["sources"], 1):
+            required[f"open {number}"] = any(name == "open" and opened in hop for name, opened in calls)
+        required["answer"] = given is not None
+        text = given and (UNKNOWN if is_unknown(given["text"]) else given["text"])
+        return Outcome(text, known["answer"] or UNKNOWN, NEEDED[known["kind"]], required)
 
     # The players.
 

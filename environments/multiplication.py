@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, get_args
 
-from environments.base import Component, Env, Message, Scenario, Split, read_text, split_of, words
+from environments.base import Component, Env, Message, Outcome, Scenario, Split, read_text, split_of, words
 
 CORRECT, WRONG = 1.0, -1.0
 
@@ -113,3 +113,9 @@ class Multiplication(Env):
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         said: Any = messages[-1].get("content") if messages[-1]["role"] == "assistant" else None
         return answer(str(said or "")) == int(scenario.data["answer"])
+
+    @classmethod
+    def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
+        said: Any = messages[-1].get("content") if messages[-1]["role"] == "assistant" else None
+        number = answer(str(said or ""))
+        return Outcome(None if number is None else str(number), str(scenario.data["answer"]), optimal_turns=1)

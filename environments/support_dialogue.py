@@ -22,6 +22,7 @@ from environments.base import (
     Component,
     Env,
     Message,
+    Outcome,
     Scenario,
     Split,
     count_errors,
@@ -340,6 +341,18 @@ class SupportDialogue(Env):
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         env = cls.replay(scenario, messages)
         return env.reached() and not any(env.counts[name] for name in RULES)
+
+    @classmethod
+    def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
+        """What was done last, or that the customer was told or refused what there is to tell or refuse."""
+        env = cls.replay(scenario, messages)
+        wanted, impostor = scenario.data["expected"], env.verified is None and env.failed >= CHECKS
+        said = wanted if env.told else {"action": "refuse"} if env.refused else None
+        checks = {"verify": impostor or env.verified is not None, "look": impostor or env.looked}
+        required = {} if scenario.data["kind"] == "complaint" else checks
+        kept = not any(env.counts[name] for name in RULES)
+        required = {**required, "keep to the policy": kept, "close": env.closed}
+        return Outcome(env.acts[-1] if env.acts else said, wanted, NEEDED_TURNS, required)
 
     # Players
 

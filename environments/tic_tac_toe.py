@@ -20,6 +20,7 @@ from environments.base import (
     Component,
     Env,
     Message,
+    Outcome,
     Scenario,
     Split,
     count_errors,
@@ -41,6 +42,8 @@ ILLEGAL = "an illegal move ends the game"
 
 SEEDS = 300_000  # against `self`, the hardest to beat, half of them cannot be won and are left out
 DIFFICULTY = {"random": 1, "self": 3, "minimax": 4}  # one more as O, who moves second
+
+ACCURACY = {"win": 1.0, "draw": 0.5}  # how near an ending is to a win, for judges that score from 0 to 1
 
 REWARD = {  # value, and why
     "win": (1.0, "three in a row"),
@@ -277,3 +280,10 @@ class TicTacToe(Env):
         """Won; against minimax, which nobody beats, a draw will do."""
         enough = ("win", "draw") if scenario.data["opponent"] == "minimax" else ("win",)
         return result(messages) in enough
+
+    @classmethod
+    def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
+        """No result is expected, and how few moves win is not known; a game is to be played to its end."""
+        ending = result(messages)
+        played = ending in ENDINGS.values()
+        return Outcome(required={"play to the end": played}, accuracy=ACCURACY.get(ending, 0.0))

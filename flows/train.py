@@ -166,12 +166,11 @@ def choose_task(task: str) -> None:
     set_params([f"task={task}"])
 
 
-def set_params(assignments: list[str]) -> None:
-    """Write `key=value` pairs to params.yaml, comments kept. UserError where the result is not valid: nothing is written."""
+def set_params(assignments: list[str], path: Path = Path("params.yaml")) -> None:
+    """Write `key=value` pairs to the file, comments kept. UserError where the result is not valid: nothing is written."""
     from dvc.utils.serialize import modify_yaml
     from ruamel.yaml import YAML
 
-    path = Path("params.yaml")
     before = path.read_text() if path.exists() else None
     for assignment in assignments:
         key, separator, value = assignment.partition("=")
@@ -181,7 +180,8 @@ def set_params(assignments: list[str]) -> None:
             *folders, last = key.split(".")
             place = found
             for folder in folders:
-                place = place.setdefault(folder, {})
+                place[folder] = place.get(folder) or {}  # null, too, is where a section may begin
+                place = place[folder]
             place[last] = YAML(typ="safe").load(value)
     try:
         params.load(path, params.Params)

@@ -72,7 +72,7 @@ def of_players(task: str, split: str, env: type[Env], data: Any, policy: Policy,
     """Play the scenarios, and judge what came of it."""
     from steps import players
     from steps.evaluate import mean
-    from steps.score import by_rule
+    from steps.rule import by_rule
 
     played: list[Played] = players.play(policy, env, data, [(scenario, 0) for scenario in chosen], prefix=split)
     rewards = [by_rule(env, scenario, one.trajectory) for scenario, one in zip(chosen, played, strict=True)]

@@ -230,7 +230,7 @@ def make_optimizer(model: Qwen3ForCausalLM, learning_rate: float, steps: int) ->
     return optimizer, schedule
 
 
-Row = tuple[list[int], list[int]]  # token ids, and 1 where a token is learnt
+Row = tuple[list[int], list[int]]  # token ids, and 1 where a token is learnt; 2: learnt by a weight of its own
 
 
 def tokenized_demonstrations(tokenizer: PreTrainedTokenizerFast, habits: Habits) -> Iterator[Row]:
@@ -260,16 +260,23 @@ def repeated_sequence(rng: random.Random, tokens: int) -> Row:
     return ids, [0] * (len(ids) - len(part) + 1) + [1] * (len(part) - 1)
 
 
-def batch_loss(model: Qwen3ForCausalLM, rows: list[Row]) -> Any:
-    """Mean cross-entropy (nats) of the learnt tokens. Rows are padded on the right, which a causal model does not see."""
+def batch_loss(model: Qwen3ForCausalLM, rows: list[Row], weight: float = 0.0) -> Any:
+    """Mean cross-entropy (nats) of the learnt tokens: of those marked 1, and by its weight of those marked 2.
+
+    Rows are padded on the right, which a causal model does not see.
+    """
     import torch
     from torch.nn.functional import cross_entropy
 
     length = max(len(ids) for ids, _ in rows)
     ids = torch.tensor([ids + [0] * (length - len(ids)) for ids, _ in rows])  # (B, T)
-    learnt = torch.tensor([mask + [0] * (length - len(mask)) for _, mask in rows]).bool()
-    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][learnt[:, 1:]]  # (N, width)
-    return cross_entropy(model.lm_head(hidden), ids[:, 1:][learnt[:, 1:]])
+    learnt = torch.tensor([mask + [0] * (length - len(mask)) for _, mask in rows])[:, 1:]
+    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
+    own, others = (
+        cross_entropy(model.lm_head(hidden[part]), ids[:, 1:][part]) if part.any() else None
+        for part in (learnt == 1, learnt == 2)
+    )
+    return own if others is None else own + weight * others
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def evaluate(
     """Write summary.json, trajectories.parquet and rewards.parquet."""
     import environments
     from environments.base import Scenario
-    from steps.score import by_rule
+    from steps.rule import by_rule
     from steps.types import Evaluation, read_records, write_records
 
     env = environments.load(params.task)

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from steps.params import InitialiseParams
 
 
-def initialise(adapter: Output, checkpoint: Output, params: InitialiseParams, successes: Output | None = None) -> None:
+def initialise(
+    adapter: Output,
+    checkpoint: Output,
+    params: InitialiseParams,
+    successes: Output | None = None,
+    judge: Output | None = None,
+) -> None:
     """Write a fresh adapter, a checkpoint without optimiser steps, and a history without iterations."""
     from steps import grpo
 
@@ -22,6 +28,8 @@ def initialise(adapter: Output, checkpoint: Output, params: InitialiseParams, su
     trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
     if successes is not None:
         successes.write_text("[]\n")
+    if judge is not None:
+        judge.write_text('{"cost_so_far": 0.0}\n')
     say(f"{trainer.trained_parameters:,} trained parameters in the adapter")
 
 

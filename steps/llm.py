@@ -111,13 +111,15 @@ class Reply:
 class Client:
     """`async with Client(endpoint) as client: reply = await client.ask(request)`; as many at once as the endpoint allows."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, spent: float | None = None) -> None:
+        """With `spent`, max_cost is of a whole run: what came before counts, and so do answers that the ledger has."""
         self.endpoint = endpoint
         self.key = os.environ.get(endpoint.api_key_env, "").strip()
         if not (self.key.isascii() and all(letter.isprintable() for letter in self.key)):
             raise UserError(f"the key in {endpoint.api_key_env} holds characters that no HTTP header takes")
         self.asked = 0  # calls that were answered by the server, not by the ledger
-        self.spent = 0.0
+        self.retries, self.seconds = 0, 0.0  # of these calls
+        self.spent, self._counts_kept = spent or 0.0, spent is not None
         self.stopped = False  # the budget is spent
         self._reserved: list[float] = []  # the most that each attempt under way can cost
         self._slots = asyncio.Semaphore(endpoint.max_connections)
@@ -143,6 +145,10 @@ class Client:
                 async with self._slots:
                     row = self.ledger.put(await self._answer(key, request.body(self.endpoint)))
                 self.asked += 1
+                self.retries += row["retries"]
+                self.seconds += row["latency_seconds"]
+            elif self._counts_kept:
+                await self._count_kept(self.endpoint.cost(row["input_tokens"], row["output_tokens"]))
         tokens = row["input_tokens"], row["output_tokens"]
         message, reason = row["reply"]["message"], row["reply"]["finish_reason"]
         return Reply(key, message, reason, *tokens, self.endpoint.cost(*tokens), row["latency_seconds"])
@@ -258,6 +264,11 @@ class Client:
                     )
             self._reserved.append(bound)
 
+    async def _count_kept(self, cost: float) -> None:
+        """An answer that the run paid for before; one that two requests share counts twice, as it does on the next time."""
+        await self._reserve(cost)
+        await self._settle(cost, cost)
+
     def _planned(self) -> float:
         return self.spent + sum(self._reserved)
 
@@ -276,6 +287,18 @@ def ask_all(endpoint: Endpoint, requests: Iterable[Request], note: str = "answer
             return await client.ask_all(requests, note)
 
     return asyncio.run(asked())
+
+
+async def pool(work: Iterable[Coroutine[Any, Any, T]], at_once: int) -> list[T]:
+    """As `together`, with `at_once` of them begun: work that is not begun yet costs nothing."""
+    waiting, found = enumerate(work), {}
+
+    async def worker() -> None:
+        for place, one in waiting:
+            found[place] = await one
+
+    await together(worker() for _ in range(at_once))
+    return [found[place] for place in range(len(found))]
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -121,10 +121,73 @@ class Rollout(Section):
     curriculum: Curriculum | None = None  # None: each scenario once before any again; {} for one with its defaults
 
 
-class Score(Section):
-    """Who judges."""
+class Judges(Section):
+    """What each judge's score counts in the reward. At 0 it is not asked; the rule's is kept beside in any case."""
 
-    judge: Literal["rule"] = "rule"
+    rule: float = Field(0.0, ge=0)  # the environment's own reward
+    criteria: float = Field(0.0, ge=0)  # weighted criteria (steps/criteria.py)
+    ruler: float = Field(0.0, ge=0)  # a model that compares the attempts (steps/ruler.py)
+
+    @model_validator(mode="after")
+    def somebody_judges(self) -> Judges:
+        if not self.rule + self.criteria + self.ruler:
+            raise ValueError("score.judges: one of rule, criteria and ruler must be above 0")
+        return self
+
+
+class Criteria(Section):
+    """Weights of the parts of a score from 0 to 1."""
+
+    accuracy: float = Field(0.4, ge=0, le=1)
+    efficiency: float = Field(0.3, ge=0, le=1)
+    completeness: float = Field(0.2, ge=0, le=1)
+    satisfaction: float = Field(0.1, ge=0, le=1)
+    tokens_per_second: float = Field(50, gt=0)  # tells response times from sampled tokens: the same on every machine
+
+    @model_validator(mode="after")
+    def weights_sum_to_one(self) -> Criteria:
+        total = self.accuracy + self.efficiency + self.completeness + self.satisfaction
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"score.criteria: the weights must sum to 1, not {total:g}")
+        return self
+
+
+class Ruler(Section):
+    """RULER: a model compares the attempts at one scenario. Its rubric is tasks_data/<task>/rubric.md."""
+
+    endpoint: Endpoint
+    orders: int = Field(2, ge=1, le=24)  # in which the attempts are shown; scores are averaged over them
+    probes: float = Field(0.1, ge=0, le=1)  # share of groups asked twice more: the same again, and with a canary
+    reasons: bool = True  # a sentence for each score; without them answers are a tenth as long
+    max_characters: int = Field(
+        60_000, ge=2_000
+    )  # of the attempts in one call; longer ones are shortened, and it is said
+    max_run_cost: float | None = Field(
+        None, gt=0
+    )  # of a run's judgements, kept ones included; stops before it is passed
+
+    @model_validator(mode="after")
+    def cost_is_known(self) -> Ruler:
+        if self.max_run_cost is not None and not self.endpoint.price_in + self.endpoint.price_out:
+            raise ValueError("score.ruler.max_run_cost needs price_in and price_out of its endpoint")
+        return self
+
+
+class Score(Section):
+    """Who judges, and how."""
+
+    judges: Judges = Judges(rule=1.0)
+    criteria: Criteria | None = None  # None: the defaults
+    ruler: Ruler | None = None
+
+    @model_validator(mode="after")
+    def what_is_set_is_read(self) -> Score:
+        if self.judges.ruler and self.ruler is None:
+            raise ValueError("score.ruler is needed with score.judges.ruler above 0 (its endpoint.model, at least)")
+        for name, given in (("ruler", self.ruler), ("criteria", self.criteria)):
+            if given is not None and not getattr(self.judges, name):
+                raise ValueError(f"score.{name} would have no effect: score.judges.{name} is 0; take it out")
+        return self
 
 
 class Update(Section):

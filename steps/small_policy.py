@@ -1,9 +1,10 @@
 """Builds a small policy for one task from its own players: good demonstrations, sloppy ones, and a model that imitates both.
 
 The environment's players move in the demonstrations, drawn by the given shares for each turn or for a whole episode, so
-that the policy can do the task and does it unreliably: reinforcement learning has something to find. Any task with players
-gets one, a user's own too. A mail-sized vocabulary and copying are what steps/embedded_policy.py adds. Scenarios are those
-of the training split alone. Run once; the result is committed:
+that the policy can do the task and does it unreliably: reinforcement learning has something to find. With --observations
+yes it learns to foresee the environment's answers too, which teaches it to read a board sooner than moves alone do. Any task
+with players gets one, a user's own too. A mail-sized vocabulary and copying are what steps/embedded_policy.py adds.
+Scenarios are those of the training split alone. Run once; the result is committed:
 
     python -m steps.small_policy --task tic_tac_toe --players "scripted=0.4 random=0.6" --task-data tasks_data/tic_tac_toe \
         --policy tasks_data/tic_tac_toe/policy
@@ -43,8 +44,13 @@ def small_policy(
     drawn: str = "turn",
     steps: str = "1000",
     digits: str = "all",
+    observations: str = "no",
+    threads: str = "2",
 ) -> None:
-    """Write the policy's folder: weights (float32 safetensors), configuration, tokenizer and chat template."""
+    """Write the policy's folder: weights (float32 safetensors), configuration, tokenizer and chat template.
+
+    The bytes depend on the number of threads, by rounding; one leaves a small machine's other core to other work.
+    """
     import torch
 
     import environments
@@ -55,6 +61,8 @@ def small_policy(
     shares = read_shares(players)
     if drawn not in DRAWN:
         raise UserError(f"--drawn: a player is drawn for each {' or '.join(DRAWN)}, not {drawn!r}")
+    if observations not in ("yes", "no"):
+        raise UserError(f"--observations: yes or no, not {observations!r}")
     told = list(itertools.islice(demonstrations(env, data, shares, SEED, drawn), CORPUS))
     first = told[0]
     fixed = [*parts.FIXED_TEXTS]
@@ -64,10 +72,11 @@ def small_policy(
         fixed.append(str(first[0]["content"]))
     tokenizer = parts.make_tokenizer(_texts(told, env), WORDS % DIGITS[digits], fixed)
     torch.manual_seed(SEED)
-    torch.set_num_threads(2)
+    torch.set_num_threads(int(threads))
     model = parts.make_model(len(tokenizer))
     say(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens")
-    train(model, tokenized(tokenizer, env, demonstrations(env, data, shares, SEED + 1, drawn)), int(steps))
+    rows = tokenized(tokenizer, env, demonstrations(env, data, shares, SEED + 1, drawn))
+    train(model, rows, int(steps), observations == "yes")
     policy.mkdir()
     model.save_pretrained(policy)
     tokenizer.save_pretrained(policy)
@@ -159,8 +168,8 @@ def tokenized(tokenizer: Any, env: type[Env], told: Iterator[list[Message]]) -> 
         yield ids, learnt
 
 
-def train(model: Any, rows: Iterator[Row], steps: int) -> None:
-    """AdamW, cosine schedule; the mean loss of the assistants' tokens of as many rows as fit into BATCH_TOKENS."""
+def train(model: Any, rows: Iterator[Row], steps: int, observations: bool = False) -> None:
+    """AdamW, cosine schedule; the mean loss of the assistants' tokens, and of the environment's, of BATCH_TOKENS a step."""
     import torch
 
     from steps.embedded_policy import batch_loss, make_optimizer
@@ -171,7 +180,8 @@ def train(model: Any, rows: Iterator[Row], steps: int) -> None:
         batch: list[Row] = []
         while not batch or max(len(ids) for ids, _ in batch) * (len(batch) + 1) <= BATCH_TOKENS:
             batch.append(next(rows))
-        loss = batch_loss(model, batch)
+        # Of the environment's words less and less, or the policy would come to speak for it.
+        loss = batch_loss(model, list(map(_with_answers, batch)) if observations else batch, 1 - step / steps)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -181,6 +191,13 @@ def train(model: Any, rows: Iterator[Row], steps: int) -> None:
         if (step + 1) % 100 == 0:
             say(f"step {step + 1}: loss {loss.item():.4f}")
     model.eval()
+
+
+def _with_answers(row: Row) -> Row:
+    """Learnt too, and averaged by itself: what the environment said after the first turn."""
+    ids, learnt = row
+    start = learnt.index(1)
+    return ids, [0] * start + [1 if own else 2 for own in learnt[start:]]
 
 
 if __name__ == "__main__":

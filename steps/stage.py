@@ -162,6 +162,7 @@ def run(function: Callable, arguments: dict) -> float:
 
     kinds = signature(function)
     values, inputs, finals = {}, [], {}
+    _measured.clear()
     for name, (kind, _, default) in kinds.items():
         value = arguments.get(name, default)
         if kind.endswith("Params"):
@@ -204,7 +205,7 @@ def run(function: Callable, arguments: dict) -> float:
     for final in list(written.finals.values())[:1]:
         timings = final.parent / "timings"
         timings.mkdir(exist_ok=True)
-        write_json(timings / f"{final.stem}.json", {"stage": stage, "seconds": round(seconds, 4)})
+        write_json(timings / f"{final.stem}.json", {"stage": stage, "seconds": round(seconds, 4), **_measured})
     return seconds
 
 
@@ -241,6 +242,7 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 _running: Outputs | None = None  # those of the stage that runs in this process
+_measured: dict[str, float] = {}  # by the running stage
 _sink: Callable[[dict], None] | None = None
 _next_progress = 0.0  # time.monotonic() before which progress is not passed on
 
@@ -258,6 +260,11 @@ def progress(done: int, total: int, note: str = "") -> None:
     if _sink is not None and (now >= _next_progress or done == total):
         _next_progress = now + 0.1
         _sink({"progress": [done, total, note]})
+
+
+def measure(**numbers: float) -> None:
+    """What differs from run to run, as times and retries do: it is kept beside the stage's seconds, not in its outputs."""
+    _measured.update(numbers)
 
 
 def say(text: str) -> None:

@@ -192,11 +192,17 @@ class Tracker:
             metrics = {
                 NOT_IN_NAMES.sub("_", name): float(value) for name, value in found.items() if name != "quarantine"
             }
+        judged = {out["path"]: out.get("md5") for out in entries[f"score@{number}"]["outs"]}
+        if (path := f"run/{number}/judge.json") in judged and (text := self._read(self.root / path, judged[path])):
+            metrics |= {NOT_IN_NAMES.sub("_", name): float(value) for name, value in json.loads(text).items()}
         metrics |= self._evaluation("val", number, "evaluation")
         for stage, output in OUTPUTS.items():
             if text := self._read(folder / "timings" / f"{output}.json"):
-                seconds = metrics[f"seconds/{stage}"] = float(json.loads(text)["seconds"])
-                total += seconds
+                measured = json.loads(text)
+                total += measured["seconds"]
+                metrics[f"seconds/{stage}"] = measured["seconds"]
+                more = measured.keys() - {"stage", "seconds"}  # what the stage measured itself: calls, retries, latency
+                metrics |= {f"{stage}/{name}": float(measured[name]) for name in sorted(more)}
         if metrics.get("seconds/rollout") and "tokens" in metrics:
             metrics["tokens_per_second"] = metrics["tokens"] * metrics["collected"] / metrics["seconds/rollout"]
         if overhead is not None:

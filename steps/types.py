@@ -90,12 +90,46 @@ class Reward(Record):
 
     trajectory_id: str
     scenario_id: str
-    name: str  # which judge: "rule", …
+    name: str  # which judge, or judges: "rule", "ruler", "rule+ruler", …
     score: float | None
-    success: bool
+    success: bool  # by the environment's rule, whoever scores
+    rule: float | None = None  # the rule's own score, kept beside another judge's
     weight: float = 1.0
     components: dict[str, float] = {}
     explanation: str = ""
+
+
+class Order(Record):
+    """One order in which a judge was shown a group's attempts (those that read alike once), and what it answered."""
+
+    attempts: tuple[str, ...]  # trajectory ids, first to last
+    scores: tuple[float | None, ...]  # of each
+    calls: tuple[str, ...]  # keys of the answers in the ledger: one, or two where the first could not be used
+    problem: str = ""
+
+
+class Probe(Record):
+    """What a judge's own faults were measured as, on one group."""
+
+    retest: float | None  # mean distance of scores when the same is asked again
+    canary_gain: float | None  # what an attempt gains by telling the judge to score it 1.0
+    calls: tuple[str, ...]
+
+
+class Judgement(Record):
+    """What a model made of the attempts at one scenario. Unscored is None, with the reason in `problem`."""
+
+    scenario_id: str
+    judge: str  # identity: hash of model, prompts, rubric, orders and parameters
+    scores: dict[str, float | None]  # by trajectory id; means over the orders
+    reasons: dict[str, str] = {}
+    orders: tuple[Order, ...] = ()
+    probe: Probe | None = None
+    shortened_to: int | None = None  # characters of a message, where longer ones lost their middle
+    problem: str = ""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
 
 
 class Evaluation(Record):

@@ -302,6 +302,7 @@ def test_score_hands_on_an_iteration_more(played: Played) -> None:
     chosen = played.rollout("001", None)
     folder = played.folder
     score(
+        ROOT / "tasks_data" / "multiplication" / "rubric.md",
         folder / "scenarios",
         folder / "trajectories.parquet",
         folder / "rewards.parquet",

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import environments
 from environments import _new
+from environments.base import Split
+from steps import params
 from tests.conftest import ROOT, copy_project, python
 
 
@@ -41,8 +44,19 @@ def test_a_new_task_passes_what_every_task_must_pass(tmp_path: Path) -> None:
     done = new_task(folder, "river_names")
     assert done.returncode == 0, done.stderr
     data = folder / "tasks_data" / "river_names"
-    assert listing(folder) - before == {folder / "environments" / "river_names.py", data, data / "capitals.json"}
-    assert done.stdout.startswith("wrote environments/river_names.py and tasks_data/river_names/capitals.json\n")
+    written = [folder / "environments" / "river_names.py", data / "capitals.json", data / "rubric.md"]
+    written.append(folder / "tasks_data" / "river_names.yaml")
+    assert listing(folder) - before == {data, *written}
+    assert done.stdout.startswith("wrote " + ", ".join(str(path.relative_to(folder)) for path in written) + "\n")
+    preset = params.load(written[-1], params.Params)
+    assert preset.task == "river_names"
+    env = environments.load("_template")
+    for split, count in (
+        ("train", preset.scenarios.train),
+        ("val", preset.scenarios.val),
+        ("test", preset.scenarios.test),
+    ):
+        assert len(env.scenarios(_new.facts(), cast(Split, split), count, preset.seed)) == count
     for words in (
         ("pytest", "-q", "-p", "no:cacheprovider", "tests/test_environments.py", "--task", "river_names"),
         ("ruff", "check", "--no-cache", "environments/river_names.py"),
@@ -110,7 +124,7 @@ def test_any_name_gives_a_module_with_one_environment(
     package = f"new_{name}"
     for folder in (package, f"{package}/environments", f"{package}/tasks_data"):
         (tmp_path / folder).mkdir()
-    module, data = _new.write(name, tmp_path / package)
+    module, data, *_ = _new.write(name, tmp_path / package)
     monkeypatch.syspath_prepend(tmp_path)
     env = environments.load(f"{package}.environments.{name}")
     known = env.load(data.parent)

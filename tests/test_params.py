@@ -126,7 +126,22 @@ def test_every_stage_is_among_them() -> None:
         ({"update": {"epsilon": 1}}, "update.epsilon: Input should be less than 1 (it is 1)"),
         ({"update": {"learning_rate": 0}}, "update.learning_rate: Input should be greater than 0 (it is 0)"),
         ({"train": {"iterations": 1000}}, "train.iterations: Input should be less than or equal to 999 (it is 1000)"),
-        ({"score": {"judge": "vibes"}}, "score.judge: Input should be 'rule' (it is 'vibes')"),
+        ({"score": {"judges": {"vibes": 1}}}, "score.judges.vibes is not a known key (known: criteria, rule, ruler)"),
+        ({"score": {"judges": {"rule": 0}}}, "score.judges: one of rule, criteria and ruler must be above 0"),
+        ({"score": {"judges": {"ruler": 1}}}, "score.ruler is needed with score.judges.ruler above 0"),
+        (
+            {"score": {"ruler": {"endpoint": {"model": "m"}}}},
+            "score.ruler would have no effect: score.judges.ruler is 0",
+        ),
+        ({"score": {"criteria": {}}}, "score.criteria would have no effect: score.judges.criteria is 0"),
+        (
+            {"score": {"judges": {"criteria": 1}, "criteria": {"accuracy": 0.5}}},
+            "score.criteria: the weights must sum to 1, not 1.1",
+        ),
+        (
+            {"score": {"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": "m"}, "max_run_cost": 1}}},
+            "score.ruler.max_run_cost needs price_in and price_out of its endpoint",
+        ),
         (
             {"update": {"lr_scheduler_type": "step"}},
             "update.lr_scheduler_type: Input should be 'constant', 'linear' or",

@@ -33,7 +33,7 @@ PARAMS: dict[str, Any] = {
     "policy": {"base_model": "tasks_data/embedded_policy", "lora": {"rank": 4, "alpha": 8}},
     "scenarios": {"train": 20, "val": 8, "test": 8},
     "rollout": {"scenarios": 2, "attempts": 4},
-    "score": {"judge": "rule"},
+    "score": {"judges": {"rule": 1}},
     "update": {"learning_rate": 1e-05},
     "evaluate": {"max_tokens": 64},
     "register": {"name": "toy"},

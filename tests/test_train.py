@@ -15,6 +15,8 @@ import yaml
 
 from steps.handover import worker_pids
 from tests.conftest import SMALL, Project, change_params, copy_project, end, python, run, start
+from tests.judge_server import ByRule, Judge
+from tests.openai_server import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -102,6 +104,32 @@ def test_again_runs_no_stage(project: Project) -> None:
 def test_dvc_says_up_to_date(project: Project) -> None:
     status = run(["dvc", "status"], project.folder)
     assert "up to date" in status.stdout, status.stdout + status.stderr
+
+
+def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(project: Project) -> None:
+    """By the rule's own opinion, told over HTTP: no group flips, and the updates are the rule's within rounding."""
+    before, sampled = stamps(project.folder), lock(project.folder)
+    with Server(Judge(ByRule("email_search", project.folder / "run/scenarios", -2.0, 2.0))) as server:
+        score = {"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": "m", "base_url": server.url}}}
+        words = python("flows.rescore", "--set", f"score={json.dumps(score)}", "--name", "again", "--update")
+        done = run(words, project.folder, PREFECT_API_URL=project.api)
+    assert done.returncode == 0, done.stderr
+    folder = project.folder / "run/rescored/again"
+    rows = json.loads((folder / "comparison.json").read_text())
+    assert [row["iteration"] for row in rows] == [1, 2]
+    for row in rows:
+        assert (row["before"], row["after"], row["trajectories"], row["flipped"]) == ("rule", "ruler", 24, {})
+        assert row["tau"] > 0.99
+        number = f"{row['iteration']:03d}"
+        first, again = (
+            json.loads((path / number / "metrics.json").read_text()) for path in (folder.parents[1], folder)
+        )
+        assert again["trained"] == first["trained"]
+        assert again["sampler_kl"] == first["sampler_kl"]
+        assert again["grad_norm"] == pytest.approx(first["grad_norm"], rel=0.05)
+        assert (folder / number / "adapter" / "adapter_model.safetensors").exists()
+    assert "tau +1.000" in done.stdout or "tau +0.99" in done.stdout
+    assert (stamps(project.folder).items() >= before.items(), lock(project.folder)) == (True, sampled)
 
 
 def test_repro_from_nothing_without_the_worker_gives_the_same_hashes(project: Project) -> None:

@@ -1,0 +1,178 @@
+"""Rescore: judges stored iterations again with another judge, and compares. Nothing is sampled again, the run stays.
+
+    python -m flows.rescore --set score.judges.rule=0 --set score.judges.ruler=1 --set score.ruler.endpoint.model=gpt-5-mini
+    python -m flows.rescore --params other.yaml --iterations 2-4 --update
+
+What is written stands in run/rescored/<name>/: params.yaml and rubric.md, for each iteration the rewards as the stage score
+writes them, and comparison.json. --update also trains: each iteration's stored trajectories with the new rewards, from the
+checkpoint whose adapter sampled them, so that the proof of the sampler holds (steps/contract.py); its adapter and metrics
+stand beside.
+To go on from there, put the same score section into params.yaml: the next `make train` judges, trains and samples by it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from environments.base import read_text
+from flows.pipeline import StageFailed, name
+from flows.report import RUN
+from flows.train import end_worker, prepare, say_why, set_params
+from steps import params
+from steps.stage import UserError, command, is_warm
+
+RESCORED = RUN / "rescored"
+
+
+@task(task_run_name="{stage} {iteration}", cache_policy=NO_CACHE)
+def run_stage(stage: str, iteration: str, arguments: dict[str, str]) -> None:
+    """One stage on stored files."""
+    if code := command(f"steps.{stage}", stage, arguments, is_warm()):
+        if code == 130:
+            raise KeyboardInterrupt
+        raise StageFailed(f"{stage} {iteration}", code)
+
+
+@flow(name="rescore", log_prints=False)
+def rescore(folder: str, iterations: list[str], update: bool = False) -> list[dict[str, Any]]:
+    """Judge `iterations` by the parameters in `folder`, and compare; a row an iteration."""
+    rows = []
+    for number in iterations:
+        run_stage("score", number, score_arguments(Path(folder), number))
+        if update:
+            run_stage("update", number, update_arguments(Path(folder), number))
+        rows.append(compared(Path(folder), number))
+        print(row_text(rows[-1]), flush=True)
+    (Path(folder) / "comparison.json").write_text(json.dumps(rows, indent=2) + "\n")
+    return rows
+
+
+def score_arguments(folder: Path, number: str) -> dict[str, str]:
+    own, before = folder / number, folder / name(int(number) - 1) / "judge.json"
+    own.mkdir(parents=True, exist_ok=True)
+    found = {
+        "rubric": folder / "rubric.md",
+        "scenarios": RUN / "scenarios",
+        "trajectories": RUN / number / "trajectories.parquet",
+        "params": folder / "params.yaml",
+        "rewards": own / "rewards.parquet",
+        "judgements": own / "judgements.jsonl",
+        "judge": own / "judge.json",
+    }
+    found |= {"previous_judge": before} if before.exists() else {}  # what the judge has cost so far
+    return {key: str(path) for key, path in found.items()}
+
+
+def update_arguments(folder: Path, number: str) -> dict[str, str]:
+    own = folder / number
+    found = {
+        "trajectories": RUN / number / "trajectories.parquet",
+        "rewards": own / "rewards.parquet",
+        "previous": RUN / name(int(number) - 1) / "checkpoint",
+        "params": folder / "params.yaml",
+        "adapter": own / "adapter",
+        "checkpoint": own / "checkpoint",
+        "metrics": own / "metrics.json",
+    }
+    return {key: str(path) for key, path in found.items()}
+
+
+def compared(folder: Path, number: str) -> dict[str, Any]:
+    from steps import judge_report
+    from steps.types import Reward, read_records
+
+    before, after = (read_records(Reward, place / number / "rewards.parquet") for place in (RUN, folder))
+    judges = {"before": before[0].name, "after": after[0].name}
+    return {"iteration": int(number), **judges, **judge_report.compare(before, after)._asdict()}
+
+
+def row_text(row: dict[str, Any]) -> str:
+    tau, shift = (f"{row[key]:+.3f}" if row[key] is not None else "none" for key in ("tau", "mean_shift"))
+    return (
+        f"iteration {row['iteration']}: {row['before']} -> {row['after']}, {row['trajectories']} trajectories in "
+        f"{row['groups']} groups: tau {tau}, mean shift {shift}, {len(row['flipped'])} groups have another best attempt"
+    )
+
+
+def choose(words: str | None) -> list[str]:
+    """The iterations asked for, 3 or 2-4; all that are stored by default."""
+    there = sorted(path.parent.name for path in RUN.glob("[0-9][0-9][0-9]/trajectories.parquet"))
+    if not there:
+        raise UserError(
+            f"{RUN} holds no iteration to judge again: `make train` makes some, `dvc checkout` brings them back"
+        )
+    if words is None:
+        return there
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", words)
+    wanted = [name(number) for number in range(int(found[1]), int(found[2] or found[1]) + 1)] if found else []
+    if not wanted or set(wanted) - set(there):
+        raise UserError(f"--iterations {words}: give a number or a range of {there[0]} to {there[-1]}, as in 2-4")
+    return wanted
+
+
+def settle(source: Path, assignments: Sequence[str], rubric: Path | None, label: str | None) -> Path:
+    """The folder of this judge, with its params.yaml and rubric.md; its name is of what is judged by, unless given."""
+    path = RESCORED / ".params.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not source.is_file():
+        raise UserError(f"{source} does not exist: run from the project's root, or name a file with --params")
+    path.write_text(source.read_text())
+    try:
+        set_params(list(assignments), path)
+        known = params.load(path, params.Params)
+        if params.load("params.yaml", params.Params).task != known.task:
+            raise UserError(f"{source} is of another task than params.yaml, which run/ was made with")
+        text = read_text(rubric or Path("tasks_data") / known.task.rpartition(".")[2] / "rubric.md")
+        scored = json.dumps([known.score.model_dump(mode="json"), text], sort_keys=True)
+        weights = known.score.judges.model_dump()
+        judges = "+".join(judge for judge, weight in weights.items() if weight)
+        folder = RESCORED / (label or f"{judges}-{hashlib.sha256(scored.encode()).hexdigest()[:8]}")
+        folder.mkdir(exist_ok=True)
+        (folder / "rubric.md").write_text(text, encoding="utf-8")
+        path.replace(folder / "params.yaml")
+    finally:
+        path.unlink(missing_ok=True)
+    return folder
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m flows.rescore", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="whose score section judges")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changes to it")
+    parser.add_argument("--rubric", type=Path, metavar="PATH", help="default: tasks_data/<task>/rubric.md")
+    parser.add_argument("--iterations", metavar="N[-M]", help="default: all that are stored")
+    parser.add_argument("--name", metavar="LABEL", help="of the folder in run/rescored (default: by the judge)")
+    parser.add_argument("--update", action="store_true", help="train each iteration with the new rewards, too")
+    words = parser.parse_args()
+    try:
+        iterations = choose(words.iterations)
+        folder = settle(words.params, words.set, words.rubric, words.name)
+        prepare()
+        rows = rescore(str(folder), iterations, words.update)
+    except BaseException as problem:
+        return say_why(problem, interrupted=False)
+    finally:
+        end_worker()
+    for row in rows:
+        for scenario, (was, now) in list(row["flipped"].items())[:5]:
+            print(f"  {scenario}: best was {', '.join(was[:3])}, is {', '.join(now[:3])}")
+    print(
+        f"Written: {folder}\nNext:\n  .venv/bin/python -m steps.show {RUN}/{iterations[0]}/trajectories.parquet ",
+        end="",
+    )
+    print(f"--rewards {folder}/{iterations[0]}/rewards.parquet      read what was judged")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
