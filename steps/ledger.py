@@ -76,10 +76,10 @@ class Ledger:
             with self.engine.begin() as connection:
                 connection.execute(REPLIES.insert().values(created=datetime.now(UTC), **row))
         except IntegrityError:
-            pass
-        found = self.get(row["key"])
-        assert found is not None
-        return found
+            found = self.get(row["key"])
+            assert found is not None
+            return found
+        return row
 
 
 def _several_processes(connection: Any, _: object) -> None:
