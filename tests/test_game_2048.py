@@ -306,14 +306,18 @@ def test_words_that_show_a_board_are_no_board() -> None:
 
 
 def test_gold_reaches_the_target_and_bad_does_not() -> None:
+    """After the opening a merge or two may be at hand, so that even up and down alone reach it in 1 game of 100."""
     for mode in ("win", "shaped"):
-        game = GAME | {"reward": mode}
-        for one in Game2048.scenarios(game, "val", 10, 7):
+        game, lucky = GAME | {"reward": mode}, 0
+        for one in Game2048.scenarios(game, "val", 50, 7):
             gold, bad = (Game2048(one, game).play(player) for player in ("gold", "bad"))
             assert Game2048.success(one, gold)
-            assert not Game2048.success(one, bad)
+            if Game2048.success(one, bad):
+                lucky += 1
+                continue
             worth = [sum(part.value for part in Game2048.reward(one, told)) for told in (gold, bad)]
             assert worth[0] > worth[1] + 0.4
+        assert lucky <= 1
 
 
 def test_expectimax_beats_random() -> None:
@@ -352,7 +356,7 @@ def test_scripted_and_random_use_only_what_the_policy_sees() -> None:
 def test_messages() -> None:
     for one in Game2048.scenarios(GAME, "test", 50, 1):
         system, user = one.messages
-        assert system["content"] == "2048: slide the tiles, equal ones merge. Reach 64 in 18 moves."
+        assert system["content"] == "2048: slide the tiles, equal ones merge. Reach 64 in 10 moves."
         assert user["content"] == show(start(one.data["seed"], GAME["opening"]))
         assert one.data["kind"] == "target 64"
         assert 1 <= one.data["difficulty"] <= 5
