@@ -110,10 +110,7 @@ class Tracker:
         lock, first = lock or register.read_lock(self.root), [f"{stage}@001" for stage in OUTPUTS]
         if reason := unfit(lock, ["scenarios", "initialise", *first], self.params):
             return reason
-        # A run is its code, data and parameters: what its first iteration reads that the run itself did not make.
-        given: list[Any] = [[lock[name]["cmd"], lock[name].get("params")] for name in first]
-        given += [dep for name in first for dep in lock[name].get("deps", []) if not dep["path"].startswith("run/")]
-        key = register.digest([lock["scenarios"], lock["initialise"], given])
+        key = str(register.run_key(lock))
         found = self.client.search_runs([self.experiment], f"tags.run_key = '{key}'", order_by=["start_time ASC"])
         run = found[0] if found else self._new_parent(key)
         unset = {name: value for name, value in self.settings.items() if name not in run.data.params}

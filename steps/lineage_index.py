@@ -1,0 +1,467 @@
+"""The lineage index: what run/ and dvc.lock say of what was made of what, as two tables beside the ledger's `replies`.
+
+Two tables, `nodes(kind, id, data)` and `edges(parent, role, child, data)`: both questions are a walk of unknown depth over
+things of many kinds, which this makes one recursive query, the same on SQLite and PostgreSQL, with an index each way.
+A table a kind would need a join a kind, and a new one for each new kind. What is whose parent (edge roles in brackets):
+
+    run [made] adapter [sampled] batch [trained] adapter; adapter [continued] adapter
+    scenario [attempted] trajectory [collected] batch; trajectory [scored] rewards [trained] adapter
+    rule, criteria: judge [judged] rewards. A model: judge [judged] judgement [counted, or beside: weight 0] rewards
+    scenario [compared] judgement; reply [answered, or probed: a test of the judge itself] judgement
+    adapter [measured] metrics; adapter, scenario [evaluated] evaluation; adapter [decided] receipt
+
+An id is a hash of the content, or holds one (of a trajectory and of rewards <batch>/<name>, of a judgement <file>/<name>),
+so a row never changes: indexing the same files again adds nothing, another run adds rows. A link is made where dvc.lock
+recorded it and the files that lie there are the recorded ones; all else is listed as left out. Of a run, the git commit is
+the one at its first indexing, and a rebuild keeps it: no file of the run has it.
+
+Left out: trajectories of evaluations, what lies in run/ beside the chain (run/promote), versions and aliases, which are
+MLflow's and asked for live.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable, DropTable
+
+from steps import register, tracking
+from steps.ledger import Ledger
+from steps.stage import UserError
+from steps.types import OUTPUTS
+
+if TYPE_CHECKING:
+    pass
+
+META = sa.MetaData()
+NODES = sa.Table(
+    "nodes",
+    META,
+    sa.Column("kind", sa.String, primary_key=True),
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("data", sa.JSON, nullable=False),
+)
+EDGES = sa.Table(
+    "edges",
+    META,
+    sa.Column("parent_kind", sa.String, primary_key=True),
+    sa.Column("parent_id", sa.String, primary_key=True),
+    sa.Column("role", sa.String, primary_key=True),
+    sa.Column("child_kind", sa.String, primary_key=True),
+    sa.Column("child_id", sa.String, primary_key=True),
+    sa.Column("data", sa.JSON, nullable=False),
+)
+BY_CHILD = sa.Index("edges_by_child", EDGES.c.child_kind, EDGES.c.child_id)
+
+KINDS = """scenario trajectory batch judge reply judgement rewards adapter run
+    evaluation metrics receipt""".split()
+WITHOUT_EFFECT = ("beside", "probed")  # roles: asked of a judge, but no reward depends on it
+UNLINKED = "nothing that is indexed says what was used to make the adapter"
+SHORT = 12  # hex digits of a file's md5 in the id of something in it
+
+Thing = tuple[str, str]  # (kind, id)
+
+
+class Indexed(NamedTuple):
+    """What an indexing did."""
+
+    nodes: int  # rows added
+    edges: int
+    left_out: list[str]  # what was missing, or is not what dvc.lock recorded, and what that leaves unlinked
+
+
+# --- From files to rows
+
+
+class Rows:
+    """Nodes and edges of one part of a run, each once."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[Thing, dict[str, Any]] = {}
+        self.edges: dict[tuple[str, str, str, str, str], dict[str, Any]] = {}
+
+    def node(self, thing: Thing, **data: Any) -> Thing:
+        self.nodes[thing] = data
+        return thing
+
+    def edge(self, parent: Thing, role: str, child: Thing, **data: Any) -> None:
+        self.edges[(*parent, role, *child)] = data
+
+
+class Batch(NamedTuple):
+    """A batch that was read."""
+
+    thing: Thing
+    adapters: set[str]  # that sampled it
+    names: set[str]  # of its trajectories
+
+
+class Reader:
+    """Reads the run of a project's folder; `runs` are those whose git commit is known already."""
+
+    def __init__(self, root: Path, runs: Mapping[str, dict[str, Any]]) -> None:
+        self.root, self.runs, self.left_out = root, runs, list[str]()
+        self.chain, self.lock = tracking.read_chain(root), register.read_lock(root)
+        self.made = {out["path"]: out.get("md5") for entry in self.lock.values() for out in entry.get("outs", [])}
+        self.run = register.run_key(self.lock)
+        if self.run is None:
+            self.left_out.append("dvc.lock has no whole first iteration: which run this is cannot be said yet")
+
+    def parts(self, iterations: Sequence[str] | None) -> Iterator[Rows]:
+        """The run, each iteration (000: the scenarios and the adapter that it starts from) and the receipt."""
+        yield self.start(iterations is None or "000" in iterations)
+        chained = self.chain.get("iterations") or {}
+        if unknown := sorted(set(iterations or ()) - {"000", *chained}):
+            raise UserError(f"chain.yaml has no iteration {', '.join(unknown)}; it has 000, {', '.join(chained)}")
+        for number in iterations if iterations is not None else ["000", *chained]:
+            yield self.iteration(number, chained[number]["prev"] if number in chained else None)
+        if iterations is None:
+            for folder in sorted((self.root / "run").glob("[0-9][0-9][0-9]")):
+                if folder.name not in {"000", *chained}:
+                    self.left_out.append(f"run/{folder.name} is not in chain.yaml")
+        yield self.receipt()
+
+    def start(self, scenarios: bool) -> Rows:
+        """The run, and its scenarios, which stay the same from iteration to iteration."""
+        rows = Rows()
+        if scenarios and self.md5("run/scenarios"):
+            for path in sorted((self.root / "run/scenarios").glob("*.parquet")):
+                for row in self.table(path.relative_to(self.root).as_posix(), ["id", "task", "split"]):
+                    rows.node(("scenario", row["id"]), task=row["task"], split=row["split"])
+        if self.run is not None:
+            rows.node(("run", self.run), **(self.runs.get(self.run) or describe(self.root, self.lock)))
+        return rows
+
+    def iteration(self, number: str, previous: str | None) -> Rows:
+        rows = Rows()
+        adapter = self.adapter(rows, number, "initialise" if previous is None else f"update@{number}")
+        if previous is not None:
+            batch = self.batch(rows, number)
+            rewards = self.rewards(rows, number, batch) if batch else None
+            if adapter and batch and rewards:
+                self.update(rows, number, previous, adapter, batch, rewards)
+        if number in (self.chain.get("evaluated") or ()):
+            self.evaluation(rows, f"run/{number}/evaluation")
+        if number in (self.chain.get("tested") or {}).values():
+            self.evaluation(rows, f"run/{number}/test")
+        return rows
+
+    def adapter(self, rows: Rows, number: str, maker: str) -> Thing | None:
+        from steps.engine import adapter_hash
+
+        path = f"run/{number}/adapter"
+        if not (md5 := self.md5(path)):
+            return None
+        try:
+            name = adapter_hash(self.root / path)
+        except FileNotFoundError as problem:
+            raise UserError(
+                f"{problem.filename} is missing in {path}; `dvc checkout` brings the adapter back"
+            ) from None
+        state = self.state(number)
+        if state is not None and state != name:
+            self.left_out.append(f"{path} is {name}, but run/{number}/checkpoint is of adapter {state}")
+            return None
+        adapter = rows.node(("adapter", name))
+        if self.run is not None and maker in self.lock:
+            recorded = register.lineage(self.root, self.root / path)
+            rows.edge(("run", self.run), "made", adapter, iteration=number, md5=md5, **recorded)
+        return adapter
+
+    def batch(self, rows: Rows, number: str) -> Batch | None:
+        path = f"run/{number}/trajectories.parquet"
+        if not (md5 := self.md5(path)):
+            return None
+        found = self.table(path, ["id", "scenario_id", "adapter_hash", "stop_reason"])
+        made = Batch(("batch", md5), {row["adapter_hash"] for row in found}, {row["id"] for row in found})
+        rows.node(made.thing, trajectories=len(found))
+        for row in found:
+            one = rows.node(trajectory(md5, row["id"]), stop_reason=row["stop_reason"])
+            rows.edge(("scenario", row["scenario_id"]), "attempted", one)
+            rows.edge(one, "collected", made.thing)
+        for name in made.adapters:
+            rows.edge(("adapter", name), "sampled", made.thing)
+        return made
+
+    def rewards(self, rows: Rows, number: str, batch: Batch) -> Thing | None:
+        path = f"run/{number}/rewards.parquet"
+        if not (md5 := self.md5(path)):
+            return None
+        found = self.table(path, ["trajectory_id", "name", "score", "success"])
+        if {row["trajectory_id"] for row in found} != batch.names:
+            self.left_out.append(f"{path} is of other trajectories than run/{number}/trajectories.parquet")
+            return None
+        counted = sorted({name for row in found for name in row["name"].split("+")})
+        # Two batches may well have the same rewards: the file names trajectories, which another batch names alike.
+        rewards = rows.node(("rewards", f"{batch.thing[1][:SHORT]}/{md5}"), counted=counted)
+        for row in found:
+            given = {"name": row["name"], "score": row["score"], "success": row["success"]}
+            rows.edge(trajectory(batch.thing[1], row["trajectory_id"]), "scored", rewards, **plain(given))
+        for name in [one for one in counted if one != "ruler"]:
+            if f"score@{number}" in self.lock:
+                judge = rows.node(("judge", code_judge(name, self.lock[f"score@{number}"])), name=name)
+                rows.edge(judge, "judged", rewards)
+            else:
+                self.left_out.append(f"dvc.lock has no score@{number}: which {name} judged {path} is not known")
+        self.judgements(rows, number, rewards, "counted" if "ruler" in counted else "beside")
+        return rewards
+
+    def judgements(self, rows: Rows, number: str, rewards: Thing, role: str) -> None:
+        from pydantic import ValidationError
+
+        from steps.types import Judgement
+
+        path = f"run/{number}/judgements.jsonl"
+        if not (md5 := self.md5(path)):
+            return
+        for place, line in enumerate((self.root / path).read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                one = Judgement.model_validate_json(line)
+            except ValidationError as problem:
+                raise unreadable(f"{path}, line {place}", "judgement", problem.errors()[0]["msg"]) from None
+            judge = rows.node(("judge", one.judge), name="ruler")
+            thing = rows.node(("judgement", f"{md5[:SHORT]}/{one.scenario_id}"), problem=one.problem, cost=one.cost)
+            rows.edge(judge, "judged", thing)
+            rows.edge(("scenario", one.scenario_id), "compared", thing)
+            rows.edge(thing, role, rewards)
+            for key in [key for order in one.orders for key in order.calls]:
+                rows.edge(("reply", key), "answered", thing)
+            for key in one.probe.calls if one.probe else ():
+                rows.edge(("reply", key), "probed", thing)
+
+    def update(self, rows: Rows, number: str, previous: str, adapter: Thing, batch: Batch, rewards: Thing) -> None:
+        """Link an adapter to what it was trained on, as far as dvc.lock and the files agree."""
+        unlinked = f"run/{number}/adapter is not linked to its batch"
+        name = f"update@{number}"
+        read = {dep["path"]: dep.get("md5") for dep in self.lock.get(name, {}).get("deps", [])}
+        wanted = {
+            f"run/{number}/trajectories.parquet": batch.thing[1],
+            f"run/{number}/rewards.parquet": rewards[1].rpartition("/")[2],
+            f"run/{previous}/checkpoint": self.made.get(f"run/{previous}/checkpoint"),
+        }
+        before = self.state(previous) or next(iter(batch.adapters), "")
+        if name not in self.lock:
+            self.left_out.append(f"dvc.lock has no {name}: {unlinked}")
+        elif changed := [path for path, md5 in wanted.items() if read.get(path) != md5]:
+            self.left_out.append(f"{', '.join(changed)} changed after {name}: {unlinked} (`dvc repro` trains it again)")
+        elif batch.adapters != {before}:
+            sampled = ", ".join(sorted(batch.adapters)) or "nothing"
+            self.left_out.append(f"batch {number} is of {sampled}, run/{previous}/checkpoint of {before}: {unlinked}")
+        else:
+            rows.edge(batch.thing, "trained", adapter)
+            rows.edge(rewards, "trained", adapter)
+            rows.edge(("adapter", before), "continued", adapter)
+            path = f"run/{number}/metrics.json"
+            if md5 := self.md5(path):
+                rows.edge(adapter, "measured", rows.node(("metrics", md5), **plain(self.json(path))))
+
+    def evaluation(self, rows: Rows, path: str) -> None:
+        """An evaluation says itself which adapter it is of."""
+        if not (md5 := self.md5(path)):
+            return
+        summary = self.json(f"{path}/summary.json")
+        try:
+            adapter, kept = summary["adapter_hash"], {key: summary[key] for key in ("split", "success", "ci95", "n")}
+        except KeyError as problem:
+            raise unreadable(f"{path}/summary.json", "evaluation", f"no {problem}") from None
+        evaluation = rows.node(("evaluation", md5), **plain(kept))
+        rows.edge(("adapter", adapter), "evaluated", evaluation)
+        if (self.root / path / "trajectories.parquet").exists():
+            for row in self.table(f"{path}/trajectories.parquet", ["scenario_id"]):
+                rows.edge(("scenario", row["scenario_id"]), "evaluated", evaluation)
+        else:
+            self.left_out.append(f"{path}/trajectories.parquet is missing: which scenarios it had is not known")
+
+    def receipt(self) -> Rows:
+        rows, path = Rows(), "run/receipt.json"
+        if ((self.root / path).exists() or path in self.made) and (md5 := self.md5(path)):
+            found = self.json(path)
+            kept = {key: found.get(key) for key in ("name", "registered", "reason")}
+            rows.edge(("adapter", str(found.get("adapter_hash"))), "decided", rows.node(("receipt", md5), **kept))
+        return rows
+
+    def md5(self, path: str) -> str | None:
+        """As DVC has it; None, and a reason, where it is missing or not what dvc.lock recorded."""
+        found = self.root / path
+        if not found.exists():
+            self.left_out.append(f"{path} is missing")
+            return None
+        md5 = folder_md5(found) if found.is_dir() else file_md5(found)
+        if self.made.get(path, md5) != md5:
+            self.left_out.append(f"{path} is not what dvc.lock recorded (`dvc repro` or `dvc checkout` mends it)")
+            return None
+        return md5
+
+    def state(self, number: str) -> str | None:
+        """The adapter of a checkpoint."""
+        path = f"run/{number}/checkpoint/state.json"
+        return self.json(path).get("adapter") if (self.root / path).exists() else None
+
+    def json(self, path: str) -> dict[str, Any]:
+        try:
+            found = json.loads((self.root / path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as problem:
+            raise unreadable(path, "JSON", str(problem)) from None
+        if not isinstance(found, dict):
+            raise unreadable(path, "JSON object", f"it is {type(found).__name__}")
+        return found
+
+    def table(self, path: str, columns: list[str]) -> list[dict[str, Any]]:
+        """These columns alone: the turns of a batch are a hundred times as large as its ids."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(self.root / path) as file:
+                if not file.metadata.num_rows:  # a file of no records has no columns either
+                    return []
+                if missing := sorted(set(columns) - set(file.schema_arrow.names)):
+                    raise unreadable(path, "records", f"no column {', '.join(missing)}")
+                return file.read(columns=columns).to_pylist()
+        except (pa.ArrowException, OSError) as problem:
+            raise unreadable(path, "parquet", str(problem)) from None
+
+
+def unreadable(path: str, what: str, reason: str) -> UserError:
+    line = (reason.strip().splitlines() or [""])[0]
+    return UserError(
+        f"{path} holds no {what} ({line}); `dvc checkout` brings back what was recorded, `dvc repro` makes it"
+    )
+
+
+def trajectory(batch: str, name: str) -> Thing:
+    """A trajectory's name is unique in its batch alone."""
+    return ("trajectory", f"{batch[:SHORT]}/{name}")
+
+
+def code_judge(name: str, entry: dict[str, Any]) -> str:
+    """The identity of a judge that is code: its name, and a hash of the code, task and parameters that dvc.lock recorded."""
+    given = (entry.get("params") or {}).get("params.yaml") or {}
+    code = {dep["path"]: dep.get("md5") for dep in entry.get("deps", [])}
+    parts = [code.get("environments"), code.get(f"steps/{name}.py"), given.get("task")]
+    return f"{name}-{register.digest([*parts, (given.get('score') or {}).get(name)])}"
+
+
+def describe(root: Path, lock: register.Lock) -> dict[str, Any]:
+    """A run: its parameters, as dvc.lock recorded them for its first iteration, and git's state."""
+    names = ["scenarios", "initialise", *(f"{stage}@001" for stage in OUTPUTS)]
+    given: dict[str, Any] = {}
+    for name in names:
+        given |= (lock[name].get("params") or {}).get("params.yaml") or {}
+    state, _ = register.git_state(root)
+    about = {"task": given.get("task"), "seed": given.get("seed"), "params": register.digest(given)}
+    return about | {"git_commit": state.get("git_commit"), "git_dirty": state.get("git_dirty") == "true"}
+
+
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """As sa.JSON has it: a database takes no NaN."""
+    return {
+        key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in values.items()
+    }
+
+
+def file_md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def folder_md5(folder: Path) -> str:
+    """DVC's md5 of a folder: of the sa.JSON list of its files' md5s by relative path."""
+    files = sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file())
+    listed = json.dumps([{"md5": file_md5(path), "relpath": name} for name, path in files], sort_keys=True)
+    return hashlib.md5(listed.encode(), usedforsecurity=False).hexdigest() + ".dir"
+
+
+# --- From rows to the ledger
+
+
+def index(root: Path, ledger: Ledger, iterations: Sequence[str] | None = None) -> Indexed:
+    """Add what a project's folder holds, in one transaction; of `iterations` these alone, as a flow does that made one."""
+    with changing(ledger) as link:
+        return _add(link, [root], runs(link), iterations)
+
+
+def rebuild(roots: Sequence[Path], ledger: Ledger) -> tuple[Indexed, dict[str, dict[str, Any]]]:
+    """Make the index anew of these folders alone; returns the runs that it no longer has as well. All of it or nothing."""
+    with changing(ledger) as link:
+        known = runs(link)
+        for table in (EDGES, NODES):
+            link.execute(DropTable(table))
+        _create(link)
+        indexed = _add(link, roots, known, None)
+        left = runs(link)
+    return indexed, {key: data for key, data in known.items() if key not in left}
+
+
+def runs(link: sa.Connection) -> dict[str, dict[str, Any]]:
+    found = link.execute(sa.select(NODES.c.id, NODES.c.data).where(NODES.c.kind == "run").order_by(NODES.c.id))
+    return {row.id: row.data for row in found}
+
+
+def counts(ledger: Ledger) -> dict[str, int]:
+    """Nodes by kind, and `edges`."""
+    with reading(ledger) as link:
+        by_kind = link.execute(sa.select(NODES.c.kind, sa.func.count()).group_by(NODES.c.kind).order_by(NODES.c.kind))
+        edges = link.execute(sa.select(sa.func.count()).select_from(EDGES)).scalar_one()
+        return {row[0]: row[1] for row in by_kind} | {"edges": edges}
+
+
+def _add(
+    link: sa.Connection, roots: Iterable[Path], known: Mapping[str, dict[str, Any]], iterations: Sequence[str] | None
+) -> Indexed:
+    nodes = edges = 0
+    left_out: list[str] = []
+    roots = list(roots)
+    for root in roots:
+        reader = Reader(root.resolve(), known)
+        for rows in reader.parts(iterations):
+            found = [{"kind": kind, "id": name, "data": data} for (kind, name), data in sorted(rows.nodes.items())]
+            nodes += _insert(link, NODES, found)
+            names = ("parent_kind", "parent_id", "role", "child_kind", "child_id")
+            links = [dict(zip(names, ends, strict=True)) | {"data": data} for ends, data in sorted(rows.edges.items())]
+            edges += _insert(link, EDGES, links)
+        left_out += [f"{root}: {text}" if len(roots) > 1 else text for text in reader.left_out]
+    return Indexed(nodes, edges, left_out)
+
+
+def _insert(link: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> int:
+    """Add those that are not there; returns how many. They are in order: two processes never lock each other out."""
+    if not rows:
+        return 0
+    dialect = postgresql if link.dialect.name == "postgresql" else sqlite
+    added = dialect.insert(table).on_conflict_do_nothing().returning(sa.literal(1))  # a thousand rows a statement
+    return len(link.execute(added, rows).all())
+
+
+def _create(link: sa.Connection) -> None:
+    for table in (NODES, EDGES):
+        link.execute(CreateTable(table, if_not_exists=True))
+    link.execute(CreateIndex(BY_CHILD, if_not_exists=True))
+
+
+@contextmanager
+def changing(ledger: Ledger) -> Iterator[sa.Connection]:
+    """A transaction in which the two tables exist."""
+    with ledger.engine.begin() as link:
+        if link.dialect.name == "sqlite":
+            link.exec_driver_sql("BEGIN IMMEDIATE")  # else Python's driver would commit a DROP at once
+        _create(link)
+        yield link
+
+
+@contextmanager
+def reading(ledger: Ledger) -> Iterator[sa.Connection]:
+    """UserError where nothing was ever indexed."""
+    with ledger.engine.connect() as link:
+        if not all(sa.inspect(link).has_table(table.name) for table in (NODES, EDGES)):
+            raise UserError("the ledger has no lineage yet: `python -m steps.lineage index` adds what run/ holds")
+        yield link
