@@ -277,6 +277,22 @@ class Register(Section):
     name: str | None = Field(None, min_length=1)  # None: the task's
 
 
+class Promote(Section):
+    """The gate that moves `champion` (steps/gate.py, flows/promote.py); no stage reads it."""
+
+    margin: float = Field(
+        0.0, ge=0, lt=1
+    )  # success by which the challenger must be better, at the interval's lower end
+    max_slice_drop: float = Field(0.1, ge=0, le=1)  # of success, on any slice
+    min_slice: int = Field(20, ge=1)  # scenarios; smaller slices are listed, and decide nothing
+    max_turns_growth: float = Field(1.5, gt=0)  # ratio of mean turns, and of mean tokens
+    scripted_tolerance: float | None = Field(
+        None, ge=0, le=1
+    )  # None: the scripted player is shown, and decides nothing
+    resamples: int = Field(10_000, ge=1000)
+    seed: int = Field(0, ge=0)
+
+
 class Train(Section):
     """The flow."""
 
@@ -296,6 +312,7 @@ class Params(Section):
     update: Update = Update()
     evaluate: Evaluate = Evaluate()
     register_: Register = Field(Register(), alias="register")
+    promote: Promote = Promote()
     train: Train = Train()
 
     @model_validator(mode="after")
@@ -367,6 +384,11 @@ class RegisterParams(Learning):
     def model(self) -> str:
         """The registry entry's name."""
         return self.register_.name or self.task.rpartition(".")[2]
+
+
+class PromoteParams(RegisterParams):
+    evaluate: Evaluate
+    promote: Promote
 
 
 P = TypeVar("P", bound=BaseModel)
