@@ -12,6 +12,7 @@ TASK ?=
 ARGS ?=
 MLFLOW_PORT ?= 5000
 PREFECT_PORT ?= 4200
+SERVE_PORT ?= 8000
 
 # GPU=1 takes the lock for the `vllm` package and CUDA builds. The environment remembers it; GPU=0 goes back.
 GPU ?= $(if $(wildcard .venv/.gpu),1,0)
@@ -57,7 +58,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install environment train new-task test check format reproduce mlflow prefect lock clean distclean
+.PHONY: help install environment train new-task test check format reproduce mlflow prefect ui serve ledger lock clean distclean
 
 help:  ## what there is (this list)
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -131,6 +132,15 @@ prefect: install  ## Prefect's server and pages, http://127.0.0.1:4200 (PREFECT_
 	@echo "prefect: to run on it: PREFECT_API_URL=http://127.0.0.1:$(PREFECT_PORT)/api make train"
 	@PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS="http://127.0.0.1:$(PREFECT_PORT),http://localhost:$(PREFECT_PORT)" \
 		$(RUN) prefect server start --host 127.0.0.1 --port $(PREFECT_PORT) $(ARGS)
+
+ui: install  ## MLflow, Prefect, a worker and the deployments, all on 127.0.0.1 (MLFLOW_PORT=, PREFECT_PORT=)
+	@exec $(RUN) python -m flows.ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT)
+
+serve: install  ## vLLM's OpenAI server with the champion, which follows the registry (SERVE_PORT=, ARGS=...)
+	@exec $(RUN) python -m flows.serve --port $(SERVE_PORT) $(ARGS)
+
+ledger: install  ## rebuild the ledger's index of run/ (its answers of models stay)
+	@$(RUN) python -m steps.lineage rebuild
 
 # Existing pins stay unless ARGS says otherwise (ARGS=--upgrade, ARGS="--upgrade-package trl"). The lock for CUDA starts from the
 # pins of the one for the CPU, so that the two differ only where they must.

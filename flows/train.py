@@ -26,10 +26,13 @@ from typing import TYPE_CHECKING, Any
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
-from flows import pipeline, report
+from flows import pages, pipeline, report
 from flows.display import Display, last_error
 from flows.pipeline import name
 from flows.report import RUN, Point
+from flows.settings import TrainSettings
+from flows.ui import LIMIT
+from flows.workspace import workspace
 from steps import params
 from steps.stage import UserError, explain
 from steps.types import OUTPUTS
@@ -52,8 +55,21 @@ def run_stage(stage: str) -> bool:
 
 @task(task_run_name="track {iteration}", cache_policy=NO_CACHE)
 def track(tracker: Tracker, iteration: str, overhead: float) -> None:
-    """One iteration's MLflow run."""
+    """One iteration's MLflow run, and its rows in the ledger."""
     tracker.iteration(iteration, overhead)
+    index(["000", iteration] if iteration == "001" else [iteration])
+
+
+def index(iterations: list[str] | None) -> None:
+    """Add iterations to the ledger's lineage; one that is away stops no run, for `make ledger` makes up for it."""
+    from steps import lineage_index
+    from steps.ledger import Ledger
+
+    try:
+        with Ledger() as ledger:
+            lineage_index.index(Path.cwd(), ledger, iterations)
+    except UserError as problem:
+        display.say(f"The ledger was not written: {problem}; `make ledger` does it later.")
 
 
 def open_tracker() -> Tracker:
@@ -64,8 +80,23 @@ def open_tracker() -> Tracker:
 
 
 @flow(name="train", log_prints=False)
-def train() -> dict[str, Any]:
-    """Train on the task of params.yaml; returns what run/summary.json says."""
+def train(settings: TrainSettings | None = None) -> dict[str, Any]:
+    """Train on the task of params.yaml; with settings, in the worktree that the deployment made. What summary.json says."""
+    if settings is None:
+        return train_here()
+    from prefect.concurrency.sync import concurrency
+
+    prepare()
+    with concurrency(LIMIT, occupy=1, strict=True), workspace():
+        choose_task(settings.task)
+        set_params(settings.assignments())
+        try:
+            return train_here()
+        finally:
+            end_worker()
+
+
+def train_here() -> dict[str, Any]:
     started = time.monotonic()
     known = params.load("params.yaml", params.Params)
     tracker = open_tracker()
@@ -92,6 +123,8 @@ def train() -> dict[str, Any]:
     report.draw(curve, chosen, RUN / "learning_curve.png")
     tracker.finish()
     tracker.log_artifact(RUN / "learning_curve.png")
+    index([pipeline.BASE, name(chosen)])
+    pages.end(RUN / "learning_curve.png", tracker.where())
     return finish(known.task, chosen, len(curve) - 1, started)
 
 
@@ -110,6 +143,7 @@ def iterate(
     if any(ran.values()):
         report.keep_overhead(iteration, time.monotonic() - started - now)
     row = report.iteration_row(iteration)
+    pages.iteration(curve, row, tracker.params.train.iterations)
     display.row(curve[-1], row["reward"], sum(seconds.values()) + (row["overhead_seconds"] or 0))
     return future
 

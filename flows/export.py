@@ -1,0 +1,144 @@
+"""Export: a version of the registry as files: the adapter with a card, or merged into its base model; to a folder or a hub.
+
+    python -m flows.export --to out                              # the champion's PEFT folder and its card
+    python -m flows.export --version 3 --merged --to out         # whole weights, which need no PEFT
+    HF_TOKEN=… python -m flows.export --to out --push me/agent   # and up to the Hugging Face Hub (HF_ENDPOINT names another)
+
+Nothing is written over: the folder must not exist. The token is read from the environment and stands in no file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from flows.promote import fetched, policy_of
+from flows.rollback import Registry, read_registry
+from steps import params
+from steps.params import Policy
+from steps.stage import UserError, exit_code
+
+
+def export(root: Path, known: params.RegisterParams, wanted: str, to: Path, merged: bool = False) -> Any:
+    """Write a version's files to a new folder; the registry's version."""
+    if to.exists():
+        raise UserError(f"{to} exists: name a folder that does not, nothing is written over")
+    registry = read_registry(root, known.model)
+    version = registry.version(wanted)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=to.parent) as folder:
+        adapter = fetched(registry, version, Path(folder) / "adapter")
+        policy = policy_of(version, adapter, known.policy)
+        made = adapter
+        if merged:
+            made = Path(folder) / "merged"
+            merge(policy, adapter, made)
+        else:
+            pin_base(adapter, policy)
+        (made / "README.md").write_text(card(registry, version, policy, merged))
+        made.rename(to)
+    return version
+
+
+def merge(policy: Policy, adapter: Path, to: Path) -> None:
+    """The base model with the adapter's products added to its weights, and the tokenizer."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    dtype = getattr(torch, policy.dtype)
+    base = AutoModelForCausalLM.from_pretrained(policy.base_model, revision=policy.revision, dtype=dtype)
+    whole = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
+    whole.save_pretrained(to)
+    AutoTokenizer.from_pretrained(policy.base_model, revision=policy.revision).save_pretrained(to)
+
+
+def pin_base(adapter: Path, policy: Policy) -> None:
+    """The adapter's own file names the base model it was trained on."""
+    path = adapter / "adapter_config.json"
+    config = json.loads(path.read_text()) | {"base_model_name_or_path": policy.base_model, "revision": policy.revision}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def card(registry: Registry, version: Any, policy: Policy, merged: bool) -> str:
+    """The model card: what it is, how it was judged, where it came from, what it is not for."""
+    tags = version.tags
+    kind = "a LoRA adapter merged into its base model" if merged else "a LoRA adapter (PEFT)"
+    head = {"base_model": policy.base_model, "tags": ["agent", "grpo", "lora"]}
+    head |= {} if merged else {"library_name": "peft"}
+    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---", ""]
+    lines += [f"# {registry.name}, version {version.version}", ""]
+    lines += [
+        f"This is {kind} for the task `{tags.get('task', registry.name)}`, trained by GRPO with agent-flywheel.",
+        "",
+    ]
+    lines += ["| test split | success | 95 % interval | scenarios |", "|---|---|---|---|"]
+    for who, prefix in (("base policy", "base"), ("this version", "test")):
+        cells = [tags.get(f"{prefix}_{key}", "not recorded") for key in ("success", "ci95", "n")]
+        lines.append(f"| {who} | {' | '.join(cells)} |")
+    lines += ["", "| came from | |", "|---|---|"]
+    for key in (
+        "adapter_hash",
+        "base_model",
+        "base_revision",
+        "git_commit",
+        "git_dirty",
+        "dvc_lock",
+        "verdict",
+        "promoted",
+    ):
+        lines.append(f"| {key} | {tags.get(key, 'not recorded')} |")
+    lines += [
+        "",
+        "Success is that of the task's own scenarios, generated from seeds: it says nothing of other data. The agent",
+    ]
+    lines += ["calls the task's tools, written as Qwen's chat template writes them; without them it has no use."]
+    return "\n".join(lines) + "\n"
+
+
+def push(folder: Path, repository: str) -> str:
+    """Upload a folder to the Hub as a private model; its address. UserError without a token, or where the Hub refuses."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    token = os.environ.get("HF_TOKEN", "").strip()
+    if not token:
+        raise UserError("HF_TOKEN is not set: --push needs a token of the Hugging Face Hub that may write")
+    hub = HfApi(token=token)
+    try:
+        hub.create_repo(repository, repo_type="model", private=True, exist_ok=True)
+        done = hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="A version from the registry")
+    except HfHubHTTPError as problem:
+        raise UserError(f"the hub does not take {repository}: {' '.join(str(problem).split())[:300]}") from None
+    return str(done)
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m flows.export", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a new folder")
+    parser.add_argument("--version", default="champion", metavar="N", help="or an alias (default: champion)")
+    parser.add_argument("--merged", action="store_true", help="whole weights in place of the adapter")
+    parser.add_argument("--push", metavar="USER/NAME", help="upload it to the Hugging Face Hub, too")
+    options = parser.parse_args(words)
+
+    def work() -> None:
+        known = params.load("params.yaml", params.RegisterParams)
+        version = export(Path.cwd(), known, options.version, options.to, options.merged)
+        print(f"{known.model} version {version.version}: {options.to}")
+        if options.push:
+            try:
+                print(push(options.to, options.push))
+            except BaseException:
+                print(f"{options.to} was written; the upload failed", file=sys.stderr)
+                raise
+
+    return exit_code(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Reproduce: runs a run of the past again, in a worktree of its own, and says output by output whether it is the same.
+
+    python -m flows.reproduce nightly-7              # a run's name (refs/runs/<name>), or any git revision
+    python -m flows.reproduce 3f2a9c...              # an MLflow run: the parent, or one of its iterations
+    python -m flows.reproduce nightly-7 --kept       # what the DVC cache or remote holds of it, without running anything
+
+An MLflow run brings its own dvc.lock, params.yaml and chain.yaml, and the difference of its tree to the commit, where there
+was one. Every stage runs again (`dvc repro --force`), but the frozen ones; nothing is taken from DVC's run cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flows import workspace
+from flows.workspace import git
+from steps import register
+from steps.stage import UserError, exit_code, say
+
+
+class Source(NamedTuple):
+    """Where a run's code and description come from."""
+
+    commit: str
+    difference: str  # of the tree to the commit
+    files: dict[str, str]  # that replace the commit's
+
+
+def source(root: Path, name: str) -> Source:
+    """By MLflow run id, run name or git revision."""
+    if re.fullmatch(r"[0-9a-f]{32}", name):
+        return from_mlflow(root, name)
+    return Source(workspace.resolve(root, name), "", {})
+
+
+def from_mlflow(root: Path, run_id: str) -> Source:
+    """Commit, difference and files that an MLflow run was logged with."""
+    with register.explained(register.address(root)):
+        client = register.connect(root)
+        run = client.get_run(run_id)
+        if parent := run.data.tags.get("mlflow.parentRunId"):
+            run = client.get_run(parent)
+        commit = run.data.tags.get("git_commit")
+        if commit is None:
+            raise UserError(f"the MLflow run {run_id} has no git commit: it was made outside a repository")
+        there = {one.path for one in client.list_artifacts(run.info.run_id)}
+        if missing := [name for name in workspace.KEPT if name not in there]:
+            raise UserError(f"the MLflow run {run_id} has no {', '.join(missing)}: it was never finished")
+        with tempfile.TemporaryDirectory(prefix="flywheel-") as folder:
+            found = {
+                name: Path(client.download_artifacts(run.info.run_id, name, folder)).read_text()
+                for name in (*workspace.KEPT, *({"git.diff"} & there))
+            }
+    difference = found.pop("git.diff", "")
+    return Source(commit, difference, found)
+
+
+def restore(root: Path, path: Path, found: Source) -> None:
+    """A worktree as the run's tree was."""
+    workspace.add(root, path, found.commit)
+    listed, _, patch = found.difference.partition("diff --git ")
+    if unknown := re.findall(r"^\?\? (.+)$", listed, re.MULTILINE):
+        say(f"files that git did not know are not restored: {', '.join(unknown[:5])}")
+    if patch:
+        (path / ".patch").write_text(f"diff --git {patch}")
+        git(path, "apply", "--whitespace=nowarn", ".patch")
+        (path / ".patch").unlink()
+    for name, text in found.files.items():
+        (path / name).write_text(text)
+
+
+def outputs(path: Path) -> dict[str, str]:
+    """The hash of every output in dvc.lock, by its path."""
+    entries = register.read_lock(path)
+    return {out["path"]: str(out.get("md5")) for entry in entries.values() for out in entry.get("outs", [])}
+
+
+def compare(before: dict[str, str], after: dict[str, str]) -> list[dict[str, Any]]:
+    """A row an output: {"path", "recorded", "now", "same"}."""
+    return [
+        {
+            "path": path,
+            "recorded": before.get(path),
+            "now": after.get(path),
+            "same": before.get(path) == after.get(path),
+        }
+        for path in sorted(before.keys() | after.keys())
+    ]
+
+
+def reproduce(root: Path, name: str, kept: bool = False, remove: bool = True) -> list[dict[str, Any]]:
+    """Run it again, or (`kept`) fetch what is kept of it; the rows of `compare`."""
+    found = source(root, name)
+    path = root / workspace.WORKTREES / f"reproduce-{found.commit[:8]}-{os.getpid()}"
+    try:
+        restore(root, path, found)
+        before = outputs(path)
+        if not before:
+            raise UserError(f"{name} has no outputs in its dvc.lock: nothing was run there")
+        with workspace.here(root, path):
+            if kept:
+                have(path)
+                dvc(path, "checkout", "--force", "--quiet")
+                after = {out: recorded for out, recorded in before.items() if (path / out).exists()}
+                rows = compare(before, after)
+                if dvc(path, "status", "--quiet", check=False):
+                    raise UserError(f"what is kept of {name} is not what its dvc.lock recorded: `dvc status` in {path}")
+                return rows
+            dvc(path, "repro", "--force", "--no-run-cache")
+        return compare(before, outputs(path))
+    finally:
+        if remove and path.exists():
+            workspace.remove(root, path)
+
+
+def have(path: Path) -> None:
+    """Fetch from the DVC remote what the cache lacks, where there is a remote."""
+    if dvc_output(path, "remote", "list").strip():
+        dvc(path, "fetch", "--quiet")
+
+
+def dvc(path: Path, *words: str, check: bool = True) -> int:
+    binaries = os.fspath(Path(sys.executable).parent)
+    environment = os.environ | {
+        "PATH": os.pathsep.join((binaries, os.environ.get("PATH", ""))),
+        "DVC_NO_ANALYTICS": "1",
+    }
+    code = subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, env=environment).returncode
+    if code and check:
+        raise UserError(f"dvc {words[0]} failed (exit code {code}); its output says why")
+    return code
+
+
+def dvc_output(path: Path, *words: str) -> str:
+    return subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, capture_output=True, text=True).stdout
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m flows.reproduce", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("run", help="an MLflow run id, a run's name, or a git revision")
+    parser.add_argument("--kept", action="store_true", help="fetch what is kept of it, and run nothing")
+    parser.add_argument("--keep-worktree", action="store_true", help="leave the worktree, to look into")
+    parser.add_argument("--json", action="store_true", help="one JSON object an output")
+    options = parser.parse_args(words)
+    same = True
+
+    def run() -> None:
+        nonlocal same
+        root = Path(git(Path.cwd(), "rev-parse", "--path-format=absolute", "--git-common-dir")).parent
+        rows = reproduce(root, options.run, options.kept, not options.keep_worktree)
+        for row in rows:
+            shown = f"{'same' if row['same'] else 'DIFFERS':8}{row['recorded']}  {row['now']}  {row['path']}"
+            print(json.dumps(row) if options.json else shown)
+        differing = [row["path"] for row in rows if not row["same"]]
+        same = not differing
+        if not options.json:
+            print(f"{len(rows) - len(differing)} of {len(rows)} outputs are the same")
+
+    return exit_code(run) or (0 if same else 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
