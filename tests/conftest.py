@@ -20,6 +20,9 @@ import yaml
 from steps.params import Policy
 from tests import tiny
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; what tests interrupt would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = Path(__file__).parent.parent
 SMALL: dict[str, dict[str, float]] = {  # a run of a minute or two
     "scenarios": {"train": 24, "val": 24, "test": 30},

@@ -331,13 +331,7 @@ for reply in ask_all(Endpoint(model="m", base_url=sys.argv[1], max_connections=4
 def test_killed_and_started_again_it_asks_no_answered_call_twice(how: signal.Signals) -> None:
     with Server(lambda body: f"{last(body)} {time.time_ns()}", seconds=0.03) as server:
         words = [sys.executable, "-c", PROGRAM, server.url]
-        process = subprocess.Popen(
-            words,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
-        )
+        process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 30
         while len(server.answered) < 12 and time.monotonic() < deadline:
             time.sleep(0.005)
