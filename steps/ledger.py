@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import JSON, Column, DateTime, Float, Integer, MetaData, String, Table, create_engine, event, select
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.schema import CreateTable
 
@@ -67,19 +67,23 @@ class Ledger:
     def get(self, key: str) -> dict[str, Any] | None:
         """The stored answer to a request: a row of `replies`."""
         with self.engine.connect() as connection:
-            found = connection.execute(select(REPLIES).where(REPLIES.c.key == key)).mappings().first()
-        return dict(found) if found else None
+            return _row(connection, key)
 
     def put(self, row: dict[str, Any]) -> dict[str, Any]:
         """Store an answer for good, and return what is stored: the first one, where another process was quicker."""
         try:
             with self.engine.begin() as connection:
                 connection.execute(REPLIES.insert().values(created=datetime.now(UTC), **row))
+                found = _row(connection, row["key"])
         except IntegrityError:
             found = self.get(row["key"])
-            assert found is not None
-            return found
-        return row
+        assert found is not None
+        return found
+
+
+def _row(connection: Connection, key: str) -> dict[str, Any] | None:
+    found = connection.execute(select(REPLIES).where(REPLIES.c.key == key)).mappings().first()
+    return dict(found) if found else None
 
 
 def _several_processes(connection: Any, _: object) -> None:

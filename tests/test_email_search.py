@@ -100,7 +100,7 @@ def test_the_committed_mailbox_is_what_the_generator_writes(tmp_path: Path) -> N
         assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes(), (
             f"{name}: write it anew, or undo the change"
         )
-    assert sorted(file.name for file in FOLDER.iterdir()) == ["mails.jsonl", "questions.jsonl"]
+    assert sorted(file.name for file in FOLDER.iterdir()) == ["mails.jsonl", "questions.jsonl", "rubric.md"]
 
 
 def test_splits_share_no_inbox_and_no_question(committed: Mailbox) -> None:
