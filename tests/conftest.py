@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -151,6 +152,30 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
     """A random base model of a few thousand parameters."""
     return tiny.make_policy(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[str]:
+    """The address of a real PostgreSQL server with an empty database."""
+    import pgserver
+
+    folder = tempfile.mkdtemp(prefix="pg")  # short: a socket's path has 107 characters at most
+    server = pgserver.get_server(folder, cleanup_mode="stop")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's database without a run, to copy: making one takes a second."""
+    from steps import register
+
+    path = tmp_path_factory.mktemp("store") / ".flywheel" / "mlflow.db"
+    register.make_store(path)
+    return path
 
 
 @pytest.fixture(scope="session")

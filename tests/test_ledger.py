@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +12,10 @@ from steps.stage import UserError
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.db"
-        return
-    import pgserver
-
-    folder = tempfile.mkdtemp(prefix="pg")  # short: a socket's path has 107 characters at most
-    server = pgserver.get_server(folder, cleanup_mode="stop")
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
-        shutil.rmtree(folder, ignore_errors=True)
+        return f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.db"
+    return str(request.getfixturevalue("postgresql"))
 
 
 def row(key: str, text: str) -> dict[str, Any]:

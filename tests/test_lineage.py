@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -140,19 +139,6 @@ class Run:
 
     def batch(self, number: str) -> str:
         return self.md5(f"run/{number}/trajectories.parquet")
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[str]:
-    import pgserver
-
-    folder = tempfile.mkdtemp(prefix="pg")  # short: a socket's path has 107 characters at most
-    server = pgserver.get_server(folder, cleanup_mode="stop")
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -446,13 +432,6 @@ def test_md5_of_a_folder_is_dvcs() -> None:
     """Of the folder that git holds, and DVC's own lock file records."""
     (recorded,) = register.read_lock(ROOT)["embedded_policy"]["outs"]
     assert lineage_index.folder_md5(ROOT / recorded["path"]) == recorded["md5"]
-
-
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("store") / ".flywheel" / "mlflow.db"
-    register.make_store(path)
-    return path
 
 
 def add_store(root: Path, empty_store: Path) -> None:

@@ -113,13 +113,6 @@ class Project:
         return dict(self.registry().versions[version].tags)
 
 
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("store") / ".flywheel" / "mlflow.db"
-    register.make_store(path)
-    return path
-
-
 @pytest.fixture
 def project(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     """The current folder, with an empty store."""

@@ -75,13 +75,6 @@ class Run:
         return str(register.connect(self.root).get_model_version_by_alias("toy", name).version)
 
 
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("store") / ".flywheel" / "mlflow.db"
-    register.make_store(path)
-    return path
-
-
 @pytest.fixture
 def here(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A project's folder with an empty store, which is the current folder, as it is for every stage."""
