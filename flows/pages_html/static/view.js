@@ -1,0 +1,83 @@
+// Filters without a reload, keys, and what a token's probability was. Every page works without it.
+"use strict";
+
+const form = document.querySelector("#filters");
+const rows = document.querySelector("#rows");
+const WAIT = 90; // milliseconds after a letter, so that a word typed fast is one question
+let waiting, asking;
+
+function address() {
+  const query = new URLSearchParams();
+  for (const [name, value] of new FormData(form)) if (value !== "") query.append(name, value);
+  const text = query.toString();
+  return text ? form.getAttribute("action") + "?" + text : form.getAttribute("action");
+}
+
+async function filter() {
+  const target = address();
+  asking?.abort();
+  asking = new AbortController();
+  rows.classList.add("busy");
+  try {
+    const part = target + (target.includes("?") ? "&" : "?") + "part=rows";
+    const answer = await fetch(part, { signal: asking.signal });
+    rows.innerHTML = await answer.text(); // the server escapes whatever the agent said
+    rows.classList.remove("busy");
+    history.replaceState(null, "", target);
+  } catch (problem) {
+    if (problem.name !== "AbortError") rows.textContent = "The server does not answer: is it still running?";
+  }
+}
+
+if (form) {
+  form.addEventListener("input", (event) => {
+    clearTimeout(waiting);
+    waiting = setTimeout(filter, ["search", "number"].includes(event.target.type) ? WAIT : 0);
+  });
+  form.addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(waiting); filter(); });
+}
+
+function step(by) {
+  const link = document.querySelector(by > 0 ? "a[rel=next]" : "a[rel=prev]");
+  if (link) return link.click();
+  const lines = [...document.querySelectorAll(".list tbody tr")];
+  if (!lines.length) return;
+  const now = lines.findIndex((line) => line.classList.contains("here"));
+  const next = Math.min(Math.max(now + by, 0), lines.length - 1);
+  lines[now]?.classList.remove("here");
+  lines[next].classList.add("here");
+  lines[next].scrollIntoView({ block: "nearest" });
+}
+
+const KEYS = {
+  j: () => step(1),
+  k: () => step(-1),
+  u: () => document.querySelector("a[rel=up]")?.click(),
+  Enter: () => document.querySelector(".list .here a.open")?.click(),
+  "/": () => document.querySelector("input[type=search]")?.focus(),
+};
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.closest("input, select, textarea")) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  if (event.key === "Enter" && event.target.closest("a, button, summary")) return;
+  if (Object.hasOwn(KEYS, event.key)) { event.preventDefault(); KEYS[event.key](); }
+});
+
+// A title appears after a second; reading a text token by token wants it at once.
+const about = document.createElement("div");
+about.id = "about";
+about.hidden = true;
+document.body.append(about);
+document.addEventListener("mouseover", (event) => {
+  const token = event.target.closest?.(".tokens .t");
+  about.hidden = !token;
+  if (token) about.textContent = token.title;
+});
+
+// Sideways only: the question above stays in sight.
+const chosen = document.querySelector(".attempt.chosen");
+if (chosen) chosen.parentElement.scrollLeft = chosen.offsetLeft - chosen.parentElement.offsetLeft - 40;

@@ -1,0 +1,65 @@
+"""Two batches beside each other, for `flows.view`: what became of each scenario that both hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from flows.view_index import Batch, Row, line
+from steps.stage import UserError
+
+CHANGES = ("fixed", "broken", "solved", "unsolved", "unscored")
+
+
+class Pair(NamedTuple):
+    before: Row
+    after: Row
+    change: str  # fixed, broken: success rose or fell; solved, unsolved: it stayed, above 0 or at 0
+
+
+def pairs(before: Batch, after: Batch) -> list[Pair]:
+    """The scenarios of both, in the order of the first."""
+    later = {group.scenario: group for group in after.groups}
+    found = []
+    for group in before.groups:
+        if group.scenario in later:
+            first, second = (line(one, one.attempts, ()) for one in (group, later[group.scenario]))
+            found.append(Pair(first, second, change(first.success, second.success)))
+    return found
+
+
+def change(before: float | None, after: float | None) -> str:
+    if before is None or after is None:
+        return "unscored"
+    if before == after:
+        return "solved" if after else "unsolved"
+    return "fixed" if after > before else "broken"
+
+
+def chosen(batches: dict[str, Batch], before: str, after: str) -> tuple[Batch, Batch]:
+    """The batches of these names. Where none is given: the base's evaluation, and the best other one on its split."""
+    for key in filter(None, (before, after)):
+        if key not in batches:
+            raise UserError(f"there is no batch {key[:80]}: one of {', '.join(batches)}")
+    evaluations = [batch for batch in batches.values() if batch.kind == "evaluation"] or list(batches.values())
+    first = batches[before] if before else evaluations[0]
+    same = [batch for batch in batches.values() if batch.kind == first.kind and batch is not first]
+    if after or not same:
+        return first, batches[after] if after else first
+    # As flows.train chooses: success, then reward, then the earliest.
+    return first, max(same, key=lambda batch: (*rates(batch), -int(batch.iteration)))
+
+
+def rates(batch: Batch) -> tuple[float, float]:
+    """Mean success and mean reward of its trajectories; below all others where it has none."""
+    attempts = [one for group in batch.groups for one in group.attempts]
+    rewards = [one.reward for one in attempts if one.reward is not None]
+    if not rewards:
+        return -1.0, 0.0
+    return sum(bool(one.success) for one in attempts) / len(attempts), sum(rewards) / len(rewards)
+
+
+def counts(found: list[Pair]) -> dict[str, int]:
+    """Scenarios by change, in a fixed order, those that occur."""
+    by = Counter(pair.change for pair in found)
+    return {name: by[name] for name in CHANGES if by[name]}
