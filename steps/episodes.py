@@ -6,13 +6,14 @@ An episode that fails is recorded with its error, not dropped.
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from environments.base import Env, Scenario
-from steps.stage import progress
+from steps.stage import measure_turns, progress
 from steps.types import StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Episode:
     env: Env
     ids: list[int]  # all tokens so far: the next prompt
     turns: list[Turn] = field(default_factory=list)
+    asked: float = 0.0  # time.perf_counter() of the latest request
+    times: list[tuple[float, float, float]] = field(default_factory=list)  # of each turn: asked, answered, done
     stop_reason: StopReason | None = None
     error: str | None = None
 
@@ -64,6 +67,7 @@ def play(
         for scenario, attempt in attempts
     ]
     prompts: dict[str, list[int]] = {}
+    began, now = time.time(), time.perf_counter()
     limit = max_turns or env.max_turns
     for key, episode in enumerate(episodes):
         scenario = episode.scenario
@@ -73,25 +77,34 @@ def play(
         _ask(sampler, key, episode, context, max_tokens)
     finished = 0
     while sampler.pending:
-        for sampled in sampler.step():
+        finished_turns = sampler.step()
+        answered = time.perf_counter()
+        for sampled in finished_turns:
             episode = episodes[sampled.key]
             try:
                 _take_turn(episode, sampled, chat, limit)
             except Exception as problem:  # a failed episode is a record, not the end of the batch
                 episode.stop_reason = "error"
                 episode.error = "".join(traceback.format_exception_only(problem)).strip()
+            if len(episode.times) < len(episode.turns):
+                done = time.perf_counter()
+                episode.times.append((round(episode.asked - now, 5), round(answered - now, 5), round(done - now, 5)))
             if episode.stop_reason is None:
                 _ask(sampler, sampled.key, episode, context, max_tokens)
             if episode.stop_reason is not None:
                 finished += 1
                 progress(finished, len(episodes), "episodes")
-    return [_trajectory(episode, adapter_hash) for episode in episodes]
+    played = [_trajectory(episode, adapter_hash) for episode in episodes]
+    pairs = zip(played, episodes, strict=True)
+    measure_turns(began, {one.fingerprint(): episode.times for one, episode in pairs})
+    return played
 
 
 def _ask(sampler: Sampler, key: int, episode: Episode, context: int, max_tokens: int) -> None:
     if len(episode.ids) + max_tokens > context:
         episode.stop_reason = "context"
     else:
+        episode.asked = time.perf_counter()
         sampler.submit(key, episode.ids)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 import traceback
 from collections.abc import Sequence
 from random import Random
@@ -17,7 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from environments.base import Env, Message, Scenario, unwritable
-from steps.stage import UserError, progress
+from steps.stage import UserError, measure_turns, progress
 from steps.types import StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Episode:
         self.stop: StopReason | None = None
         self.error: str | None = None
         self.tokens, self.cost, self.seconds = (0, 0), 0.0, 0.0
+        self.asked = self.answered = 0.0  # time.perf_counter() of the latest request and its answer
+        self.times: list[tuple[float, float, float]] = []  # of each turn: asked, answered, done
 
     def take(self, answered: Answered, limit: int) -> None:
         """A turn, and what the environment says to it."""
@@ -72,6 +75,7 @@ class Episode:
                 finish_reason="length" if answered.cut_off else "stop",
             )
         )
+        self.times.append((self.asked, self.answered, perf_counter()))
         if answered.cut_off:
             self.stop = "length"
         elif self.env.done:
@@ -114,6 +118,7 @@ def play(
     """Play all attempts, in the order given. UserError where the policy cannot play at all."""
     episodes = [Episode(env, data, scenario, attempt) for scenario, attempt in attempts]
     limit = max_turns or env.max_turns
+    began, now = time.time(), perf_counter()
     if policy.endpoint is not None:
         _ask(policy, env, episodes, limit)
     else:
@@ -123,17 +128,28 @@ def play(
     failed = [episode for episode in episodes if episode.stop == "error"]
     if failed and len(failed) == len(episodes):
         raise UserError(f"all {len(failed)} episodes of {name(policy)} failed; the first: {failed[0].error}")
-    return [episode.played(prefix, name(policy)) for episode in episodes]
+    played = [episode.played(prefix, name(policy)) for episode in episodes]
+    measure_turns(
+        began,
+        {
+            one.trajectory.fingerprint(): [
+                (asked - now, answered - now, done - now) for asked, answered, done in of.times
+            ]
+            for one, of in zip(played, episodes, strict=True)
+        },
+    )
+    return played
 
 
 def _act(player: str, episode: Episode, limit: int) -> None:
     """By the environment's own player, with the draws of `Env.play`."""
     rng = Random(f"{player} {episode.attempt} {episode.scenario.id}")
     while episode.stop is None:
-        started = perf_counter()
+        episode.asked = perf_counter()
         try:
             message = getattr(episode.env, player)(episode.messages, rng)
-            episode.seconds += perf_counter() - started
+            episode.answered = perf_counter()
+            episode.seconds += episode.answered - episode.asked
             episode.take(Answered(message), limit)
         except Exception as problem:
             episode.fail(problem)
@@ -150,8 +166,10 @@ def _ask(policy: Policy, env: type[Env], episodes: list[Episode], limit: int) ->
     async def one(client: Client, episode: Episode) -> None:
         nonlocal done
         while episode.stop is None:
+            episode.asked = perf_counter()
             try:
                 reply = await client.ask(Request(wire(episode.messages), tools, seed=episode.attempt or None))
+                episode.answered = perf_counter()
                 told = episode.tokens
                 episode.tokens = (told[0] + reply.input_tokens, told[1] + reply.output_tokens)
                 episode.cost += reply.cost

@@ -163,6 +163,7 @@ def run(function: Callable, arguments: dict) -> float:
     kinds = signature(function)
     values, inputs, finals = {}, [], {}
     _measured.clear()
+    _turns.clear()
     for name, (kind, _, default) in kinds.items():
         value = arguments.get(name, default)
         if kind.endswith("Params"):
@@ -206,6 +207,8 @@ def run(function: Callable, arguments: dict) -> float:
         timings = final.parent / "timings"
         timings.mkdir(exist_ok=True)
         write_json(timings / f"{final.stem}.json", {"stage": stage, "seconds": round(seconds, 4), **_measured})
+        if _turns:
+            write_json(timings / f"{final.stem}.turns.json", {"began": _turns_began, "turns": _turns})
     return seconds
 
 
@@ -243,6 +246,8 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 _running: Outputs | None = None  # those of the stage that runs in this process
 _measured: dict[str, float] = {}  # by the running stage
+_turns: dict[str, list[tuple[float, float, float]]] = {}
+_turns_began = 0.0
 _sink: Callable[[dict], None] | None = None
 _next_progress = 0.0  # time.monotonic() before which progress is not passed on
 
@@ -265,6 +270,14 @@ def progress(done: int, total: int, note: str = "") -> None:
 def measure(**numbers: float) -> None:
     """What differs from run to run, as times and retries do: it is kept beside the stage's seconds, not in its outputs."""
     _measured.update(numbers)
+
+
+def measure_turns(began: float, turns: dict[str, list[tuple[float, float, float]]]) -> None:
+    """When each turn was asked, answered, and done by the environment, in seconds after `began` (of the clock on the wall),
+    by the trajectory's fingerprint (steps/types.py): kept beside the stage's seconds."""
+    global _turns_began
+    _turns_began = began
+    _turns.update(turns)
 
 
 def say(text: str) -> None:

@@ -6,6 +6,7 @@ T a whole training row.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -56,6 +57,12 @@ class Trajectory(Record):
     turns: tuple[Turn, ...]
     stop_reason: StopReason
     error: str | None = None
+
+    def fingerprint(self) -> str:
+        """A hash of who sampled what: what is measured of a trajectory beside it, as its times, is found again by this."""
+        said = [[turn.completion_ids, turn.message] for turn in self.turns]
+        whole = json.dumps([self.id, self.adapter_hash, said], ensure_ascii=False)
+        return hashlib.blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
     def flatten(self) -> list[Row]:
         """The training rows: one where each prompt extends what came before, otherwise one more at each break."""

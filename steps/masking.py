@@ -1,0 +1,261 @@
+"""Masking: takes secrets out of whatever leaves this machine: traces, logs, pages, reports.
+
+`masked(value)` is a copy in which each secret is "[masked]". A secret is what stands under a key that names one ("password",
+"api_key", "authorization"), what has the form of one (keys of well-known services, JSON web tokens, private keys, passwords
+in addresses, `password=...` and `"token": "..."` in a text), and the value of an environment variable whose name says so.
+
+What it cannot know: a secret of no known form in plain words ("it is the name of my dog"). Counts such as `max_tokens`, the
+tokens of a tokenizer, and code that only handles secrets stay as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+MASK = "[masked]"
+DEEPEST = 60  # levels of nesting that are followed
+SHORTEST = 6  # characters of an environment variable's value that is looked for everywhere
+
+# Names that always are a secret's, and those that are one's only where the value looks like it: "token" is a word's too.
+SURE = (
+    r"pass[_ -]?(?:word|wd|phrase)|pwd|(?:secret|private|signing|encryption)[_ -]?(?:access[_ -]?)?key|auth[_ -]?string"
+)
+SURE += r"|authorization|api[_ -]?key|credentials?|client[_ -]?secret"
+UNSURE = r"token|secret|access[_ -]?key(?:[_ -]?id)?|auth|cookie"
+NAME = re.compile(rf"(?:|.*?[^a-z]|[a-z]*?)(?:(?P<sure>{SURE})|(?:{UNSURE}))[_-]?\d*", re.DOTALL)
+NO_SECRET = re.compile(
+    r".*\b(?:\w*_)?(?:bos|eos|pad|unk|sep|cls|mask|end|stop|start|next|first|last|special|per)_token"
+)
+CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+RANDOM = re.compile(r"(?=\D*\d)\S{8,}|\S{20,}")  # of a form that words do not have
+
+# The patterns are tried only where one of these stands, in small letters: looking for them is 50 times as fast.
+KEYS: tuple[str, ...] = (
+    "pass",
+    "pwd",
+    "secret",
+    "private",
+    "signing",
+    "encryption",
+    "auth",
+    "api",
+    "credential",
+    "token",
+    "access",
+    "cookie",
+)
+FORMS: tuple[str, ...] = (
+    "sk-",
+    "pk-",
+    "rk-",
+    "sk_",
+    "rk_",
+    "pk_",
+    "hf_",
+    "ghp_",
+    "gho_",
+    "ghu_",
+    "ghs_",
+    "ghr_",
+    "github_pat_",
+    "glpat-",
+)
+FORMS += ("npm_", "dckr_", "xox", "akia", "asia", "aiza", "eyj", "-----b", "bearer", "://")
+TEXT = re.compile(
+    r"(?P<whole>"
+    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)"
+    r"|(?<![A-Za-z0-9])(?:"
+    r"[srp]k-(?=[\w-]*\d)[\w-]{16,}"  # OpenAI, Anthropic, Langfuse, OpenRouter
+    r"|[srp]k_(?:live|test)_\w{16,}"
+    r"|hf_[A-Za-z0-9]{16,}"
+    r"|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|npm_[A-Za-z0-9]{30,}|dckr_pat_[\w-]{20,}"
+    r"|xox[a-z](?:\.xox[a-z])?-[\w-]{10,}"
+    r"|A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"
+    r"|AIza[\w-]{35}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)*"
+    r"))"
+    r"|(?P<lead>(?<!\w)(?i:bearer)[ \t]+)(?=[\w.~+/-]*\d)[\w.~+/-]{8,}=*"
+    r"|(?P<place>://[^\s/@:\"'<>]{0,200}:)[^\s/@\"'<>]{1,300}(?=@)"
+    rf"|(?P<word>(?i:{SURE}|{UNSURE})[_-]?\d*)"
+    r"(?P<sign>(?:\\*[\"'])?\]?\s{0,3}(?:=>|:|=(?!=))\s{0,3})"
+    r"(?:(?P<open>\\*[\"'])(?P<quoted>(?:(?<=\w)'(?=\w)|(?!\\*[\"']|\n).){1,4000})"
+    r"|(?P<scheme>(?i:basic|bearer|digest|token)[ \t]+)?"
+    r"(?P<bare>(?:(?<=\w)'(?=\w)|[^\s\"'<>,;&(){}\[\]|\\]){4,4000})(?![\w(\[]))",
+    re.DOTALL,
+)
+BEFORE = re.compile(r"[\w-]{1,60}\Z")
+CODE = re.compile(  # what stands after `password:` without being one
+    r"(?:str|string|bytes|none|null|true|false|optional|required|any|self|tokens?|secret|password|key|auth|basic|bearer"
+    r"|the|your|changed?|reset|missing|invalid|wrong|expired|unset|enabled|disabled)\b[.:!?]*$"
+    r"|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+$"  # settings.password
+    r"|[$%]|\*+$|\.+$|x+$",
+    re.IGNORECASE,
+)
+
+
+def masked(value: Any) -> Any:
+    """A copy without secrets: dicts, lists, tuples, texts, bytes, records; anything else stays, or is its masked text."""
+    return Masker()(value)
+
+
+class Masker:
+    """`masked` with the environment looked at once: for many values in a row."""
+
+    def __init__(self) -> None:
+        self.known = known(tuple(os.environ.items()))
+
+    def __call__(self, value: Any) -> Any:
+        return self._copy(value, 0, frozenset())
+
+    def text(self, text: str) -> str:
+        """A text without secrets."""
+        for secret in self.known:
+            if secret in text:
+                text = text.replace(secret, MASK)
+        return text if len(text) < SHORTEST else _by_pattern(text)
+
+    def _copy(self, value: Any, depth: int, above: frozenset[int]) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if value is None or isinstance(value, bool | int | float | complex):
+            return value
+        if isinstance(value, bytes | bytearray):
+            return self.text(bytes(value).decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        if id(value) in above:
+            return "[refers to itself]"
+        if depth >= DEEPEST:
+            return "[nested too deeply]"
+        inside = above | {id(value)}
+        found = value if isinstance(value, Mapping) else _fields(value)
+        if found is not None:
+            return {
+                self.text(name) if isinstance(name, str) else name: MASK
+                if is_secret(name, item)
+                else self._copy(item, depth + 1, inside)
+                for name, item in found.items()
+            }
+        if isinstance(value, list | tuple | set | frozenset):
+            copied = [self._copy(item, depth + 1, inside) for item in value]
+            return tuple(copied) if isinstance(value, tuple) else copied
+        shown = str(value)
+        safe = self.text(shown)
+        return value if safe == shown and not isinstance(value, PurePath) else safe
+
+
+def is_secret(name: object, value: object) -> bool:
+    """Whether the value under a key of this name is one. None, booleans and what is empty are not."""
+    if value is None or isinstance(value, bool) or not isinstance(name, str) or value in ("", b"", MASK):
+        return False
+    sure = _names_secret(name)
+    if sure is None:
+        return False
+    return sure or (isinstance(value, str) and RANDOM.fullmatch(value) is not None)
+
+
+@functools.lru_cache(maxsize=4)
+def known(variables: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """The secrets of these environment variables, the longest first: one may begin with another."""
+    return tuple(sorted(set(literals(dict(variables))), key=len, reverse=True))
+
+
+def literals(variables: Mapping[str, str]) -> Iterator[str]:
+    """The secrets that environment variables hold, as they are and as they stand in JSON and in addresses."""
+    for name, value in variables.items():
+        found = []
+        if "://" in value:
+            try:
+                part = urlsplit(value).password or ""
+            except ValueError:
+                part = ""
+            found += [part, unquote(part)]
+        elif _names_secret(name) is not None:
+            found.append(value)
+            if name.lower().endswith("auth_string"):  # user:password
+                found.append(value.partition(":")[2])
+        for secret in found:
+            if len(secret) >= SHORTEST:
+                yield from {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+                yield quote(secret, safe="")
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_secret(name: str) -> bool | None:
+    """True: whatever is under this name is a secret; False: it may be one; None: it is none."""
+    small = CAMEL.sub("_", name[-100:]).lower().replace("-", "_")
+    found = NAME.fullmatch(small)
+    if found is None or NO_SECRET.fullmatch(small):
+        return None
+    return found["sure"] is not None
+
+
+def _by_pattern(text: str) -> str:
+    """Without what has a secret's form, or stands after a secret's name."""
+    small = text.lower()
+    if len(small) != len(text):  # of some letters the small one is two
+        small = "".join(sign.lower() if sign.isascii() else sign for sign in text)
+    places = []
+    for needle in (*KEYS, *FORMS):
+        place = small.find(needle)
+        while place >= 0:
+            places.append(place)
+            place = small.find(needle, place + len(needle))
+    if not places:
+        return text
+    parts, end = [], 0
+    for place in sorted(places):
+        if place >= end and (match := TEXT.match(text, place)) and (start := _begins(text, match)) is not None:
+            parts += [text[end:start], MASK]
+            end = match.end()
+    return "".join([*parts, text[end:]]) if parts else text
+
+
+def _begins(text: str, match: re.Match[str]) -> int | None:
+    """Where the secret of a match begins; None where it is none after all."""
+    if match["whole"] is not None:
+        return match.start()
+    for group in ("lead", "place"):
+        if match[group] is not None:
+            return match.end(group)
+    before = BEFORE.search(text[max(0, match.start() - 60) : match.start()])
+    sure = _names_secret((before[0] if before else "") + match["word"])
+    if sure is None:
+        return None
+    group = "quoted" if match["bare"] is None else "bare"
+    value = match[group]
+    if value.startswith(MASK) or (group == "bare" and not match["scheme"] and CODE.match(value)):
+        return None
+    return match.start(group) if sure or match["scheme"] or RANDOM.fullmatch(value) else None
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """A record's fields by name; None where it is no record."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    dump = getattr(type(value), "model_dump", None)
+    return dump(value) if dump is not None else None
+
+
+class MaskingFilter(logging.Filter):
+    """Masks what is logged, its error included: `handler.addFilter(MaskingFilter())`. Drops nothing."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        mask = Masker()
+        try:
+            record.msg = mask.text(record.getMessage())
+        except (TypeError, ValueError):  # arguments that do not fit their text: logging itself says so
+            return True
+        record.args = None
+        if record.exc_info and not record.exc_text:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        if record.exc_text:
+            record.exc_text = mask.text(record.exc_text)
+        return True
