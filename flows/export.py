@@ -19,7 +19,7 @@ from typing import Any
 
 from flows.promote import fetched, policy_of
 from flows.rollback import Registry, read_registry
-from steps import params
+from steps import card, dotenv, params
 from steps.params import Policy
 from steps.stage import UserError, exit_code
 
@@ -40,7 +40,7 @@ def export(root: Path, known: params.RegisterParams, wanted: str, to: Path, merg
             merge(policy, adapter, made)
         else:
             pin_base(adapter, policy)
-        (made / "README.md").write_text(card(registry, version, policy, merged))
+        (made / "README.md").write_text(readme(registry, version, merged))
         made.rename(to)
     return version
 
@@ -65,40 +65,10 @@ def pin_base(adapter: Path, policy: Policy) -> None:
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def card(registry: Registry, version: Any, policy: Policy, merged: bool) -> str:
-    """The model card: what it is, how it was judged, where it came from, what it is not for."""
-    tags = version.tags
-    kind = "a LoRA adapter merged into its base model" if merged else "a LoRA adapter (PEFT)"
-    head = {"base_model": policy.base_model, "tags": ["agent", "grpo", "lora"]}
-    head |= {} if merged else {"library_name": "peft"}
-    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---", ""]
-    lines += [f"# {registry.name}, version {version.version}", ""]
-    lines += [
-        f"This is {kind} for the task `{tags.get('task', registry.name)}`, trained by GRPO with agent-flywheel.",
-        "",
-    ]
-    lines += ["| test split | success | 95 % interval | scenarios |", "|---|---|---|---|"]
-    for who, prefix in (("base policy", "base"), ("this version", "test")):
-        cells = [tags.get(f"{prefix}_{key}", "not recorded") for key in ("success", "ci95", "n")]
-        lines.append(f"| {who} | {' | '.join(cells)} |")
-    lines += ["", "| came from | |", "|---|---|"]
-    for key in (
-        "adapter_hash",
-        "base_model",
-        "base_revision",
-        "git_commit",
-        "git_dirty",
-        "dvc_lock",
-        "verdict",
-        "promoted",
-    ):
-        lines.append(f"| {key} | {tags.get(key, 'not recorded')} |")
-    lines += [
-        "",
-        "Success is that of the task's own scenarios, generated from seeds: it says nothing of other data. The agent",
-    ]
-    lines += ["calls the task's tools, written as Qwen's chat template writes them; without them it has no use."]
-    return "\n".join(lines) + "\n"
+def readme(registry: Registry, version: Any, merged: bool) -> str:
+    """The card that the version's description is; of an older version, what its tags tell."""
+    text = version.description if card.is_card(version.description) else card.card(version.tags)
+    return card.readme(f"{registry.name}, version {version.version}", version.tags, text, merged)
 
 
 def push(folder: Path, repository: str) -> str:
@@ -127,6 +97,7 @@ def main(words: list[str] | None = None) -> int:
     options = parser.parse_args(words)
 
     def work() -> None:
+        dotenv.load(Path.cwd())
         known = params.load("params.yaml", params.RegisterParams)
         version = export(Path.cwd(), known, options.version, options.to, options.merged)
         print(f"{known.model} version {version.version}: {options.to}")

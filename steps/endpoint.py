@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from steps import prices
 from steps.params import Endpoint, describe
 from steps.stage import UserError
 
@@ -14,8 +15,8 @@ OPTIONS = {  # option: (field of Endpoint, type, help)
     "--model": ("model", str, "the model to ask"),
     "--url": ("base_url", str, "its server (default: OpenAI's); http://localhost:8000/v1"),
     "--key-env": ("api_key_env", str, "the environment variable that holds the key (default: OPENAI_API_KEY)"),
-    "--price-in": ("price_in", float, "of a million input tokens"),
-    "--price-out": ("price_out", float, "of a million output tokens"),
+    "--price-in": ("price_in", float, "of a million input tokens (default: as in steps/prices.py, else 0)"),
+    "--price-out": ("price_out", float, "of a million output tokens (likewise)"),
     "--max-cost": ("max_cost", float, "stop before new calls cost more"),
     "--max-tokens": ("max_tokens", int, "of an answer (default: 1024)"),
     "--temperature": ("temperature", float, "(default: 0)"),
@@ -38,6 +39,9 @@ def endpoint_of(words: argparse.Namespace, **defaults: Any) -> Endpoint | None:
             raise UserError("the options of a model need --model, its name")
         return None
     try:
+        price = prices.known(given["model"], given.get("base_url", Endpoint.model_fields["base_url"].default))
+        if price is not None:
+            given = {"price_in": price.price_in, "price_out": price.price_out} | given
         return Endpoint(**given)
     except ValidationError as problem:
         raise UserError(describe(problem)) from None

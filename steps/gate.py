@@ -335,6 +335,23 @@ def table(verdict: Verdict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def note(verdict: Verdict) -> str:
+    """The verdict in a model card (steps/card.py): what was decided, and each check."""
+
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:+.3f}"
+
+    done = "Promoted" if verdict.promoted else "Not promoted"
+    lines = [f"**{done}** (verdict `{verdict.hash}`): {verdict.reason}.", ""]
+    lines += ["| check | passed | measured | bound |", "|---|---|---:|---:|"]
+    for check in verdict.checks:
+        passed = "yes" if check.passed else "**no**"
+        lines.append(f"| {check.name} | {passed} | {number(check.measured)} | {number(check.bound)} |")
+    counts = f"{verdict.n} scenarios: {len(verdict.wins)} won and {len(verdict.losses)} lost"
+    lines += ["", f"{counts} against the {verdict.against}."]
+    return "\n".join(lines) + "\n"
+
+
 def picture(verdict: Verdict, path: Path) -> None:
     """One PNG: success of every side, and the differences by slice, with their 95 % intervals. Same verdict, same bytes."""
     import matplotlib

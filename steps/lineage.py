@@ -14,13 +14,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from steps import register
+from steps import decisions, dotenv, register
+from steps.decisions import Decision
 from steps.ledger import Ledger
 from steps.stage import UserError, exit_code
 
@@ -85,6 +86,8 @@ class Back:
     steps: list[Step]  # the model's own first, the first adapter of its run last
     runs: dict[str, dict[str, Any]]  # by key: task, seed, params (hash), git_commit, git_dirty
     unlinked: list[str]  # adapters of `steps` of which nothing says what they were made from: the answer ends there
+    verdicts: list[dict[str, Any]]  # in which the model challenged or was challenged: verdict, as (its side), …
+    decisions: list[Decision]  # by which it became, stayed or was no longer champion, or was refused; oldest first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +115,8 @@ class Forward:
     unlinked: list[
         str
     ]  # adapters, in the index or the registry, of which that cannot be said: nothing says what made them
+    verdicts: list[dict[str, Any]]  # that rest on it: to be given again
+    decisions: list[Decision]  # by these verdicts
 
 
 def back(model: str, ledger: Ledger, root: Path | None = None) -> Back:
@@ -126,6 +131,8 @@ def back(model: str, ledger: Ledger, root: Path | None = None) -> Back:
         leaf = NODES.c.kind.in_(("run", "evaluation", "metrics"))
         data = {(row.kind, row.id): row.data for row in link.execute(sa.select(NODES).where(leaf))}
         linked = _linked(link)
+        verdicts = _verdicts(link, [name])
+        decided = [one for one in decisions.listed(link) if name in (one.adapter, one.champion_adapter)]
     made_of: dict[Thing, list[Any]] = {}
     for row in up:
         made_of.setdefault((row.child_kind, row.child_id), []).append(row)
@@ -139,7 +146,8 @@ def back(model: str, ledger: Ledger, root: Path | None = None) -> Back:
         order += [parent for parent in steps[-1].parents if parent not in order]
     described = {key: data[("run", key)] for key in sorted({run["run"] for one in steps for run in one.runs})}
     holding = [one for one in known if one.adapter_hash == name]
-    return Back(model, name, holding, steps, described, [one for one in order if one not in linked])
+    unlinked = [one for one in order if one not in linked]
+    return Back(model, name, holding, steps, described, unlinked, verdicts, decided)
 
 
 def forward(kind: str, name: str, ledger: Ledger, root: Path | None = None) -> Forward:
@@ -154,6 +162,9 @@ def forward(kind: str, name: str, ledger: Ledger, root: Path | None = None) -> F
         made = link.execute(sa.select(EDGES).where(EDGES.c.role == "made").order_by(EDGES.c.parent_id)).all()
         linked, adapters = _linked(link), set(link.scalars(sa.select(NODES.c.id).where(NODES.c.kind == "adapter")))
         adapters |= set(link.scalars(sa.select(EDGES.c.parent_id).where(EDGES.c.parent_kind == "adapter").distinct()))
+        rest = set(link.scalars(sa.select(walk.c.id).where(walk.c.kind == "verdict")))
+        verdicts = _verdicts(link, None, rest)
+        decided = [one for one in decisions.listed(link) if one.verdict in rest]
     of: dict[str, list[dict[str, Any]]] = {}
     for row in made:
         of.setdefault(row.child_id, []).append({"run": row.parent_id} | row.data)
@@ -165,7 +176,20 @@ def forward(kind: str, name: str, ledger: Ledger, root: Path | None = None) -> F
         holding = [version for version in known if version.adapter_hash == one]
         found[one in trained].append(Touched(one, how, of.get(one, []), holding))
     unlinked = (adapters | {one.adapter_hash for one in known}) - linked - trained
-    return Forward(kind, name, found[True], found[False], sorted(unlinked))
+    return Forward(kind, name, found[True], found[False], sorted(unlinked), verdicts, decided)
+
+
+def _verdicts(
+    link: sa.Connection, adapters: Sequence[str] | None = None, among: Collection[str] | None = None
+) -> list[dict[str, Any]]:
+    """Verdicts on one of these adapters, or among these: {"verdict": its hash, "as": the adapter's side, …}."""
+    rows = link.execute(sa.select(NODES.c.id, NODES.c.data).where(NODES.c.kind == "verdict").order_by(NODES.c.id))
+    found: list[dict[str, Any]] = []
+    for name, data in rows:
+        sides = [side for side, shown in data["sides"].items() if shown["adapter_hash"] in (adapters or ())]
+        if (among is not None and name in among) or sides:
+            found.append({"verdict": name, "as": sides[0] if sides else None} | data)
+    return found
 
 
 def _linked(link: sa.Connection) -> set[str]:
@@ -324,6 +348,7 @@ def show_back(found: Back, console: Console) -> None:
     for one in found.steps[:1]:
         for run in one.runs:
             console.print(f"in DVC: {run['md5']}; hash of what dvc.lock says of its making: {run.get('dvc_lock')}")
+    show_decided(found.verdicts, found.decisions, console)
 
 
 def show_forward(found: Forward, console: Console) -> None:
@@ -335,8 +360,26 @@ def show_forward(found: Forward, console: Console) -> None:
         console.print(table)
     if found.evaluated:
         console.print(f"{len(found.evaluated)} more were evaluated on it, not trained: evaluate them again")
+    if found.verdicts:
+        console.print(
+            f"verdicts that rest on it, to be given again by `python -m flows.promote`: {len(found.verdicts)}"
+        )
+    show_decided(found.verdicts, found.decisions, console)
     if found.unlinked:
         console.print(f"NOT KNOWN: {UNLINKED} {', '.join(found.unlinked)}; `python -m steps.lineage index` says why")
+
+
+def show_decided(verdicts: list[dict[str, Any]], decided: list[Decision], console: Console) -> None:
+    for one in verdicts:
+        role = f" (here: {one['as']})" if one["as"] else ""
+        how, who = "for" if one["promoted"] else "against", one["sides"]["challenger"]["adapter_hash"]
+        counts = (
+            f"{len(one['wins'])} won and {len(one['losses'])} lost of {one['n']} scenarios against the {one['against']}"
+        )
+        console.print(f"verdict {one['verdict']}{role} {how} {who}: {one['reason']}; {counts}")
+    for each in decided:
+        before = f", champion before: {each.champion}" if each.champion else ""
+        console.print(f"{each.created} {each.event} of {each.model} {each.version}{before}: {each.why}")
 
 
 def _where(runs: list[dict[str, Any]]) -> str:
@@ -412,6 +455,7 @@ def run(words: argparse.Namespace) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
+    dotenv.load(Path.cwd())
     return exit_code(lambda: run(parse(words)))
 
 

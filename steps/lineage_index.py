@@ -9,14 +9,16 @@ A table a kind would need a join a kind, and a new one for each new kind. What i
     rule, criteria: judge [judged] rewards. A model: judge [judged] judgement [counted, or beside: weight 0] rewards
     scenario [compared] judgement; reply [answered, or probed: a test of the judge itself] judgement
     adapter [measured] metrics; adapter, scenario [evaluated] evaluation; adapter [decided] receipt
+    adapter [challenged, or opposed: champion, base], evaluation [weighed] verdict
 
 An id is a hash of the content, or holds one (of a trajectory and of rewards <batch>/<name>, of a judgement <file>/<name>),
 so a row never changes: indexing the same files again adds nothing, another run adds rows. A link is made where dvc.lock
 recorded it and the files that lie there are the recorded ones; all else is listed as left out. Of a run, the git commit is
 the one at its first indexing, and a rebuild keeps it: no file of the run has it.
 
-Left out: trajectories of evaluations, what lies in run/ beside the chain (run/promote), versions and aliases, which are
-MLflow's and asked for live.
+A verdict comes from run/promote/<adapter>/verdict.json, and from the table of decisions (steps/decisions.py), which keeps it
+when that folder is gone. Left out: trajectories of evaluations, what else lies in run/ beside the chain, versions and
+aliases, which are MLflow's and asked for live.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable, DropTable
 
-from steps import register, tracking
+from steps import decisions, register, tracking
 from steps.ledger import Ledger
 from steps.stage import UserError
 from steps.types import OUTPUTS
@@ -62,7 +64,8 @@ EDGES = sa.Table(
 BY_CHILD = sa.Index("edges_by_child", EDGES.c.child_kind, EDGES.c.child_id)
 
 KINDS = """scenario trajectory batch judge reply judgement rewards adapter run
-    evaluation metrics receipt""".split()
+    evaluation metrics receipt verdict""".split()
+PLAYERS = ("scripted", "random")  # stand in the place of an adapter's hash
 WITHOUT_EFFECT = ("beside", "probed")  # roles: asked of a judge, but no reward depends on it
 UNLINKED = "nothing that is indexed says what was used to make the adapter"
 SHORT = 12  # hex digits of a file's md5 in the id of something in it
@@ -128,6 +131,9 @@ class Reader:
                 if folder.name not in {"000", *chained}:
                     self.left_out.append(f"run/{folder.name} is not in chain.yaml")
         yield self.receipt()
+        if iterations is None:
+            for file in sorted((self.root / "run/promote").glob("*/verdict.json")):
+                yield self.verdict(file.parent.relative_to(self.root).as_posix())
 
     def start(self, scenarios: bool) -> Rows:
         """The run, and its scenarios, which stay the same from iteration to iteration."""
@@ -273,7 +279,8 @@ class Reader:
         except KeyError as problem:
             raise unreadable(f"{path}/summary.json", "evaluation", f"no {problem}") from None
         evaluation = rows.node(("evaluation", md5), **plain(kept))
-        rows.edge(("adapter", adapter), "evaluated", evaluation)
+        if adapter not in PLAYERS:
+            rows.edge(("adapter", adapter), "evaluated", evaluation)
         if (self.root / path / "trajectories.parquet").exists():
             for row in self.table(f"{path}/trajectories.parquet", ["scenario_id"]):
                 rows.edge(("scenario", row["scenario_id"]), "evaluated", evaluation)
@@ -286,6 +293,21 @@ class Reader:
             found = self.json(path)
             kept = {key: found.get(key) for key in ("name", "registered", "reason")}
             rows.edge(("adapter", str(found.get("adapter_hash"))), "decided", rows.node(("receipt", md5), **kept))
+        return rows
+
+    def verdict(self, path: str) -> Rows:
+        """A verdict, and the evaluations that were made for it, as far as they are still the ones that it rests on."""
+        found, rows = evidence(self.root / path, path), Rows()
+        if not found["evaluations"]:
+            self.left_out.append(f"{path}/evaluations.json is missing: what the verdict rests on is not known")
+        for one in found["evaluations"].values():
+            if one["path"].startswith(f"{path}/") and (self.root / one["path"]).exists():
+                made = Rows()
+                self.evaluation(made, one["path"])
+                if ("evaluation", one["md5"]) in made.nodes:
+                    rows.nodes |= made.nodes
+                    rows.edges |= made.edges
+        judged(rows, found)
         return rows
 
     def md5(self, path: str) -> str | None:
@@ -328,6 +350,36 @@ class Reader:
                 return file.read(columns=columns).to_pylist()
         except (pa.ArrowException, OSError) as problem:
             raise unreadable(path, "parquet", str(problem)) from None
+
+
+def evidence(folder: Path, name: str) -> dict[str, Any]:
+    """What a decision rests on, as flows/promote.py writes it: {"verdict": …, "evaluations": {side: {"path", "md5"}}}."""
+    from pydantic import ValidationError
+
+    from steps.gate import Verdict
+
+    try:
+        verdict = Verdict.model_validate_json((folder / "verdict.json").read_bytes())
+        file = folder / "evaluations.json"
+        rests_on = json.loads(file.read_text()) if file.exists() else {}
+        evaluations = {side: {"path": str(one["path"]), "md5": str(one["md5"])} for side, one in rests_on.items()}
+    except (ValidationError, ValueError, LookupError, TypeError, AttributeError, OSError) as problem:
+        line = str(problem).strip().splitlines()[0]
+        raise UserError(
+            f"{name} holds no verdict ({line}); `python -m flows.promote --dry-run` makes it again"
+        ) from None
+    return {"hash": verdict.hash, "verdict": verdict.model_dump(mode="json"), "evaluations": evaluations}
+
+
+def judged(rows: Rows, found: Mapping[str, Any]) -> None:
+    """The rows of a verdict: the adapters that it judged, and the evaluations that it weighed."""
+    verdict = rows.node(("verdict", found["hash"]), **plain(found["verdict"]))
+    for side, shown in found["verdict"]["sides"].items():
+        if shown["adapter_hash"] not in PLAYERS:
+            role = "challenged" if side == "challenger" else "opposed"
+            rows.edge(("adapter", shown["adapter_hash"]), role, verdict, side=side)
+    for side, one in found["evaluations"].items():
+        rows.edge(("evaluation", one["md5"]), "weighed", verdict, side=side)
 
 
 def unreadable(path: str, what: str, reason: str) -> UserError:
@@ -390,6 +442,14 @@ def index(root: Path, ledger: Ledger, iterations: Sequence[str] | None = None) -
         return _add(link, [root], runs(link), iterations)
 
 
+def add_verdict(root: Path, ledger: Ledger, path: str) -> Indexed:
+    """Add the verdict in a folder of run/promote, at once: the flow that gave it."""
+    with changing(ledger) as link:
+        reader = Reader(root.resolve(), runs(link))
+        nodes, edges = _write(link, reader.verdict(path))
+        return Indexed(nodes, edges, reader.left_out)
+
+
 def rebuild(roots: Sequence[Path], ledger: Ledger) -> tuple[Indexed, dict[str, dict[str, Any]]]:
     """Make the index anew of these folders alone; returns the runs that it no longer has as well. All of it or nothing."""
     with changing(ledger) as link:
@@ -398,6 +458,11 @@ def rebuild(roots: Sequence[Path], ledger: Ledger) -> tuple[Indexed, dict[str, d
             link.execute(DropTable(table))
         _create(link)
         indexed = _add(link, roots, known, None)
+        for found in decisions.evidence(link):  # of folders that may be gone
+            rows = Rows()
+            judged(rows, found)
+            added = _write(link, rows)
+            indexed = Indexed(indexed.nodes + added[0], indexed.edges + added[1], indexed.left_out)
         left = runs(link)
     return indexed, {key: data for key, data in known.items() if key not in left}
 
@@ -424,13 +489,19 @@ def _add(
     for root in roots:
         reader = Reader(root.resolve(), known)
         for rows in reader.parts(iterations):
-            found = [{"kind": kind, "id": name, "data": data} for (kind, name), data in sorted(rows.nodes.items())]
-            nodes += _insert(link, NODES, found)
-            names = ("parent_kind", "parent_id", "role", "child_kind", "child_id")
-            links = [dict(zip(names, ends, strict=True)) | {"data": data} for ends, data in sorted(rows.edges.items())]
-            edges += _insert(link, EDGES, links)
+            added = _write(link, rows)
+            nodes, edges = nodes + added[0], edges + added[1]
         left_out += [f"{root}: {text}" if len(roots) > 1 else text for text in reader.left_out]
     return Indexed(nodes, edges, left_out)
+
+
+def _write(link: sa.Connection, rows: Rows) -> tuple[int, int]:
+    """(nodes, edges) that were not there."""
+    found = [{"kind": kind, "id": name, "data": data} for (kind, name), data in sorted(rows.nodes.items())]
+    nodes = _insert(link, NODES, found)
+    names = ("parent_kind", "parent_id", "role", "child_kind", "child_id")
+    links = [dict(zip(names, ends, strict=True)) | {"data": data} for ends, data in sorted(rows.edges.items())]
+    return nodes, _insert(link, EDGES, links)
 
 
 def _insert(link: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> int:

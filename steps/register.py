@@ -19,10 +19,12 @@ import json
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steps import card
 from steps.stage import Input, Output, UserError, main, say
 from steps.types import OUTPUTS
 
@@ -100,12 +102,16 @@ def publish(root: Path, adapter: Path, evaluation: Path, base_evaluation: Path, 
             for prefix, summary in (("test", trained), ("base", base)):
                 tags |= {f"{prefix}_{key}": str(getattr(summary, key)) for key in ("success", "ci95", "n", "reward")}
             tags |= lineage(root, adapter, evaluation, base_evaluation) | git_state(root)[0]
+            text = described(root, adapter, tags, {"test": trained, "base": base}, client.get_logged_model(model))
             try:
                 client.create_registered_model(name, tags={"task": params.task})
             except MlflowException as problem:
                 if problem.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            text = f"test success {trained.success:.3f}, base policy {base.success:.3f}, {trained.n} scenarios"
+            with tempfile.TemporaryDirectory() as folder:  # the adapter's hash is of its own two files
+                readme = Path(folder) / "README.md"
+                readme.write_text(card.readme(f"{name}, adapter {tags['adapter_hash']}", tags, text))
+                client.log_model_artifact(model, str(readme))
             source = f"models:/{model}"
             with default(address(root)):
                 made = client.create_model_version(name, source, tags=tags, description=text, model_id=model)
@@ -117,6 +123,13 @@ def publish(root: Path, adapter: Path, evaluation: Path, base_evaluation: Path, 
         if "champion" not in client.get_registered_model(name).aliases:
             client.set_registered_model_alias(name, "champion", version)
     return version
+
+
+def described(root: Path, adapter: Path, tags: dict[str, str], evaluations: dict[str, Evaluation], model: Any) -> str:
+    """The model card of an adapter that is registered."""
+    report = root / "run/scenarios/contamination.json"
+    checked = json.loads(report.read_text()) if report.is_file() else None
+    return card.card(tags, recorded(root, adapter), evaluations, checked, model.source_run_id)
 
 
 def about(params: RegisterParams | Params) -> dict[str, str]:
@@ -276,6 +289,39 @@ def digest(value: Any) -> str:
 
 def lineage(root: Path, *paths: Path) -> dict[str, str]:
     """Tag with a hash of every entry of dvc.lock that these outputs come from, directly or not; none where unrecorded."""
+    found = ancestry(root, *paths)
+    return {"dvc_lock": digest(found)} if found else {}
+
+
+def recorded(root: Path, adapter: Path) -> card.Recorded:
+    """What dvc.lock has of an adapter's making; nothing where it has none, or parameters of another version of the code."""
+    from pydantic import ValidationError
+
+    from steps.params import Params
+
+    found = ancestry(root, adapter)
+    updates = sorted(name for name in found if name.startswith("update@"))
+    if not updates:
+        return card.Recorded()
+    given: dict[str, Any] = {}
+    for name in [*sorted(found.keys() - updates), *updates]:  # of what changed on the way, the last iteration's
+        given |= (found[name].get("params") or {}).get("params.yaml") or {}
+    try:
+        params = Params.model_validate(given)
+    except ValidationError:
+        params = None
+    read = {dep["path"]: dep.get("md5") for dep in found[updates[-1]].get("deps", []) if dep["path"].startswith("run/")}
+    made = {out["path"]: out.get("md5") for entry in found.values() for out in entry.get("outs", [])}
+    hashes = {
+        path: md5 for path, md5 in read.items() if path.endswith(("/checkpoint", "/trajectories.parquet")) and md5
+    }
+    if md5 := made.get("run/scenarios"):
+        hashes = {"run/scenarios": md5} | hashes
+    return card.Recorded(params, len(updates), hashes)
+
+
+def ancestry(root: Path, *paths: Path) -> Lock:
+    """The entries of dvc.lock that these outputs come from, directly or not."""
     lock = read_lock(root)
     makers = {out["path"]: name for name, entry in lock.items() for out in entry.get("outs", [])}
     queue: list[str] = [os.path.relpath(path, root) for path in paths]
@@ -285,7 +331,7 @@ def lineage(root: Path, *paths: Path) -> dict[str, str]:
         if name and name not in found:
             found[name] = lock[name]
             queue += [dep["path"] for dep in lock[name].get("deps", [])]
-    return {"dvc_lock": digest(found)} if found else {}
+    return found
 
 
 def git_state(root: Path) -> tuple[dict[str, str], str]:

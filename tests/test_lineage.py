@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -18,7 +19,9 @@ import sqlalchemy as sa
 import yaml
 
 from environments.base import Scenario
-from steps import engine, lineage, lineage_index, register
+from steps import decisions, engine, lineage, lineage_index, register
+from steps.decisions import Decision
+from steps.gate import Verdict
 from steps.ledger import REPLIES, Ledger
 from steps.stage import UserError
 from steps.types import Evaluation, Judgement, Order, Probe, Reward, Trajectory, write_records
@@ -327,6 +330,128 @@ def test_a_rebuild_changes_nothing_and_leaves_replies_alone(made: Run, ledger: L
     assert [run["git_commit"] for run in lost.values()] == [commit]
     with pytest.raises(UserError, match="knows no adapter"):
         lineage.back(made.adapters[2], ledger, made.root)
+
+
+def decide(made: Run, **changed: Any) -> Verdict:
+    """run/promote/<the last adapter>: its verdict against the one before as champion, as flows/promote.py leaves it."""
+    base, champion, challenger = made.adapters
+
+    def side(adapter: str, success: float) -> dict[str, Any]:
+        return {"adapter_hash": adapter, "success": success, "ci95": (0, 1), "turns": 3, "tokens": 40, "errors": 0}
+
+    sides = {"challenger": side(challenger, 1), "champion": side(champion, 0), "base": side(base, 0)}
+    given = {"promoted": True, "reason": "better", "against": "champion", "n": 1, "scenarios": "x", "checks": ()}
+    given |= {
+        "slices": (),
+        "wins": ("t1",),
+        "losses": (),
+        "parameters": {},
+        "sides": sides | {"scripted": side("scripted", 0)},
+    }
+    verdict = Verdict.model_validate(given | changed)
+    folder = made.root / "run/promote" / challenger
+    paths = {"challenger": "run/002/test", "base": "run/000/test"}
+    for name, adapter in (("champion", champion), ("scripted", "scripted")):
+        path = folder / name
+        path.mkdir(parents=True)
+        numbers: dict[str, Any] = {"reward": 0.5, "turns": 3.0, "tokens": 40.0, "ci95": (0.1, 0.9)}
+        summary = Evaluation(split="test", adapter_hash=adapter, n=1, success=0, **numbers)
+        (path / "summary.json").write_text(summary.model_dump_json())
+        write_records([played("test", "t1", 0, adapter)], path / "trajectories.parquet")
+        paths[name] = path.relative_to(made.root).as_posix()
+    (folder / "verdict.json").write_text(verdict.text())
+    found = {side: {"path": path, "md5": made.md5(path)} for side, path in paths.items()}
+    (folder / "evaluations.json").write_text(json.dumps(found))
+    return verdict
+
+
+def decision(made: Run, verdict: Verdict, event: str = "promotion", why: str = "better") -> Decision:
+    return Decision(event, "toy", "2", made.adapters[2], "1", made.adapters[1], why, verdict.hash)
+
+
+def test_a_verdict_rests_on_evaluations_and_judges_adapters(made: Run, ledger: Ledger) -> None:
+    verdict = decide(made)
+    lineage_index.index(made.root, ledger)
+    _, edges = dump(ledger)
+    ends = {(*row[:3], json.loads(row[5])["side"]) for row in edges if row[3:5] == ("verdict", verdict.hash)}
+    folder = f"run/promote/{made.adapters[2]}"
+    assert ends == {
+        ("adapter", made.adapters[2], "challenged", "challenger"),
+        ("adapter", made.adapters[1], "opposed", "champion"),
+        ("adapter", made.adapters[0], "opposed", "base"),
+        ("evaluation", made.md5("run/002/test"), "weighed", "challenger"),
+        ("evaluation", made.md5("run/000/test"), "weighed", "base"),
+        ("evaluation", made.md5(f"{folder}/champion"), "weighed", "champion"),
+        ("evaluation", made.md5(f"{folder}/scripted"), "weighed", "scripted"),
+    }
+    assert not any("scripted" in row[:5] for row in edges), "it is no adapter"
+    found = lineage.forward("scenario", "t1", ledger, made.root)
+    assert [one["verdict"] for one in found.verdicts] == [verdict.hash]
+    assert evaluated(found) == [made.adapters[0], made.adapters[1], made.adapters[2]]
+    assert [one["verdict"] for one in lineage.forward("scenario", "s1", ledger, made.root).verdicts] == [verdict.hash]
+    assert lineage.forward("scenario", "v1", ledger, made.root).verdicts == []
+    (back,) = lineage.back(made.adapters[2], ledger, made.root).verdicts
+    assert (back["as"], back["wins"], back["promoted"]) == ("challenger", ["t1"], True)
+    assert lineage.back(made.adapters[1], ledger, made.root).verdicts[0]["as"] == "champion"
+    assert lineage.forward("verdict", verdict.hash, ledger, made.root).trained == []
+
+
+def test_a_rebuild_keeps_decisions_and_their_verdicts(made: Run, ledger: Ledger) -> None:
+    """The folder of the verdict is gone by then; a dry run's verdict, which decided nothing, goes with its folder."""
+    verdict = decide(made)
+    folder = made.root / "run/promote" / made.adapters[2]
+    lineage_index.index(made.root, ledger)
+    found = lineage_index.evidence(folder, folder.name)
+    given = decision(made, verdict)
+    assert decisions.record(ledger, given, found)
+    assert not decisions.record(ledger, given, found), "the same again"
+    back = Decision("rollback", "toy", "1", made.adapters[1], "2", made.adapters[2], "slow", None)
+    assert decisions.record(ledger, back)
+    assert decisions.record(ledger, given, found), "promoted again, after it was taken back"
+    other = dataclasses.replace(given, model="another")
+    assert decisions.record(ledger, other, found)
+    with ledger.engine.connect() as link:
+        before = decisions.listed(link)
+    assert [(one.event, one.model) for one in before] == [
+        ("promotion", "toy"),
+        ("rollback", "toy"),
+        ("promotion", "toy"),
+        ("promotion", "another"),
+    ]
+    assert all(one.created.endswith("+00:00") for one in before)
+    rows = dump(ledger)
+    lineage_index.rebuild([made.root], ledger)
+    assert dump(ledger) == rows
+
+    shutil.rmtree(made.root / "run/promote")
+    lineage_index.rebuild([made.root], ledger)
+    found_again = lineage.back(made.adapters[2], ledger, made.root)
+    assert [one["verdict"] for one in found_again.verdicts] == [verdict.hash]
+    assert found_again.verdicts[0]["wins"] == ["t1"]
+    assert found_again.decisions == before
+    dry = decide(made, reason="a dry run")
+    lineage_index.index(made.root, ledger)
+    assert len(lineage.back(made.adapters[2], ledger, made.root).verdicts) == 2
+    shutil.rmtree(made.root / "run/promote")
+    lineage_index.rebuild([made.root], ledger)
+    assert dry.hash not in {one["verdict"] for one in lineage.back(made.adapters[2], ledger, made.root).verdicts}
+    decisions.DECISIONS.drop(ledger.engine)
+
+
+def test_a_verdict_that_cannot_be_read_is_one_sentence(made: Run, sqlite: Ledger) -> None:
+    decide(made)
+    folder = made.root / "run/promote" / made.adapters[2]
+    (folder / "evaluations.json").unlink()
+    done = lineage_index.index(made.root, sqlite)
+    said = f"run/promote/{made.adapters[2]}/evaluations.json is missing: what the verdict rests on is not known"
+    assert done.left_out == [said]
+    (folder / "evaluations.json").write_text("[]")
+    with pytest.raises(UserError, match=r"run/promote/\w+ holds no verdict"):
+        lineage_index.index(made.root, sqlite)
+    (folder / "evaluations.json").unlink()
+    (folder / "verdict.json").write_text("{}")
+    with pytest.raises(UserError, match=r"run/promote/\w+ holds no verdict .*; `python -m flows.promote --dry-run`"):
+        lineage_index.index(made.root, sqlite)
 
 
 def git(root: Path, *words: str) -> str:

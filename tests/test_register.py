@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from steps import engine, register
+from steps import card, engine, register
 from steps.params import RegisterParams
 from steps.stage import UserError
 from steps.types import Evaluation
@@ -111,7 +111,8 @@ def test_a_better_adapter_is_registered(here: Path, monkeypatch: pytest.MonkeyPa
         "base_success": "0.45",
     }
     assert version.tags.items() >= expected.items()
-    assert version.description == "test success 0.850, base policy 0.450, 240 scenarios"
+    assert card.is_card(version.description)
+    assert "| this adapter | 0.850 | 0.790 to 0.910 | 0.850 | 3.500 | 60.000 | 240 |" in version.description
     assert (run.alias("challenger"), run.alias("champion")) == ("1", "1")
     assert register.registered_version("toy", name) == "1"
     assert register.registered_version("toy", "another") is None
@@ -122,7 +123,64 @@ def test_a_better_adapter_is_registered(here: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("MLFLOW_TRACKING_URI", register.address(here))
     got = Path(mlflow.artifacts.download_artifacts("models:/toy@champion", dst_path=str(here / "got")))
     assert engine.adapter_hash(got) == name
-    assert {path.name for path in got.iterdir()} == {path.name for path in run.adapter.iterdir()}
+    assert {path.name for path in got.iterdir()} == {path.name for path in run.adapter.iterdir()} | {"README.md"}
+    assert (got / "README.md").read_text().endswith(version.description)
+
+
+def test_the_card_tells_what_dvc_recorded(here: Path) -> None:
+    """Parameters of the last of two iterations, and the hashes of what it read; the same call, the same text."""
+    run = Run(here)
+    common = {"seed": 7, "policy": PARAMS["policy"], "rollout": {"attempts": 4}}
+
+    def entry(reads: list[str], writes: list[str], **params: Any) -> dict[str, Any]:
+        files = [[{"path": path, "md5": f"md5 of {path}"} for path in paths] for paths in (reads, writes)]
+        return {"cmd": "x", "deps": files[0], "outs": files[1], "params": {"params.yaml": params}}
+
+    stages = {
+        "scenarios": entry([], ["run/scenarios"], task="toy", seed=7, scenarios={"train": 24, "val": 12, "test": 30}),
+        "initialise": entry([], ["run/000/checkpoint"], seed=7),
+        "score@004": entry(
+            ["run/scenarios"], ["run/004/rewards.parquet"], score={"judges": {"rule": 0.5, "criteria": 1}}
+        ),
+    }
+    for number, before, rate in (("003", "000", 1e-4), ("004", "003", 3e-4)):
+        batch = f"run/{number}/trajectories.parquet"
+        stages[f"rollout@{number}"] = entry(["run/scenarios"], [batch], **common)
+        read = [batch, f"run/{before}/checkpoint"] + [f"run/{number}/rewards.parquet"] * (number == "004")
+        made = [f"run/{number}/adapter", f"run/{number}/checkpoint"]
+        stages[f"update@{number}"] = entry(read, made, update={"learning_rate": rate}, **common)
+    (here / "dvc.lock").write_text(yaml.safe_dump({"stages": stages}))
+    (here / "run/scenarios").mkdir()
+    (here / "run/scenarios/contamination.json").write_text('{"passed": true, "found": {"source": 0}}')
+    run.register()
+    (version,) = run.versions()
+    for row in (
+        "| learning rate | 0.0003, constant |",
+        "| iterations | 2 |",
+        "| an iteration | 16 scenarios, 4 attempts at each |",
+        "| judges | rule 0.5, criteria 1 |",
+        "| seed | 7 |",
+        "| scenarios, from the seed | 24 training, 12 validation, 30 test |",
+        "| contamination check | passed, 0 pairs too much alike |",
+        "| DVC md5 of run/scenarios | md5 of run/scenarios |",
+        "| DVC md5 of run/004/trajectories.parquet | md5 of run/004/trajectories.parquet |",
+        "| DVC md5 of run/003/checkpoint | md5 of run/003/checkpoint |",
+        f"| digest of dvc.lock's entries | {version.tags['dvc_lock']} |",
+    ):
+        assert f"{row}\n" in version.description, row
+    assert "md5 of run/000" not in version.description
+    register.connect(here).delete_registered_model("toy")
+    run.register()
+    assert run.versions()[0].description == version.description
+
+
+def test_parameters_of_other_code_are_not_recorded(here: Path) -> None:
+    outs = [{"path": "run/004/adapter", "md5": "x"}]
+    entry = {"cmd": "x", "deps": [], "outs": outs, "params": {"params.yaml": {"update": {"knob_of_old": 1}}}}
+    (here / "dvc.lock").write_text(yaml.safe_dump({"stages": {"update@004": entry}}))
+    found = register.recorded(here, here / "run/004/adapter")
+    assert found == card.Recorded(None, 1, {})
+    assert register.recorded(here, here / "run/005/adapter") == card.Recorded()
 
 
 def test_twice_is_one_version_and_the_same_receipt(here: Path) -> None:
