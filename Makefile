@@ -13,6 +13,7 @@ ARGS ?=
 MLFLOW_PORT ?= 5000
 PREFECT_PORT ?= 4200
 SERVE_PORT ?= 8000
+VIEW_PORT ?= 8600
 
 # GPU=1 takes the lock for the `vllm` package and CUDA builds. The environment remembers it; GPU=0 goes back.
 GPU ?= $(if $(wildcard .venv/.gpu),1,0)
@@ -58,7 +59,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install environment train new-task test check format reproduce mlflow prefect ui serve ledger lock clean distclean
+.PHONY: help install environment train new-task test check format reproduce mlflow prefect ui serve view browser ledger lock clean distclean
 
 help:  ## what there is (this list)
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -134,13 +135,21 @@ prefect: install  ## Prefect's server and pages, http://127.0.0.1:4200 (PREFECT_
 		$(RUN) prefect server start --host 127.0.0.1 --port $(PREFECT_PORT) $(ARGS)
 
 ui: install  ## MLflow, Prefect, a worker and the deployments, all on 127.0.0.1 (MLFLOW_PORT=, PREFECT_PORT=)
-	@exec $(RUN) python -m flows.ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT)
+	@exec $(RUN) python -m flows.ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT) $(ARGS)
 
 serve: install  ## vLLM's OpenAI server with the champion, which follows the registry (SERVE_PORT=, ARGS=...)
 	@exec $(RUN) python -m flows.serve --port $(SERVE_PORT) $(ARGS)
 
 ledger: install  ## rebuild the ledger's index of run/ (its answers of models stay)
 	@$(RUN) python -m steps.lineage rebuild
+
+view: install  ## a page to browse the trajectories of run/, http://127.0.0.1:8600 (VIEW_PORT=, ARGS="--run folder")
+	@exec $(RUN) python -m flows.view --port $(VIEW_PORT) $(ARGS)
+
+browser: install  ## test the pages in a real browser: Debian's chromium, headless (ARGS="-k view")
+	@command -v chromium chromium-browser google-chrome >/dev/null || { \
+		echo "There is no Chromium on this machine: install Debian's package chromium (apt-get install chromium)." >&2; exit 1; }
+	@$(RUN) python -m pytest tests/browser $(ARGS)
 
 # Existing pins stay unless ARGS says otherwise (ARGS=--upgrade, ARGS="--upgrade-package trl"). The lock for CUDA starts from the
 # pins of the one for the CPU, so that the two differ only where they must.

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -26,7 +27,7 @@ PROGRESS = Path(".flywheel/progress.json")
 
 
 class Display:
-    """Silent unless opened by `shown()`, so that a flow run by a Prefect worker needs none."""
+    """Silent unless opened by `shown()`."""
 
     def __init__(self) -> None:
         self.console: Console | None = None
@@ -34,11 +35,14 @@ class Display:
         self.stage = ""
         self.since = time.monotonic()
         self.rows: list[tuple[str, ...]] = []
+        self.logger: Any = None  # of Prefect's flow run, whose page shows the same lines
 
     def say(self, text: str) -> None:
         """A line that stays."""
         if self.console is not None:
             self.console.print(text, highlight=False, soft_wrap=True)
+        if self.logger is not None:
+            self.logger.info(text)
 
     def begin(self, stage: str) -> None:
         """A stage starts."""
@@ -46,6 +50,8 @@ class Display:
         PROGRESS.unlink(missing_ok=True)
         if self.live is None and self.console is not None:
             self.console.print(f"  {stage} …", style="dim", highlight=False)
+        if self.logger is not None:
+            self.logger.info("%s …", stage)
 
     def row(self, point: Point, reward: float | None, spent: float | None) -> None:
         """An iteration is done."""
@@ -58,11 +64,13 @@ class Display:
             f"{spent:.1f} s" if spent is not None else "",
         )
         self.rows.append(cells)
+        line = (
+            f"iteration {cells[0]:>4}   reward {cells[1]:>6}   validation success {cells[2]} [{cells[3]}]   {cells[4]}"
+        )
         if self.live is None and self.console is not None:
-            self.console.print(
-                f"iteration {cells[0]:>4}   reward {cells[1]:>6}   validation success {cells[2]} [{cells[3]}]   {cells[4]}",
-                highlight=False,
-            )
+            self.console.print(line, highlight=False)
+        if self.logger is not None:
+            self.logger.info(line)
 
     def __rich__(self) -> Group:
         return Group(self._table(), self._at_work())
@@ -92,14 +100,15 @@ class Display:
         return bar
 
     @contextlib.contextmanager
-    def shown(self, log: Path) -> Iterator[None]:
-        """Show on this process's terminal from here on, and send all other output to `log`."""
+    def shown(self, log: Path, logger: Any = None) -> Iterator[None]:
+        """Show on this process's terminal (and by a flow run's logger) from here on; all other output goes to `log`."""
         log.parent.mkdir(parents=True, exist_ok=True)
         sys.stdout.flush()
         sys.stderr.flush()
         kept = os.dup(1), os.dup(2)
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         os.environ["FLYWHEEL_PROGRESS"] = os.fspath(PROGRESS.absolute())
+        self.logger = logger
         self.console = Console(file=os.fdopen(kept[0], "w", closefd=False))
         os.dup2(file, 1)
         os.dup2(file, 2)
@@ -113,7 +122,7 @@ class Display:
             else:
                 yield
         finally:
-            self.live = None
+            self.live, self.logger = None, None
             self.console.file.flush()
             sys.stdout.flush()
             sys.stderr.flush()

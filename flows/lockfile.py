@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -36,6 +37,28 @@ def quick() -> Iterator[None]:
         yield
     finally:
         dvcfile.modify_yaml, dvcfile.Lockfile.load = write, read
+
+
+def mend(root: Path) -> None:
+    """Remove .dvc/tmp/rwlock where it was cut short: DVC writes it in place, and refuses every command once it was killed
+    in the midst of that. It says who is at work on what; under its own guard nobody is writing."""
+    from dvc.lock import make_lock
+
+    path = root / ".dvc" / "tmp" / "rwlock"
+    if _is_whole(path):
+        return
+    with make_lock(f"{path}.lock", tmp_dir=str(path.parent)):
+        if not _is_whole(path):
+            path.unlink()
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_bytes()), dict)
+    except FileNotFoundError:
+        return True
+    except ValueError:
+        return False
 
 
 @contextlib.contextmanager

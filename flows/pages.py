@@ -19,6 +19,7 @@ from flows.report import RUN, Point
 
 SAMPLES = 2  # trajectories of an iteration that can be read: the best and the worst
 LONGEST = 1500  # characters of a message that is shown
+CHALLENGER = "flywheel.challenger.new"  # Prefect's event of a new version
 
 
 @contextlib.contextmanager
@@ -68,6 +69,17 @@ def end(curve: Path, where: str) -> None:
         picture = base64.b64encode(curve.read_bytes()).decode()
         create_image_artifact(f"data:image/png;base64,{picture}", key="learning-curve", description="learning curve")
         create_markdown_artifact(f"{where}\n", key="mlflow", description="where the run is tracked")
+
+
+def challenger(name: str, version: str) -> None:
+    """Tell Prefect of a new version in the registry: an automation (flows/automations.py) starts `evaluate` on it."""
+    if not is_shown():
+        return
+    from prefect.events import emit_event
+
+    with kept():
+        known = {"prefect.resource.id": f"flywheel.model.{name}.{version}", "model": name, "version": str(version)}
+        emit_event(CHALLENGER, resource=known)
 
 
 def samples(number: int) -> str:

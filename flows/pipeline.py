@@ -90,6 +90,7 @@ def reproduce(stage: str) -> bool:
     root = os.fspath(Path.cwd())
     if root not in _repos:
         _repos[root] = Repo(root)
+    lockfile.mend(Path(root))
     with lockfile.quick(), commands_here():
         try:
             return bool(_repos[root].reproduce(targets=[stage], single_item=True))
@@ -97,8 +98,8 @@ def reproduce(stage: str) -> bool:
             cause: Any = problem
             while cause is not None and not isinstance(cause, StageCmdFailedError):
                 cause = cause.__cause__
-            if cause is None:
-                raise
+            if cause is None:  # nothing was run: as a file that it reads and that is not there
+                raise steps.stage.UserError(f"DVC cannot run {stage}: {problem.__cause__ or problem}") from None
             found = re.search(r"exited with (-?\d+)$", str(cause))
             code = int(found[1]) if found else 1
             if code in (130, -2):

@@ -7,25 +7,30 @@
 The champion's adapter comes from the registry, and is evaluated on the run's own test scenarios, as is the scripted player;
 what is there from the same inputs is not made again. run/promote/<challenger's hash>/ holds verdict.json, verdict.md and
 verdict.png, which are logged to the challenger's MLflow run, too; the version is tagged, and the champion before keeps the
-alias `previous` (flows/rollback.py goes back to it). Exit code 0: it is champion now, would be, or was before; 3: refused.
+alias `previous` (flows/rollback.py goes back to it). The decision is a row of the ledger. Exit code 0: it is champion now,
+would be, or was before; 3: refused.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import hashlib
+import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prefect import flow
 
 from flows.report import RUN, read
 from flows.rescore import run_stage
-from flows.rollback import Registry, read_registry
+from flows.restore import restored
+from flows.rollback import Decided, Registry, logged_model, read_registry, remember
+from flows.settings import PromoteSettings, VersionSettings
 from flows.train import end_worker, prepare, say_why
-from steps import gate, params, register, tracking
+from steps import card, gate, params, register, tracking
 from steps.gate import Verdict
 from steps.params import Policy, PromoteParams
 from steps.stage import UserError
@@ -35,26 +40,57 @@ REFUSED = 3  # exit code
 
 
 @flow(name="promote", log_prints=False)
-def promote(version: str | None = None, dry_run: bool = False) -> Verdict | None:
+def promote(settings: PromoteSettings) -> Verdict | None:
     """Judge a version (by default the challenger), and make it champion past the gate. None where it is champion already."""
+    with restored():
+        try:
+            found = challenge(settings)
+            if found is None:
+                return None
+            if not settings.dry_run:
+                with register.explained(register.address(Path.cwd())):
+                    publish(found.registry, found.version, found.verdict, found.folder, found.known)
+                event, number = "promotion" if found.verdict.promoted else "refusal", str(found.version.version)
+                champion = found.registry.aliases.get("champion")
+                remember(found.registry, Decided(event, number, champion, found.verdict.reason, found.folder))
+            print_end(found.verdict, found.registry, found.version, found.folder, settings.dry_run)
+            return found.verdict
+        finally:
+            end_worker()
+
+
+class Challenge(NamedTuple):
+    """A version that was judged."""
+
+    registry: Registry
+    version: Any  # mlflow.entities.model_registry.ModelVersion
+    verdict: Verdict
+    folder: Path  # run/promote/<hash>: verdict.json, verdict.md, verdict.png
+    known: PromoteParams
+
+
+def challenge(settings: VersionSettings, anyone: bool = False) -> Challenge | None:
+    """The verdict on a version, written and shown. None for the champion itself, unless `anyone` is judged."""
     root, known = Path.cwd(), params.load("params.yaml", PromoteParams)
+    if settings.model not in (None, known.model):
+        raise UserError(
+            f"params.yaml is of the model {known.model}, not {settings.model}: name a run of that with `run`"
+        )
     registry = read_registry(root, known.model)
-    challenger = registry.version(version or "challenger")
+    challenger = registry.version(settings.version)
     champion = registry.versions[registry.aliases["champion"]] if "champion" in registry.aliases else None
     if champion is not None and champion.tags.get("adapter_hash") == challenger.tags.get("adapter_hash"):
-        print(f"{known.model} version {challenger.version} is the champion already: nothing to do.", flush=True)
-        return None
+        if not anyone:
+            print(f"{known.model} version {challenger.version} is the champion already: nothing to do.", flush=True)
+            return None
+        champion = None
     best = tested(root, known, challenger)
     folder = PROMOTE / str(challenger.tags["adapter_hash"])
     folder.mkdir(parents=True, exist_ok=True)
     verdict = judge(known, folder, best, registry, champion)
-    write(verdict, folder)
-    show_page(verdict)
-    if not dry_run:
-        with register.explained(register.address(root)):
-            publish(registry, challenger, verdict, folder, known)
-    print_end(verdict, registry, challenger, folder, dry_run)
-    return verdict
+    write(verdict, folder, best)
+    show_page(verdict, folder / "verdict.png")
+    return Challenge(registry, challenger, verdict, folder, known)
 
 
 def tested(root: Path, known: PromoteParams, challenger: Any) -> dict[str, str]:
@@ -122,17 +158,6 @@ def fetched(registry: Registry, version: Any, folder: Path) -> Path:
     return folder
 
 
-def logged_model(version: Any) -> str:
-    """The id of the logged model that steps/register.py made a version of; UserError where it was made otherwise."""
-    source = str(version.source)
-    if not source.startswith("models:/m-"):
-        raise UserError(
-            f"{version.name} version {version.version} is of {source}, and no logged model: only what the stage register "
-            "made can be compared"
-        )
-    return source.removeprefix("models:/")
-
-
 def policy_of(version: Any, adapter: Path, policy: Policy) -> Policy:
     """params.yaml's policy, with the base model that this version was trained on and its own rank."""
     model, revision = version.tags.get("base_model", policy.base_model), version.tags.get("base_revision", "None")
@@ -188,18 +213,25 @@ def inputs_of(settings: dict[str, Any], task: str, adapter: Path | None) -> str:
 # --- What the verdict leads to
 
 
-def write(verdict: Verdict, folder: Path) -> None:
-    """verdict.json, verdict.md and verdict.png."""
+def write(verdict: Verdict, folder: Path, best: dict[str, str]) -> None:
+    """verdict.json, verdict.md, verdict.png, and evaluations.json: which evaluations it rests on, by DVC's md5."""
+    from steps.lineage_index import folder_md5
+
+    paths = {side: RUN / best[OWN[side]] / "test" if side in OWN else folder / side for side in verdict.sides}
+    found = {side: {"path": path.as_posix(), "md5": folder_md5(path)} for side, path in paths.items()}
+    (folder / "evaluations.json").write_text(json.dumps(found, indent=2) + "\n")
     (folder / "verdict.json").write_text(verdict.text())
     (folder / "verdict.md").write_text(gate.table(verdict))
     gate.picture(verdict, folder / "verdict.png")
 
 
-def show_page(verdict: Verdict) -> None:
-    """The table, on the flow run's page in Prefect."""
-    from prefect.artifacts import create_markdown_artifact
+def show_page(verdict: Verdict, picture: Path) -> None:
+    """The table and the picture, on the flow run's page in Prefect."""
+    from prefect.artifacts import create_image_artifact, create_markdown_artifact
 
     create_markdown_artifact(gate.table(verdict), key="promotion", description=verdict.reason)
+    shown = base64.b64encode(picture.read_bytes()).decode()
+    create_image_artifact(f"data:image/png;base64,{shown}", key="verdict", description=verdict.reason)
 
 
 def publish(registry: Registry, challenger: Any, verdict: Verdict, folder: Path, known: PromoteParams) -> None:
@@ -210,6 +242,8 @@ def publish(registry: Registry, challenger: Any, verdict: Verdict, folder: Path,
         client.log_artifact(run_id, str(folder / name), "promotion")
     client.set_model_version_tag(registry.name, number, "verdict", verdict.hash)
     client.set_model_version_tag(registry.name, number, "verdict_run", run_id)
+    text = card.with_verdict(challenger.description or "", gate.note(verdict))
+    client.update_model_version(registry.name, number, text)
     if verdict.promoted:
         registry.crown(number)
     client.set_model_version_tag(registry.name, number, "promoted", str(verdict.promoted).lower())
@@ -251,16 +285,14 @@ def print_end(verdict: Verdict, registry: Registry, challenger: Any, folder: Pat
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.promote", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--version", metavar="N", help="of the registered model (default: the alias challenger)")
+    parser.add_argument("--version", default="challenger", metavar="N", help="or an alias (default: challenger)")
     parser.add_argument("--dry-run", action="store_true", help="judge and write the verdict; change nothing in MLflow")
     words = parser.parse_args()
     try:
         prepare()
-        verdict = promote(words.version, words.dry_run)
+        verdict = promote(PromoteSettings(version=words.version, dry_run=words.dry_run))
     except BaseException as problem:
         return say_why(problem, interrupted=False)
-    finally:
-        end_worker()
     return 0 if verdict is None or verdict.promoted else REFUSED
 
 

@@ -13,68 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from flows import workspace
+from flows.restore import dvc, have, restore, source
 from flows.workspace import git
-from steps import register
-from steps.stage import UserError, exit_code, say
-
-
-class Source(NamedTuple):
-    """Where a run's code and description come from."""
-
-    commit: str
-    difference: str  # of the tree to the commit
-    files: dict[str, str]  # that replace the commit's
-
-
-def source(root: Path, name: str) -> Source:
-    """By MLflow run id, run name or git revision."""
-    if re.fullmatch(r"[0-9a-f]{32}", name):
-        return from_mlflow(root, name)
-    return Source(workspace.resolve(root, name), "", {})
-
-
-def from_mlflow(root: Path, run_id: str) -> Source:
-    """Commit, difference and files that an MLflow run was logged with."""
-    with register.explained(register.address(root)):
-        client = register.connect(root)
-        run = client.get_run(run_id)
-        if parent := run.data.tags.get("mlflow.parentRunId"):
-            run = client.get_run(parent)
-        commit = run.data.tags.get("git_commit")
-        if commit is None:
-            raise UserError(f"the MLflow run {run_id} has no git commit: it was made outside a repository")
-        there = {one.path for one in client.list_artifacts(run.info.run_id)}
-        if missing := [name for name in workspace.KEPT if name not in there]:
-            raise UserError(f"the MLflow run {run_id} has no {', '.join(missing)}: it was never finished")
-        with tempfile.TemporaryDirectory(prefix="flywheel-") as folder:
-            found = {
-                name: Path(client.download_artifacts(run.info.run_id, name, folder)).read_text()
-                for name in (*workspace.KEPT, *({"git.diff"} & there))
-            }
-    difference = found.pop("git.diff", "")
-    return Source(commit, difference, found)
-
-
-def restore(root: Path, path: Path, found: Source) -> None:
-    """A worktree as the run's tree was."""
-    workspace.add(root, path, found.commit)
-    listed, _, patch = found.difference.partition("diff --git ")
-    if unknown := re.findall(r"^\?\? (.+)$", listed, re.MULTILINE):
-        say(f"files that git did not know are not restored: {', '.join(unknown[:5])}")
-    if patch:
-        (path / ".patch").write_text(f"diff --git {patch}")
-        git(path, "apply", "--whitespace=nowarn", ".patch")
-        (path / ".patch").unlink()
-    for name, text in found.files.items():
-        (path / name).write_text(text)
+from steps import dotenv, register
+from steps.stage import UserError, exit_code
 
 
 def outputs(path: Path) -> dict[str, str]:
@@ -121,28 +68,6 @@ def reproduce(root: Path, name: str, kept: bool = False, remove: bool = True) ->
             workspace.remove(root, path)
 
 
-def have(path: Path) -> None:
-    """Fetch from the DVC remote what the cache lacks, where there is a remote."""
-    if dvc_output(path, "remote", "list").strip():
-        dvc(path, "fetch", "--quiet")
-
-
-def dvc(path: Path, *words: str, check: bool = True) -> int:
-    binaries = os.fspath(Path(sys.executable).parent)
-    environment = os.environ | {
-        "PATH": os.pathsep.join((binaries, os.environ.get("PATH", ""))),
-        "DVC_NO_ANALYTICS": "1",
-    }
-    code = subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, env=environment).returncode
-    if code and check:
-        raise UserError(f"dvc {words[0]} failed (exit code {code}); its output says why")
-    return code
-
-
-def dvc_output(path: Path, *words: str) -> str:
-    return subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, capture_output=True, text=True).stdout
-
-
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.reproduce", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("run", help="an MLflow run id, a run's name, or a git revision")
@@ -154,6 +79,7 @@ def main(words: list[str] | None = None) -> int:
 
     def run() -> None:
         nonlocal same
+        dotenv.load(Path.cwd())
         root = Path(git(Path.cwd(), "rev-parse", "--path-format=absolute", "--git-common-dir")).parent
         rows = reproduce(root, options.run, options.kept, not options.keep_worktree)
         for row in rows:

@@ -25,9 +25,13 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from environments.base import read_text
+from flows import pages
 from flows.pipeline import StageFailed, name
 from flows.report import RUN
-from flows.train import end_worker, prepare, say_why, set_params
+from flows.restore import restored
+from flows.settings import RescoreSettings
+from flows.train import changes, end_worker, prepare, say_why, set_params
+from flows.workspace import NAME
 from steps import params
 from steps.stage import UserError, command, is_warm
 
@@ -44,17 +48,40 @@ def run_stage(stage: str, iteration: str, arguments: dict[str, str]) -> None:
 
 
 @flow(name="rescore", log_prints=False)
-def rescore(folder: str, iterations: list[str], update: bool = False) -> list[dict[str, Any]]:
-    """Judge `iterations` by the parameters in `folder`, and compare; a row an iteration."""
-    rows = []
-    for number in iterations:
-        run_stage("score", number, score_arguments(Path(folder), number))
-        if update:
-            run_stage("update", number, update_arguments(Path(folder), number))
-        rows.append(compared(Path(folder), number))
-        print(row_text(rows[-1]), flush=True)
-    (Path(folder) / "comparison.json").write_text(json.dumps(rows, indent=2) + "\n")
-    return rows
+def rescore(settings: RescoreSettings) -> list[dict[str, Any]]:
+    """Judge iterations by other judges, and compare; a row an iteration."""
+    with restored():
+        try:
+            iterations = choose(settings.iterations)
+            rubric = Path(settings.rubric) if settings.rubric else None
+            folder = settle(Path(settings.params), settings.assignments(), rubric, settings.label)
+            rows = [judged(folder, number, settings.update) for number in iterations]
+            (folder / "comparison.json").write_text(json.dumps(rows, indent=2) + "\n")
+            show_page(rows)
+            print_end(rows, folder, iterations)
+            return rows
+        finally:
+            end_worker()
+
+
+def judged(folder: Path, number: str, update: bool) -> dict[str, Any]:
+    """One iteration by the parameters in `folder`, compared with what it had."""
+    run_stage("score", number, score_arguments(folder, number))
+    if update:
+        run_stage("update", number, update_arguments(folder, number))
+    row = compared(folder, number)
+    print(row_text(row), flush=True)
+    return row
+
+
+def show_page(rows: list[dict[str, Any]]) -> None:
+    """The comparison, on the flow run's page in Prefect."""
+    from prefect.artifacts import create_table_artifact
+
+    if pages.is_shown():
+        with pages.kept():
+            table = [row | {"flipped": len(row["flipped"])} for row in rows]
+            create_table_artifact(table, key="rescored", description="judges compared; flipped: another best attempt")
 
 
 def score_arguments(folder: Path, number: str) -> dict[str, str]:
@@ -122,6 +149,8 @@ def choose(words: str | None) -> list[str]:
 
 def settle(source: Path, assignments: Sequence[str], rubric: Path | None, label: str | None) -> Path:
     """The folder of this judge, with its params.yaml and rubric.md; its name is of what is judged by, unless given."""
+    if label and not re.fullmatch(NAME, label):
+        raise UserError(f"{label!r} cannot be the name of a folder: letters, digits, dots, dashes and underscores")
     path = RESCORED / ".params.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     if not source.is_file():
@@ -145,32 +174,31 @@ def settle(source: Path, assignments: Sequence[str], rubric: Path | None, label:
     return folder
 
 
+def print_end(rows: list[dict[str, Any]], folder: Path, iterations: list[str]) -> None:
+    for row in rows:
+        for scenario, (was, now) in list(row["flipped"].items())[:5]:
+            print(f"  {scenario}: best was {', '.join(was[:3])}, is {', '.join(now[:3])}")
+    print(f"Written: {folder}\nNext:")
+    print(f"  .venv/bin/python -m steps.show {RUN}/{iterations[0]}/trajectories.parquet ", end="")
+    print(f"--rewards {folder}/{iterations[0]}/rewards.parquet      read what was judged", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.rescore", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="whose score section judges")
+    parser.add_argument("--params", default="params.yaml", help="whose score section judges")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changes to it")
-    parser.add_argument("--rubric", type=Path, metavar="PATH", help="default: tasks_data/<task>/rubric.md")
+    parser.add_argument("--rubric", metavar="PATH", help="default: tasks_data/<task>/rubric.md")
     parser.add_argument("--iterations", metavar="N[-M]", help="default: all that are stored")
     parser.add_argument("--name", metavar="LABEL", help="of the folder in run/rescored (default: by the judge)")
     parser.add_argument("--update", action="store_true", help="train each iteration with the new rewards, too")
     words = parser.parse_args()
     try:
-        iterations = choose(words.iterations)
-        folder = settle(words.params, words.set, words.rubric, words.name)
+        given = {"params": words.params, "rubric": words.rubric, "iterations": words.iterations, "label": words.name}
+        settings = RescoreSettings(**given, more=changes(words.set), update=words.update)
         prepare()
-        rows = rescore(str(folder), iterations, words.update)
+        rescore(settings)
     except BaseException as problem:
         return say_why(problem, interrupted=False)
-    finally:
-        end_worker()
-    for row in rows:
-        for scenario, (was, now) in list(row["flipped"].items())[:5]:
-            print(f"  {scenario}: best was {', '.join(was[:3])}, is {', '.join(now[:3])}")
-    print(
-        f"Written: {folder}\nNext:\n  .venv/bin/python -m steps.show {RUN}/{iterations[0]}/trajectories.parquet ",
-        end="",
-    )
-    print(f"--rewards {folder}/{iterations[0]}/rewards.parquet      read what was judged")
     return 0
 
 

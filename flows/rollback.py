@@ -4,17 +4,22 @@
     python -m flows.rollback --why "slower on long threads" --dry-run      # to the alias `previous`
 
 Whoever loads models:/<name>@champion gets the earlier adapter from then on. Both versions are tagged with the reason, and
-the one that was champion keeps the alias `previous`: nothing is deleted. No Prefect flow: it must work at once, and when
-Prefect does not. Forward it goes through the gate alone (flows/promote.py), which moves the alias by the same function.
+the one that was champion keeps the alias `previous`: nothing is deleted. The command needs no server of
+Prefect: it must work when that does not; the deployment `rollback` calls the same function. Forward it goes through the gate
+alone (flows/promote.py), which moves the alias by the same function.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from prefect import flow
+
+from flows.settings import RollbackSettings
 from steps.register import address, connect, explained, hidden
 from steps.stage import UserError, exit_code
 
@@ -60,6 +65,17 @@ def read_registry(root: Path, name: str) -> Registry:
     return Registry(client, name, versions, {alias: str(version) for alias, version in aliases.items()})
 
 
+def logged_model(version: Any) -> str:
+    """The id of the logged model that steps/register.py made a version of; UserError where it was made otherwise."""
+    source = str(version.source)
+    if not source.startswith("models:/m-"):
+        raise UserError(
+            f"{version.name} version {version.version} is of {source}, and no logged model: only what the stage register "
+            "made can be compared"
+        )
+    return source.removeprefix("models:/")
+
+
 def rollback(root: Path, name: str, to: str, why: str, dry_run: bool = False) -> tuple[str, str]:
     """(version that was champion, version that is); UserError where it cannot be."""
     if not why.strip():
@@ -83,7 +99,66 @@ def rollback(root: Path, name: str, to: str, why: str, dry_run: bool = False) ->
             registry.crown(after)
             registry.client.set_model_version_tag(name, before, "rolled_back", f"to version {after}: {why}")
             registry.client.set_model_version_tag(name, after, "restored", f"from version {before}: {why}")
+        remember(registry, Decided("rollback", after, before, why))
     return before, after
+
+
+class Decided(NamedTuple):
+    """What was done with a version."""
+
+    event: str  # promotion, refusal, rollback
+    version: str
+    champion: str | None  # before
+    why: str
+    verdict: Path | None = None  # the folder of the verdict that it rests on
+
+
+def remember(registry: Registry, done: Decided) -> None:
+    """A row in the ledger; one that is away undoes nothing, for MLflow's tags have it, too."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from steps import decisions, lineage_index
+    from steps.ledger import Ledger
+
+    def adapter(version: str | None) -> str | None:
+        return registry.versions[version].tags.get("adapter_hash") if version in registry.versions else None
+
+    found = lineage_index.evidence(done.verdict, os.fspath(done.verdict)) if done.verdict else None
+    row = decisions.Decision(
+        done.event,
+        registry.name,
+        done.version,
+        adapter(done.version),
+        done.champion,
+        adapter(done.champion),
+        done.why,
+        found["hash"] if found else None,
+    )
+    try:
+        with Ledger() as ledger:
+            decisions.record(ledger, row, found)
+            if done.verdict:
+                lineage_index.add_verdict(Path.cwd(), ledger, os.fspath(done.verdict))
+    except (UserError, SQLAlchemyError) as problem:
+        reason = " ".join(str(problem).split())[:300]
+        print(
+            f"The ledger was not written: {reason}; MLflow's tags have what was decided.", file=sys.stderr, flush=True
+        )
+
+
+@flow(name="rollback", log_prints=False)
+def deployed(settings: RollbackSettings) -> tuple[str, str]:
+    """(version that was champion, version that is), also on the flow run's page."""
+    from prefect.artifacts import create_markdown_artifact
+
+    before, after = rollback(Path.cwd(), settings.model, settings.to, settings.why, settings.dry_run)
+    text = told(settings.model, before, after, settings.why, settings.dry_run)
+    create_markdown_artifact(text, key="rollback", description=text)
+    return before, after
+
+
+def told(name: str, before: str, after: str, why: str, dry_run: bool) -> str:
+    return f"{name}: champion was version {before}, and {'would be' if dry_run else 'is'} version {after} ({why})"
 
 
 def main() -> int:
@@ -94,12 +169,13 @@ def main() -> int:
     words = parser.parse_args()
 
     def work() -> None:
-        from steps import params
+        from steps import dotenv, params
+
+        dotenv.load(Path.cwd())
 
         known = params.load("params.yaml", params.PromoteParams)
         before, after = rollback(Path.cwd(), known.model, words.to, words.why, words.dry_run)
-        would = "would be" if words.dry_run else "is"
-        print(f"{known.model}: champion was version {before}, and {would} version {after} ({words.why})")
+        print(told(known.model, before, after, words.why, words.dry_run))
 
     return exit_code(work)
 

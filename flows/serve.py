@@ -23,7 +23,7 @@ from typing import Any
 from flows.promote import fetched, policy_of
 from flows.rollback import read_registry
 from flows.ui import Services, key
-from steps import params
+from steps import dotenv, params
 from steps.stage import UserError, exit_code, say
 
 KEY = Path(".flywheel/serve.key")
@@ -110,6 +110,7 @@ def main(words: list[str] | None = None) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+    dotenv.load(Path.cwd())
     return exit_code(lambda: serve(Path.cwd(), options.alias, options.port, options.seconds))
 
 

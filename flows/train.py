@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +32,15 @@ from flows.display import Display, last_error
 from flows.pipeline import name
 from flows.report import RUN, Point
 from flows.settings import TrainSettings
-from flows.ui import LIMIT
-from flows.workspace import workspace
-from steps import params
+from flows.workspace import LIMIT, workspace
+from steps import dotenv, params, system_metrics
 from steps.stage import UserError, explain
 from steps.types import OUTPUTS
 
 if TYPE_CHECKING:
     from prefect.futures import PrefectFuture
 
+    from steps.system_metrics import Sample
     from steps.tracking import Tracker
 
 LOG = Path(".flywheel/train.log")
@@ -54,9 +55,11 @@ def run_stage(stage: str) -> bool:
 
 
 @task(task_run_name="track {iteration}", cache_policy=NO_CACHE)
-def track(tracker: Tracker, iteration: str, overhead: float) -> None:
-    """One iteration's MLflow run, and its rows in the ledger."""
-    tracker.iteration(iteration, overhead)
+def track(tracker: Tracker, iteration: str, overhead: float, system: list[Sample]) -> None:
+    """One iteration's MLflow run, its step in Weights & Biases where that is on, and its rows in the ledger."""
+    tracker.iteration(iteration, overhead, system)
+    if tracker.beside:
+        tracker.beside.iteration(iteration)
     index(["000", iteration] if iteration == "001" else [iteration])
 
 
@@ -73,25 +76,34 @@ def index(iterations: list[str] | None) -> None:
 
 
 def open_tracker() -> Tracker:
-    from steps import tracking
+    from steps import tracking, wandb_tracker
 
     display.begin("opening MLflow's store")
-    return tracking.start(Path.cwd(), tell=lambda text: print(f"tracking: {text}", flush=True))
+    tracker = tracking.start(Path.cwd(), tell=lambda text: print(f"tracking: {text}", flush=True))
+    tracker.beside = wandb_tracker.start(tracker)
+    return tracker
 
 
 @flow(name="train", log_prints=False)
-def train(settings: TrainSettings | None = None) -> dict[str, Any]:
-    """Train on the task of params.yaml; with settings, in the worktree that the deployment made. What summary.json says."""
-    if settings is None:
-        return train_here()
+def train() -> dict[str, Any]:
+    """Train on the task of params.yaml. What summary.json says."""
+    return train_here()
+
+
+@flow(name="train", log_prints=False)
+def deployed(settings: TrainSettings) -> dict[str, Any]:
+    """Train in the worktree that the deployment's pull step made, when this machine has room for another run."""
+    from prefect import get_run_logger
     from prefect.concurrency.sync import concurrency
 
     prepare()
-    with concurrency(LIMIT, occupy=1, strict=True), workspace():
-        choose_task(settings.task)
-        set_params(settings.assignments())
+    with concurrency(LIMIT, occupy=1, strict=True), workspace(), display.shown(LOG, get_run_logger()):
         try:
+            choose_task(settings.chosen)
+            set_params(settings.assignments())
             return train_here()
+        except Exception as problem:  # on the run's page stands what the command would say
+            raise UserError(sentence(problem)) from problem
         finally:
             end_worker()
 
@@ -108,28 +120,39 @@ def train_here() -> dict[str, Any]:
     display.row(curve[0], None, None)
     gc.freeze()  # a full collection of all that the tools' imports left takes 0.15 s
     tracked = None  # the iteration before, while the next one samples
-    for iteration in range(1, known.train.iterations + 1):
-        pipeline.write_chain(iteration, best(curve).iteration or iteration)
-        tracked = iterate(iteration, curve, tracker, tracked)
-        if iteration - best(curve).iteration >= known.train.patience:
-            display.say(f"Validation has not improved for {known.train.patience} iterations: training ends here.")
-            break
+    with system_metrics.sampled() as drain:
+        for iteration in range(1, known.train.iterations + 1):
+            pipeline.write_chain(iteration, best(curve).iteration or iteration)
+            tracked = iterate(iteration, curve, tracker, tracked, drain)
+            if iteration - best(curve).iteration >= known.train.patience:
+                display.say(f"Validation has not improved for {known.train.patience} iterations: training ends here.")
+                break
     if tracked is not None:
         tracked.result()
     chosen = best(curve).iteration
     pipeline.write_chain(len(curve) - 1, chosen)
-    for stage in ("test@base", "test@best", "register"):
+    for stage in ("test@base", "test@best"):
         run_stage(stage)
+    decided = run_stage("register")
     report.draw(curve, chosen, RUN / "learning_curve.png")
     tracker.finish()
     tracker.log_artifact(RUN / "learning_curve.png")
+    if tracker.beside:
+        tracker.beside.finish(name(chosen))
     index([pipeline.BASE, name(chosen)])
     pages.end(RUN / "learning_curve.png", tracker.where())
-    return finish(known.task, chosen, len(curve) - 1, started)
+    found = finish(known.task, chosen, len(curve) - 1, started)
+    if decided and found["registered"]:
+        pages.challenger(**found["registered"])
+    return found
 
 
 def iterate(
-    iteration: int, curve: list[Point], tracker: Tracker, tracked: PrefectFuture[None] | None
+    iteration: int,
+    curve: list[Point],
+    tracker: Tracker,
+    tracked: PrefectFuture[None] | None,
+    drain: Callable[[], list[Sample]],
 ) -> PrefectFuture[None]:
     """One iteration; its point is appended to the curve. It is tracked beside the next one: the future says when it is."""
     started = time.monotonic()
@@ -139,7 +162,7 @@ def iterate(
     now = sum(spent for stage, spent in seconds.items() if ran[stage])  # after an interrupt some ran before
     if tracked is not None:
         tracked.result()
-    future = track.submit(tracker, name(iteration), time.monotonic() - started - now)
+    future = track.submit(tracker, name(iteration), time.monotonic() - started - now, drain())
     if any(ran.values()):
         report.keep_overhead(iteration, time.monotonic() - started - now)
     row = report.iteration_row(iteration)
@@ -200,23 +223,32 @@ def choose_task(task: str) -> None:
     set_params([f"task={task}"])
 
 
-def set_params(assignments: list[str], path: Path = Path("params.yaml")) -> None:
-    """Write `key=value` pairs to the file, comments kept. UserError where the result is not valid: nothing is written."""
-    from dvc.utils.serialize import modify_yaml
+def changes(assignments: list[str]) -> dict[str, Any]:
+    """`key=value` pairs, the values read as YAML. UserError where there is no `=`."""
     from ruamel.yaml import YAML
 
-    before = path.read_text() if path.exists() else None
+    found = {}
     for assignment in assignments:
         key, separator, value = assignment.partition("=")
         if not separator:
             raise UserError(f"--set {assignment}: give key=value, as in --set rollout.scenarios=8")
+        found[key] = YAML(typ="safe").load(value)
+    return found
+
+
+def set_params(assignments: list[str], path: Path = Path("params.yaml")) -> None:
+    """Write `key=value` pairs to the file, comments kept. UserError where the result is not valid: nothing is written."""
+    from dvc.utils.serialize import modify_yaml
+
+    before = path.read_text() if path.exists() else None
+    for key, value in changes(assignments).items():
         with modify_yaml(path) as found:
             *folders, last = key.split(".")
             place = found
             for folder in folders:
                 place[folder] = place.get(folder) or {}  # null, too, is where a section may begin
                 place = place[folder]
-            place[last] = YAML(typ="safe").load(value)
+            place[last] = value
     try:
         params.load(path, params.Params)
     except UserError:
@@ -229,6 +261,7 @@ def prepare() -> None:
     """What the process needs before Prefect's server starts: its state in the project, this Python first on the path."""
     if not Path("dvc.yaml").exists():
         raise UserError(f"{Path.cwd()} holds no dvc.yaml: run this from the project's root")
+    dotenv.load(Path.cwd())
     binaries = os.fspath(Path(sys.executable).parent)
     os.environ["PATH"] = os.pathsep.join((binaries, os.environ.get("PATH", "")))
     os.environ["DVC_NO_ANALYTICS"] = "1"
@@ -278,6 +311,13 @@ def main() -> int:
         end_worker()
     print_end(found)
     return 0
+
+
+def sentence(problem: BaseException) -> str:
+    """What went wrong, for a person; of a stage, what it said itself."""
+    if isinstance(problem, pipeline.StageFailed):
+        return f"{last_error(LOG) or problem} (stage {problem.stage})"
+    return explain(problem)[0]
 
 
 def say_why(problem: BaseException, interrupted: bool) -> int:

@@ -2,6 +2,7 @@
 
     python -m flows.ui                     # `make ui`; Ctrl-C stops all of it
     python -m flows.ui --prefect-port 4300 --mlflow-port 5300
+    python -m flows.ui --runs 2            # two at a time: on a machine with two GPUs, or for small policies
 
 Prefect's API asks for a key, which is made once and kept in .flywheel/prefect.key, for its owner alone; its pages ask for
 it too. All state lies in .flywheel/. What runs elsewhere takes the two variables that are printed.
@@ -22,10 +23,11 @@ import urllib.request
 from base64 import b64encode
 from pathlib import Path
 
+from steps import dotenv
 from steps.stage import UserError, exit_code, say
 
 KEY = Path(".flywheel/prefect.key")
-POOL, LIMIT = "local", "flywheel-machine"  # the work pool; the global limit: one run at a time trains here
+POOL = "local"  # the work pool
 PATIENCE = 180.0  # seconds for a server to answer
 
 
@@ -108,25 +110,29 @@ def environment(root: Path, prefect_port: int, mlflow_port: int) -> dict[str, st
     state = root / ".flywheel"
     home = state / "prefect"
     auth, page = key(root / KEY), f"http://127.0.0.1:{prefect_port}"
-    return os.environ | {
-        "PATH": os.pathsep.join((os.fspath(Path(sys.executable).parent), os.environ.get("PATH", ""))),
-        "PREFECT_HOME": str(home),
-        "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
-        "PREFECT_MEMO_STORE_PATH": str(home / "memo_store.toml"),
-        "PREFECT_API_URL": f"{page}/api",
-        "PREFECT_SERVER_API_AUTH_STRING": auth,
-        "PREFECT_API_AUTH_STRING": auth,
-        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"{page},http://localhost:{prefect_port}",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_CLI_PROMPT": "false",
-        "FLYWHEEL_ROOT": str(root),  # where prefect.yaml's pull steps find the project
-        "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{mlflow_port}",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "DO_NOT_TRACK": "1",
-    }
+    return (
+        os.environ
+        | dotenv.values(root)
+        | {
+            "PATH": os.pathsep.join((os.fspath(Path(sys.executable).parent), os.environ.get("PATH", ""))),
+            "PREFECT_HOME": str(home),
+            "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
+            "PREFECT_MEMO_STORE_PATH": str(home / "memo_store.toml"),
+            "PREFECT_API_URL": f"{page}/api",
+            "PREFECT_SERVER_API_AUTH_STRING": auth,
+            "PREFECT_API_AUTH_STRING": auth,
+            "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"{page},http://localhost:{prefect_port}",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_CLI_PROMPT": "false",
+            "FLYWHEEL_ROOT": str(root),  # where prefect.yaml's pull steps find the project
+            "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{mlflow_port}",
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "DO_NOT_TRACK": "1",
+        }
+    )
 
 
-def serve(root: Path, prefect_port: int, mlflow_port: int) -> None:
+def serve(root: Path, prefect_port: int, mlflow_port: int, runs: int = 1) -> None:
     """Start everything, print where it is, and stay until Ctrl-C."""
     for name, port in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port)):
         try:
@@ -150,7 +156,7 @@ def serve(root: Path, prefect_port: int, mlflow_port: int) -> None:
         services.wait("prefect", f"{known['PREFECT_API_URL']}/health")
         say("setting up the work pool, the limit and the deployments …")
         services.call("prefect", "work-pool", "create", POOL, "--type", "process", "--overwrite")
-        services.call("flows.deploy")
+        services.call("flows.deploy", "--runs", str(runs))
         services.start("worker", "prefect", "worker", "start", "--pool", POOL)
         services.wait("mlflow", f"http://127.0.0.1:{mlflow_port}/health")
         say(f"Prefect: http://127.0.0.1:{prefect_port}   (its pages ask for the key in {root / KEY})")
@@ -164,14 +170,17 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.ui", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--prefect-port", type=int, default=4200)
     parser.add_argument("--mlflow-port", type=int, default=5000)
+    parser.add_argument("--runs", type=int, default=1, metavar="N", help="at a time (default: 1)")
     options = parser.parse_args(words)
+    if options.runs < 1:
+        parser.error(f"--runs {options.runs}: at least one run must be able to train")
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job would ignore the first
         signal.signal(number, stop)
-    return exit_code(lambda: serve(Path.cwd(), options.prefect_port, options.mlflow_port))
+    return exit_code(lambda: serve(Path.cwd(), options.prefect_port, options.mlflow_port, options.runs))
 
 
 if __name__ == "__main__":

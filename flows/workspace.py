@@ -20,6 +20,7 @@ from steps.ledger import DEFAULT
 from steps.stage import UserError
 
 WORKTREES = Path(".flywheel/worktrees")
+LIMIT = "flywheel-machine"  # Prefect's global limit: as many runs at a time as this machine may train
 KEPT = ("params.yaml", "chain.yaml", "dvc.lock")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
 # Whoever has set no name in git may run flows, too.
@@ -87,7 +88,7 @@ def here(root: Path, path: Path) -> Iterator[None]:
 def checkout(root: str) -> dict[str, str]:
     """A pull step of prefect.yaml: the worktree of this flow run, made or found again; the run's code is loaded from there.
 
-    It bears the name that the settings give, else the flow run's. What of the project is loaded already is unloaded.
+    It bears the name that the settings give, else the flow run's.
     """
     from prefect.runtime import flow_run
 
@@ -97,6 +98,11 @@ def checkout(root: str) -> dict[str, str]:
     path = Path(root).resolve() / WORKTREES / name
     if not path.exists():
         add(Path(root).resolve(), path, "HEAD")
+    return load_from(path)
+
+
+def load_from(path: Path) -> dict[str, str]:
+    """What a pull step returns. The flow's code is loaded from there: what of the project is loaded already is unloaded."""
     for module in [one for one in sys.modules if one.partition(".")[0] in ("flows", "steps", "environments")]:
         del sys.modules[module]
     return {"directory": os.fspath(path)}

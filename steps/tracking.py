@@ -4,8 +4,9 @@ An experiment per task, in it a parent run per run, in that a nested run per ite
 dvc.lock: logging again, or going on after an interruption, finds the runs that are there. The store is .flywheel/mlflow.db
 and .flywheel/mlartifacts in the project, or what MLFLOW_TRACKING_URI names.
 
-Left out: trajectories and checkpoints (DVC keeps them; their md5s are the run's inputs), traces, the content of files that
-git does not know. What is missing in run/ is left out with its reason. After a plain `dvc repro`:
+Left out: trajectories and checkpoints (DVC keeps them; their md5s are the run's inputs), the content of files that
+git does not know. What the agent did is in traces (steps/tracing.py). What is missing in run/ is left out with its reason.
+After a plain `dvc repro`:
 
     python -m steps.tracking        # logs what chain.yaml, dvc.lock and run/ hold; the flow calls the same functions
 """
@@ -16,21 +17,27 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steps import register
+from steps import card, dotenv, register
 from steps.stage import UserError, main, say
+from steps.tracing import Tracing
 from steps.types import OUTPUTS
 
 if TYPE_CHECKING:
     from steps.params import Params
+    from steps.system_metrics import Sample
+    from steps.wandb_tracker import Beside
 
 FLOW_ONLY = ("train", "register")  # parameters of no iteration: they may change while a run goes on, and are tags
 # What the parent shows as curves over the iterations; the nested runs have everything.
 MIRRORED = """reward_mean reward_std success turns tokens entropy kl clip_ratio/region_mean grad_norm loss sampler_kl
     zero_variance_groups val/success val/ci95_low val/ci95_high val/reward tokens_per_second overhead_seconds""".split()
+# Tags of the parent that its nested runs have as well, to be compared by.
+GIT = ("git_commit", "git_dirty", "mlflow.source.git.commit")
+KNOBS = 3  # in a run's name
 NOT_IN_NAMES = re.compile(r"[^\w./ -]")  # of metrics, as MLflow has it
 
 
@@ -50,36 +57,50 @@ class Tracker:
         every = flat(self.params.model_dump(mode="json", by_alias=True))
         self.settings = {name: value for name, value in every.items() if name.partition(".")[0] not in FLOW_ONLY}
         self.flow_settings = {name: value for name, value in every.items() if name not in self.settings}
-        self.tags = register.about(self.params)
+        self.tags = register.about(self.params) | {"judge": card.judges(self.params)}
         self.uri = register.address(self.root)
         with register.explained(self.uri):
             self.client = register.connect(self.root)
             self.experiment = register.experiment(self.client, self.root, self.params.task)
+        self.tracing = Tracing(self.root, self.params, self.client, self.uri, self.experiment, tell)
         self.parent: Any = None  # mlflow.entities.Run
         self.children: dict[str, list[Any]] = {}  # iteration -> its nested runs
         self.logged: list[str] = []  # iterations that were not there before
+        self.beside: Beside | None = None  # Weights & Biases, where it is switched on
 
-    def iteration(self, number: str, overhead_seconds: float | None = None) -> str | None:
-        """Log run/<number>, once; returns the nested run's id, None (and says why) where it is not finished."""
+    def iteration(
+        self, number: str, overhead_seconds: float | None = None, system: Sequence[Sample] = ()
+    ) -> str | None:
+        """Log run/<number>, once; returns the nested run's id, None (and says why) where it is not finished.
+
+        `system` is what the machine did meanwhile.
+        """
         with register.explained(self.uri):
             lock = register.read_lock(self.root)
             names = [f"{stage}@{number}" for stage in OUTPUTS]
             if reason := unfit(lock, names, self.params) or self._open(lock):
                 self.tell(f"iteration {number} is not logged: {reason}")
                 return None
-            return self._nested(number, {name: lock[name] for name in names}, overhead_seconds)
+            found = self._nested(number, {name: lock[name] for name in names}, overhead_seconds, system)
+        self._trace(number)
+        return found
 
     def finish(self, status: str = "FINISHED") -> None:
         """Log the test split and the files that describe the run, and end the parent (FINISHED, FAILED, KILLED)."""
+        if self._end(status):
+            self._trace_end()
+
+    def _end(self, status: str) -> bool:
+        """`finish`, but for the traces; False (and says why) where there is no run to end."""
         with register.explained(self.uri):
             if reason := self._open():
                 self.tell(f"nothing is logged: {reason}")
-                return
+                return False
             run, run_id = self.parent, self.parent.info.run_id
             files = [path for name in ("dvc.lock", "params.yaml", "chain.yaml") if (path := self.root / name).exists()]
             attached = register.digest([path.read_text() for path in files])
             if (run.info.status, run.data.tags.get("attached")) == (status, attached):
-                return
+                return True
             tested = read_chain(self.root).get("tested") or {}
             tags = self.flow_settings | {"attached": attached, "best_iteration": str(tested.get("best"))}
             for prefix, number in (("test", tested.get("best")), ("test_base", tested.get("base"))):
@@ -89,6 +110,34 @@ class Tracker:
                 self.client.log_artifact(run_id, str(path))
             self.client.set_terminated(run_id, status)
             self.parent = self.client.get_run(run_id)
+            return True
+
+    def _trace(self, number: str) -> None:
+        """What the agent did in an iteration, where that was not sent before."""
+        run = self.children[number][0]
+        if run.data.tags.get("traced") != self.tracing.key:
+            key = self.parent.data.tags["run_key"]
+            self.tracing.iteration(key, run.info.run_id, number, run.info.start_time / 1000)
+
+    def _trace_end(self) -> None:
+        """The run's own trace and those of its tests. What has arrived is marked, and not sent again."""
+        runs = [self.parent, *(run for of in self.children.values() for run in of)]
+        unsent = [run for run in runs if run.data.tags.get("traced") != self.tracing.key]
+        if not unsent or not self.tracing.rate:
+            return
+        info, nested = self.parent.info, [run.data.metrics for of in self.children.values() for run in of]
+        tested = {name: number for name, number in (read_chain(self.root).get("tested") or {}).items() if number}
+        stages = sum(value for metrics in nested for name, value in metrics.items() if name.startswith("seconds/"))
+        found = self.parent.data.metrics | {
+            "episodes": sum(metrics.get("collected", 0.0) for metrics in nested),
+            "seconds_of_stages": round(stages, 3),
+        }
+        times = (info.start_time / 1000, (info.end_time or info.start_time) / 1000)
+        key = self.parent.data.tags["run_key"]
+        if self.tracing.finish(key, info.run_id, tested, self.settings | self.flow_settings, found, times):
+            with register.explained(self.uri):
+                for run in unsent:
+                    self.client.set_tag(run.info.run_id, "traced", self.tracing.key)
 
     def log_artifact(self, path: Path) -> None:
         """Attach a file to the parent, such as the learning curve."""
@@ -101,6 +150,9 @@ class Tracker:
     def where(self) -> str:
         """For a person: the store, the experiment, the run."""
         name = self.parent.info.run_name if self.parent else "no run yet"
+        if self.parent and self.uri.startswith("http"):
+            page = f"#/experiments/{self.experiment}/runs/{self.parent.info.run_id}"
+            name += f": {register.hidden(self.uri).rstrip('/')}/{page}"
         return f"MLflow: {register.hidden(self.uri)}, experiment {self.params.task}, {name}"
 
     def _open(self, lock: register.Lock | None = None) -> str | None:
@@ -110,6 +162,8 @@ class Tracker:
         lock, first = lock or register.read_lock(self.root), [f"{stage}@001" for stage in OUTPUTS]
         if reason := unfit(lock, ["scenarios", "initialise", *first], self.params):
             return reason
+        made = {out["path"]: out.get("md5") for out in lock["scenarios"].get("outs", [])}
+        self.tags["data_hash"] = str(made.get("run/scenarios"))
         key = str(register.run_key(lock))
         found = self.client.search_runs([self.experiment], f"tags.run_key = '{key}'", order_by=["start_time ASC"])
         run = found[0] if found else self._new_parent(key)
@@ -124,13 +178,15 @@ class Tracker:
 
     def _new_parent(self, key: str) -> Any:
         state, difference = register.git_state(self.root)
-        tags, name = self.tags | state | {"run_key": key}, f"{self.params.task} seed {self.params.seed} {key[:6]}"
+        tags, name = self.tags | state | {"run_key": key}, f"{title(self.params)}, {key[:6]}"
         run = self.client.create_run(self.experiment, self.began, tags, name)
         if difference:
             self.client.log_text(run.info.run_id, difference, "git.diff")
         return run
 
-    def _nested(self, number: str, entries: register.Lock, overhead_seconds: float | None) -> str:
+    def _nested(
+        self, number: str, entries: register.Lock, overhead_seconds: float | None, system: Sequence[Sample]
+    ) -> str:
         """Make a nested run, or complete the one that was interrupted; one of other entries is marked and deleted."""
         key = register.digest(entries)
         run: Any = None
@@ -148,18 +204,22 @@ class Tracker:
             if run is None:
                 tags = self.tags | {"iteration": number, "iteration_key": key}
                 tags["mlflow.parentRunId"] = self.parent.info.run_id
+                tags |= {name: value for name, value in self.parent.data.tags.items() if name in GIT}
                 began = int(1000 * (time.time() - seconds))
-                run = self.client.create_run(self.experiment, began, tags, f"iteration {number}")
-            self._fill(run, number, entries, metrics)
+                name = f"iteration {number} of {self.parent.info.run_name}"
+                run = self.client.create_run(self.experiment, began, tags, name)
+            self._fill(run, number, entries, metrics, system)
             self.client.set_terminated(run.info.run_id)
             run = self.client.get_run(run.info.run_id)
             self.logged.append(number)
         self.children[number] = [run]
         return run.info.run_id
 
-    def _fill(self, run: Any, number: str, entries: register.Lock, metrics: dict[str, float]) -> None:
+    def _fill(
+        self, run: Any, number: str, entries: register.Lock, metrics: dict[str, float], system: Sequence[Sample]
+    ) -> None:
         """Everything of a nested run. The same again adds nothing: its metrics bear its own start as their time."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput
+        from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, Metric
 
         step, adapter = int(number), self.root / "run" / number / "adapter"
         model, tags = None, self.tags
@@ -169,7 +229,10 @@ class Tracker:
                 self.client.log_outputs(run.info.run_id, [LoggedModelOutput(model, step)])
         else:
             self.tell(f"run/{number}/adapter is missing, and is left out")
-        self.client.log_batch(run.info.run_id, **batch(run, metrics, step, self.settings, tags, model))
+        whole = batch(run, metrics, step, self.settings, tags, model)
+        for place, sample in enumerate(system):  # MLflow shows them in a tab of their own
+            whole["metrics"] += [Metric(name, value, sample.time, place) for name, value in sample.values.items()]
+        self.client.log_batch(run.info.run_id, **whole)
         md5s = {dep["path"]: dep.get("md5") for entry in entries.values() for dep in [*entry["deps"], *entry["outs"]]}
         inputs = []
         for path in ("run/scenarios", f"run/{number}/trajectories.parquet", f"run/{number}/rewards.parquet"):
@@ -189,6 +252,8 @@ class Tracker:
             metrics = {
                 NOT_IN_NAMES.sub("_", name): float(value) for name, value in found.items() if name != "quarantine"
             }
+            if "quarantine" in found:  # an update's own, which says whom it left out
+                metrics |= self._wasted(folder)
         judged = {out["path"]: out.get("md5") for out in entries[f"score@{number}"]["outs"]}
         if (path := f"run/{number}/judge.json") in judged and (text := self._read(self.root / path, judged[path])):
             metrics |= {NOT_IN_NAMES.sub("_", name): float(value) for name, value in json.loads(text).items()}
@@ -205,6 +270,22 @@ class Tracker:
         if overhead is not None:
             metrics["overhead_seconds"] = overhead
         return metrics, total
+
+    def _wasted(self, folder: Path) -> dict[str, float]:
+        """What became of the sampled tokens, where the files of the iteration are those of its update."""
+        from steps.waste import waste
+
+        try:
+            return waste(folder, self.params.update).metrics()
+        except UserError as problem:
+            self.tell(f"waste/ is left out: {problem}")
+            return {}
+
+    def metrics(self, number: str) -> dict[str, float]:
+        """What an iteration's nested run holds, the validation alone of the base policy; nothing where it is not logged."""
+        if number == "000":
+            return self._evaluation("val", number, "evaluation")
+        return dict(self.children[number][0].data.metrics) if self.children.get(number) else {}
 
     def _evaluation(self, prefix: str, number: str, name: str) -> dict[str, float]:
         """Metrics of run/<number>/<name>, if it is one of the adapter that lies beside it."""
@@ -271,6 +352,18 @@ def unfit(lock: register.Lock, names: list[str], params: Params) -> str | None:
     return None
 
 
+def title(params: Params) -> str:
+    """What tells a run from others: task, seed, base model, judges, then knobs of learning; defaults are left out."""
+    usual = type(params)()
+    given = flat({key: getattr(params, key).model_dump(mode="json") for key in ("update", "rollout")})
+    default = flat({key: getattr(usual, key).model_dump(mode="json") for key in ("update", "rollout")})
+    told = [f"{params.task} seed {params.seed}"]
+    told += [params.policy.base_model.rpartition("/")[2]] * (params.policy.base_model != usual.policy.base_model)
+    told += [card.judges(params)] * (params.score.judges != usual.score.judges)
+    knobs = [f"{name.rpartition('.')[2]} {value}" for name, value in given.items() if value != default.get(name)]
+    return ", ".join([*told, *knobs[:KNOBS], *([f"{len(knobs) - KNOBS} more"] if len(knobs) > KNOBS else [])])
+
+
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested values as {"update.beta": "0.001"}."""
     result: dict[str, str] = {}
@@ -291,6 +384,7 @@ def read_chain(root: Path) -> dict[str, Any]:
 
 def log(root: str = ".") -> None:
     """Log every iteration of chain.yaml, the test split, and the files that describe the run."""
+    dotenv.load(Path(root))
     tracker = start(Path(root))
     there = [number for number in read_chain(tracker.root).get("iterations") or {} if tracker.iteration(number)]
     if there:

@@ -59,3 +59,21 @@ def test_dvc_is_itself_again_afterwards() -> None:
     with lockfile.quick():
         assert dvcfile.modify_yaml is lockfile.modify
     assert dvcfile.modify_yaml is original
+
+
+@pytest.mark.parametrize("left", [b"", b'{"read": {"/x', b"\0\0"])
+def test_a_file_that_a_kill_cut_short_is_removed(tmp_path: Path, left: bytes) -> None:
+    path = tmp_path / ".dvc/tmp/rwlock"
+    path.parent.mkdir(parents=True)
+    lockfile.mend(tmp_path)
+    path.write_bytes(left)
+    lockfile.mend(tmp_path)
+    assert not path.exists()
+
+
+def test_a_whole_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / ".dvc/tmp/rwlock"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"write": {}, "read": {"/x": [{"pid": 1, "cmd": "dvc repro"}]}}')
+    lockfile.mend(tmp_path)
+    assert path.exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import json
 import os
 import shutil
@@ -15,8 +17,11 @@ import yaml
 
 from environments.base import Scenario
 from flows import promote, rollback
-from steps import engine, params, register
+from flows.promote import show_page
+from flows.settings import PromoteSettings
+from steps import card, decisions, engine, gate, lineage, lineage_index, params, register
 from steps.gate import Verdict
+from steps.ledger import Ledger
 from steps.params import EvaluateParams, PromoteParams
 from steps.stage import UserError
 from steps.types import Evaluation, Reward, Trajectory, write_records
@@ -123,7 +128,8 @@ def project(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     made = Project(tmp_path)
     monkeypatch.setattr(promote, "run_stage", made.evaluate)
-    monkeypatch.setattr(promote, "show_page", made.pages.append)  # Prefect's server would have to start for it
+    monkeypatch.delenv("FLYWHEEL_LEDGER_URL", raising=False)
+    monkeypatch.setattr(promote, "show_page", lambda verdict, _: made.pages.append(verdict))  # needs Prefect's server
     yield made
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         os.environ.pop(name)
@@ -132,7 +138,7 @@ def project(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_first_champion_is_champion_already(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     project.trained("004", 40)
     assert project.aliases() == {"challenger": "1", "champion": "1"}
-    assert promote.promote.fn() is None
+    assert promote.promote.fn(PromoteSettings()) is None
     assert "toy version 1 is the champion already: nothing to do." in capsys.readouterr().out
     assert not (project.root / "run/promote").exists()
 
@@ -142,7 +148,7 @@ def test_a_better_challenger_becomes_champion_with_its_evidence(
 ) -> None:
     project.trained("004", 30)
     project.trained("007", 45)
-    verdict = promote.promote.fn()
+    verdict = promote.promote.fn(PromoteSettings())
     assert verdict is not None
     assert (verdict.promoted, verdict.against) == (True, "champion")
     assert verdict.losses == ()
@@ -165,7 +171,7 @@ def test_a_better_challenger_becomes_champion_with_its_evidence(
     logged = client.download_artifacts(tags["verdict_run"], "promotion", str(project.root))
     assert {path.name for path in Path(logged).iterdir()} == {"verdict.json", "verdict.md", "verdict.png"}
     assert (Path(logged) / "verdict.json").read_text() == verdict.text()
-    assert promote.promote.fn() is None, "it is champion already"
+    assert promote.promote.fn(PromoteSettings()) is None, "it is champion already"
 
 
 def test_what_is_evaluated_is_the_registrys_adapter_under_its_own_base_model(project: Project) -> None:
@@ -176,7 +182,7 @@ def test_what_is_evaluated_is_the_registrys_adapter_under_its_own_base_model(pro
     shutil.rmtree(project.root / "run/004")
     (project.root / "params.yaml").write_text(yaml.safe_dump(PARAMS | {"policy": {"base_model": "org/new"}}))
     project.trained("007", 45)
-    promote.promote.fn(dry_run=True)
+    promote.promote.fn(PromoteSettings(dry_run=True))
     (who, policy, read), (other, kind, scripted) = project.evaluate.asked
     assert (who, policy, other, kind) == ("champion", champion, "scripted", "scripted")
     assert (read.policy.base_model, read.policy.revision, read.policy.lora.rank) == ("org/old", None, 4)
@@ -186,18 +192,18 @@ def test_what_is_evaluated_is_the_registrys_adapter_under_its_own_base_model(pro
 def test_the_same_evaluation_is_not_made_twice(project: Project) -> None:
     project.trained("004", 30)
     project.trained("007", 45)
-    first = promote.promote.fn(dry_run=True)
+    first = promote.promote.fn(PromoteSettings(dry_run=True))
     assert [who for who, _, _ in project.evaluate.asked] == ["champion", "scripted"]
-    again = promote.promote.fn(dry_run=True)
+    again = promote.promote.fn(PromoteSettings(dry_run=True))
     assert len(project.evaluate.asked) == 2
     assert first is not None
     assert again is not None
     assert first.text() == again.text()
     (project.root / "tasks_data/toy/data.json").write_text('{"other": 1}')
-    promote.promote.fn(dry_run=True)
+    promote.promote.fn(PromoteSettings(dry_run=True))
     assert len(project.evaluate.asked) == 4
     (project.root / "params.yaml").write_text(yaml.safe_dump(PARAMS | {"evaluate": {"max_tokens": 32}}))
-    promote.promote.fn(dry_run=True)
+    promote.promote.fn(PromoteSettings(dry_run=True))
     assert len(project.evaluate.asked) == 6
 
 
@@ -205,7 +211,7 @@ def test_a_dry_run_changes_nothing_in_mlflow(project: Project, capsys: pytest.Ca
     project.trained("004", 30)
     project.trained("007", 45)
     before = project.aliases(), project.tags("2")
-    verdict = promote.promote.fn(dry_run=True)
+    verdict = promote.promote.fn(PromoteSettings(dry_run=True))
     assert verdict is not None
     assert verdict.promoted
     assert (project.aliases(), project.tags("2")) == before
@@ -217,7 +223,7 @@ def test_a_dry_run_changes_nothing_in_mlflow(project: Project, capsys: pytest.Ca
 def test_one_that_is_no_better_is_refused_on_the_record(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     project.trained("004", 43)
     project.trained("007", 45)
-    verdict = promote.promote.fn()
+    verdict = promote.promote.fn(PromoteSettings())
     assert verdict is not None
     assert not verdict.promoted
     assert project.aliases() == {"challenger": "2", "champion": "1"}
@@ -231,7 +237,7 @@ def test_one_that_is_no_better_is_refused_on_the_record(project: Project, capsys
 def test_without_a_champion_it_is_judged_against_the_base_policy(project: Project) -> None:
     project.trained("004", 30)
     project.registry().client.delete_registered_model_alias("toy", "champion")
-    verdict = promote.promote.fn()
+    verdict = promote.promote.fn(PromoteSettings())
     assert verdict is not None
     assert (verdict.against, verdict.promoted) == ("base", True)
     assert project.aliases() == {"challenger": "1", "champion": "1"}
@@ -247,9 +253,111 @@ def test_it_is_logged_to_the_run_that_made_the_adapter(project: Project) -> None
     register.logged_adapter(client, experiment, project.root / "run/007/adapter", register.about(known), run_id)
     shutil.rmtree(project.root / "run/007")
     project.trained("007", 45)
-    promote.promote.fn()
+    promote.promote.fn(PromoteSettings())
     assert project.tags("2")["verdict_run"] == run_id
     assert {found.path for found in client.list_artifacts(run_id, "promotion")} >= {"promotion/verdict.json"}
+
+
+def test_the_verdict_is_in_the_models_card(project: Project) -> None:
+    project.trained("004", 43)
+    project.trained("007", 45)
+    promote.promote.fn(PromoteSettings())
+    first = project.registry().versions["2"].description
+    text, _, section = first.partition(card.VERDICT)
+    assert card.is_card(text)
+    assert "**Not promoted** (verdict `" in section
+    assert "| champion | **no** | " in section
+    assert "60 scenarios: 2 won and 0 lost against the champion." in section
+    promote.promote.fn(PromoteSettings())
+    assert project.registry().versions["2"].description == first
+    assert card.VERDICT not in project.registry().versions["1"].description
+
+
+def test_decisions_and_their_verdicts_are_rows_of_the_ledger(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused, refused again (which is no other decision), promoted, taken back."""
+    project.trained("004", 43)
+    project.trained("007", 45)
+    refused = promote.promote.fn(PromoteSettings())
+    promote.promote.fn(PromoteSettings())
+    project.trained("009", 58)
+    promoted = promote.promote.fn(PromoteSettings())
+    rollback.rollback(project.root, "toy", "previous", "wrong dates")
+    assert refused is not None
+    assert promoted is not None
+    one, two, three = (project.tags(number)["adapter_hash"] for number in "123")
+    with Ledger() as ledger, ledger.engine.connect() as link:
+        rows = [dataclasses.astuple(row)[:-1] for row in decisions.listed(link)]
+        assert rows == [
+            ("refusal", "toy", "2", two, "1", one, refused.reason, refused.hash),
+            ("promotion", "toy", "3", three, "1", one, promoted.reason, promoted.hash),
+            ("rollback", "toy", "1", one, "3", three, "wrong dates", None),
+        ]
+        assert [found["verdict"] for found in decisions.evidence(link)] == [
+            json.loads(verdict.text()) for verdict in (refused, promoted)
+        ]
+        back = lineage.back("models:/toy/3", ledger)
+        assert [(found["verdict"], found["as"]) for found in back.verdicts] == [(promoted.hash, "challenger")]
+        assert back.verdicts[0]["wins"] == list(promoted.wins)
+        assert [found.event for found in back.decisions] == ["promotion", "rollback"]
+        old = lineage.back("models:/toy@champion", ledger)
+        assert {(found["verdict"], found["as"]) for found in old.verdicts} == {
+            (refused.hash, "champion"),
+            (promoted.hash, "champion"),
+        }
+        touched = lineage.forward("scenario", SCENARIOS[0].id, ledger)
+        assert {found["verdict"] for found in touched.verdicts} == {refused.hash, promoted.hash}
+        assert [found.event for found in touched.decisions] == ["refusal", "promotion"]
+        assert "scripted" not in {found.adapter for found in touched.evaluated}
+    capsys.readouterr()
+    assert lineage.main(["back", "models:/toy/3"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"verdict {promoted.hash} (here: challenger) for {three}: success 0.967 against 0.717 of the champion" in said
+    )
+    assert "15 won and 0 lost of 60 scenarios against the champion" in said
+    assert "rollback of toy 1, champion before: 3: wrong dates" in said
+
+
+def test_a_ledger_that_is_away_stops_neither(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.trained("004", 30)
+    project.trained("007", 45)
+    monkeypatch.setenv("FLYWHEEL_LEDGER_URL", "sqlite:////proc/no/ledger.db")
+    verdict = promote.promote.fn(PromoteSettings())
+    assert verdict is not None
+    assert project.aliases()["champion"] == "2"
+    rollback.rollback(project.root, "toy", "previous", "slow")
+    assert project.aliases()["champion"] == "1"
+    said = capsys.readouterr().err
+    assert said.count("The ledger was not written: ") == 2
+    assert len(said.splitlines()) == 2
+    monkeypatch.delenv("FLYWHEEL_LEDGER_URL")
+    with Ledger() as ledger:
+        lineage_index.add_verdict(project.root, ledger, f"run/promote/{project.tags('2')['adapter_hash']}")
+        assert [found["verdict"] for found in lineage.back("models:/toy/2", ledger).verdicts] == [verdict.hash]
+
+
+def test_prefect_shows_the_table_and_the_picture(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.trained("004", 30)
+    project.trained("007", 45)
+    promote.promote.fn(PromoteSettings(dry_run=True))
+    (verdict,) = project.pages
+    (png,) = project.root.glob("run/promote/*/verdict.png")
+    made: dict[str, tuple[str, str]] = {}
+    for kind in ("markdown", "image"):
+
+        def keep(content: str, key: str, description: str, kind: str = kind) -> None:
+            made[kind] = (key, content)
+
+        monkeypatch.setattr(f"prefect.artifacts.create_{kind}_artifact", keep)
+    show_page(verdict, png)
+    assert made["markdown"] == ("promotion", gate.table(verdict))
+    key, content = made["image"]
+    assert key == "verdict"
+    assert base64.b64decode(content.removeprefix("data:image/png;base64,")) == png.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -286,7 +394,7 @@ def test_what_does_not_fit_is_one_sentence(project: Project, what: str, says: st
             path.write_bytes(b"others")
     before = project.aliases() if what != "no registry" else {}
     with pytest.raises(UserError, match=says) as problem:
-        promote.promote.fn(version)
+        promote.promote.fn(PromoteSettings(version=version or "challenger"))
     assert "\n" not in str(problem.value)
     assert what == "no registry" or project.aliases() == before
 
@@ -308,7 +416,7 @@ def test_rollback_goes_to_the_previous_champion_and_says_why(
 ) -> None:
     for number, wins in (("004", 20), ("007", 35), ("009", 50)):
         project.trained(number, wins)
-        promote.promote.fn()
+        promote.promote.fn(PromoteSettings())
     assert project.aliases() == {"challenger": "3", "champion": "3", "previous": "2"}
     capsys.readouterr()
 

@@ -24,6 +24,7 @@ import yaml
 from steps import engine, register, tracking
 from steps.params import Update
 from steps.stage import UserError
+from steps.system_metrics import Sample
 from steps.types import OUTPUTS, Evaluation
 
 ROOT = Path(tracking.__file__).parent.parent
@@ -152,6 +153,7 @@ class Project:
 def project(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("FLYWHEEL_TRACE_RATE", "0")  # its trajectories are no such; tests/test_traces.py has real ones
     root = tmp_path / "a project"  # paths with a space are common
     (root / ".flywheel").mkdir(parents=True)
     shutil.copy(empty_store, root / ".flywheel/mlflow.db")
@@ -177,7 +179,7 @@ def test_a_run_is_logged_whole(project: Project) -> None:
     tracker, told = project.log()
     assert told == []
     (parent,), nested = runs(tracker, parent=True), runs(tracker)
-    assert [run.info.run_name for run in nested] == ["iteration 001", "iteration 002"]
+    assert [run.info.run_name for run in nested] == [f"iteration 00{n} of {parent.info.run_name}" for n in (1, 2)]
     second = nested[1].data
     assert second.metrics["reward_mean"] == 1.0
     assert second.metrics["val/success"] == 0.5
@@ -216,6 +218,60 @@ def test_a_run_is_logged_whole(project: Project) -> None:
     assert parent.info.status == "FINISHED"
     assert parent.info.artifact_uri.startswith(f"{(project.root / '.flywheel/mlartifacts/toy').as_uri()}/")
     assert "experiment toy" in tracker.where()
+
+
+def test_what_compare_shows(project: Project) -> None:
+    """Two runs that differ in judges, data and a knob: names, tags, parameters and intervals tell them apart."""
+    git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost", "-C", str(project.root)]
+    for words in (["init", "--quiet"], ["commit", "--quiet", "--allow-empty", "--message", "one"]):
+        subprocess.run([*git, *words], check=True)
+    tracker, _ = project.log()
+    (project.root / "run/scenarios").mkdir()
+    (project.root / "run/scenarios/train.parquet").write_text("others")
+    ruler = {"endpoint": {"model": "gpt-5-mini"}}
+    project.params["score"] = {"judges": {"rule": 0.5, "ruler": 1}, "ruler": ruler}
+    project.params["update"] = {"learning_rate": 2e-05, "loss_type": "grpo"}
+    project.write()
+    project.log()
+    parents = sorted(runs(tracker, parent=True), key=lambda run: run.info.start_time)
+    shown = [run.data.tags for run in parents]
+    assert [tags["judge"] for tags in shown] == ["rule 1", "rule 0.5, ruler 1 (gpt-5-mini)"]
+    assert shown[1]["data_hash"] == md5_of(project.root, "run/scenarios") != shown[0]["data_hash"]
+    assert (
+        parents[0].info.run_name
+        == f"toy seed 3, learning_rate 1e-05, scenarios 2, attempts 4, {shown[0]['run_key'][:6]}"
+    )
+    assert parents[1].info.run_name.startswith(
+        "toy seed 3, rule 0.5, ruler 1 (gpt-5-mini), loss_type grpo, learning_rate 2e-05"
+    )
+    nested = runs(tracker)
+    assert len({run.info.run_name for run in nested}) == 4
+    for run in nested:
+        parent = next(one for one in parents if one.info.run_id == run.data.tags["mlflow.parentRunId"])
+        for name in ("task", "base_model", "base_revision", "judge", "data_hash", "git_commit", "git_dirty"):
+            assert run.data.tags[name] == parent.data.tags[name], name
+        assert run.data.metrics.keys() >= {"val/success", "val/ci95_low", "val/ci95_high"}
+    for run in parents:
+        assert run.data.metrics.keys() >= {
+            f"{of}/{key}" for of in ("test", "test_base") for key in ("success", "ci95_low")
+        }
+
+
+def test_system_metrics_go_to_the_iteration(project: Project) -> None:
+    samples = [Sample(1_000_000 + 2000 * n, {"system/cpu_utilization_percentage": 10.0 * n}) for n in range(3)]
+    tracker = tracking.start(project.root)
+    run_id = tracker.iteration("001", 0.25, samples)
+    assert run_id is not None
+    tracker.iteration("001", 0.25, samples)
+    tracker.iteration("002", 0.25)
+    history = tracker.client.get_metric_history(run_id, "system/cpu_utilization_percentage")
+    assert [(one.step, one.timestamp, one.value) for one in history] == [
+        (0, 1_000_000, 0.0),
+        (1, 1_002_000, 10.0),
+        (2, 1_004_000, 20.0),
+    ]
+    assert [any(name.startswith("system/") for name in run.data.metrics) for run in runs(tracker)] == [True, False]
+    assert not any(name.startswith("system/") for name in runs(tracker, parent=True)[0].data.metrics)
 
 
 def test_logging_again_adds_nothing(project: Project) -> None:

@@ -1,101 +1,93 @@
-"""`make ui` for real: MLflow, Prefect with its key, a worker; a deployed run in a worktree of its own, made again later."""
+"""`make ui` for real: MLflow, Prefect with its key, a worker; two deployed runs at a time, judged, made again."""
 
 from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import time
 import urllib.error
 import urllib.request
-from base64 import b64encode
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flows.workspace import git
-from tests.conftest import copy_project, end, free_port, python, run, start
+from tests.conftest import copy_project, python, run
+from tests.ui_server import Ui, webhook
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-SMALL = {"scenarios.train": 16, "scenarios.val": 12, "scenarios.test": 15}
-
-
-class Ui:
-    """The services over a copy of the project."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.prefect, self.mlflow = folder, free_port(), free_port()
-        ports = ("--prefect-port", str(self.prefect), "--mlflow-port", str(self.mlflow))
-        self.log = folder / "ui.log"
-        self.process: subprocess.Popen[str] = start(python("flows.ui", *ports), folder, log=self.log)
-        until = time.monotonic() + 240
-        while "Ctrl-C stops" not in self.log.read_text():
-            if self.process.poll() is not None or time.monotonic() > until:
-                raise AssertionError(self.log.read_text())
-            time.sleep(0.3)
-
-    @property
-    def key(self) -> str:
-        return (self.folder / ".flywheel/prefect.key").read_text().strip()
-
-    def ask(self, path: str, body: dict[str, Any] | None = None, key: str | None = None) -> Any:
-        known = {"content-type": "application/json"}
-        if key != "":
-            known["Authorization"] = f"Basic {b64encode((key or self.key).encode()).decode()}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self.prefect}/api/{path}", data, known)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.loads(answer.read())
-
-    def train(self, name: str) -> str:
-        """Start a small run from the deployment, as its form would; the flow run's id."""
-        [deployment] = [one for one in self.ask("deployments/filter", {}) if one["name"] == "train"]
-        settings = {"task": "email_search", "name": name, "iterations": 1, "scenarios": 4, "attempts": 4, "more": SMALL}
-        made = self.ask(f"deployments/{deployment['id']}/create_flow_run", {"parameters": {"settings": settings}})
-        return str(made["id"])
-
-    def finished(self, flow_run: str, seconds: float = 420) -> dict[str, Any]:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            found: dict[str, Any] = self.ask(f"flow_runs/{flow_run}")
-            if found["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
-                return found
-            time.sleep(1)
-        raise AssertionError(f"not finished: {found['state']}")
 
 
 @pytest.fixture(scope="module")
-def ui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ui]:
-    made = Ui(copy_project(tmp_path_factory.mktemp("ui")))
+def hook() -> Iterator[tuple[str, list[str]]]:
+    with webhook() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def ui(tmp_path_factory: pytest.TempPathFactory, hook: tuple[str, list[str]]) -> Iterator[Ui]:
+    made = Ui(copy_project(tmp_path_factory.mktemp("ui")), runs=2, environment={"FLYWHEEL_NOTIFY_URL": hook[0]})
     try:
         yield made
     finally:
-        end(made.process)
+        made.end()
 
 
-def test_a_deployed_run_has_a_worktree_of_its_own_and_is_kept_under_a_ref(ui: Ui) -> None:
+def test_two_runs_at_a_time_have_worktrees_of_their_own_and_are_kept_under_refs(ui: Ui) -> None:
     before = git(ui.folder, "status", "--porcelain"), git(ui.folder, "rev-parse", "HEAD")
-    found = ui.finished(ui.train("nightly"))
-    assert found["state_type"] == "COMPLETED", found["state"]
+    started = [ui.train("nightly"), ui.train("numbers", "multiplication")]
+    found = [ui.finished(one) for one in started]
+    assert [one["state_type"] for one in found] == ["COMPLETED", "COMPLETED"], [one["state"] for one in found]
+    assert max(one["start_time"] for one in found) < min(one["end_time"] for one in found), "one after the other"
     assert (git(ui.folder, "status", "--porcelain"), git(ui.folder, "rev-parse", "HEAD")) == before
-    assert list((ui.folder / ".flywheel/worktrees").iterdir()) == []
-    assert git(ui.folder, "for-each-ref", "--format=%(refname)").split()[-1] == "refs/runs/nightly"
-    kept = git(ui.folder, "show", "--format=", "--name-only", "refs/runs/nightly").split()
-    assert set(kept) <= {"params.yaml", "chain.yaml", "dvc.lock"}
-    assert "iterations: 1" in git(ui.folder, "show", "refs/runs/nightly:params.yaml")
-    shown = {one["key"]: one for one in ui.ask("artifacts/filter", {}) if one["key"]}
+    assert git(ui.folder, "for-each-ref", "--format=%(refname:lstrip=2)", "refs/runs").split() == ["nightly", "numbers"]
+    for name, task in (("nightly", "email_search"), ("numbers", "multiplication")):
+        kept = git(ui.folder, "show", "--format=", "--name-only", f"refs/runs/{name}").split()
+        assert set(kept) <= {"params.yaml", "chain.yaml", "dvc.lock"}
+        written = git(ui.folder, "show", f"refs/runs/{name}:params.yaml")
+        assert f"task: {task}" in written
+        assert "iterations: 1" in written
+    shown = ui.artifacts()
     assert {"iterations", "progress", "trajectories", "learning-curve", "mlflow"} <= set(shown)
     assert len(json.loads(shown["iterations"]["data"])) == 2
+    assert f"127.0.0.1:{ui.mlflow}/#/experiments/" in shown["mlflow"]["data"]
 
 
-def test_the_form_has_ranges_and_help(ui: Ui) -> None:
-    [deployment] = [one for one in ui.ask("deployments/filter", {}) if one["name"] == "train"]
-    form = deployment["parameter_openapi_schema"]["definitions"]["TrainSettings"]["properties"]
-    assert form["iterations"]["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 999}
-    assert "email_search" in form["task"]["examples"]
-    assert all(one.get("description") for one in form.values())
+def test_every_new_challenger_is_judged_by_itself(ui: Ui) -> None:
+    versions = {
+        (one["parameters"]["settings"]["model"], one["parameters"]["settings"]["version"]): ui.finished(one["id"])
+        for one in ui.until(lambda: ui.runs("evaluate"), 60, lambda: "no evaluate was started")
+    }
+    assert versions
+    assert all(one["state_type"] == "COMPLETED" for one in versions.values()), versions
+    assert "the lower end must exceed" in ui.artifacts()["promotion"]["data"]
+    assert list((ui.folder / ".flywheel/worktrees").iterdir()) == []
+
+
+def test_a_run_that_fails_says_why_and_notifies(ui: Ui, hook: tuple[str, list[str]]) -> None:
+    found = ui.finished(ui.start("train", task="email_search", name="bad", more={"rollout.attempts": "many"}))
+    assert found["state_type"] == "FAILED"
+    assert "rollout.attempts: Input should be a valid integer" in found["state"]["message"]
+    assert "Traceback" not in found["state"]["message"]
+    ui.until(lambda: hook[1], 60, lambda: "no notification")
+    assert any("rollout.attempts: Input should be a valid integer" in text for text in hook[1])
+    assert hook[0] not in json.dumps(ui.ask("block_documents/filter", {})), "the webhook's address is a secret"
+
+
+def test_the_forms_have_ranges_choices_and_help(ui: Ui) -> None:
+    for name in ("train", "evaluate", "promote", "rescore", "rollback"):
+        [form] = ui.deployment(name)["parameter_openapi_schema"]["definitions"].values()
+        assert all(one.get("description") for one in form["properties"].values()), name
+    form = ui.deployment("train")["parameter_openapi_schema"]["definitions"]["TrainSettings"]["properties"]
+    assert (form["iterations"]["type"], form["iterations"]["minimum"], form["iterations"]["maximum"]) == (
+        "integer",
+        1,
+        999,
+    )
+    assert "email_search" in form["task"]["enum"]
+    [schedule] = ui.deployment("train")["schedules"]
+    assert not schedule["active"]
+    with pytest.raises(urllib.error.HTTPError, match="409"):
+        ui.start("train", task="email_search", iterations=0)
 
 
 def test_prefect_asks_for_its_key_and_other_pages_are_not_let_in(ui: Ui) -> None:
@@ -110,13 +102,13 @@ def test_prefect_asks_for_its_key_and_other_pages_are_not_let_in(ui: Ui) -> None
         assert answer.headers.get("access-control-allow-origin") in (None, f"http://127.0.0.1:{ui.prefect}")
 
 
-def test_the_run_is_made_again_to_the_same_bytes(ui: Ui) -> None:
-    done = run(python("flows.reproduce", "nightly", "--json"), ui.folder, seconds=600)
+@pytest.mark.parametrize("name", ["nightly", "numbers"])
+def test_a_run_beside_another_is_what_it_is_alone(ui: Ui, name: str) -> None:
+    done = run(python("flows.reproduce", name, "--json"), ui.folder, seconds=600)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(rows) > 10
     assert all(row["same"] for row in rows), [row for row in rows if not row["same"]]
-    assert not list((ui.folder / ".flywheel/worktrees").iterdir())
 
 
 def test_one_stop_ends_all_of_it(ui: Ui) -> None:
