@@ -134,8 +134,8 @@ prefect: install  ## Prefect's server and pages, http://127.0.0.1:4200 (PREFECT_
 	@PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS="http://127.0.0.1:$(PREFECT_PORT),http://localhost:$(PREFECT_PORT)" \
 		$(RUN) prefect server start --host 127.0.0.1 --port $(PREFECT_PORT) $(ARGS)
 
-ui: install  ## MLflow, Prefect, a worker and the deployments, all on 127.0.0.1 (MLFLOW_PORT=, PREFECT_PORT=)
-	@exec $(RUN) python -m flows.ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT) $(ARGS)
+ui: install  ## MLflow, Prefect, a worker, deployments, trajectories, on 127.0.0.1 (MLFLOW_PORT=, PREFECT_PORT=, VIEW_PORT=)
+	@exec $(RUN) python -m flows.ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT) --view-port $(VIEW_PORT) $(ARGS)
 
 serve: install  ## vLLM's OpenAI server with the champion, which follows the registry (SERVE_PORT=, ARGS=...)
 	@exec $(RUN) python -m flows.serve --port $(SERVE_PORT) $(ARGS)
@@ -143,7 +143,7 @@ serve: install  ## vLLM's OpenAI server with the champion, which follows the reg
 ledger: install  ## rebuild the ledger's index of run/ (its answers of models stay)
 	@$(RUN) python -m steps.lineage rebuild
 
-view: install  ## a page to browse the trajectories of run/, http://127.0.0.1:8600 (VIEW_PORT=, ARGS="--run folder")
+view: install  ## a page to browse the trajectories of run/ and of deployed runs, http://127.0.0.1:8600 (VIEW_PORT=, ARGS="--run folder")
 	@exec $(RUN) python -m flows.view --port $(VIEW_PORT) $(ARGS)
 
 browser: install  ## test the pages in a real browser: Debian's chromium, headless (ARGS="-k view")

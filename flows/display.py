@@ -1,13 +1,14 @@
 """What a person sees while a flow runs: a table that grows by a row an iteration, and what the stage at work is doing.
 
 On a terminal it is live; elsewhere it is a line a stage and a row an iteration. Everything else that writes to the
-process's output (stages, DVC, libraries) goes to the log file.
+process's output (stages, DVC, libraries) goes to the log file. Lines and what is logged are masked (steps/masking.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import sys
 import time
@@ -22,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.report import Point
+from steps.masking import MaskingFilter, masked
 
 PROGRESS = Path(".flywheel/progress.json")
 
@@ -39,8 +41,9 @@ class Display:
 
     def say(self, text: str) -> None:
         """A line that stays."""
+        text = masked(text)
         if self.console is not None:
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
         if self.logger is not None:
             self.logger.info(text)
 
@@ -108,6 +111,7 @@ class Display:
         kept = os.dup(1), os.dup(2)
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         os.environ["FLYWHEEL_PROGRESS"] = os.fspath(PROGRESS.absolute())
+        mask_logs()
         self.logger = logger
         self.console = Console(file=os.fdopen(kept[0], "w", closefd=False))
         os.dup2(file, 1)
@@ -131,6 +135,17 @@ class Display:
             for number in (*kept, file):
                 os.close(number)
             self.console = Console()
+
+
+def mask_logs() -> None:
+    """What is logged is masked: by Prefect's runs, whose server keeps it, and by whatever writes to this process's output.
+
+    A logger's filter does not see what its children pass on, so that the root's handlers have it, too.
+    """
+    known = [logging.getLogger(name) for name in ("prefect.flow_runs", "prefect.task_runs")]
+    for place in (*known, *logging.getLogger().handlers):
+        if not any(isinstance(one, MaskingFilter) for one in place.filters):
+            place.addFilter(MaskingFilter())
 
 
 def last_error(log: Path) -> str | None:

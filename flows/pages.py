@@ -1,6 +1,6 @@
 """What Prefect's pages show of a run: a table of its iterations, its progress, the learning curve, and what the agent did.
 
-Only where there is a server to keep it (PREFECT_API_URL); a run does not end for want of a picture.
+Only where there is a server to keep it (PREFECT_API_URL); a run does not end for want of a picture. What is shown is masked.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from flows.pipeline import name
 from flows.report import RUN, Point
+from steps.masking import Masker, masked
 
 SAMPLES = 2  # trajectories of an iteration that can be read: the best and the worst
 LONGEST = 1500  # characters of a message that is shown
@@ -28,7 +29,7 @@ def kept() -> Iterator[None]:
     try:
         yield
     except Exception as problem:
-        logging.getLogger("prefect.flow_runs").warning("an artifact of this run was not kept: %s", problem)
+        logging.getLogger("prefect.flow_runs").warning("an artifact of this run was not kept: %s", masked(str(problem)))
 
 
 def is_shown() -> bool:
@@ -68,7 +69,7 @@ def end(curve: Path, where: str) -> None:
     with kept():
         picture = base64.b64encode(curve.read_bytes()).decode()
         create_image_artifact(f"data:image/png;base64,{picture}", key="learning-curve", description="learning curve")
-        create_markdown_artifact(f"{where}\n", key="mlflow", description="where the run is tracked")
+        create_markdown_artifact(masked(f"{where}\n"), key="mlflow", description="where the run is tracked")
 
 
 def challenger(name: str, version: str) -> None:
@@ -98,11 +99,12 @@ def samples(number: int) -> str:
 
 def transcript(reward: Any, trajectory: Any, scenario: Any) -> str:
     """One attempt as markdown. What it says is quoted line by line: no markup of its own."""
+    mask = Masker()
     lines = [
         f"### {trajectory.id}: reward {reward.score:+.2f}{', success' if reward.success else ''}",
-        reward.explanation,
+        mask.text(reward.explanation),
     ]
-    for message in trajectory.messages(scenario):
+    for message in map(mask, trajectory.messages(scenario)):
         calls = [
             f"{one['function']['name']}({one['function']['arguments']})" for one in message.get("tool_calls") or ()
         ]

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from flows import workspace
-from flows.restore import dvc, have, restore, source
-from flows.workspace import git
+from flows.restore import have, restore, source
+from flows.workspace import dvc, git
 from steps import dotenv, register
 from steps.stage import UserError, exit_code
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from flows import workspace
-from flows.workspace import LIMIT, WORKTREES, git
+from flows.workspace import LIMIT, WORKTREES, dvc, dvc_output, git
 from steps import register
 from steps.stage import UserError, say
 
@@ -79,22 +77,6 @@ def have(path: Path) -> None:
     """Fetch from the DVC remote what the cache lacks, where there is a remote."""
     if dvc_output(path, "remote", "list").strip():
         dvc(path, "fetch", "--quiet")
-
-
-def dvc(path: Path, *words: str, check: bool = True) -> int:
-    binaries = os.fspath(Path(sys.executable).parent)
-    environment = os.environ | {
-        "PATH": os.pathsep.join((binaries, os.environ.get("PATH", ""))),
-        "DVC_NO_ANALYTICS": "1",
-    }
-    code = subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, env=environment).returncode
-    if code and check:
-        raise UserError(f"dvc {words[0]} failed (exit code {code}); its output says why")
-    return code
-
-
-def dvc_output(path: Path, *words: str) -> str:
-    return subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, capture_output=True, text=True).stdout
 
 
 # --- Deployed flows

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from flows.workspace import NAME
+from steps.masking import masked
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,6 +32,12 @@ def plainly(schema: dict[str, Any]) -> None:
 
 class Form(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, json_schema_extra=plainly)
+
+    @model_serializer(mode="wrap", when_used="json")
+    def public(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What Prefect keeps of a flow that a command has started: masked, for `more` may hold anything."""
+        found: dict[str, Any] = masked(handler(self))
+        return found
 
 
 class TrainSettings(Form):

@@ -34,6 +34,7 @@ from flows.report import RUN, Point
 from flows.settings import TrainSettings
 from flows.workspace import LIMIT, workspace
 from steps import dotenv, params, system_metrics
+from steps.masking import masked
 from steps.stage import UserError, explain
 from steps.types import OUTPUTS
 
@@ -79,9 +80,16 @@ def open_tracker() -> Tracker:
     from steps import tracking, wandb_tracker
 
     display.begin("opening MLflow's store")
-    tracker = tracking.start(Path.cwd(), tell=lambda text: print(f"tracking: {text}", flush=True))
+    tracker = tracking.start(Path.cwd(), told)
     tracker.beside = wandb_tracker.start(tracker)
     return tracker
+
+
+def told(text: str) -> None:
+    """What tracking has to say, such as that a host does not take traces: in the log, and before the person's eyes."""
+    line = f"tracking: {masked(text)}"
+    print(line, flush=True)
+    display.say(line)
 
 
 @flow(name="train", log_prints=False)

@@ -1,11 +1,11 @@
-"""UI: everything that a team opens, on this machine alone: MLflow, Prefect with a worker and the deployments.
+"""UI: everything that a team opens, on this machine alone: MLflow, Prefect with a worker and the deployments, trajectories.
 
     python -m flows.ui                     # `make ui`; Ctrl-C stops all of it
-    python -m flows.ui --prefect-port 4300 --mlflow-port 5300
+    python -m flows.ui --prefect-port 4300 --mlflow-port 5300 --view-port 8700
     python -m flows.ui --runs 2            # two at a time: on a machine with two GPUs, or for small policies
 
 Prefect's API asks for a key, which is made once and kept in .flywheel/prefect.key, for its owner alone; its pages ask for
-it too. All state lies in .flywheel/. What runs elsewhere takes the two variables that are printed.
+it too. All state lies in .flywheel/. `. .flywheel/ui.env` gives another shell what it needs to use them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import shlex
 import signal
 import socket
 import subprocess
@@ -132,9 +133,19 @@ def environment(root: Path, prefect_port: int, mlflow_port: int) -> dict[str, st
     )
 
 
-def serve(root: Path, prefect_port: int, mlflow_port: int, runs: int = 1) -> None:
+def keep(path: Path, known: dict[str, str]) -> None:
+    """What a shell needs to use these services; for its owner alone, because the key stands in it."""
+    names = ("PREFECT_HOME", "PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_URI", "DO_NOT_TRACK")
+    lines = [f"export {name}={shlex.quote(known[name])}\n" for name in names]
+    lines.append(f"export PATH={shlex.quote(os.fspath(Path(sys.executable).parent))}:$PATH\n")
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.writelines(lines)
+
+
+def serve(root: Path, prefect_port: int, mlflow_port: int, view_port: int, runs: int = 1) -> None:
     """Start everything, print where it is, and stay until Ctrl-C."""
-    for name, port in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port)):
+    for name, port in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port), ("--view-port", view_port)):
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError:
@@ -153,15 +164,19 @@ def serve(root: Path, prefect_port: int, mlflow_port: int, runs: int = 1) -> Non
         address = ("--host", "127.0.0.1", "--port")
         services.start("mlflow", "mlflow", "server", *address, str(mlflow_port), "--workers", "1", *stores)
         services.start("prefect", "prefect", "server", "start", *address, str(prefect_port))
+        services.start("view", "flows.view", "--port", str(view_port))
         services.wait("prefect", f"{known['PREFECT_API_URL']}/health")
         say("setting up the work pool, the limit and the deployments …")
         services.call("prefect", "work-pool", "create", POOL, "--type", "process", "--overwrite")
         services.call("flows.deploy", "--runs", str(runs))
         services.start("worker", "prefect", "worker", "start", "--pool", POOL)
         services.wait("mlflow", f"http://127.0.0.1:{mlflow_port}/health")
+        services.wait("view", f"http://127.0.0.1:{view_port}/")
         say(f"Prefect: http://127.0.0.1:{prefect_port}   (its pages ask for the key in {root / KEY})")
         say(f"MLflow:  http://127.0.0.1:{mlflow_port}")
-        say(f"elsewhere: PREFECT_API_URL={known['PREFECT_API_URL']} PREFECT_API_AUTH_STRING=$(cat {KEY})")
+        say(f"Trajectories: http://127.0.0.1:{view_port}")
+        keep(state / "ui.env", known)
+        say("in another terminal, for the commands `prefect`, `python -m flows.…` and `make train`: . .flywheel/ui.env")
         say("Ctrl-C stops all of it.")
         services.watch()
 
@@ -170,6 +185,7 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.ui", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--prefect-port", type=int, default=4200)
     parser.add_argument("--mlflow-port", type=int, default=5000)
+    parser.add_argument("--view-port", type=int, default=8600)
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="at a time (default: 1)")
     options = parser.parse_args(words)
     if options.runs < 1:
@@ -180,7 +196,9 @@ def main(words: list[str] | None = None) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job would ignore the first
         signal.signal(number, stop)
-    return exit_code(lambda: serve(Path.cwd(), options.prefect_port, options.mlflow_port, options.runs))
+    return exit_code(
+        lambda: serve(Path.cwd(), options.prefect_port, options.mlflow_port, options.view_port, options.runs)
+    )
 
 
 if __name__ == "__main__":

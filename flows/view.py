@@ -1,9 +1,10 @@
-"""View: a page on this machine to browse a run's trajectories: lists, groups side by side, before and after, analytics.
+"""View: a page on this machine to browse runs' trajectories: lists, groups side by side, before and after, analytics.
 
-    make view                            # or: python -m flows.view [--port 8600] [--run run]
+    make view                            # or: python -m flows.view [--port 8600] [--run run]; `make ui` starts it, too
 
-It reads the run's files and writes nothing; what changes on disk shows at the next click. Every view has an address of its
-own, so that a link can be sent. It answers 127.0.0.1 alone, loads nothing from elsewhere, and what an agent said is text,
+It shows the folder's run, and those of flows/view_runs.py: deployed ones at work, stopped or kept. It writes nothing but
+links to the files of the kept ones; what changes on disk shows at the next click. Every view has an address of its own, so
+that a link can be sent. It answers 127.0.0.1 alone, loads nothing from elsewhere, and what an agent said is text,
 never HTML. Not here: the run's metrics over time with all their tags (MLflow), and the state of a flow (Prefect).
 """
 
@@ -51,7 +52,7 @@ class Guarded:
 
 
 def application(run: Path) -> Starlette:
-    """The pages of this run. UserError where the folder holds none."""
+    """The pages of this run, which may not be there yet, and of the other runs of its project."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
@@ -59,22 +60,22 @@ def application(run: Path) -> Starlette:
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
 
-    from flows.view_index import Index
     from flows.view_pages import PAGES, View
+    from flows.view_runs import Runs
 
-    view = View(Index(run))
+    view = View(Runs(run))
 
     def problem(request: Request, error: Exception) -> Response:
         said = error.detail if isinstance(error, HTTPException) else str(error)
         code = error.status_code if isinstance(error, HTTPException) else 400
-        return view.html("problem.html", request, code, problem=said)
+        return view.html("problem.html", request, None, code, problem=said)
 
     return Starlette(
         routes=[
-            Route("/", view.list, methods=["GET"]),
-            Route("/group", view.group, methods=["GET"]),
-            Route("/compare", view.compare, methods=["GET"]),
-            Route("/analytics", view.analytics, methods=["GET"]),
+            Route("/", view.page(view.list), methods=["GET"]),
+            Route("/group", view.page(view.group), methods=["GET"]),
+            Route("/compare", view.page(view.compare), methods=["GET"]),
+            Route("/analytics", view.page(view.analytics), methods=["GET"]),
             Mount("/static", StaticFiles(directory=PAGES / "static")),
         ],
         # A page elsewhere whose name is made to point at 127.0.0.1 would still send its own name.
@@ -87,7 +88,7 @@ def application(run: Path) -> Starlette:
 
 
 def serve(run: Path, port: int) -> None:
-    """Answer until Ctrl-C. UserError where the folder holds no run, or the port is taken."""
+    """Answer until Ctrl-C. UserError where the port is taken."""
     import uvicorn
 
     try:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from flows.view_index import Batch, Row, line
 from steps.stage import UserError
 
+Batches = dict[str, Batch]  # by key
 CHANGES = ("fixed", "broken", "solved", "unsolved", "unscored")
 
 
@@ -36,27 +37,36 @@ def change(before: float | None, after: float | None) -> str:
     return "fixed" if after > before else "broken"
 
 
-def chosen(batches: dict[str, Batch], before: str, after: str) -> tuple[Batch, Batch]:
-    """The batches of these names. Where none is given: the base's evaluation, and the best other one on its split."""
-    for key in filter(None, (before, after)):
-        if key not in batches:
-            raise UserError(f"there is no batch {key[:80]}: one of {', '.join(batches)}")
+def chosen(batches: Batches, others: Batches | None, before: str, after: str) -> tuple[Batch, Batch]:
+    """The batches of these names, the second of another run (`others`) or of the same (None).
+
+    Where none is given: within a run the base's evaluation and the best other one on its split, else each run's best.
+    """
+    later = batches if others is None else others
+    for key, known in ((before, batches), (after, later)):
+        if key and key not in known:
+            raise UserError(f"there is no batch {key[:80]}: one of {', '.join(known) or 'none'}")
+    if not later:
+        raise UserError("the other run has no trajectories yet")
     evaluations = [batch for batch in batches.values() if batch.kind == "evaluation"] or list(batches.values())
-    first = batches[before] if before else evaluations[0]
-    same = [batch for batch in batches.values() if batch.kind == first.kind and batch is not first]
-    if after or not same:
-        return first, batches[after] if after else first
-    # As flows.train chooses: success, then reward, then the earliest.
-    return first, max(same, key=lambda batch: (*rates(batch), -int(batch.iteration)))
+    first = batches[before] if before else evaluations[0] if others is None else max(evaluations, key=rates)
+    if after:
+        return first, later[after]
+    same = [batch for batch in later.values() if batch.kind == first.kind and batch is not first]
+    return first, max(same or ([first] if others is None else later.values()), key=rates)
 
 
-def rates(batch: Batch) -> tuple[float, float]:
-    """Mean success and mean reward of its trajectories; below all others where it has none."""
+def rates(batch: Batch) -> tuple[float, float, int]:
+    """By which flows.train chooses: mean success, mean reward, the earliest. Below all others where nothing is scored."""
     attempts = [one for group in batch.groups for one in group.attempts]
     rewards = [one.reward for one in attempts if one.reward is not None]
     if not rewards:
-        return -1.0, 0.0
-    return sum(bool(one.success) for one in attempts) / len(attempts), sum(rewards) / len(rewards)
+        return -1.0, 0.0, 0
+    return (
+        sum(bool(one.success) for one in attempts) / len(attempts),
+        sum(rewards) / len(rewards),
+        -int(batch.iteration),
+    )
 
 
 def counts(found: list[Pair]) -> dict[str, int]:

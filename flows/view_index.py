@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,7 +140,7 @@ class Batch:
 
 
 class Index:
-    """Every batch of the run under a folder. Safe to call from several threads."""
+    """Every batch of the run under a folder: none where there is no run yet. Safe to call from several threads."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
@@ -147,14 +148,7 @@ class Index:
         self._questions: dict[str, str] = {}
         self._asked: object = None
         self._lock = threading.Lock()
-        if not run.is_dir():
-            raise UserError(f"{run} is no folder: run `make train` first, or name the folder of a run with --run")
         self.refresh()
-        if not self.batches:
-            raise UserError(
-                f"{run} holds no run: there is no 001/trajectories.parquet and no 000/evaluation in it; run `make train` "
-                "first, or name the folder of a run with --run"
-            )
 
     def refresh(self) -> None:
         """Look at what lies there now; costs a few microseconds a file where nothing has changed."""
@@ -169,12 +163,13 @@ class Index:
     def _folders(self) -> dict[str, Path]:
         """Folders that hold trajectories: run/NNN is a rollout's, run/NNN/evaluation an evaluation's, and so on."""
         found = {}
-        for path in self.run.iterdir():
-            if path.name.isdigit() and path.is_dir():
-                if (path / "trajectories.parquet").is_file():
-                    found[f"{path.name}/rollout"] = path
-                for inside in path.glob("*/trajectories.parquet"):
-                    found[f"{path.name}/{inside.parent.name}"] = inside.parent
+        with suppress(FileNotFoundError, NotADirectoryError):  # there is none yet, or it is just being removed
+            for path in self.run.iterdir():
+                if path.name.isdigit() and path.is_dir():
+                    if (path / "trajectories.parquet").is_file():
+                        found[f"{path.name}/rollout"] = path
+                    for inside in path.glob("*/trajectories.parquet"):
+                        found[f"{path.name}/{inside.parent.name}"] = inside.parent
         return found
 
     def _read_questions(self) -> None:

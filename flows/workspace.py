@@ -17,7 +17,7 @@ from pathlib import Path
 
 from steps import handover, register
 from steps.ledger import DEFAULT
-from steps.stage import UserError
+from steps.stage import UserError, say
 
 WORKTREES = Path(".flywheel/worktrees")
 LIMIT = "flywheel-machine"  # Prefect's global limit: as many runs at a time as this machine may train
@@ -36,6 +36,22 @@ def git(folder: Path, *words: str) -> str:
     if done.returncode:
         raise UserError(f"git {words[0]} failed: {' '.join(done.stderr.split())}")
     return done.stdout.strip()
+
+
+def dvc(path: Path, *words: str, check: bool = True) -> int:
+    binaries = os.fspath(Path(sys.executable).parent)
+    environment = os.environ | {
+        "PATH": os.pathsep.join((binaries, os.environ.get("PATH", ""))),
+        "DVC_NO_ANALYTICS": "1",
+    }
+    code = subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, env=environment).returncode
+    if code and check:
+        raise UserError(f"dvc {words[0]} failed (exit code {code}); its output says why")
+    return code
+
+
+def dvc_output(path: Path, *words: str) -> str:
+    return subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, capture_output=True, text=True).stdout
 
 
 def ref(name: str) -> str:
@@ -122,7 +138,14 @@ def workspace() -> Iterator[Path]:
             yield path
         finally:
             keep(root, path, ref(path.name), KEPT)
+        share(path)
     remove(root, path)
+
+
+def share(path: Path) -> None:
+    """Push what the run made to the DVC remote, where the project has a default one; a remote that is away fails no run."""
+    if dvc_output(path, "config", "core.remote").strip() and dvc(path, "push", "--quiet", check=False):
+        say("`dvc push` failed: this run's data are in this machine's cache alone")
 
 
 def keep(root: Path, path: Path, kept: str, files: Sequence[str]) -> str:

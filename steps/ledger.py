@@ -45,6 +45,8 @@ class Ledger:
         try:
             parsed = make_url(url)
             shown = parsed.render_as_string(hide_password=True)
+            if parsed.drivername == "postgresql":  # SQLAlchemy 2.0 would take psycopg 2
+                parsed = parsed.set(drivername="postgresql+psycopg")
             if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
                 Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
             self.engine = create_engine(parsed)

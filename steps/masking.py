@@ -3,6 +3,7 @@
 `masked(value)` is a copy in which each secret is "[masked]". A secret is what stands under a key that names one ("password",
 "api_key", "authorization"), what has the form of one (keys of well-known services, JSON web tokens, private keys, passwords
 in addresses, `password=...` and `"token": "..."` in a text), and the value of an environment variable whose name says so.
+In JSON in a text, too, that key may hold a list or an object.
 
 What it cannot know: a secret of no known form in plain words ("it is the name of my dog"). Counts such as `max_tokens`, the
 tokens of a tokenizer, and code that only handles secrets stay as they are.
@@ -70,6 +71,7 @@ FORMS: tuple[str, ...] = (
     "glpat-",
 )
 FORMS += ("npm_", "dckr_", "xox", "akia", "asia", "aiza", "eyj", "-----b", "bearer", "://")
+FORMS += ("gsk_", "xai-", "pypi-", "lsv2_", "sg.", "ya29.", "whsec_", "hooks.slack", "discord")
 TEXT = re.compile(
     r"(?P<whole>"
     r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)"
@@ -78,6 +80,9 @@ TEXT = re.compile(
     r"|[srp]k_(?:live|test)_\w{16,}"
     r"|hf_[A-Za-z0-9]{16,}"
     r"|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|npm_[A-Za-z0-9]{30,}|dckr_pat_[\w-]{20,}"
+    r"|gsk_\w{20,}|xai-\w{20,}|pypi-[\w-]{20,}|lsv2_[a-z]{2}_\w{16,}|whsec_[\w+/]{16,}"
+    r"|SG\.[\w-]{16,}\.[\w-]{16,}|ya29\.[\w.-]{20,}"
+    r"|hooks\.slack\.com/\w+/[\w/]{10,}|discord(?:app)?\.com/api/webhooks/\d+/[\w-]{10,}"
     r"|xox[a-z](?:\.xox[a-z])?-[\w-]{10,}"
     r"|A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"
     r"|AIza[\w-]{35}"
@@ -93,6 +98,10 @@ TEXT = re.compile(
     re.DOTALL,
 )
 BEFORE = re.compile(r"[\w-]{1,60}\Z")
+# "name": [ or {, in JSON or Python, as it is or in a quoted text; the second is what stands before the first.
+HOLDS = re.compile(r":\s{0,3}(?=[\[{])")
+HOLDER = re.compile(r"([\w-]{1,60})(\\*[\"'])\s{0,3}\Z")
+SCHEMA = re.compile(r"\{\s*\\*[\"']type\\*[\"']\s*:\s*\\*[\"'](?:string|integer|number|boolean|array|object|null)\b")
 CODE = re.compile(  # what stands after `password:` without being one
     r"(?:str|string|bytes|none|null|true|false|optional|required|any|self|tokens?|secret|password|key|auth|basic|bearer"
     r"|the|your|changed?|reset|missing|invalid|wrong|expired|unset|enabled|disabled)\b[.:!?]*$"
@@ -121,7 +130,9 @@ class Masker:
         for secret in self.known:
             if secret in text:
                 text = text.replace(secret, MASK)
-        return text if len(text) < SHORTEST else _by_pattern(text)
+        if len(text) < SHORTEST:
+            return text
+        return _by_pattern(_without_held(text))
 
     def _copy(self, value: Any, depth: int, above: frozenset[int]) -> Any:
         if isinstance(value, str):
@@ -177,14 +188,21 @@ def literals(variables: Mapping[str, str]) -> Iterator[str]:
             except ValueError:
                 part = ""
             found += [part, unquote(part)]
-        elif _names_secret(name) is not None:
+        elif _names_secret(name) is not None and not is_path(name, value):
             found.append(value)
             if name.lower().endswith("auth_string"):  # user:password
                 found.append(value.partition(":")[2])
+        if name.lower().endswith(("webhook", "webhook_url", "notify_url")):  # whoever knows it may post there
+            found.append(value)
         for secret in found:
             if len(secret) >= SHORTEST:
                 yield from {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
                 yield quote(secret, safe="")
+
+
+def is_path(name: str, value: str) -> bool:
+    """PWD names no password, and SSH_AUTH_SOCK no secret: where something lies is none."""
+    return name in ("PWD", "OLDPWD") or (value.startswith("/") and os.path.lexists(value))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -195,6 +213,32 @@ def _names_secret(name: str) -> bool | None:
     if found is None or NO_SECRET.fullmatch(small):
         return None
     return found["sure"] is not None
+
+
+def _without_held(text: str) -> str:
+    """Without the lists and objects that stand after a secret's name; a schema of what stands there is no secret."""
+    parts, end = [], 0
+    for match in HOLDS.finditer(text):
+        if match.start() < end:
+            continue
+        before = HOLDER.search(text, max(end, match.start() - 80), match.start())
+        if before and _names_secret(before[1]) and not SCHEMA.match(text, match.end()):
+            parts += [text[end : match.end()], before[2], MASK, before[2]]
+            end = _closed(text, match.end(), before[2])
+    return "".join([*parts, text[end:]]) if parts else text
+
+
+def _closed(text: str, start: int, quote: str) -> int:
+    """Where the list or object that begins at `start` ends; the text's end where it does not. Deeper quotes have more \\."""
+    depth, inside = 0, False
+    for token in re.compile(rf"(?<!\\)\\*{quote[-1]}|[\[\]{{}}]").finditer(text, start):
+        if token[0][-1] == quote[-1]:
+            inside ^= token[0] == quote
+        elif not inside:
+            depth += 1 if token[0] in "[{" else -1
+            if depth == 0:
+                return token.end()
+    return len(text)
 
 
 def _by_pattern(text: str) -> str:

@@ -32,9 +32,22 @@ MAKERS |= {"successes": "score (at first initialise)"}
 
 
 class UserError(Exception):
-    """One clear sentence for the user: what was wrong, where, and what to do. Ends the command with exit code 2."""
+    """One clear sentence for the user: what was wrong, where, and what to do. Ends the command with exit code 2.
+
+    Masked when it is made: it may quote a server's answer, and Prefect and logs keep it.
+    """
 
     code = 2
+
+    def __init__(self, text: str) -> None:
+        super().__init__(masked(text))
+
+
+def masked(text: str) -> str:
+    """Without secrets (steps/masking.py, whose import takes longer than this module's)."""
+    from steps import masking
+
+    return str(masking.masked(text))
 
 
 class FreshProcessNeeded(Exception):
@@ -221,7 +234,12 @@ def abandon() -> None:
 
 
 def explain(error: BaseException) -> tuple[str, int]:
-    """(text for the user, exit code): a sentence and 2 where the user can do something, else a traceback and 1."""
+    """(masked text for the user, exit code): a sentence and 2 where the user can do something, else a traceback and 1."""
+    text, code = _explain(error)
+    return masked(text), code
+
+
+def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, UserError):
         return str(error), error.code
     import errno
@@ -281,7 +299,8 @@ def measure_turns(began: float, turns: dict[str, list[tuple[float, float, float]
 
 
 def say(text: str) -> None:
-    """One line for the person who runs the stage."""
+    """One line for the person who runs the stage, masked."""
+    text = masked(text)
     if _sink is None:
         print(text, flush=True)
     else:

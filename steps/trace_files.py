@@ -1,4 +1,4 @@
-"""Trace files: which stored trajectories are traced, and what lies beside them: rewards, scenarios, the turns' times.
+"""Trace files: which stored trajectories are traced, and what lies beside them: rewards, judgements, scenarios, times.
 
 FLYWHEEL_TRACE_RATE is a share of the scenarios, chosen by a hash of their id: the same ones in every iteration.
 """
@@ -16,9 +16,9 @@ from steps.stage import UserError
 
 if TYPE_CHECKING:
     from environments.base import Scenario
-    from steps.types import Reward, Trajectory
+    from steps.types import Judgement, Reward, Trajectory
 
-RATE = 0.1  # of the scenarios, by default
+RATE = 0.05  # of the scenarios, by default
 
 Times = list[tuple[float, float, float]]  # of each turn: asked, answered, done; Unix seconds
 
@@ -44,19 +44,19 @@ def is_chosen(scenario_id: str, share: float) -> bool:
 
 def read_batch(
     folder: Path, scenarios: Path, share: float, timings: Path
-) -> Iterator[tuple[Scenario, Trajectory, Reward | None, Times | None]]:
-    """The traced episodes of a folder with trajectories.parquet and rewards.parquet, and their times where known."""
+) -> Iterator[tuple[Scenario, Trajectory, Reward | None, Times | None, Judgement | None]]:
+    """The traced episodes of a folder with trajectories.parquet and rewards.parquet; times, judgements where there are."""
     from environments.base import Scenario
     from steps.types import Reward, Trajectory
 
     known = {one.id: one for one in read(Scenario, scenarios, "id", share)}
     played = read(Trajectory, folder / "trajectories.parquet", "scenario_id", share)
     rewards = {one.trajectory_id: one for one in read(Reward, folder / "rewards.parquet", "scenario_id", share)}
-    times = read_times(timings)
+    times, said = read_times(timings), read_judgements(folder / "judgements.jsonl", share)
     for one in played:
         found = times.get(one.fingerprint())
         whole = found if found is not None and len(found) == len(one.turns) else None
-        yield known[one.scenario_id], one, rewards.get(one.id), whole
+        yield known[one.scenario_id], one, rewards.get(one.id), whole, said.get(one.scenario_id)
 
 
 def read(kind: Any, path: Path, column: str, share: float) -> list[Any]:
@@ -69,6 +69,15 @@ def read(kind: Any, path: Path, column: str, share: float) -> list[Any]:
     table = pq.read_table(path)
     kept = table.filter(pa.array([is_chosen(name, share) for name in table[column].to_pylist()], pa.bool_()))
     return [kind.model_validate(_unpack(row)) for row in kept.to_pylist()]
+
+
+def read_judgements(path: Path, share: float) -> dict[str, Judgement]:
+    """What a model made of the attempts at each traced scenario; none where no model judges."""
+    from steps.types import Judgement
+
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    found = [Judgement.model_validate_json(line) for line in lines if line]
+    return {one.scenario_id: one for one in found if is_chosen(one.scenario_id, share)}
 
 
 def read_times(path: Path) -> dict[str, Times]:

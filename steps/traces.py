@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from environments.base import Message, Scenario
     from steps.trace_files import Times
-    from steps.types import Reward, Trajectory, Turn
+    from steps.types import Judgement, Reward, Trajectory, Turn
 
 UNRECORDED = "not recorded"
 THINKING = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
@@ -54,13 +54,14 @@ def episode(
     trajectory: Trajectory,
     reward: Reward | None,
     times: Times | None,
+    judgement: Judgement | None = None,
 ) -> Trace:
-    """The trace of one trajectory."""
+    """The trace of one trajectory. `judgement` is what a model made of it beside the others of its group."""
     from steps.players import wire
 
     masked = [mask(message) for message in trajectory.messages(scenario)]
     sent = [as_json(message) for message in wire(masked)]
-    told = _metadata(about, trajectory, reward, times)
+    told = _metadata(about, trajectory, reward, times, judgement)
     told = {name: mask.text(value) for name, value in told.items()}
     labels = [about.task, about.split, f"iteration {about.iteration}"]
     common = trace_attributes("episode", about.run, about.environment, labels, told)
@@ -102,7 +103,7 @@ def episode(
         recorder.span(f"turn {number} generation", "generation", "generation", (asked, answered), parent, more)
         _tools(recorder, number, masked[place], masked[place + 1 : heard], (answered, done), parent)
         fresh, place = place + 1, heard
-    return recorder.finish(scores(reward, mask), told)
+    return recorder.finish(scores(reward, mask) + judged(trajectory, judgement, mask), told)
 
 
 def _generation(
@@ -221,6 +222,26 @@ def scores(reward: Reward | None, mask: Masker) -> list[Score]:
     return found
 
 
+def judged(trajectory: Trajectory, judgement: Judgement | None, mask: Masker) -> list[Score]:
+    """What the model that judges gave an attempt, before any weight, and why; none where it could not score it.
+
+    The orders are those in which it was shown: attempts that read alike were shown once, under the name of one of them.
+    """
+    value = judgement.scores.get(trajectory.id) if judgement is not None else None
+    if judgement is None or value is None:
+        return []
+    seen = []
+    for order in judgement.orders:
+        if trajectory.id in order.attempts:
+            place = order.attempts.index(trajectory.id)
+            given = order.scores[place]
+            told = "no score" if given is None else f"{given:g}"
+            seen.append(f"{told} as number {place + 1} of {len(order.attempts)}")
+    why = mask.text(judgement.reasons.get(trajectory.id, ""))
+    comment = " ".join(filter(None, (why, f"(in {len(seen)} orders: {'; '.join(seen)})" if seen else "")))
+    return [Score("ruler", value, comment, True, f"ruler {judgement.judge}")]
+
+
 def reasoning(message: Message) -> str:
     """What the policy thought before it answered, where its form shows that."""
     told = message.get("reasoning_content") or message.get("reasoning")
@@ -229,7 +250,13 @@ def reasoning(message: Message) -> str:
     return "\n".join(THINKING.findall(str(message.get("content") or ""))).strip()
 
 
-def _metadata(about: About, trajectory: Trajectory, reward: Reward | None, times: Times | None) -> dict[str, str]:
+def _metadata(
+    about: About,
+    trajectory: Trajectory,
+    reward: Reward | None,
+    times: Times | None,
+    judgement: Judgement | None,
+) -> dict[str, str]:
     """What a trace can be filtered by."""
     told = {
         "task": about.task,
@@ -248,6 +275,8 @@ def _metadata(about: About, trajectory: Trajectory, reward: Reward | None, times
         told["error"] = trajectory.error
     if reward is not None and reward.score is None:
         told["unscored"] = reward.explanation
+    if judgement is not None and judgement.scores.get(trajectory.id) is None:
+        told["not_judged"] = judgement.problem or "not shown to the judge"
     return told
 
 

@@ -37,7 +37,7 @@ class Tracing:
         self.langfuse = langfuse_traces.connect(tell)
         # What is traced, and where to: what was sent under the same key need not be sent again.
         self.key = hashed(str(self.rate), uri, self.langfuse.host if self.langfuse else "")[:16]
-        self.sent = 0  # iterations and the end, each of which may cost SECONDS
+        self.sent = 0  # iterations, each of which may cost SECONDS at the end
         self.traced = 0  # episodes
         self._recorder: Recorder | None = None
         self._warned = False
@@ -46,10 +46,16 @@ class Tracing:
         """The traced episodes of a batch and of its evaluation, linked to the iteration's MLflow run. `at`: Unix seconds."""
         with self._kept():
             folder = self.root / "run" / number
-            found = self._episodes(run_key, folder, "trajectories", number, "train", at)
-            self._send(
-                [*found, *self._episodes(run_key, folder / "evaluation", "evaluation", number, "val", at)], run_id
-            )
+            found = list(self._episodes(run_key, folder, "trajectories", number, "train", at))
+            found += self._episodes(run_key, folder / "evaluation", "evaluation", number, "val", at)
+            self.sent += bool(found)
+            self._send(found, run_id)
+
+    def base(self, run_key: str, run_id: str, at: float) -> None:
+        """The validation of the policy before any iteration, linked to the run itself. `at`: Unix seconds."""
+        with self._kept():
+            folder = self.root / "run/000/evaluation"
+            self._send(list(self._episodes(run_key, folder, "evaluation", "000", "val", at)), run_id)
 
     def finish(
         self,
@@ -115,7 +121,6 @@ class Tracing:
 
     def _send(self, found: list[Trace], run_id: str) -> None:
         if found:
-            self.sent += 1
             if self.langfuse is not None:
                 self.langfuse.send(found)
             self.mlflow.send(found, run_id)

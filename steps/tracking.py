@@ -6,6 +6,7 @@ and .flywheel/mlartifacts in the project, or what MLFLOW_TRACKING_URI names.
 
 Left out: trajectories and checkpoints (DVC keeps them; their md5s are the run's inputs), the content of files that
 git does not know. What the agent did is in traces (steps/tracing.py). What is missing in run/ is left out with its reason.
+What is logged and told is masked (steps/masking.py), but for the adapter's own files.
 After a plain `dvc repro`:
 
     python -m steps.tracking        # logs what chain.yaml, dvc.lock and run/ hold; the flow calls the same functions
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps import card, dotenv, register
+from steps.masking import masked
 from steps.stage import UserError, main, say
 from steps.tracing import Tracing
 from steps.types import OUTPUTS
@@ -52,17 +54,18 @@ class Tracker:
     def __init__(self, root: Path, tell: Callable[[str], None] = say) -> None:
         from steps import params
 
-        self.root, self.tell, self.began = root.resolve(), tell, int(1000 * time.time())
+        self.root, self.began = root.resolve(), int(1000 * time.time())
+        self.tell = lambda text: tell(masked(text))
         self.params = params.load(self.root / "params.yaml", params.Params)
-        every = flat(self.params.model_dump(mode="json", by_alias=True))
+        every = flat(masked(self.params.model_dump(mode="json", by_alias=True)))
         self.settings = {name: value for name, value in every.items() if name.partition(".")[0] not in FLOW_ONLY}
         self.flow_settings = {name: value for name, value in every.items() if name not in self.settings}
-        self.tags = register.about(self.params) | {"judge": card.judges(self.params)}
+        self.tags: dict[str, str] = masked(register.about(self.params) | {"judge": card.judges(self.params)})
         self.uri = register.address(self.root)
         with register.explained(self.uri):
             self.client = register.connect(self.root)
             self.experiment = register.experiment(self.client, self.root, self.params.task)
-        self.tracing = Tracing(self.root, self.params, self.client, self.uri, self.experiment, tell)
+        self.tracing = Tracing(self.root, self.params, self.client, self.uri, self.experiment, self.tell)
         self.parent: Any = None  # mlflow.entities.Run
         self.children: dict[str, list[Any]] = {}  # iteration -> its nested runs
         self.logged: list[str] = []  # iterations that were not there before
@@ -107,7 +110,7 @@ class Tracker:
                 metrics = self._evaluation(prefix, number, "test") if number is not None else {}
                 self.client.log_batch(run_id, **batch(run, metrics, int(number or 0), {}, tags))
             for path in files:
-                self.client.log_artifact(run_id, str(path))
+                self.client.log_text(run_id, public(path.read_text()), path.name)
             self.client.set_terminated(run_id, status)
             self.parent = self.client.get_run(run_id)
             return True
@@ -116,7 +119,9 @@ class Tracker:
         """What the agent did in an iteration, where that was not sent before."""
         run = self.children[number][0]
         if run.data.tags.get("traced") != self.tracing.key:
-            key = self.parent.data.tags["run_key"]
+            key, parent = self.parent.data.tags["run_key"], self.parent.info
+            if number == "001":
+                self.tracing.base(key, parent.run_id, parent.start_time / 1000)
             self.tracing.iteration(key, run.info.run_id, number, run.info.start_time / 1000)
 
     def _trace_end(self) -> None:
@@ -181,7 +186,7 @@ class Tracker:
         tags, name = self.tags | state | {"run_key": key}, f"{title(self.params)}, {key[:6]}"
         run = self.client.create_run(self.experiment, self.began, tags, name)
         if difference:
-            self.client.log_text(run.info.run_id, difference, "git.diff")
+            self.client.log_text(run.info.run_id, masked(difference), "git.diff")
         return run
 
     def _nested(
@@ -362,6 +367,16 @@ def title(params: Params) -> str:
     told += [card.judges(params)] * (params.score.judges != usual.score.judges)
     knobs = [f"{name.rpartition('.')[2]} {value}" for name, value in given.items() if value != default.get(name)]
     return ", ".join([*told, *knobs[:KNOBS], *([f"{len(knobs) - KNOBS} more"] if len(knobs) > KNOBS else [])])
+
+
+def public(text: str) -> str:
+    """A YAML file without secrets: as it is where it holds none, else written anew where its values had to be masked."""
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    found = yaml.load(text, loader)
+    safe = masked(found)
+    return masked(text if safe == found else yaml.safe_dump(safe, sort_keys=False, allow_unicode=True))
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:

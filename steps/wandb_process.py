@@ -131,8 +131,8 @@ def tables(root: Path, number: str) -> dict[str, Any]:
 
     from steps.masking import Masker
 
-    episodes, actions = rows(root / "run", number)
     mask = Masker()
+    episodes, actions = rows(root / "run", number, mask.text)
     found = {"episodes": (EPISODES, episodes), "actions": (ACTIONS, actions)}
     return {
         name: wandb.Table(columns=columns, data=[mask(row) for row in data])
@@ -141,8 +141,11 @@ def tables(root: Path, number: str) -> dict[str, Any]:
     }
 
 
-def rows(run: Path, number: str) -> tuple[list[list[Any]], list[list[Any]]]:
-    """(episodes, actions) of a training batch: ROWS of each at most, from all over it, the actions by whole episodes."""
+def rows(run: Path, number: str, mask: Callable[[str], str] = str) -> tuple[list[list[Any]], list[list[Any]]]:
+    """(episodes, actions) of a training batch: ROWS of each at most, from all over it, the actions by whole episodes.
+
+    Texts are masked before they are cut: of half a secret nothing shows what it is.
+    """
     from environments.base import Scenario
     from steps import analytics_episodes
     from steps.types import read_records
@@ -152,7 +155,7 @@ def rows(run: Path, number: str) -> tuple[list[list[Any]], list[list[Any]]]:
     asked = {}
     for scenario in read_records(Scenario, path) if path.is_file() else ():
         said = [str(message["content"]) for message in scenario.messages if message["role"] == "user"]
-        asked[scenario.id] = short("\n".join(said))
+        asked[scenario.id] = short(mask("\n".join(said)))
     episodes = [
         [
             number,
@@ -164,7 +167,7 @@ def rows(run: Path, number: str) -> tuple[list[list[Any]], list[list[Any]]]:
             one.score,
             one.success,
             one.stop_reason,
-            short(one.error or ""),
+            short(mask(one.error or "")),
         ]
         for one in spread(played, ROWS)
     ]
@@ -172,7 +175,8 @@ def rows(run: Path, number: str) -> tuple[list[list[Any]], list[list[Any]]]:
     acts = sum(len(one.acts) for one in played)
     for one in spread(played, max(1, len(played) * ROWS // max(1, acts))):
         actions += [
-            [number, one.id, act.turn, act.name, short(act.arguments), short(act.answer), act.error] for act in one.acts
+            [number, one.id, act.turn, act.name, short(mask(act.arguments)), short(mask(act.answer)), act.error]
+            for act in one.acts
         ]
     return episodes, actions[:ROWS]
 

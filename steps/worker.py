@@ -245,7 +245,7 @@ def _run(request: dict, send: Callable[[dict], None]) -> dict:
         return {"stale": True}
     except BaseException as error:
         with contextlib.suppress(OSError):
-            traceback.print_exception(error)
+            print(stage.masked("".join(traceback.format_exception(error))), end="", file=sys.stderr)
         text, code = stage.explain(error)
         return {"error": text, "code": code}
     finally:

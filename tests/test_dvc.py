@@ -29,6 +29,7 @@ ROOT = Path(__file__).parent.parent
 # The runner passes arguments in and bytes out: it decides nothing about what is in an output. Left out, so that a word in a
 # message does not make every stage of every run stale.
 RUNNER = {"steps/stage.py", "steps/handover.py", "steps/worker.py", "steps/outputs.py", "steps/__init__.py"}
+RUNNER |= {"steps/masking.py"}  # of what is said and logged alone
 EMBEDDED = "tasks_data/embedded_policy"  # the default of policy.base_model, read through a parameter
 TASK = "tasks_data/${task}"  # a policy made for the task lies there
 

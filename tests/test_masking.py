@@ -74,6 +74,16 @@ PLANTED: list[tuple[Any, str]] = [  # (what holds it, the secret)
     (f"export OPENAI_API_KEY={R} && run", R),
     (f"token: {R}", R),
     (b'{"password": "in bytes"}', "in bytes"),
+    ("gsk_" + R, R),
+    ("xai-" + R, R),
+    ("pypi-" + R, R),
+    ("SG." + R + "." + R, R),
+    ("https://hooks.slack.com/services/T01/B01/" + R, R),
+    ("https://discord.com/api/webhooks/1234567890/" + R, R),
+    ('the answer was {"credentials": {"user": "me", "value": "in words"}} and no more', "in words"),
+    ("{'private_key': ['a line', 'another line']}", "another line"),
+    (json.dumps({"body": json.dumps({"password": {"old": "first }", "new": "second ]"}})}), "second ]"),
+    ('"credentials": [1, "cut off', "cut off"),
 ]
 ORDINARY: list[Any] = [
     {"max_tokens": 64, "input_tokens": 225, "output_tokens": 8, "total_tokens": 233, "token_count": 5},
@@ -98,6 +108,8 @@ ORDINARY: list[Any] = [
     "The secretary passed the password policy on to the authorities; see https://example.com/a:b and mail me@example.com",
     "Reset your password: the link below expires in 24 hours.",
     "the secret: we are moving on 12.05.2001",
+    '{"name": "login", "parameters": {"properties": {"password": {"type": "string", "description": "yours"}}}}',
+    'the msg. was sent; {"pass": {"count": 3}, "tokens": [1, 2], "author": {"name": "Ann"}, "keys": {"a": [1]}}',
     "def login(user: str, password: str) -> Token:\n    token = tokenizer.next()\n    if token == end: return None",
     "client = Client(api_key=settings.api_key, password=os.environ['PASSWORD'])",
     "password: Optional[str] = None\nsecret=None, token=token",
@@ -141,6 +153,7 @@ def test_what_is_no_secret_stays(value: Any) -> None:
         ("FLYWHEEL_LEDGER_URL", "postgresql://u:tiger%40lily@db/x", "tiger@lily"),
         ("MY_SERVICE_TOKEN", 'quo"ted\\one', 'quo\\"ted\\\\one'),
         ("PGPASSWORD", "elephants", "elephants"),
+        ("FLYWHEEL_NOTIFY_URL", "slack://one/two/three", "slack://one/two/three"),
     ],
 )
 def test_values_of_the_environment_are_gone(
@@ -245,7 +258,18 @@ def test_it_is_fast() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a" * 200_000, "password=" * 20_000, '"' * 50_000 + "password", "://" * 50_000, "eyJ" * 50_000]
+    "text",
+    [
+        "a" * 200_000,
+        "password=" * 20_000,
+        '"' * 50_000 + "password",
+        "://" * 50_000,
+        "eyJ" * 50_000,
+        "\\" * 200_000,
+        '"password": {' * 20_000,
+        '"password": {}, ' * 20_000,
+        '"password": {"type": "string"' * 10_000,
+    ],
 )
 def test_no_text_takes_long(text: str) -> None:
     began = time.perf_counter()
@@ -256,3 +280,9 @@ def test_no_text_takes_long(text: str) -> None:
 def test_base64_of_a_login_behind_its_header() -> None:
     login = base64.b64encode(b"user:swordfish").decode()
     assert login not in masked(json.dumps({"headers": {"authorization": f"Basic {login}"}}))
+
+
+@pytest.mark.parametrize("name", ["PWD", "OLDPWD", "SSH_AUTH_SOCK", "AWS_CREDENTIALS"])
+def test_where_something_lies_is_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    monkeypatch.setenv(name, str(tmp_path))
+    assert masked(f"see {tmp_path}/run.log") == f"see {tmp_path}/run.log"

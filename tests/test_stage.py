@@ -102,7 +102,7 @@ class Project:
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("FLYWHEEL_")}
         self.env |= {"XDG_RUNTIME_DIR": str(runtime)}
         (root / "steps").mkdir()
-        for name in ("__init__", "stage", "handover", "worker"):
+        for name in ("__init__", "stage", "masking", "handover", "worker"):
             shutil.copy(STEPS / f"{name}.py", root / "steps")
         (root / "steps/toy.py").write_text(TOY.lstrip())
         (root / "steps/params.py").write_text(PARAMS)

@@ -21,14 +21,14 @@ from typing import Any
 import pytest
 
 from environments.base import Scenario
-from steps import langfuse_traces, players, register, stage, trace_files, traces, tracing
+from steps import deliveries, langfuse_traces, players, register, stage, trace_files, traces, tracing
 from steps.masking import MASK, Masker
 from steps.params import Params, Policy
 from steps.spans import Recorder, Trace
 from steps.stage import UserError
 from steps.traces import About
-from steps.traces_mlflow import Mlflow
-from steps.types import Reward, Trajectory, Turn, write_records
+from steps.traces_mlflow import Mlflow, feedbacks
+from steps.types import Judgement, Order, Reward, Trajectory, Turn, write_records
 from tests import conftest
 
 ABOUT = About("run0", "toy", "some/model", "001", "train", 1.0, 64, "training", 1_700_000_000.0)
@@ -228,6 +228,54 @@ def test_scores() -> None:
     found = {of.name: of.by_model for of in traces.scores(mixed, Masker())}
     expected = {"success": False, "reward": True, "rule": False, "reward/rule/found": False, "reward/ruler/ruler": True}
     assert found == expected
+
+
+def judgement(of: Trajectory, score: float | None = 0.75, problem: str = "") -> Judgement:
+    """Two orders of three attempts; it stands first, then last, and is scored 0.8 and 0.7."""
+    others = ("x", "y")
+    orders = (
+        Order(attempts=(of.id, *others), scores=(0.8, 0.1, None), calls=("a",)),
+        Order(attempts=(*others[::-1], of.id), scores=(None, 0.1, 0.7), calls=("b",)),
+    )
+    known: dict[str, Any] = {"scenario_id": of.scenario_id, "judge": "cafe", "orders": orders, "problem": problem}
+    return Judgement(scores={of.id: score, "y": None}, reasons={of.id: f"It looked first. {KEY}"}, **known)
+
+
+def test_what_a_judge_said_is_a_score_of_its_own() -> None:
+    """Beside the rule's, before any weight, whatever it counts in the reward."""
+    of = scenario()
+    one = trajectory(of)
+    ruled = reward(one, 0.5, name="rule")
+    found = traces.episode(Recorder(), Masker(), ABOUT, of, one, ruled, None, judgement(one))
+    by_name = {score.name: score for score in found.scores}
+    assert len(by_name) == len(found.scores)
+    assert {name: score.by_model for name, score in by_name.items()} == {
+        "success": False, "reward": False, "reward/found": False, "reward/turn": False, "ruler": True,
+    }  # fmt: skip
+    assert by_name["ruler"][1:] == (
+        0.75,
+        f"It looked first. {MASK} (in 2 orders: 0.8 as number 1 of 3; 0.7 as number 3 of 3)",
+        True,
+        "ruler cafe",
+    )
+    [told] = [body for body in langfuse_traces.bodies(found) if body["name"] == "ruler"]
+    assert told["metadata"] == {"source": "LLM_JUDGE", "judge": "ruler cafe"}
+    sources = {of.name: (of.source.source_type, of.source.source_id, of.rationale) for of in feedbacks(found)}
+    assert sources["ruler"] == ("LLM_JUDGE", "ruler cafe", by_name["ruler"].comment)
+    assert sources["reward"][0] == "CODE"
+    assert "not_judged" not in found.tags
+
+
+def test_what_a_judge_did_not_score_is_none() -> None:
+    of = scenario()
+    one = trajectory(of)
+    for said, why in (
+        (judgement(one, None, "the server hung"), "the server hung"),
+        (judgement(one, None), "not shown"),
+    ):
+        found = traces.episode(Recorder(), Masker(), ABOUT, of, one, reward(one), None, said)
+        assert "ruler" not in {score.name for score in found.scores}
+        assert found.tags["not_judged"].startswith(why)
 
 
 def test_the_same_scenarios_are_traced_in_every_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -660,14 +708,18 @@ def finished(tmp_path: Path, store: tuple[Any, str, str], monkeypatch: pytest.Mo
         monkeypatch.delenv(name, raising=False)
     some = [scenario(number) for number in range(6)]
     folder = tmp_path / "run/001"
-    for name in ("evaluation", "test", "../scenarios"):
+    for name in ("evaluation", "test", "../scenarios", "../000/evaluation"):
         (folder / name).mkdir(parents=True)
     for split in ("train", "val", "test"):
         write_records(some, tmp_path / f"run/scenarios/{split}.parquet")
-    for place, name in ((folder, "001"), (folder / "evaluation", "val"), (folder / "test", "test")):
+    base = tmp_path / "run/000/evaluation"
+    for place, name in ((folder, "001"), (folder / "evaluation", "val"), (folder / "test", "test"), (base, "base")):
         played = [trajectory(one).model_copy(update={"id": f"{name}-{one.id}-0"}) for one in some]
         write_records(played, place / "trajectories.parquet")
         write_records([reward(one) for one in played], place / "rewards.parquet")
+    said = [judgement(trajectory(one).model_copy(update={"id": f"001-{one.id}-0"})) for one in some]
+    lines = [one.model_copy(update={"problem": "line\u2028break"}).model_dump_json() for one in said]
+    (folder / "judgements.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return tmp_path
 
 
@@ -677,23 +729,55 @@ def test_a_run_is_traced(finished: Path, store: tuple[Any, str, str]) -> None:
 
     def once() -> tracing.Tracing:
         found = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, told.append)
+        found.base("key", run, 1_700_000_000.0)
         found.iteration("key", run, "001", 1_700_000_000.0)
         tested = {"best": "001", "base": "000"}
         assert found.finish("key", run, tested, {"seed": "1", "api_key": "abc"}, {"success": 0.5}, (1e9, 1e9 + 5))
         return found
 
-    assert once().traced == 18
+    assert once().traced == 24
     once()
     assert told == []
     every = client.search_traces(locations=[experiment], run_id=run, max_results=500)
-    assert Counter(one.info.tags["mlflow.traceName"] for one in every) == {"episode": 18, "training": 1}
+    assert Counter(one.info.tags["mlflow.traceName"] for one in every) == {"episode": 24, "training": 1}
     splits = Counter(one.info.tags.get("split") for one in every)
-    assert splits == {"train": 6, "val": 6, "test": 6, None: 1}
+    assert splits == {"train": 6, "val": 12, "test": 6, None: 1}
+    iterations = Counter(one.info.tags.get("iteration") for one in every)
+    assert iterations == {"000": 6, "001": 18, None: 1}
+    by_judge = [one for one in every if any(of.source.source_type == "LLM_JUDGE" for of in one.info.assessments)]
+    assert len(by_judge) == 6
+    assert {one.info.tags["split"] for one in by_judge} == {"train"}
     [whole] = [one for one in every if one.info.tags["mlflow.traceName"] == "training"]
     assert whole.data.spans[0].inputs == {"seed": "1", "api_key": MASK}
     assert whole.data.spans[0].outputs["metrics"] == {"success": 0.5}
     assert whole.info.execution_duration == 5000
     assert whole.info.tags.keys() >= {"cpus", "memory", "machine", "episodes_traced", "seconds"}
+
+
+@pytest.mark.parametrize(("seconds", "patience"), [(1.0, deliveries.SECONDS), (30.0, 0.1)])
+def test_eight_iterations_are_waited_for_two_seconds_each_at_most(
+    finished: Path, store: tuple[Any, str, str], keys: pytest.MonkeyPatch, seconds: float, patience: float
+) -> None:
+    """A host that is slow gets all of eight iterations, the base's validation and the end; one that hangs is left."""
+    client, experiment, run = store
+    told: list[str] = []
+    keys.setattr(tracing, "SECONDS", patience)
+    with receiving(seconds=seconds) as host:
+        keys.setenv("LANGFUSE_HOST", host.address)
+        found = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, told.append)
+        began = time.perf_counter()
+        found.base("key", run, 1.0)
+        for _ in range(8):
+            found.iteration("key", run, "001", 1.0)
+        assert time.perf_counter() - began < 8 * 0.5
+        began = time.perf_counter()
+        arrived = found.finish("key", run, {"best": "001", "base": "000"}, {}, {}, (1.0, 2.0))
+        waited = time.perf_counter() - began
+    assert found.sent == 8
+    assert deliveries.SECONDS <= 2.0
+    assert arrived == (seconds == 1.0)
+    assert waited < 8 * patience + 0.5
+    assert ["does not take traces" in line for line in told] == ([] if arrived else [True, False])
 
 
 def test_what_goes_wrong_is_said_once_and_stops_nothing(finished: Path, store: tuple[Any, str, str]) -> None:

@@ -13,9 +13,18 @@ import pytest
 from starlette.testclient import TestClient
 
 from environments.base import Message, Scenario, Split
-from flows import view, view_charts, view_compare, view_group, view_index, view_pages, view_query, view_tokens
+from flows import (
+    view,
+    view_charts,
+    view_compare,
+    view_group,
+    view_index,
+    view_links,
+    view_pages,
+    view_query,
+    view_tokens,
+)
 from steps.analytics import Analysis, Line, Pattern, Percentiles
-from steps.stage import UserError
 from steps.types import Judgement, Order, Reward, Trajectory, Turn, write_records
 from tests.conftest import ROOT
 
@@ -616,7 +625,7 @@ def test_what_was_said_is_never_html(tmp_path: Path) -> None:
 
 
 def test_a_tokens_text_is_escaped_and_its_line_break_shown() -> None:
-    assert str(view_pages.breaks("<img src=x>\n&")) == '&lt;img src=x&gt;<i class="dim">↵</i>\n&amp;'
+    assert str(view_links.breaks("<img src=x>\n&")) == '&lt;img src=x&gt;<i class="dim">↵</i>\n&amp;'
 
 
 def test_answers_no_other_host(client: TestClient) -> None:
@@ -665,15 +674,6 @@ def test_pages_name_nothing_from_elsewhere() -> None:
 
 
 # --- The command
-
-
-def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert view.main(["--port", "0", "--run", str(tmp_path)]) == 2
-    assert capfd.readouterr().err.startswith(f"error: {tmp_path} holds no run: ")
-    assert view.main(["--port", "0", "--run", str(tmp_path / "none")]) == 2
-    assert "is no folder: run `make train` first" in capfd.readouterr().err
-    with pytest.raises(UserError):
-        view_index.Index(tmp_path)
 
 
 def test_a_taken_port_is_one_sentence(made: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -25,10 +25,10 @@ class Ui:
     """The services over a copy of the project."""
 
     def __init__(self, folder: Path, runs: int = 1, environment: dict[str, str] | None = None) -> None:
-        self.folder, self.prefect, self.mlflow = folder, free_port(), free_port()
-        ports = ("--prefect-port", str(self.prefect), "--mlflow-port", str(self.mlflow), "--runs", str(runs))
+        self.folder, self.prefect, self.mlflow, self.view = folder, free_port(), free_port(), free_port()
+        ports = ("--prefect-port", str(self.prefect), "--mlflow-port", str(self.mlflow), "--view-port", str(self.view))
         self.log = folder / "ui.log"
-        command = python("flows.ui", *ports)
+        command = python("flows.ui", *ports, "--runs", str(runs))
         self.process: subprocess.Popen[str] = start(command, folder, self.log, **(environment or {}))
         self.until(lambda: "Ctrl-C stops" in self.log.read_text(), 240, self.log.read_text)
 
@@ -77,7 +77,9 @@ class Ui:
 
     def runs(self, flow: str) -> list[dict[str, Any]]:
         """All flow runs of a flow."""
-        return list(self.ask("flow_runs/filter", {"flows": {"name": {"any_": [flow]}}, "sort": "START_TIME_ASC"}))
+        return list(
+            self.ask("flow_runs/filter", {"flows": {"name": {"any_": [flow]}}, "sort": "EXPECTED_START_TIME_ASC"})
+        )
 
     def finished(self, flow_run: str, seconds: float = 420) -> dict[str, Any]:
         def found() -> dict[str, Any] | None:

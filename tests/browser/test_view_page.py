@@ -17,7 +17,7 @@ from playwright.sync_api import Page, expect
 
 from environments.base import Scenario
 from steps.types import Trajectory, write_records
-from tests import test_view
+from tests import test_view, test_view_runs
 from tests.browser.conftest import shot
 from tests.conftest import end, free_port, python, start
 
@@ -235,6 +235,45 @@ def test_analytics_in_the_browser(large: Site, page: Page) -> None:
     assert page.locator("circle.s0").first.evaluate("it => getComputedStyle(it).fill") == "rgb(47, 127, 209)"
     assert page.locator("figure svg").first.evaluate("it => it.getBoundingClientRect().height") > 100
     shot(page, "view_analytics", whole=True)
+
+
+def test_another_run_is_chosen_in_the_head(tmp_path: Path, page: Page) -> None:
+    """No run here yet: a kept one is read, compared with another, and the run that then begins shows by itself."""
+    team = test_view_runs.make_team(tmp_path)
+    site = Site(team / "run")
+    try:
+        page.goto(site.address)
+        assert "holds no trajectories yet" in page.inner_text("main")
+        shot(page, "view_waiting")
+        begun = time.monotonic()
+        page.select_option("[name=run]", "nightly")
+        expect(page.locator(".count")).to_contain_text("44 of 44")
+        print(f"\nview: a kept run for the first time {time.monotonic() - begun:.2f} s")
+        assert page.url.endswith("/?run=nightly")
+        page.select_option("[name=kind]", "rollout")  # a filter, without a reload
+        expect(page.locator(".count")).to_contain_text("24 of 44")
+        assert {"run=nightly", "kind=rollout"} == set(urlsplit(page.url).query.split("&"))
+        page.click("table.list tbody tr a.open")
+        assert page.input_value("[name=run]") == "nightly"
+        assert "judge 0.50" in page.inner_text(".columns")
+        page.click("nav a:has-text('Compare')")
+        page.select_option("[name=other]", "short")
+        expect(page.locator(".count")).to_contain_text("1 broken")
+        assert "short 001/evaluation" in page.inner_text("thead")
+        page.select_option("[name=after]", "000/evaluation")
+        expect(page.locator(".count")).to_contain_text("2 broken")
+        shot(page, "view_compare_runs")
+        page.go_back()  # to where no other run was chosen
+        assert "other=" not in page.url
+        page.click("nav a:has-text('Analytics')")
+        assert "not recorded" in page.inner_text("main")
+        page.select_option("[name=run]", "short")  # stays on the page
+        page.wait_for_url("**/analytics?run=short")
+        page.goto(site.address)
+        test_view.make_run(team / "run", iterations=1)
+        expect(page.locator(".count")).to_contain_text("27 of 27", timeout=8000)
+    finally:
+        end(site.process)
 
 
 def test_dark_and_light(large: Site, page: Page) -> None:

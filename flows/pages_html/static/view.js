@@ -37,6 +37,13 @@ if (form) {
   form.addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(waiting); filter(); });
 }
 
+for (const jump of document.querySelectorAll("form.jump")) jump.addEventListener("change", () => jump.submit());
+
+// A run that has begun shows by itself; not while a person chooses another one.
+if (document.querySelector("#waiting")) setInterval(() => {
+  if (!document.activeElement.closest("select")) location.reload();
+}, 3000);
+
 function step(by) {
   const link = document.querySelector(by > 0 ? "a[rel=next]" : "a[rel=prev]");
   if (link) return link.click();
