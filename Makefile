@@ -135,16 +135,16 @@ prefect: install  ## Prefect's server and pages, http://127.0.0.1:4200 (PREFECT_
 		$(RUN) prefect server start --host 127.0.0.1 --port $(PREFECT_PORT) $(ARGS)
 
 ui: install  ## MLflow, Prefect, a worker, deployments, trajectories, on 127.0.0.1 (MLFLOW_PORT=, PREFECT_PORT=, VIEW_PORT=)
-	@exec $(RUN) python -m flows.ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT) --view-port $(VIEW_PORT) $(ARGS)
+	@exec env $(RUN) python -m flows.ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT) --view-port $(VIEW_PORT) $(ARGS)
 
 serve: install  ## vLLM's OpenAI server with the champion, which follows the registry (SERVE_PORT=, ARGS=...)
-	@exec $(RUN) python -m flows.serve --port $(SERVE_PORT) $(ARGS)
+	@exec env $(RUN) python -m flows.serve --port $(SERVE_PORT) $(ARGS)
 
 ledger: install  ## rebuild the ledger's index of run/ (its answers of models stay)
 	@$(RUN) python -m steps.lineage rebuild
 
 view: install  ## a page to browse the trajectories of run/ and of deployed runs, http://127.0.0.1:8600 (VIEW_PORT=, ARGS="--run folder")
-	@exec $(RUN) python -m flows.view --port $(VIEW_PORT) $(ARGS)
+	@exec env $(RUN) python -m flows.view --port $(VIEW_PORT) $(ARGS)
 
 browser: install  ## test the pages in a real browser: Debian's chromium, headless (ARGS="-k view")
 	@command -v chromium chromium-browser google-chrome >/dev/null || { \

@@ -47,9 +47,9 @@ def test_ten_commands(tmp_path: Path) -> None:
     trained = [line for line in lines if "run train/train" in line]
     assert len(trained) == 2
     assert all("Completed" in said[line] or "finished" in said[line].lower() for line in trained)
-    assert "version 2" in said[lines[7]] or "/2" in said[lines[7]], said[
+    assert "email_search 2 @challenger @champion" in said[lines[7]], said[
         lines[7]
-    ]  # it was promoted, and leads back to its data
+    ]  # promoted, and it leads back to its data
     assert "email_search" in said[lines[-1]]
 
 
