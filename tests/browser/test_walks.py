@@ -1,10 +1,11 @@
-"""README's path from a clone to a scheduled, promoted, served model, by the letter.
+"""README's two walks by the letter: from a clone to a scheduled, promoted, served model, and to a task of one's own.
 
 In place of the clone a copy of this tree, with this environment in place of a new one (`make -o install`), on free ports.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
@@ -58,3 +59,17 @@ def wait_for(log: Path, text: str, seconds: float = 300) -> None:
     while text not in log.read_text():
         assert time.monotonic() < until, log.read_text()[-3000:]
         time.sleep(0.5)
+
+
+def test_a_task_of_ones_own_by_the_letter(tmp_path: Path) -> None:
+    [block] = re.findall(r"\*\*A task of your own\*\*.*?```sh\n(.*?)```", TEXT, re.DOTALL)
+    folder = copy_project(tmp_path)
+    (folder / ".venv").symlink_to(Path(sys.prefix))
+    lines = [line.partition(" #")[0].strip() for line in block.splitlines()]
+    assert [line.split()[0] for line in lines] == ["make", ".venv/bin/python", "make"]
+    for line in lines:
+        done = run(["bash", "-c", re.sub(r"^make ", "make -o install ", line)], folder, seconds=420)
+        assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    found = json.loads((folder / "run/summary.json").read_text())
+    assert found["task"] == "my_task"
+    assert found["base"]["n"] == found["trained"]["n"] == 20
