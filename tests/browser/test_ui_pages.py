@@ -59,8 +59,10 @@ def test_a_run_is_started_by_the_form_and_watched_to_its_end(ui: Ui, prefect: Pa
         field(page, label).fill(value)
     shot(page, "prefect-form")
     page.get_by_role("button", name="Submit").click()
-    page.get_by_role("link", name="by-hand").first.click()
-    page.wait_for_url("**/runs/flow-run/**")
+    [started] = ui.until(
+        lambda: [one for one in ui.runs("train") if one["name"] == "by-hand"], 30, lambda: "not started"
+    )
+    page.goto(f"http://127.0.0.1:{ui.prefect}/runs/flow-run/{started['id']}")
     expect(page.locator("[class*=state-badge]").first).to_have_text("Completed", timeout=1000 * RUN_SECONDS)
     page.get_by_text("Artifacts", exact=True).first.click()
     for key in ("iterations", "trajectories", "learning-curve", "mlflow"):
