@@ -70,7 +70,7 @@ def serve(root: Path, alias: str, port: int, seconds: float) -> None:
     """Start the server and follow the alias until Ctrl-C."""
     known = params.load("params.yaml", params.RegisterParams)
     version, adapter = adapter_of(root, known, alias)
-    token = key(root / KEY).partition(":")[2]
+    token = key(root / KEY, user="")
     own = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_API_KEY": token,

@@ -97,12 +97,12 @@ def headers(environment: dict[str, str]) -> dict[str, str]:
     return {"Authorization": f"Basic {b64encode(key.encode()).decode()}"} if key else {}
 
 
-def key(path: Path = KEY) -> str:
-    """The API's key, made on the first call."""
+def key(path: Path = KEY, user: str = "flywheel:") -> str:
+    """An API's key, made on the first call: Prefect's is a user and a password."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(f"flywheel:{secrets.token_urlsafe(24)}\n")
+            file.write(f"{user}{secrets.token_urlsafe(24)}\n")
     return path.read_text().strip()
 
 
