@@ -15,9 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.schema import CreateTable
 
-from steps.ledger import Ledger
+from steps.ledger import Ledger, create
 
 DECISIONS = sa.Table(
     "decisions",
@@ -56,7 +55,7 @@ def record(ledger: Ledger, decision: Decision, evidence: dict[str, Any] | None =
     row = dataclasses.asdict(decision)
     del row["created"]
     with ledger.engine.begin() as link:
-        link.execute(CreateTable(DECISIONS, if_not_exists=True))
+        create(link, DECISIONS)
         of_model = sa.select(DECISIONS).where(DECISIONS.c.model == decision.model)
         last = link.execute(of_model.order_by(DECISIONS.c.id.desc()).limit(1)).mappings().first()
         if last is not None and {name: last[name] for name in row} == row:

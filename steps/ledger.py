@@ -7,18 +7,35 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import JSON, Column, DateTime, Float, Integer, MetaData, String, Table, create_engine, event, select
+from sqlalchemy import (
+    JSON,
+    Column,
+    DateTime,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    event,
+    select,
+)
 from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
-from sqlalchemy.schema import CreateTable
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from steps.stage import UserError
 
 DEFAULT = "sqlite:///.flywheel/ledger.db"
+PATIENCE = 30  # seconds for another process's lock
+LOCK = 0x_F1E1_4EE1  # PostgreSQL's lock of those who create tables: any number that is ours
 
 REPLIES = Table(
     "replies",
@@ -53,7 +70,7 @@ class Ledger:
             if parsed.get_backend_name() == "sqlite":
                 event.listen(self.engine, "connect", _several_processes)
             with self.engine.begin() as connection:
-                connection.execute(CreateTable(REPLIES, if_not_exists=True))
+                create(connection, REPLIES)
         except ModuleNotFoundError as problem:
             raise UserError(f"the ledger {shown} needs the package {problem.name}: install it (psycopg: 3)") from None
         except (SQLAlchemyError, OSError) as problem:
@@ -88,7 +105,29 @@ def _row(connection: Connection, key: str) -> dict[str, Any] | None:
     return dict(found) if found else None
 
 
-def _several_processes(connection: Any, _: object) -> None:
-    """SQLite: readers do not wait for the writer, writers wait for each other, a commit costs no millisecond."""
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000"):
-        connection.execute(f"PRAGMA {pragma}")
+def create(connection: Connection, *parts: Table | Index) -> None:
+    """Tables and indexes, where they are not there yet. PostgreSQL's IF NOT EXISTS fails where two processes meet at it."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
+    for part in parts:
+        connection.execute(
+            CreateIndex(part, if_not_exists=True) if isinstance(part, Index) else CreateTable(part, if_not_exists=True)
+        )
+
+
+def _several_processes(connection: sqlite3.Connection, _: object) -> None:
+    """SQLite: readers do not wait for the writer, writers wait for each other, a commit costs no millisecond.
+
+    SQLite waits for every lock but the one with which a new file becomes one with a write-ahead log.
+    """
+    connection.execute(f"PRAGMA busy_timeout={PATIENCE * 1000}")
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            break
+        except sqlite3.OperationalError as problem:
+            if "locked" not in str(problem) or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+    connection.execute("PRAGMA synchronous=NORMAL")

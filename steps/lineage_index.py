@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.schema import CreateIndex, CreateTable, DropTable
+from sqlalchemy.schema import DropTable
 
 from steps import decisions, register, tracking
-from steps.ledger import Ledger
+from steps.ledger import Ledger, create
 from steps.stage import UserError
 from steps.types import OUTPUTS
 
@@ -456,7 +456,7 @@ def rebuild(roots: Sequence[Path], ledger: Ledger) -> tuple[Indexed, dict[str, d
         known = runs(link)
         for table in (EDGES, NODES):
             link.execute(DropTable(table))
-        _create(link)
+        create(link, NODES, EDGES, BY_CHILD)
         indexed = _add(link, roots, known, None)
         for found in decisions.evidence(link):  # of folders that may be gone
             rows = Rows()
@@ -513,19 +513,13 @@ def _insert(link: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) ->
     return len(link.execute(added, rows).all())
 
 
-def _create(link: sa.Connection) -> None:
-    for table in (NODES, EDGES):
-        link.execute(CreateTable(table, if_not_exists=True))
-    link.execute(CreateIndex(BY_CHILD, if_not_exists=True))
-
-
 @contextmanager
 def changing(ledger: Ledger) -> Iterator[sa.Connection]:
     """A transaction in which the two tables exist."""
     with ledger.engine.begin() as link:
         if link.dialect.name == "sqlite":
             link.exec_driver_sql("BEGIN IMMEDIATE")  # else Python's driver would commit a DROP at once
-        _create(link)
+        create(link, NODES, EDGES, BY_CHILD)
         yield link
 
 

@@ -209,7 +209,8 @@ def make_store(database: Path) -> None:
         with engine.connect() as link:
             link.exec_driver_sql("PRAGMA journal_mode=WAL")
         engine.dispose()
-        temporary.rename(database)
+        with contextlib.suppress(FileExistsError):  # another process was quicker, and may have written to it
+            os.link(temporary, database)
     finally:
         for left in database.parent.glob(f"{temporary.name}*"):
             left.unlink()

@@ -214,10 +214,10 @@ def project(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> It
     try:
         while not (made.folder / "run/001/trajectories.parquet").exists():
             if process.poll() is not None or time.monotonic() > until:
-                raise AssertionError(f"no first batch: {process.communicate(timeout=30)}")
+                raise AssertionError(f"no first batch: {process.communicate(timeout=240)}")
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
     finally:
         end(process, signal.SIGKILL)
     made.interrupted = subprocess.CompletedProcess([], process.returncode, out, err)

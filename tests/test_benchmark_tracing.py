@@ -38,7 +38,7 @@ def test_a_host_that_takes_nothing_is_one_warning(kind: str) -> None:
     assert warnings(said) == 1
     assert lost(said) == 10
     assert taken == set()
-    assert spent < 1.9
+    assert spent < 4.5  # less than an answer of one that hangs; 1.5 on an idle machine
     assert ("HTTP 500" in said) == (kind == "failing")
     assert ("did not answer within" in said) == (kind == "hanging")
 
@@ -121,7 +121,7 @@ def test_help_starts_nothing() -> None:
         cwd=tracing.ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0
     assert "--iterations" in done.stdout

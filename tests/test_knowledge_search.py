@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -364,18 +363,6 @@ def test_scripted_sees_the_transcript_alone(data: Store) -> None:
     for one in KnowledgeSearch.scenarios(data, "train", 8, 1):
         blind = one.model_copy(update={"data": {}})
         assert KnowledgeSearch(blind, data).play("scripted") == KnowledgeSearch(one, data).play("scripted")
-
-
-def test_two_thousand_steps_a_second(data: Store) -> None:
-    """Measured 2,500 searches and 5,000 steps of whole episodes; the best of some, for a busy machine."""
-    env, times = KnowledgeSearch(KnowledgeSearch.scenarios(data, "train", 4, 1)[0], data), []
-    for _ in range(15):
-        start = time.perf_counter()
-        for _ in range(10):
-            env.call("search", {"query": "Who is the mayor of the town?"})
-            env.call("open", {"id": "d007"})
-        times.append(time.perf_counter() - start)
-    assert 20 / min(times) > 2000
 
 
 @pytest.mark.parametrize("name", ["questions", "documents"])

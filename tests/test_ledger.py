@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,26 @@ def test_the_first_answer_counts(url: str) -> None:
     with Ledger(url) as one, Ledger(url) as other:
         first = one.put(row("b", "first"))
         assert other.put(row("b", "second")) == first
+
+
+def test_many_may_open_a_new_one_at_once(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """As flows do that begin together. SQLite does not wait for the lock of a change of the journal, nor PostgreSQL
+    for a table that another process is creating."""
+    server = str(request.getfixturevalue("postgresql"))
+    for number in range(10):
+        with Ledger(server) as ledger, ledger.engine.begin() as link:
+            link.exec_driver_sql("DROP TABLE IF EXISTS replies")
+        for address in (f"sqlite:///{tmp_path}/{number}.db", server):
+            together = threading.Barrier(8)
+
+            def opened(address: str = address, together: threading.Barrier = together) -> None:
+                together.wait()
+                with Ledger(address) as ledger:
+                    ledger.put(row("k", "one"))
+
+            with ThreadPoolExecutor(8) as pool:
+                for done in [pool.submit(opened) for _ in range(8)]:
+                    done.result()
 
 
 def test_a_ledger_that_cannot_be_opened_is_named_without_its_password(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_logs() -> None:
 
 
 def test_it_is_fast() -> None:
-    """4 MB/s at least, on a machine that is busy; some 40 were measured."""
+    """4 MB/s of this process's own time at least; some 40 were measured. A pattern that backtracks falls far below."""
     mail = (
         "Hello Bob, please find the minutes of the meeting on 12.05.2001 about Falcon; the key is under the mat. " * 20
     )
@@ -250,10 +250,10 @@ def test_it_is_fast() -> None:
     masked(texts)
     best = 1e9
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(20):
             masked(texts)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.process_time() - began)
     assert 20 * sum(map(len, texts)) / best > 4e6, f"{20 * sum(map(len, texts)) / best / 1e6:.1f} MB/s"
 
 
@@ -272,9 +272,9 @@ def test_it_is_fast() -> None:
     ],
 )
 def test_no_text_takes_long(text: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     masked(text)
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_base64_of_a_login_behind_its_header() -> None:

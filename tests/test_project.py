@@ -132,7 +132,7 @@ def test_import_rules_can_fail(tmp_path: Path, path: str, source: str, upward: b
 def mlflow_origin(folder: Path) -> Path:
     """The file that `import mlflow` would load for a program started in `folder`."""
     command = [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('mlflow').origin)"]
-    out = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=60)
+    out = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=240)
     return Path(out.stdout.strip())
 
 
@@ -230,7 +230,7 @@ ELSEWHERE = {
 def texts(root: Path) -> Iterator[tuple[str, str]]:
     """Path and text of each file that git tracks or would track."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    out = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True, timeout=60).stdout
+    out = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True, timeout=240).stdout
     for path in sorted(set(out.split("\0")) - {""}):
         file = root / path
         if file.is_file() and b"\0" not in (content := file.read_bytes()):
@@ -253,7 +253,7 @@ def test_no_text_names_a_machine_or_a_registry() -> None:
 
 
 def test_text_rule_can_fail(tmp_path: Path) -> None:
-    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True, timeout=60)
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True, timeout=240)
     (tmp_path / "good.md").write_text("see docs/work/x.md, ~/root/y, and framework/root/z\n")
     (tmp_path / "bad.md").write_text(
         "one\n" + "see /" + "work/main\n" + "see /" + "root\n" + "https://py" + "pi.org/simple\n"
@@ -273,7 +273,7 @@ def make(folder: Path, *arguments: str, **environment: str) -> subprocess.Comple
     mine = ("PIP_", "UV_", "MAKE", "MFLAGS", "GPU", "PYTHON")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(mine)}
     command = ["make", "--file", str(ROOT / "Makefile"), *arguments]
-    return subprocess.run(command, cwd=folder, env=clean | environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=folder, env=clean | environment, capture_output=True, text=True, timeout=240)
 
 
 @pytest.fixture

@@ -422,7 +422,12 @@ def test_rewards_of_a_mixed_judge_keep_the_rule_beside(tmp_path: Path) -> None:
 
 def test_a_thousand_groups_killed_in_the_middle_buy_no_answer_twice(tmp_path: Path, own_ledger: Path) -> None:
     groups = [group(number) for number in range(1000)]
-    with Server(Judge(), seconds=0.02) as server:
+    killed = False
+
+    def seconds(_: Body) -> float:
+        return 0.02 if killed or len(server.answered) < 300 else 0.5  # so that it does not end before it is killed
+
+    with Server(Judge(), seconds=seconds) as server:
         stage = Stage(tmp_path / "stage", groups, {"judges": {"ruler": 1}, "ruler": ruled(server, orders=1)})
         command = [sys.executable, "-m", "steps.score", *stage.command]
         environment = os.environ | {"FLYWHEEL_WORKER": "off"}
@@ -432,7 +437,8 @@ def test_a_thousand_groups_killed_in_the_middle_buy_no_answer_twice(tmp_path: Pa
             time.sleep(0.01)
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
-        time.sleep(0.3)  # for calls that were under way
+        killed = True
+        time.sleep(0.7)  # for calls that were under way
         with sqlite3.connect(own_ledger) as ledger:
             kept = {
                 json.loads(row[0])["messages"][1]["content"] for row in ledger.execute("select request from replies")

@@ -559,10 +559,10 @@ def test_a_secret_that_a_table_would_cut_in_two(tmp_path: Path, project: Project
 
 
 def test_masking_of_long_answers_is_fast() -> None:
-    """A hundred results of 20 KB of JSON that must be read: under a second."""
+    """A hundred results of 20 KB of JSON that must be read: under two seconds of this process's own time."""
     answer = json.dumps([{"id": number, "author": "Ann", "body": "moon " * 10} for number in range(250)])
     mask = Masker()
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(100):
         mask.text(answer)
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2

@@ -194,5 +194,5 @@ def ask(port: int, token: str) -> list[float]:
     }
     known = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), known)
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=240) as answer:
         return [round(one, 4) for one in json.loads(answer.read())["choices"][0]["logprobs"]["token_logprobs"]]

@@ -60,7 +60,7 @@ def test_vllms_stock_server_answers_alike(project: Project, turns: list[Turn], t
                 data=json.dumps(asked).encode(),
                 headers={"content-type": "application/json"},
             )
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=240) as answer:
                 [choice] = json.loads(answer.read())["choices"]
             assert tuple(choice["token_ids"]) == turn.completion_ids
     finally:

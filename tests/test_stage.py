@@ -140,7 +140,7 @@ class Project:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=240)
     return process.returncode, out, err
 
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -438,20 +437,6 @@ def test_without_git_there_is_no_commit(tmp_path: Path) -> None:
     assert register.git_state(tmp_path) == ({}, "")
 
 
-def test_an_iteration_takes_little_time(project: Project) -> None:
-    for number in range(3, 9):
-        project.add(number)
-    project.write()
-    tracker = tracking.start(project.root)
-    taken = []
-    for number in tracking.read_chain(project.root)["iterations"]:
-        started = time.perf_counter()
-        tracker.iteration(number)
-        taken.append(time.perf_counter() - started)
-    print(f"seconds an iteration: median {median(taken):.3f}, first {taken[0]:.3f}, max {max(taken[1:]):.3f}")
-    assert median(taken) < 0.6  # 0.1 on an idle machine
-
-
 def test_the_store_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.store.db import utils
 
@@ -550,4 +535,4 @@ def test_through_a_server(project: Project, tmp_path: Path, monkeypatch: pytest.
         assert not any(project.root.rglob("mlartifacts/**/adapter_model.safetensors"))
     finally:
         os.killpg(server.pid, 15)
-        server.wait(30)
+        server.wait(240)

@@ -55,10 +55,10 @@ def test_two_runs_at_a_time_have_worktrees_of_their_own_and_are_kept_under_refs(
 def test_kept_runs_can_be_read(ui: Ui) -> None:
     """The worktree is gone; DVC's cache has the run."""
     page = f"http://127.0.0.1:{ui.view}"
-    with urllib.request.urlopen(page, timeout=30) as answer:
+    with urllib.request.urlopen(page, timeout=240) as answer:
         assert answer.status == 200
         assert '<option value="nightly">nightly (kept, ' in answer.read().decode()
-    with urllib.request.urlopen(f"{page}/?run=nightly&kind=rollout", timeout=30) as answer:
+    with urllib.request.urlopen(f"{page}/?run=nightly&kind=rollout", timeout=240) as answer:
         shown = answer.read().decode()
     assert "<strong>16</strong> of " in shown  # 4 scenarios, 4 attempts each
     assert "cache lacks" not in shown
@@ -124,7 +124,7 @@ def test_a_run_beside_another_is_what_it_is_alone(ui: Ui) -> None:
 
 def test_one_stop_ends_all_of_it(ui: Ui) -> None:
     ui.process.send_signal(signal.SIGTERM)
-    assert ui.process.wait(60) == 130
+    assert ui.process.wait(240) == 130
     for port in (ui.prefect, ui.mlflow, ui.view):
         with pytest.raises(urllib.error.URLError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -240,19 +239,6 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest
     (folder / name).unlink()
     with pytest.raises(UserError, match=f"{name} does not exist"):
         waste.waste(folder)
-
-
-def test_it_takes_milliseconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = random.Random(0)
-    played = [trajectory(f"{group}-{attempt}", str(group), [16, 16, 16]) for group in range(16) for attempt in range(8)]
-    folder = updated(tmp_path, played, [rng.random() for _ in played], monkeypatch)
-    taken = []
-    for _ in range(5):
-        started = time.perf_counter()
-        waste.waste(folder)
-        taken.append(time.perf_counter() - started)
-    print(f"seconds for 128 trajectories: {min(taken):.4f}")
-    assert min(taken) < 0.03
 
 
 def test_tracking_logs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

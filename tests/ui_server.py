@@ -53,7 +53,7 @@ class Ui:
         request = urllib.request.Request(f"http://127.0.0.1:{self.prefect}/api/{path}", data, known)
         for left in reversed(range(10)):
             try:
-                with urllib.request.urlopen(request, timeout=30) as answer:
+                with urllib.request.urlopen(request, timeout=240) as answer:
                     return json.loads(answer.read())
             except urllib.error.HTTPError as problem:
                 if problem.code != 503 or not left:  # SQLite was busy: Prefect's own client asks again, too
