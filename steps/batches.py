@@ -50,11 +50,12 @@ def advantages(
 
 
 class Step(NamedTuple):
-    """One optimiser step: this process's micro-batches, and rows and sampled tokens of all processes."""
+    """One optimiser step: this process's micro-batches, and rows, sampled tokens and groups of all processes."""
 
     batches: list[dict[str, Any]]
     rows: int
     tokens: float
+    groups: frozenset[str]
 
 
 def by_group(examples: Sequence[Example]) -> dict[str, list[Example]]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from steps import lora, packing
 from steps.batches import Example, Step, by_group, micro_batches, split_evenly
 from steps.engine import adapter_hash
-from steps.loss import TrlLoss, check_sampler, sampler_kl, sampler_ratio
+from steps.loss import SamplerKl, TrlLoss, check_sampler, sampler_ratio
 from steps.stage import UserError, progress, say
 
 if TYPE_CHECKING:
@@ -116,12 +116,16 @@ class Trainer:
         steps = self._steps(examples, update, seed)
         planned, begun = update.num_iterations * len(steps), self.steps
         check_schedule(update, begun + planned)
-        drift = check_sampler(self._sampler_kl(examples, update, temperature, seed), update.max_sampler_kl)
         self._set_checkpointing(update.gradient_checkpointing)
         optimizer = self._optimizer(update)
+        optimizer.zero_grad()  # what an update left that was refused
         loss = TrlLoss(update, self.model, temperature, self.policy.context)
-        if update.vllm_importance_sampling_correction:
-            self._correct(steps, update, temperature)
+        found, drift = SamplerKl(), 0.0
+        corrected = bool(update.vllm_importance_sampling_correction)
+        if corrected:
+            self._correct(steps, update, temperature, found)
+        else:
+            self._sample(examples, steps[0].groups, update, temperature, seed, found)
         sums: dict[str, float] = defaultdict(float)
         extremes: dict[str, list[float]] = defaultdict(list)
         for done in range(planned):
@@ -132,12 +136,16 @@ class Trainer:
                 if update.beta and "ref_per_token_logps" not in batch:
                     batch["ref_per_token_logps"] = self._reference(batch["packed"], temperature)
                 sums["loss"] += self._accumulate(loss, batch, step) / planned
+                if not done and not corrected:
+                    found.add(loss.logps, batch)
                 for name, metric in loss.take_metrics().items():
                     if name.endswith(("_min", "_max")):
                         extremes[name].append(metric)
                     else:
                         sums[name] += metric * batch["tokens"]
                 del batch["packed"]  # made again for another pass: it is large, and quick to make
+            if not done:  # no weight has changed yet
+                drift = check_sampler(self._over_all(found), update.max_sampler_kl)
             self._sum_gradients()
             norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), update.max_grad_norm)
             sums["grad_norm"] += norm.item() / planned
@@ -153,7 +161,7 @@ class Trainer:
         }
         total = sum(step.tokens for step in steps) * update.num_iterations
         alike = {"sampler_kl": drift, "grad_norm": sums.pop("grad_norm")}  # in every process
-        return alike | self._metrics(self._over_processes((dict(sums), dict(extremes))), total)
+        return alike | self._metrics(_over_processes((dict(sums), dict(extremes))), total)
 
     @staticmethod
     def _metrics(found: list[tuple[dict[str, float], dict[str, list[float]]]], tokens: float) -> dict[str, float]:
@@ -167,21 +175,27 @@ class Trainer:
             metrics[name] = choose(value for _, extremes in found for value in extremes.get(name, ()))
         return metrics
 
-    def _sampler_kl(self, examples: Sequence[Example], update: Update, temperature: float, seed: int) -> float:
-        """KL(sampler ‖ trainer) before the update, in nats a token, on a sample: one row of each group."""
+    def _sample(
+        self,
+        examples: Sequence[Example],
+        known: frozenset[str],
+        update: Update,
+        temperature: float,
+        seed: int,
+        found: SamplerKl,
+    ) -> None:
+        """Add to `found` one row of each group that the first step, whose logprobs are known for nothing, does not have."""
         import torch
 
         groups = by_group(examples)
         draw = random.Random(f"sampler {seed} {self.steps}")
-        chosen = sorted((draw.choice(groups[group]) for group in sorted(groups)), key=lambda example: example.row.ids)
-        drift = tokens = 0.0
+        chosen = [draw.choice(groups[group]) for group in sorted(groups.keys() - known)]
+        rank, processes = _process()
+        own = split_evenly(sorted(chosen, key=lambda example: example.row.ids), processes)[rank]
         with torch.no_grad():
-            for rows in micro_batches(chosen, update.tokens_per_micro_batch):
+            for rows in micro_batches(own, update.tokens_per_micro_batch):
                 packed = packing.pack([example.row for example in rows], *self._place)
-                logps, _ = packing.token_logps(self.model, packed, temperature)
-                drift += sampler_kl(logps, self._batch(rows, 1.0)["sampling_per_token_logps"], packed.mask)
-                tokens += float(packed.mask.sum())
-        return drift / tokens
+                found.add(packing.token_logps(self.model, packed, temperature)[0], self._batch(rows, 1.0))
 
     def _set_checkpointing(self, on: bool) -> None:
         """Keep each layer's input alone, and compute the rest again on the way back."""
@@ -213,7 +227,8 @@ class Trainer:
             chosen.sort(key=lambda example: example.row.ids)
             own = split_evenly(chosen, processes)[rank]
             batches = [self._batch(part, window) for part in micro_batches(own, update.tokens_per_micro_batch)]
-            steps.append(Step(batches, len(chosen), float(sum(sum(example.row.mask) for example in chosen))))
+            tokens = float(sum(sum(example.row.mask) for example in chosen))
+            steps.append(Step(batches, len(chosen), tokens, frozenset(example.group for example in chosen)))
         return steps
 
     def _batch(self, examples: Sequence[Example], window: float) -> dict[str, Any]:
@@ -247,7 +262,7 @@ class Trainer:
         with torch.no_grad(), self.model.disable_adapter():
             return packing.token_logps(self.model, packed, temperature)[0]
 
-    def _correct(self, steps: list[Step], update: Update, temperature: float) -> None:
+    def _correct(self, steps: list[Step], update: Update, temperature: float, found: SamplerKl) -> None:
         """The policy before the update by the trainer's own logprobs, and how far the sampler was from it, as TRL has it."""
         import torch
 
@@ -255,6 +270,7 @@ class Trainer:
             for batch in (batch for step in steps for batch in step.batches):
                 packed = packing.pack([example.row for example in batch["examples"]], *self._place)
                 old, _ = packing.token_logps(self.model, packed, temperature)
+                found.add(old, batch)
                 batch["old_per_token_logps"] = old
                 batch["importance_sampling_ratio"] = sampler_ratio(
                     old, batch["sampling_per_token_logps"], packed.mask, update
@@ -286,15 +302,10 @@ class Trainer:
                 torch.distributed.all_reduce(weight.grad)
 
     @staticmethod
-    def _over_processes(found: Any) -> list[Any]:
-        """What every process found, in the order of their ranks."""
-        if _process()[1] == 1:
-            return [found]
-        import torch
-
-        gathered: list[Any] = [None] * _process()[1]
-        torch.distributed.all_gather_object(gathered, found)
-        return gathered
+    def _over_all(found: SamplerKl) -> float:
+        """Nats a token, over what every process found."""
+        parts = _over_processes((found.nats, found.tokens))
+        return sum(nats for nats, _ in parts) / sum(tokens for _, tokens in parts)
 
 
 def set_rate(optimizer: Any, update: Update, done: int) -> None:
@@ -319,6 +330,17 @@ def check_schedule(update: Update, steps: int) -> None:
             f"update.max_steps is {update.max_steps}, and this update ends at optimiser step {steps}: the "
             f"{update.lr_scheduler_type} schedule ends before; raise it (iterations × steps_per_generation × num_iterations)"
         )
+
+
+def _over_processes(found: Any) -> list[Any]:
+    """What every process found, in the order of their ranks."""
+    if _process()[1] == 1:
+        return [found]
+    import torch
+
+    gathered: list[Any] = [None] * _process()[1]
+    torch.distributed.all_gather_object(gathered, found)
+    return gathered
 
 
 def _process() -> tuple[int, int]:

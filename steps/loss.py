@@ -49,6 +49,7 @@ class TrlLoss:
             num_processes=1, gather=lambda value: value, reduce=lambda value, reduction: value, sync_gradients=True
         )
         self._metrics: dict[str, Any] = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self.logps: Any = None  # [B, S] of the latest micro-batch, without gradient
 
     def __call__(self, batch: dict[str, Any]) -> Any:
         from trl import GRPOTrainer
@@ -63,7 +64,9 @@ class TrlLoss:
         return taken
 
     def _get_per_token_logps_and_entropies(self, *_: Any, **__: Any) -> tuple[Any, Any, None]:
-        return *packing.token_logps(self.model, self._packed, self.temperature), None
+        logps, entropies = packing.token_logps(self.model, self._packed, self.temperature)
+        self.logps = logps.detach()
+        return logps, entropies, None
 
 
 def sampler_ratio(old: Any, sampling: Any, mask: Any, update: Update) -> Any:
@@ -83,8 +86,21 @@ def sampler_ratio(old: Any, sampling: Any, mask: Any, update: Update) -> Any:
     return ratio.masked_fill(outside, 0.0)
 
 
+class SamplerKl:
+    """KL(sampler ‖ trainer) in nats a token, of all rows that are added: the k3 estimate (Schulman 2020)."""
+
+    def __init__(self) -> None:
+        self.nats = self.tokens = 0.0
+
+    def add(self, logps: Any, batch: dict[str, Any]) -> None:
+        """The trainer's logprobs [B, S] of a micro-batch."""
+        mask = batch["completion_mask"]
+        self.nats += sampler_kl(logps, batch["sampling_per_token_logps"], mask)
+        self.tokens += float(mask.sum())
+
+
 def sampler_kl(logps: Any, sampling: Any, mask: Any) -> float:
-    """Sum over sampled tokens of the k3 estimate of KL(sampler ‖ trainer) (Schulman 2020), in nats."""
+    """Sum over sampled tokens of the k3 estimate of KL(sampler ‖ trainer), in nats."""
     difference = ((logps - sampling) * mask).double()  # in float32, exp(d) - 1 - d is zero below 1e-4
     return float((difference.exp() - 1 - difference).sum())
 

@@ -186,17 +186,27 @@ def attention(
         key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for one in (key, value))
         grouped = False
     q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))  # [U, H, D]
-    results = []
-    for own, path, mask in packed.calls:
-        queries, keys, values = (
-            one.index_select(0, places.view(-1)).view(*places.shape, *one.shape[1:]).transpose(1, 2)
-            for one, places in ((q, own), (k, path), (v, path))
+    if not query.is_cuda:
+        q, k, v = q.float(), k.float(), v.float()
+    # gathered for all calls at once: a gradient of each call's own would be as large as all tokens
+    queries, keys, values = (
+        one.index_select(0, torch.cat([call[side].view(-1) for call in packed.calls])).split(
+            [call[side].numel() for call in packed.calls]
         )
-        if not query.is_cuda:
-            queries, keys, values, mask = queries.float(), keys.float(), values.float(), mask.float()
-        out = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling, enable_gqa=grouped)
-        results.append(out.transpose(1, 2).flatten(0, 1).to(query.dtype))
-    return torch.cat(results).index_select(0, packed.back)[None], None
+        for one, side in ((q, 0), (k, 1), (v, 1))
+    )
+    results = []
+    for (own, path, mask), call_q, call_k, call_v in zip(packed.calls, queries, keys, values, strict=True):
+        out = scaled_dot_product_attention(
+            call_q.view(*own.shape, *q.shape[1:]).transpose(1, 2),
+            call_k.view(*path.shape, *k.shape[1:]).transpose(1, 2),
+            call_v.view(*path.shape, *v.shape[1:]).transpose(1, 2),
+            attn_mask=mask.to(q.dtype),
+            scale=scaling,
+            enable_gqa=grouped,
+        )
+        results.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(results).index_select(0, packed.back).to(query.dtype)[None], None
 
 
 def prepare(model: Any) -> None:

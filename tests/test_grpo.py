@@ -350,10 +350,12 @@ def test_checkpointing_is_on_where_it_is_asked_for(policy: Policy) -> None:
         assert trainer.model.get_base_model().is_gradient_checkpointing is on
 
 
-def test_one_row_of_each_group_is_checked_against_the_sampler(policy: Policy) -> None:
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("steps", [1, 3, 8])
+def test_each_group_is_checked_against_the_sampler(policy: Policy, steps: int, corrected: bool) -> None:
     trainer = moved(Trainer(policy, seed=1))
     rows = sampled_by(trainer.model, random_rows(16, seed=2), 1.0)
-    update = Update(steps_per_generation=8)
+    update = Update(steps_per_generation=steps, vllm_importance_sampling_correction=corrected)
     for wrong in range(4):  # all attempts of one group, whichever step it is in
         logprobs = [[value - 0.5 * (number // 4 == wrong) for value in row.logprobs] for number, row in enumerate(rows)]
         shifted = [Row(row.ids, row.mask, new) for row, new in zip(rows, logprobs, strict=True)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from steps.handover import worker_pids
+from steps.handover import stop_workers, worker_pids
 from tests.conftest import SMALL, Project, change_params, copy_project, end, python, run, start
 from tests.judge_server import ByRule, Judge
 from tests.openai_server import Server
@@ -132,15 +132,20 @@ def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(proj
     assert (stamps(project.folder).items() >= before.items(), lock(project.folder)) == (True, sampled)
 
 
-def test_repro_from_nothing_without_the_worker_gives_the_same_hashes(project: Project) -> None:
+def test_repro_from_nothing_gives_the_same_hashes_with_and_without_the_worker(project: Project) -> None:
+    """The first update in processes of their own, which each import all there is, the rest by the worker."""
     before = lock(project.folder)
     shutil.rmtree(project.folder / "run")
     shutil.rmtree(project.folder / ".dvc/cache")
     shutil.rmtree(project.folder / ".dvc/tmp")
-    again = run(["dvc", "repro"], project.folder, seconds=600, FLYWHEEL_WORKER="off")
+    again = run(["dvc", "repro", "update@001"], project.folder, seconds=600, FLYWHEEL_WORKER="off")
     assert again.returncode == 0, again.stderr[-3000:]
-    assert lock(project.folder) == before
     assert worker_pids(project.folder) == {}
+    again = run(["dvc", "repro"], project.folder, seconds=600)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "Stage 'update@001' didn't change, skipping" in again.stdout
+    assert lock(project.folder) == before
+    assert stop_workers(project.folder) == 1
 
 
 @pytest.fixture(scope="module")
