@@ -117,9 +117,18 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
 
 
 def train_here() -> dict[str, Any]:
-    started = time.monotonic()
-    known = params.load("params.yaml", params.Params)
+    """The flow, in the folder of the project or in a worktree. MLflow's run of it never stays RUNNING when it ends."""
     tracker = open_tracker()
+    try:
+        return _train(tracker)
+    except BaseException as problem:
+        tracker.stop("FAILED" if isinstance(problem, Exception) else "KILLED")
+        raise
+
+
+def _train(tracker: Tracker) -> dict[str, Any]:
+    started = time.monotonic()
+    known = tracker.params
     pipeline.write_chain(1, 1)
     run_stage("scenarios")
     run_stage("initialise")

@@ -124,7 +124,7 @@ def _calls(paths: list[np.ndarray], starts: list[int], total: int) -> tuple[list
         stretches += [(end - begin, end, index) for begin, end in pairwise(ends)]
     batches: list[list[tuple[int, int, int]]] = []
     asked = longest = most = 0
-    for queries, keys, index in sorted(stretches, key=lambda one: (one[0] // ALIKE, one[1:])):
+    for queries, keys, index in sorted(stretches, key=lambda one: (one[0] // ALIKE, one[1] // ALIKE, one)):
         longest, most = max(longest, keys), max(most, queries)
         if not batches or (len(batches[-1]) + 1) * most * longest > WASTE * (asked + queries * keys) + SMALL:
             batches.append([])

@@ -14,6 +14,7 @@ After a plain `dvc repro`:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -92,6 +93,14 @@ class Tracker:
         """Log the test split and the files that describe the run, and end the parent (FINISHED, FAILED, KILLED)."""
         if self._end(status):
             self._trace_end()
+
+    def stop(self, status: str) -> None:
+        """End the parent before its time (FAILED, KILLED): its next iteration goes on with it. What hinders is left unsaid,
+        for there is something worse to be said."""
+        with contextlib.suppress(Exception):
+            if self.parent is not None and self.parent.info.status != "FINISHED":
+                self.client.set_terminated(self.parent.info.run_id, status)
+                self.parent = self.client.get_run(self.parent.info.run_id)
 
     def _end(self, status: str) -> bool:
         """`finish`, but for the traces; False (and says why) where there is no run to end."""

@@ -309,6 +309,35 @@ def test_going_on_later_finds_the_same_parent(project: Project) -> None:
     assert runs(tracker, parent=True)[0].info.status == "KILLED"
 
 
+@pytest.mark.parametrize(("problem", "status"), [(OSError("full"), "FAILED"), (KeyboardInterrupt(), "KILLED")])
+def test_a_flow_that_does_not_get_to_its_end_leaves_no_run_running(
+    project: Project, monkeypatch: pytest.MonkeyPatch, problem: BaseException, status: str
+) -> None:
+    from flows import train
+
+    def fails(*_: object) -> None:
+        raise problem
+
+    tracker, _ = project.log("001", finish=False)
+    monkeypatch.setattr(train, "open_tracker", lambda: tracker)
+    monkeypatch.setattr(train.pipeline, "write_chain", fails)
+    with pytest.raises(type(problem)):
+        train.train_here()
+    assert runs(tracker, parent=True)[0].info.status == status
+    later, _ = project.log("001", "002", finish=False)
+    assert later.logged == ["002"]
+    assert runs(tracker, parent=True)[0].info.status == "RUNNING"
+    later.finish()
+    later.stop("FAILED")
+    assert runs(tracker, parent=True)[0].info.status == "FINISHED"
+
+
+def test_a_store_that_is_away_hides_nothing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker, _ = project.log("001", finish=False)
+    monkeypatch.setattr(tracker, "client", None)
+    tracker.stop("FAILED")
+
+
 def test_an_interrupted_iteration_is_completed(project: Project) -> None:
     tracker, _ = project.log()
     before = everything(project.root)
