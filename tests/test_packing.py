@@ -139,6 +139,16 @@ def test_rows_of_like_size_share_a_call() -> None:
     assert [len(call.own) for call in packing.pack(rows).calls] == [30, 30]  # first halves, second halves
 
 
+def test_the_first_rows_of_groups_do_not_attend_with_the_others() -> None:
+    """The first of a group owns the prompt as well, and all rows have as many keys: two calls, without padding."""
+    rows = [
+        Row([group] * 36 + [100 + attempt] * 64, [0] * 36 + [1] * 64, [0.0] * 100)
+        for group in range(5)
+        for attempt in range(8)
+    ]
+    assert [tuple(call.mask.shape) for call in packing.pack(rows).calls] == [(35, 1, 64, 100), (5, 1, 100, 100)]
+
+
 @pytest.mark.parametrize("longest", [50, 300, 900])
 def test_a_call_computes_little_more_than_what_is_asked_for(longest: int) -> None:
     rng = random.Random(longest)
