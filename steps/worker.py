@@ -93,7 +93,10 @@ def _remove_or_restore(path: Path, final: Path) -> None:
     elif path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except IsADirectoryError:  # made by the stage, in its thread, since we looked
+            shutil.rmtree(path, ignore_errors=True)
 
 
 class Worker:
@@ -156,11 +159,18 @@ class Worker:
                 self.end("told to", 143)
 
     def end(self, why: str, code: int) -> None:
-        """End at once, from whatever thread: the running stage's unfinished outputs go, then the socket."""
-        stage.abandon()
-        _log(f"ends: {why}")
-        handover.tidy(self.path, self.lock)
-        os._exit(code)
+        """End at once, from whatever thread: the running stage's unfinished outputs go, then the socket.
+
+        Whatever goes wrong with that, it ends: the stage's thread waits for the outputs' lock, and clients for the stage."""
+        try:
+            stage.abandon()
+            _log(f"ends: {why}")
+            handover.tidy(self.path, self.lock)
+        except Exception:
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
+        finally:
+            os._exit(code)
 
     def serve(self) -> None:
         """Until idle, told to end, retired or outdated. Then an ordinary exit, with 5 s for whatever libraries do there."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from steps import handover
+from steps import handover, worker
 
 STEPS = Path(handover.__file__).parent
 TOY = '''
@@ -248,6 +248,32 @@ def test_killed_at_any_moment_leaves_old_or_new(project: Project, victim: str) -
         assert (len(result), len(set(result.values()))) in ((3, 1), (40, 1)), result
     assert project.run(**options)[0] == 0
     eventually(lambda: sorted(path.name for path in (project.root / "out").iterdir()) == ["result", "timings"])
+
+
+def test_a_folder_that_appears_while_leftovers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage's thread makes its output just when the watching thread has seen that there is none."""
+    (tmp_path / ".tmp-1.result").mkdir()
+    (tmp_path / ".tmp-1.result/0.txt").write_text("half")
+    monkeypatch.setattr(Path, "is_dir", lambda _: False)
+    worker._remove_or_restore(tmp_path / ".tmp-1.result", tmp_path / "result")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_is_told_to_end_ends_whatever_goes_wrong(tmp_path: Path) -> None:
+    """Else the stage's thread waits for the outputs' lock for ever, and every later stage for the worker."""
+    program = """if True:
+        import os, pathlib
+        from steps import stage, worker
+        def fails(): raise PermissionError("no")
+        stage.abandon = fails
+        one = object.__new__(worker.Worker)
+        one.path, one.lock = pathlib.Path("w.sock"), os.open("w.lock", os.O_CREAT)
+        one.end("the client has gone", 130)
+    """
+    words = [sys.executable, "-c", program]
+    environment = os.environ | {"PYTHONPATH": str(STEPS.parent)}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, "PermissionError: no" in done.stderr) == (130, True)
 
 
 def test_other_code_or_environment_gets_another_worker(project: Project) -> None:
