@@ -118,16 +118,16 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
 
 def train_here() -> dict[str, Any]:
     """The flow, in the folder of the project or in a worktree. MLflow's run of it never stays RUNNING when it ends."""
+    started = time.monotonic()
     tracker = open_tracker()
     try:
-        return _train(tracker)
+        return _train(tracker, started)
     except BaseException as problem:
         tracker.stop("FAILED" if isinstance(problem, Exception) else "KILLED")
         raise
 
 
-def _train(tracker: Tracker) -> dict[str, Any]:
-    started = time.monotonic()
+def _train(tracker: Tracker, started: float) -> dict[str, Any]:
     known = tracker.params
     pipeline.write_chain(1, 1)
     run_stage("scenarios")

@@ -25,6 +25,7 @@ from sqlalchemy import (
     Table,
     create_engine,
     event,
+    inspect,
     select,
 )
 from sqlalchemy.engine import Connection, make_url
@@ -106,8 +107,15 @@ def _row(connection: Connection, key: str) -> dict[str, Any] | None:
 
 
 def create(connection: Connection, *parts: Table | Index) -> None:
-    """Tables and indexes, where they are not there yet. PostgreSQL's IF NOT EXISTS fails where two processes meet at it."""
+    """Tables and their indexes, where they are not there yet.
+
+    PostgreSQL's IF NOT EXISTS fails where two processes meet at it: who misses a table waits for others who create, and
+    nobody else waits for a long transaction.
+    """
     if connection.dialect.name == "postgresql":
+        there = inspect(connection)
+        if all(there.has_table(part.name) for part in parts if isinstance(part, Table)):
+            return
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
     for part in parts:
         connection.execute(

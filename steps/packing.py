@@ -189,19 +189,16 @@ def attention(
     if not query.is_cuda:
         q, k, v = q.float(), k.float(), v.float()
     # gathered for all calls at once: a gradient of each call's own would be as large as all tokens
-    queries, keys, values = (
-        one.index_select(0, torch.cat([call[side].view(-1) for call in packed.calls])).split(
-            [call[side].numel() for call in packed.calls]
-        )
-        for one, side in ((q, 0), (k, 1), (v, 1))
-    )
+    own, paths = (torch.cat([call[side].view(-1) for call in packed.calls]) for side in (0, 1))
+    queries = q.index_select(0, own).split([call.own.numel() for call in packed.calls])
+    keys, values = (one.index_select(0, paths).split([call.path.numel() for call in packed.calls]) for one in (k, v))
     results = []
-    for (own, path, mask), call_q, call_k, call_v in zip(packed.calls, queries, keys, values, strict=True):
+    for call, call_q, call_k, call_v in zip(packed.calls, queries, keys, values, strict=True):
         out = scaled_dot_product_attention(
-            call_q.view(*own.shape, *q.shape[1:]).transpose(1, 2),
-            call_k.view(*path.shape, *k.shape[1:]).transpose(1, 2),
-            call_v.view(*path.shape, *v.shape[1:]).transpose(1, 2),
-            attn_mask=mask.to(q.dtype),
+            call_q.view(*call.own.shape, *q.shape[1:]).transpose(1, 2),
+            call_k.view(*call.path.shape, *k.shape[1:]).transpose(1, 2),
+            call_v.view(*call.path.shape, *v.shape[1:]).transpose(1, 2),
+            attn_mask=call.mask.to(q.dtype),
             scale=scaling,
             enable_gqa=grouped,
         )

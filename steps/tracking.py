@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,6 +71,7 @@ class Tracker:
         self.parent: Any = None  # mlflow.entities.Run
         self.children: dict[str, list[Any]] = {}  # iteration -> its nested runs
         self.logged: list[str] = []  # iterations that were not there before
+        self.logging, self.stopped = threading.Lock(), False
         self.beside: Beside | None = None  # Weights & Biases, where it is switched on
 
     def iteration(
@@ -79,7 +81,9 @@ class Tracker:
 
         `system` is what the machine did meanwhile.
         """
-        with register.explained(self.uri):
+        with self.logging, register.explained(self.uri):
+            if self.stopped:
+                return None
             lock = register.read_lock(self.root)
             names = [f"{stage}@{number}" for stage in OUTPUTS]
             if reason := unfit(lock, names, self.params) or self._open(lock):
@@ -97,7 +101,8 @@ class Tracker:
     def stop(self, status: str) -> None:
         """End the parent before its time (FAILED, KILLED): its next iteration goes on with it. What hinders is left unsaid,
         for there is something worse to be said."""
-        with contextlib.suppress(Exception):
+        with self.logging, contextlib.suppress(Exception):  # a flow logs an iteration beside the next one
+            self.stopped = True
             if self.parent is not None and self.parent.info.status != "FINISHED":
                 self.client.set_terminated(self.parent.info.run_id, status)
                 self.parent = self.client.get_run(self.parent.info.run_id)

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,9 @@ def test_the_sizes_are_ones_that_params_take(tmp_path: Path) -> None:
 
     (tmp_path / "params.yaml").write_text((tracing.ROOT / "params.yaml").read_text())
     set_params([f"{name}={value}" for name, value in tracing.SMALL.items()], tmp_path / "params.yaml")
+    found = yaml.safe_load((tmp_path / "params.yaml").read_text())
+    for name, value in tracing.SMALL.items():
+        assert reduce(getitem, name.split("."), found) == value
 
 
 def test_help_starts_nothing() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from steps import lineage_index
 from steps.ledger import Ledger
 from steps.stage import UserError
 
@@ -54,14 +55,27 @@ def test_many_may_open_a_new_one_at_once(tmp_path: Path, request: pytest.Fixture
         for address in (f"sqlite:///{tmp_path}/{number}.db", server):
             together = threading.Barrier(8)
 
-            def opened(address: str = address, together: threading.Barrier = together) -> None:
+            def opened(answer: int, address: str = address, together: threading.Barrier = together) -> Any:
                 together.wait()
                 with Ledger(address) as ledger:
-                    ledger.put(row("k", "one"))
+                    return ledger.put(row("k", str(answer)))
 
             with ThreadPoolExecutor(8) as pool:
-                for done in [pool.submit(opened) for _ in range(8)]:
-                    done.result()
+                stored = list(pool.map(opened, range(8)))
+            assert all(one == stored[0] for one in stored), "all have the answer of the first"
+
+
+def test_nobody_waits_for_a_long_transaction_to_open_one(url: str) -> None:
+    """Such as one of `make ledger`, which makes its own tables anew."""
+
+    def read() -> Any:
+        with Ledger(url) as other:
+            return other.get("c")
+
+    with Ledger(url) as ledger:
+        stored = ledger.put(row("c", "there"))
+        with ThreadPoolExecutor(1) as pool, lineage_index.changing(ledger):
+            assert pool.submit(read).result(timeout=60) == stored
 
 
 def test_a_ledger_that_cannot_be_opened_is_named_without_its_password(tmp_path: Path) -> None:

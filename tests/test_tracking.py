@@ -323,6 +323,7 @@ def test_a_flow_that_does_not_get_to_its_end_leaves_no_run_running(
     monkeypatch.setattr(train.pipeline, "write_chain", fails)
     with pytest.raises(type(problem)):
         train.train_here()
+    assert tracker.iteration("002") is None, "what is still being logged beside the flow does not bring it to life"
     assert runs(tracker, parent=True)[0].info.status == status
     later, _ = project.log("001", "002", finish=False)
     assert later.logged == ["002"]
@@ -334,8 +335,11 @@ def test_a_flow_that_does_not_get_to_its_end_leaves_no_run_running(
 
 def test_a_store_that_is_away_hides_nothing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker, _ = project.log("001", finish=False)
+    client = tracker.client
     monkeypatch.setattr(tracker, "client", None)
     tracker.stop("FAILED")
+    monkeypatch.setattr(tracker, "client", client)
+    assert runs(tracker, parent=True)[0].info.status == "RUNNING"
 
 
 def test_an_interrupted_iteration_is_completed(project: Project) -> None:
@@ -481,6 +485,9 @@ def test_the_store_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list(database.parent.iterdir()) == []
     monkeypatch.undo()
     register.make_store(database)
+    first = database.stat().st_ino
+    register.make_store(database)  # as another process does that began at the same time
+    assert database.stat().st_ino == first
     assert [path.name for path in database.parent.iterdir()] == ["mlflow.db"]
     with sqlite3.connect(database) as link:
         assert link.execute("PRAGMA journal_mode").fetchone() == ("wal",)
