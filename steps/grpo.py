@@ -38,13 +38,14 @@ class Trainer:
         """A fresh adapter drawn from `seed`, or the one of a checkpoint with its optimiser."""
         import torch
 
-        from steps.engine import sleep_all, use_all_cores
+        from steps.engine import keep_memory, sleep_all, use_all_cores
 
         if _process()[1] > 1:
             from accelerate import PartialState
 
             PartialState()  # joins the others, and takes this process's GPU where there is one
         use_all_cores()
+        keep_memory()
         sleep_all()
         self.policy = policy
         key = policy.model_dump_json()

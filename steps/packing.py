@@ -29,7 +29,6 @@ QUERIES = 256  # tokens of a row that attend together: fewer make smaller masks 
 WASTE = 1.15  # padded queries × keys that a call may compute, over those asked for
 SMALL = 20_000  # queries × keys that are not worth a call of their own
 ALIKE = 64  # lengths of stretches that differ by less may stand in one call
-LOGITS = 2**24  # of a block: 64 MiB
 
 
 class Call(NamedTuple):
@@ -185,7 +184,7 @@ def attention(
     if grouped and query.is_cuda:  # no kernel there takes groups and a mask
         key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for one in (key, value))
         grouped = False
-    q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))  # [U, H, D]
+    q, k, v = (one.squeeze(0).transpose(0, 1) for one in (query, key, value))  # [U, H, D]
     if not query.is_cuda:
         q, k, v = q.float(), k.float(), v.float()
     # gathered for all calls at once: a gradient of each call's own would be as large as all tokens
@@ -235,59 +234,14 @@ def _mask(*arguments: Any, **more: Any) -> Any:
 
 def token_logps(model: Any, packed: Packed, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Logprobs and entropies (nats) of rows' sampled tokens, zero beside them: two [B, S]. Entropies have no gradient."""
+    from steps.layers import log_softmax
+
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
     hidden = causal.get_decoder()(
         input_ids=packed.ids, position_ids=packed.positions, packed=packed, use_cache=False
-    ).last_hidden_state[0]  # [U, W]
+    ).last_hidden_state.squeeze(0)  # [U, W]
     head = causal.get_output_embeddings()
-    logps, entropies = _log_softmax()(
+    logps, entropies = log_softmax(
         hidden.index_select(0, packed.before), head.weight, head.bias, packed.targets, temperature
     )
     return logps[packed.rows] * packed.mask, entropies[packed.rows] * packed.mask
-
-
-_function: Any = None
-
-
-def _log_softmax() -> Any:
-    """Logprobs [N] of targets and entropies [N] from hidden states [N, W] and a frozen head [V, W].
-
-    The gradient of a token's logprob by its hidden state does not depend on what comes after, but for a factor: it is made
-    at once, so that no logits are kept. Imported torch is needed to define it.
-    """
-    global _function
-    if _function is not None:
-        return _function
-    import torch
-
-    class LogSoftmax(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, targets: Any, temperature: float) -> tuple[Any, Any]:
-            if weight.requires_grad:
-                raise ValueError("the output layer must be frozen")
-            logps = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-            entropies = torch.empty_like(logps)
-            slope = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None  # of the logprob, by the hidden state
-            block = max(1, LOGITS // len(weight))
-            for start in range(0, len(hidden), block):
-                part = slice(start, start + block)
-                logits = torch.nn.functional.linear(hidden[part], weight, bias).float().div_(temperature)
-                target = targets[part, None]
-                total = logits.logsumexp(-1, keepdim=True)
-                logps[part] = (logits.gather(-1, target) - total)[:, 0]
-                shares = (logits - total).exp_()
-                entropies[part] = total[:, 0] - torch.linalg.vecdot(shares, logits)
-                if slope is not None:
-                    shares.scatter_add_(-1, target, torch.full_like(total, -1.0))
-                    slope[part] = (shares.to(weight.dtype) @ weight).div_(-temperature)
-            ctx.mark_non_differentiable(entropies)
-            ctx.save_for_backward(slope)
-            return logps, entropies
-
-        @staticmethod
-        def backward(ctx: Any, grad: Any, _: Any) -> tuple[Any, None, None, None, None]:
-            [slope] = ctx.saved_tensors
-            return slope * grad[:, None].to(slope.dtype), None, None, None, None
-
-    _function = LogSoftmax.apply
-    return _function

@@ -234,9 +234,11 @@ def test_how_rows_are_cut_into_calls_changes_nothing(
 def test_logits_made_a_block_at_a_time_are_the_same(
     policy: Policy, measure: Any, monkeypatch: pytest.MonkeyPatch, logits: int
 ) -> None:
+    from steps import layers
+
     trainer = moved(Trainer(policy, seed=1))
     expected = measure(trainer.model)
-    monkeypatch.setattr(packing, "LOGITS", logits)
+    monkeypatch.setattr(layers, "LOGITS", logits)
     assert relative(measure(trainer.model), expected) < 1e-5
 
 
@@ -271,19 +273,23 @@ def test_rows_without_packing_attend_as_usual(policy: Policy, tmp_path: Path) ->
 def test_a_trained_output_layer_is_refused() -> None:
     import torch
 
+    from steps import layers
+
     weight = torch.zeros(4, 3, requires_grad=True)
     with pytest.raises(ValueError, match="must be frozen"):
-        packing._log_softmax()(torch.zeros(2, 3), weight, None, torch.tensor([0, 1]), 1.0)
+        layers.log_softmax(torch.zeros(2, 3), weight, None, torch.tensor([0, 1]), 1.0)
 
 
 def test_an_output_layer_with_a_bias() -> None:
     import torch
 
+    from steps import layers
+
     draw = torch.Generator().manual_seed(1)
     hidden, weight, bias = (torch.randn(shape, generator=draw) for shape in ((5, 3), (7, 3), (7,)))
     targets, factor = torch.tensor([0, 6, 2, 2, 5]), torch.tensor([1.0, -2.0, 0.0, 3.0, 0.5])
     hidden.requires_grad_()
-    found, entropies = packing._log_softmax()(hidden, weight, bias, targets, TEMPERATURE)
+    found, entropies = layers.log_softmax(hidden, weight, bias, targets, TEMPERATURE)
     spread = torch.distributions.Categorical(logits=(hidden.double() @ weight.double().T + bias.double()) / TEMPERATURE)
     expected = spread.log_prob(targets)
     assert relative([found, entropies], [expected, spread.entropy()]) < 1e-5
