@@ -63,7 +63,8 @@ def train(
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
+    kind = torch.bfloat16 if settings.get("bf16") else torch.float32  # faster than float32 that autocast casts
+    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=kind)
     lora = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(model, lora)
     first = load_file(start / "state.safetensors")

@@ -6,8 +6,8 @@
 
 default is a batch of the embedded policy at default size, sampled by the rollout stage; shared_prompt the same policy with
 random tokens, 512 shared by a group and 64 of each attempt's own; medium a random Qwen3 of 26 M parameters, 36 and 64, and
-medium_bfloat16 the same in that type (TRL's by autocast). 128 trajectories in groups of 8, one optimiser step each time,
-loss dapo without KL term, float32 but for the last, random rewards.
+medium_bfloat16 the same in that type (of TRL's, the weights are too, and autocast is on). 128 trajectories in groups of 8,
+one optimiser step each time, loss dapo without KL term, float32 but for the last, random rewards.
 GRPOTrainer is stock, fed by `rollout_func`, without dynamo, at the fastest of several batch sizes.
 
 Each runs in a process of its own. Both make the same steps from the same adapter, and their adapters must agree: that is
