@@ -60,20 +60,32 @@ def make_policy(folder: Path) -> dict[str, Any]:
     return {"base_model": os.fspath(folder)}
 
 
+def commands(folder: Path) -> dict[str, list[str]]:
+    """The words of each stage of a first iteration that writes to `folder`."""
+    data = "tasks_data/email_search"
+    adapter, batch, rewards = (
+        "--adapter RUN/adapter",
+        "--trajectories RUN/trajectories.parquet",
+        "--rewards RUN/rewards.parquet",
+    )
+    words = {
+        "scenarios": f"--task-data {data} --scenarios RUN/scenarios",
+        "initialise": f"{adapter} --checkpoint RUN/checkpoint",
+        "rollout": f"--task-data {data} --scenarios RUN/scenarios {adapter} {batch} --iteration 001",
+        "score": f"--rubric {data}/rubric.md --scenarios RUN/scenarios {batch} {rewards}",
+        "update": f"{batch} {rewards} --previous RUN/checkpoint --adapter RUN/new --checkpoint RUN/next "
+        "--metrics RUN/metrics.json",
+    }
+    named = {stage: [word.replace("RUN", os.fspath(folder)) for word in line.split()] for stage, line in words.items()}
+    return {stage: ["-m", f"steps.{stage}", *line] for stage, line in named.items()}
+
+
 def sampled_rows(folder: Path) -> list[dict[str, Any]]:
     """The first batch of a run at default size: the real stages, in the project itself."""
     from steps.types import Trajectory, read_records
 
-    data = "tasks_data/email_search"
-    for words in (
-        ["scenarios", "--task-data", data, "--scenarios", folder / "scenarios"],
-        ["initialise", "--adapter", folder / "adapter", "--checkpoint", folder / "checkpoint"],
-        ["rollout", "--task-data", data, "--scenarios", folder / "scenarios", "--adapter", folder / "adapter"],
-    ):
-        more = (
-            ["--trajectories", folder / "trajectories.parquet", "--iteration", "001"] if words[0] == "rollout" else []
-        )
-        child(["-m", f"steps.{words[0]}", *[str(word) for word in (*words[1:], *more)]])
+    for stage in ("scenarios", "initialise", "rollout"):
+        child(commands(folder)[stage])
     batch = read_records(Trajectory, folder / "trajectories.parquet")
     return [
         {"ids": row.ids, "mask": row.mask, "group": one.scenario_id, "prompt": len(one.turns[0].prompt_ids)}
@@ -233,23 +245,11 @@ def growth(folder: Path) -> list[dict[str, Any]]:
     child(["-m", "benchmarks.update", "--side", "prepare", "--folder", os.fspath(folder), "--shape", "default"])
     once, tenfold = (measure("growth", folder, 4, times) for times in (1, 10))
     small, large = median(once["seconds"]), median(tenfold["seconds"])
-    run = os.fspath(folder)
-    score = ["--scenarios", f"{run}/scenarios", "--trajectories", f"{run}/trajectories.parquet"]
-    child(["-m", "steps.score", *score, "--rewards", f"{run}/rewards.parquet"])
-    words = ["--trajectories", f"{run}/trajectories.parquet", "--rewards", f"{run}/rewards.parquet", "--previous"]
-    words += [
-        f"{run}/checkpoint",
-        "--adapter",
-        f"{run}/new",
-        "--checkpoint",
-        f"{run}/next",
-        "--metrics",
-        f"{run}/metrics.json",
-    ]
+    child(commands(folder)["score"])
     imports = "import torch, pyarrow.parquet; from trl import GRPOTrainer; from peft import get_peft_model; "
     imports += "from transformers import AutoModelForCausalLM, Qwen3ForCausalLM"
     spent = []
-    for command in (["-c", imports], ["-m", "steps.update", *words]) * 3:
+    for command in (["-c", imports], commands(folder)["update"]) * 3:
         began = time.perf_counter()
         child(command)
         spent.append(time.perf_counter() - began)

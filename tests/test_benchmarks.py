@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from benchmarks import update
 from steps import grpo
+from steps.stage import parse
 from steps.types import Row
 from tests import tiny
 
@@ -45,6 +47,11 @@ def _first(folder: Path, trainer: grpo.Trainer) -> list[Any]:
 
     first = load_file(folder / "start" / "state.safetensors")
     return [first[f"weight.{name}"] for name in trainer.weights]
+
+
+def test_the_stages_take_the_words_they_are_called_with(tmp_path: Path) -> None:
+    for name, (_, module, *words) in update.commands(tmp_path).items():
+        assert parse(getattr(import_module(module), name), module, words)["params"] == "params.yaml"
 
 
 def test_random_rows_share_their_prompt_within_a_group() -> None:
