@@ -11,7 +11,7 @@ import pytest
 
 from steps import packing
 from steps.grpo import Trainer
-from steps.params import Lora, Policy
+from steps.params import Policy
 from tests import tiny
 from tests.tiny import moved, plain_logps, random_rows, relative, twin, weights
 
@@ -22,28 +22,16 @@ blocks = pytest.mark.parametrize("block", [1, 100, 2**17], ids=lambda block: f"b
 def family(name: str, folder: Path, **more: Any) -> Policy:
     """A tiny random model of a family."""
     import torch
-    import transformers
+    from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(3)
-    config = getattr(transformers, f"{name}Config")(
-        vocab_size=tiny.VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-        initializer_range=0.4,
-        **more,
-    )
-    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    policy = tiny.make_policy(folder, 4, 2, name, **more)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         for key, value in model.named_parameters():
             if "norm" in key or key.endswith("bias"):  # ones and zeros would hide that they are read
                 value.add_(torch.randn(value.shape) * 0.3)
     model.save_pretrained(folder)
-    return Policy(base_model=str(folder), context=64, lora=Lora(rank=2, alpha=4))
+    return policy
 
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [

@@ -322,22 +322,9 @@ def test_attention_that_cannot_be_had_is_refused() -> None:
 def test_a_window_as_long_as_the_rows_is_no_window(tmp_path: Path) -> None:
     """A model whose layers slide: what stock transformers gives as long as it fits, a sentence beyond."""
     import torch
-    from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    config = Qwen3Config(
-        vocab_size=tiny.VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        initializer_range=0.4,
-        use_sliding_window=True,
-        sliding_window=6,
-        max_window_layers=1,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    tiny.make_policy(tmp_path, use_sliding_window=True, sliding_window=6, max_window_layers=1)
     stock, model = (AutoModelForCausalLM.from_pretrained(tmp_path).requires_grad_(False) for _ in range(2))
     packing.prepare(model)
     short = row("abcdef", "011111")

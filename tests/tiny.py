@@ -16,13 +16,13 @@ VOCABULARY = 48
 LOOSE = {"max_sampler_kl": 1e6, "max_grad_norm": 1e6}  # where the logprobs are random on purpose
 
 
-def make_policy(folder: Path, heads: int = 2, groups: int = 1) -> Policy:
-    """A random base model in `folder`, `heads` of the queries and `groups` of the keys."""
+def make_policy(folder: Path, heads: int = 2, groups: int = 1, family: str = "Qwen3", **more: Any) -> Policy:
+    """A random base model in `folder`, `heads` of the queries and `groups` of the keys; `more` of its configuration."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    import transformers
 
     torch.manual_seed(3)
-    config = Qwen3Config(
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=VOCABULARY,
         hidden_size=16,
         intermediate_size=24,
@@ -33,8 +33,9 @@ def make_policy(folder: Path, heads: int = 2, groups: int = 1) -> Policy:
         max_position_embeddings=64,
         initializer_range=0.4,  # far from uniform, so that mistakes show
         tie_word_embeddings=True,
+        **more,
     )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder)
     return Policy(base_model=str(folder), context=64, lora=Lora(rank=2, alpha=4))
 
 
