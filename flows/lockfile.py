@@ -1,9 +1,11 @@
-"""Writes dvc.lock as DVC does, byte for byte, but only the entry that changed, and whole or not at all.
+"""Writes dvc.lock as DVC does, byte for byte, but only the entry that changed, and it and the run cache whole or not at all.
 
-DVC parses all of it twice and writes all of it for each stage, comments and all, in pure Python, straight over the old
-file: longer with each iteration, and a file cut short where the process is killed just then. Here the content of the text
-last written is kept, so that neither read parses it again. What DVC knows of a stage still comes from DVC alone; a result
-that does not read back as what it wanted is left to DVC's own way.
+DVC parses all of dvc.lock twice and writes all of it for each stage, comments and all, in pure Python: longer with each
+iteration. Here the content of the text last written is kept, so that neither read parses it again. What DVC knows of a
+stage still comes from DVC alone; a result that does not read back as what it wanted is left to DVC's own way.
+
+DVC writes its YAML in place, bit by bit. Stopped in the midst of that, it leaves a dvc.lock that it refuses, or a folder of
+its run cache with half an entry or none, at which every later run of that stage fails (`KeyError: 'outs'`).
 """
 
 from __future__ import annotations
@@ -13,30 +15,72 @@ import copy
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from steps.stage import write_text
 
 _written: dict[str, dict[str, Any]] = {}  # the last text written here, and what it says
 
 
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
-    """Inside, DVC 3.67 in this process reads and writes lock files this way."""
+    """Inside, DVC 3.67 in this process reads and writes lock files and its run cache this way."""
     from dvc import dvcfile
+    from dvc.stage.cache import StageCache
 
-    write, read = dvcfile.modify_yaml, dvcfile.Lockfile.load
+    write, read, find, save = dvcfile.modify_yaml, dvcfile.Lockfile.load, StageCache._load, StageCache.save
 
     def load(self: Any) -> Any:
         path = Path(self.path)
         kept = _written.get(path.read_text(encoding="utf-8")) if path.exists() else None
         return read(self) if kept is None else copy.deepcopy(kept)
 
+    def find_run(self: Any, stage: Any) -> Any:
+        mend_runs(self, stage)
+        return find(self, stage)
+
+    def save_run(self: Any, stage: Any) -> None:
+        final = self.cache_dir
+        self.cache_dir = f"{final}.tmp-{os.getpid()}"
+        try:
+            save(self, stage)
+            for entry in Path(self.cache_dir).glob("*/*/*"):
+                place(entry.parent, Path(final, *entry.parts[-3:-1]))
+        finally:
+            shutil.rmtree(self.cache_dir, ignore_errors=True)
+            self.cache_dir = final
+
     dvcfile.modify_yaml, dvcfile.Lockfile.load = modify, load
+    StageCache._load, StageCache.save = find_run, save_run
     try:
         yield
     finally:
         dvcfile.modify_yaml, dvcfile.Lockfile.load = write, read
+        StageCache._load, StageCache.save = find, save
+
+
+def place(made: Path, folder: Path) -> None:
+    """Move a folder of the run cache, with the one entry in it, to where it belongs, whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        made.rename(folder)
+    except OSError:  # there are entries already
+        for entry in made.iterdir():
+            entry.replace(folder / entry.name)
+
+
+def mend_runs(cache: Any, stage: Any) -> None:
+    """Remove what DVC by itself leaves in its run cache of a stage when it is stopped in the midst of writing an entry."""
+    from dvc.stage.cache import _get_stage_hash
+
+    folder = Path(cache._get_cache_dir(_get_stage_hash(stage)))
+    for left in folder.glob(".*"):  # whole ones are named by their hashes
+        left.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it is not there, or not empty
+        folder.rmdir()
 
 
 def mend(root: Path) -> None:
@@ -67,11 +111,11 @@ def modify(path: Any, fs: Any = None) -> Iterator[dict[str, Any]]:
     from dvc.utils.serialize import modify_yaml, parse_yaml
 
     file = Path(path)
-    if file.name != "dvc.lock" or not file.exists():
+    if file.name != "dvc.lock":
         with modify_yaml(path, fs=fs) as data:
             yield data
         return
-    text = file.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
     data = _written.pop(text, None) or parse_yaml(text, path)
     before = dict(data.get("stages") or {})
     stages_last = list(data)[-1:] == ["stages"]
@@ -83,9 +127,7 @@ def modify(path: Any, fs: Any = None) -> Iterator[dict[str, Any]]:
             text = splice(text, name, entry)
     else:
         text = dump(data)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)
+    write_text(file, text)
     _written.clear()
     _written[text] = data
 

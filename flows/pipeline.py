@@ -46,9 +46,7 @@ def write_chain(iterations: int, best: int) -> None:
     evaluated = ", ".join(f'"{name(i)}"' for i in range(iterations + 1))
     text = f'{HEADER}iterations:\n{links}\nevaluated: [{evaluated}]\ntested: {{base: "{BASE}", best: "{name(best)}"}}\n'
     if not CHAIN.exists() or CHAIN.read_text() != text:
-        temporary = CHAIN.with_suffix(".tmp")
-        temporary.write_text(text)
-        temporary.replace(CHAIN)
+        steps.stage.write_text(CHAIN, text)
 
 
 @contextlib.contextmanager
@@ -82,7 +80,7 @@ def commands_here() -> Iterator[None]:
 
 def reproduce(stage: str) -> bool:
     """Run one stage of dvc.yaml if it is stale. True if it ran; StageFailed if it failed; KeyboardInterrupt on Ctrl-C."""
-    from dvc.exceptions import ReproductionError
+    from dvc.exceptions import DvcException, ReproductionError
     from dvc.repo import Repo
     from dvc.stage.exceptions import StageCmdFailedError
 
@@ -94,12 +92,15 @@ def reproduce(stage: str) -> bool:
     with lockfile.quick(), commands_here():
         try:
             return bool(_repos[root].reproduce(targets=[stage], single_item=True))
-        except ReproductionError as problem:
+        except DvcException as problem:
             cause: Any = problem
             while cause is not None and not isinstance(cause, StageCmdFailedError):
                 cause = cause.__cause__
             if cause is None:  # nothing was run: as a file that it reads and that is not there
-                raise steps.stage.UserError(f"DVC cannot run {stage}: {problem.__cause__ or problem}") from None
+                why = (problem.__cause__ or problem) if isinstance(problem, ReproductionError) else problem
+                kind = "" if isinstance(why, DvcException) else f"{type(why).__name__}: "
+                cure = "; `git checkout dvc.lock` brings the committed one back" if "dvc.lock" in str(why) else ""
+                raise steps.stage.UserError(f"DVC cannot run {stage}: {kind}{why}{cure}") from None
             found = re.search(r"exited with (-?\d+)$", str(cause))
             code = int(found[1]) if found else 1
             if code in (130, -2):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 from collections import Counter
@@ -24,7 +23,7 @@ from pydantic import ValidationError
 
 from environments.base import Env, Scenario, Split
 from steps.generated import SPLITS, Candidate, essence, take
-from steps.stage import Display, UserError, exit_code, report_to, say
+from steps.stage import Display, UserError, exit_code, report_to, say, write_text
 
 if TYPE_CHECKING:
     from steps.llm import CallFailed, Reply, Request
@@ -124,17 +123,6 @@ def generate(
         "refused_prompts": refused,
     }
     return lines, report
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".tmp-{os.getpid()}.{path.name}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:

@@ -343,9 +343,14 @@ def write_json(path: Path, value: dict) -> None:
     """Write a small file whole."""
     import json
 
+    write_text(path, json.dumps(value) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in UTF-8, whole or not at all."""
     temporary = path.with_name(f".tmp-{os.getpid()}.{path.name}")
     try:
-        temporary.write_text(json.dumps(value) + "\n")
+        temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""dvc.lock written quickly is what DVC writes, byte for byte."""
+"""dvc.lock written quickly is what DVC writes, byte for byte; and what DVC writes is whole whenever it is stopped."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from flows import lockfile
+from flows import lockfile, pipeline
+from steps.stage import UserError
+from tests.conftest import python, run
 
+ROOT = Path(__file__).parent.parent
 LONG = "python -m steps.rollout --scenarios run/scenarios --adapter run/000/adapter --trajectories run/001/t --iteration 001"
 
 
@@ -77,3 +80,70 @@ def test_a_whole_file_stays(tmp_path: Path) -> None:
     path.write_text('{"write": {}, "read": {"/x": [{"pid": 1, "cmd": "dvc repro"}]}}')
     lockfile.mend(tmp_path)
     assert path.exists()
+
+
+def test_stopped_anywhere_the_next_run_goes_on(tmp_path: Path) -> None:
+    """The short form of `make faults`."""
+    found = run(python("tests.interrupted", "--points", "10"), ROOT)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_sweep_can_fail(tmp_path: Path) -> None:
+    found = run(python("tests.interrupted", "--points", "8", "--how", "ctrl-c", "--stock"), ROOT)
+    assert found.returncode == 1
+    assert "dvc.lock" in found.stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A DVC repository with one stage, which has run."""
+    monkeypatch.chdir(tmp_path)
+    for words in (["git", "init", "--quiet"], ["dvc", "init", "--quiet"]):
+        assert run(words, tmp_path).returncode == 0
+    (tmp_path / "dvc.yaml").write_text("stages: {copy: {cmd: cp a b, deps: [a], outs: [b]}}")
+    (tmp_path / "a").write_text("a")
+    assert pipeline.reproduce("copy")
+    return tmp_path
+
+
+def test_a_new_lock_file_is_dvcs(repository: Path) -> None:
+    kept = (repository / "dvc.lock").read_bytes()
+    (repository / "dvc.lock").unlink()
+    assert run(["dvc", "repro", "--force"], repository).returncode == 0
+    assert (repository / "dvc.lock").read_bytes() == kept
+
+
+@pytest.mark.parametrize("left", ["half", "nothing", "folder"])
+def test_what_dvc_by_itself_left_in_its_run_cache_stops_no_run(repository: Path, left: str) -> None:
+    [entry] = (repository / ".dvc/cache/runs").glob("*/*/*")
+    (repository / "dvc.lock").unlink()
+    if left == "folder":
+        entry.unlink()
+    else:
+        (entry.parent / ".abc.tmp").write_text("cmd: cp a b\n" if left == "half" else "")
+    stock = run(["dvc", "repro"], repository)
+    assert (stock.returncode != 0) == (left != "nothing"), stock.stderr
+    (repository / "b").unlink(missing_ok=True)
+    pipeline.reproduce("copy")
+    assert (repository / "b").read_text() == "a"
+    assert list((repository / ".dvc/cache/runs").glob("*/*/*")) == [entry]
+    assert [path.name for path in (repository / ".dvc/cache").iterdir() if "tmp" in path.name] == []
+
+
+def test_two_results_of_one_stage_are_both_kept(repository: Path) -> None:
+    from dvc.repo import Repo
+
+    (repository / "dvc.yaml").write_text("stages: {copy: {cmd: date +%N > b, deps: [a], outs: [b]}}")
+    for _ in range(2):
+        with lockfile.quick():
+            Repo(str(repository)).reproduce(force=True)
+    entries = sorted(path.parent.name for path in (repository / ".dvc/cache/runs").glob("*/*/*"))
+    assert len(entries) == 3
+    assert len(set(entries)) == 2
+
+
+def test_a_lock_file_cut_short_is_a_sentence_with_the_cure(repository: Path) -> None:
+    lock = repository / "dvc.lock"
+    lock.write_text(lock.read_text()[:20])
+    with pytest.raises(UserError, match=r"DVC cannot run copy: .*dvc\.lock.*git checkout dvc\.lock"):
+        pipeline.reproduce("copy")
