@@ -16,10 +16,10 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.command import end_worker, prepare, run_command
 from flows.promote import challenge, print_end, run_of
 from flows.restore import restored
 from flows.settings import EvaluateSettings
-from flows.train import end_worker, prepare, say_why
 from steps import register
 from steps.gate import Verdict
 
@@ -45,12 +45,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.evaluate", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--version", default="challenger", metavar="N", help="of the registered model, or an alias")
     words = parser.parse_args()
-    try:
+
+    def work() -> int:
         prepare()
         evaluate(EvaluateSettings(version=words.version))
-    except BaseException as problem:
-        return say_why(problem, interrupted=False)
-    return 0
+        return 0
+
+    return run_command(work)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 
 from prefect import flow
 
+from flows.command import end_worker, prepare, run_command
 from flows.report import RUN, read
 from flows.rescore import run_stage
 from flows.restore import restored
 from flows.rollback import Decided, Registry, logged_model, read_registry, remember
 from flows.settings import PromoteSettings, VersionSettings
-from flows.train import end_worker, prepare, say_why
 from steps import card, gate, params, register, tracking
 from steps.gate import Verdict
 from steps.params import Policy, PromoteParams
@@ -288,12 +288,13 @@ def main() -> int:
     parser.add_argument("--version", default="challenger", metavar="N", help="or an alias (default: challenger)")
     parser.add_argument("--dry-run", action="store_true", help="judge and write the verdict; change nothing in MLflow")
     words = parser.parse_args()
-    try:
+
+    def work() -> int:
         prepare()
         verdict = promote(PromoteSettings(version=words.version, dry_run=words.dry_run))
-    except BaseException as problem:
-        return say_why(problem, interrupted=False)
-    return 0 if verdict is None or verdict.promoted else REFUSED
+        return 0 if verdict is None or verdict.promoted else REFUSED
+
+    return run_command(work)
 
 
 if __name__ == "__main__":

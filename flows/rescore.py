@@ -26,11 +26,12 @@ from prefect.cache_policies import NO_CACHE
 
 from environments.base import read_text
 from flows import pages
+from flows.command import end_worker, prepare, run_command
 from flows.pipeline import StageFailed, name
 from flows.report import RUN
 from flows.restore import restored
 from flows.settings import RescoreSettings
-from flows.train import changes, end_worker, prepare, say_why, set_params
+from flows.train import changes, set_params
 from flows.workspace import NAME
 from steps import params
 from steps.stage import UserError, command, is_warm
@@ -192,14 +193,15 @@ def main() -> int:
     parser.add_argument("--name", metavar="LABEL", help="of the folder in run/rescored (default: by the judge)")
     parser.add_argument("--update", action="store_true", help="train each iteration with the new rewards, too")
     words = parser.parse_args()
-    try:
+
+    def work() -> int:
         given = {"params": words.params, "rubric": words.rubric, "iterations": words.iterations, "label": words.name}
         settings = RescoreSettings(**given, more=changes(words.set), update=words.update)
         prepare()
         rescore(settings)
-    except BaseException as problem:
-        return say_why(problem, interrupted=False)
-    return 0
+        return 0
+
+    return run_command(work)
 
 
 if __name__ == "__main__":

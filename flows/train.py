@@ -14,12 +14,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import logging
-import os
-import signal
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,14 +24,15 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from flows import pages, pipeline, report
-from flows.display import Display, last_error
+from flows.command import LOG, end_worker, prepare, run_command, sentence
+from flows.display import Display
 from flows.pipeline import name
 from flows.report import RUN, Point
 from flows.settings import TrainSettings
 from flows.workspace import LIMIT, workspace
-from steps import dotenv, params, system_metrics
+from steps import params, system_metrics
 from steps.masking import masked
-from steps.stage import UserError, explain
+from steps.stage import UserError
 from steps.types import OUTPUTS
 
 if TYPE_CHECKING:
@@ -44,7 +41,6 @@ if TYPE_CHECKING:
     from steps.system_metrics import Sample
     from steps.tracking import Tracker
 
-LOG = Path(".flywheel/train.log")
 display = Display()
 
 
@@ -274,40 +270,14 @@ def set_params(assignments: list[str], path: Path = Path("params.yaml")) -> None
         raise
 
 
-def prepare() -> None:
-    """What the process needs before Prefect's server starts: its state in the project, this Python first on the path."""
-    if not Path("dvc.yaml").exists():
-        raise UserError(f"{Path.cwd()} holds no dvc.yaml: run this from the project's root")
-    dotenv.load(Path.cwd())
-    binaries = os.fspath(Path(sys.executable).parent)
-    os.environ["PATH"] = os.pathsep.join((binaries, os.environ.get("PATH", "")))
-    os.environ["DVC_NO_ANALYTICS"] = "1"
-    if home := os.environ.get("PREFECT_HOME"):
-        Path(home).mkdir(parents=True, exist_ok=True)  # Prefect does not
-    if api := os.environ.get("PREFECT_API_URL"):
-        try:
-            urllib.request.urlopen(f"{api.rstrip('/')}/health", timeout=10).close()
-        except (OSError, ValueError) as problem:
-            raise UserError(
-                f"PREFECT_API_URL is {api}, where no Prefect server answers ({problem}): start it with `make prefect`, or "
-                "unset the variable and the flow runs by itself"
-            ) from None
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.train", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--task", help="the task to train on; another than before begins with its preset")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change params.yaml first")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved parameters and stop")
     options = parser.parse_args()
-    interrupts: list[int] = []
 
-    def interrupt(number: int, _: object) -> None:
-        interrupts.append(number)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, interrupt)
-    try:
+    def work() -> int:
         if options.task:
             choose_task(options.task)
         if options.set:
@@ -321,39 +291,10 @@ def main() -> int:
         with display.shown(LOG):
             display.begin("starting Prefect")
             found = train()
-    except BaseException as problem:
-        return say_why(problem, interrupted=bool(interrupts))
-    finally:
-        logging.getLogger("prefect").setLevel(logging.WARNING)  # not that its own server ends, too
-        end_worker()
-    print_end(found)
-    return 0
+        print_end(found)
+        return 0
 
-
-def sentence(problem: BaseException) -> str:
-    """What went wrong, for a person; of a stage, what it said itself."""
-    if isinstance(problem, pipeline.StageFailed):
-        return f"{last_error(LOG) or problem} (stage {problem.stage})"
-    return explain(problem)[0]
-
-
-def say_why(problem: BaseException, interrupted: bool) -> int:
-    """One sentence where the user can do something; the exit code."""
-    if interrupted or isinstance(problem, KeyboardInterrupt):  # DVC and Prefect wrap an interrupt in errors of theirs
-        print("Stopped. The same command goes on from here.", file=sys.stderr)
-        return 130
-    if isinstance(problem, pipeline.StageFailed):
-        print(f"error: {last_error(LOG) or problem} (stage {problem.stage}; log: {LOG})", file=sys.stderr)
-        return problem.code if problem.code > 0 else 1
-    text, code = explain(problem)
-    print(f"error: {text}", file=sys.stderr)
-    return code
-
-
-def end_worker() -> None:
-    from steps import handover
-
-    handover.stop_workers(Path.cwd())
+    return run_command(work)
 
 
 if __name__ == "__main__":

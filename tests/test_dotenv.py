@@ -98,13 +98,14 @@ def test_no_file_is_no_matter(tmp_path: Path) -> None:
 
 
 def test_flows_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows import train
+    from flows import command
 
     monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
+    monkeypatch.setattr(command, "own_server", lambda: None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dvc.yaml").touch()
     (tmp_path / ".env").write_text(f"PREFECT_HOME={tmp_path / 'home'}\nLANGFUSE_HOST=http://127.0.0.1:9\n")
-    train.prepare()
+    command.prepare()
     assert os.environ["LANGFUSE_HOST"] == "http://127.0.0.1:9"
     assert (tmp_path / "home").is_dir(), "what prepare itself goes by is read first"
 

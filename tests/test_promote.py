@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import yaml
 
 from environments.base import Scenario
-from flows import promote, rollback
+from flows import command, promote, rollback
 from flows.promote import show_page
 from flows.settings import PromoteSettings
 from steps import card, decisions, engine, gate, lineage, lineage_index, params, register
@@ -471,6 +472,8 @@ def test_the_exit_code_says_whether_it_was_promoted(
     monkeypatch.setattr(promote, "promote", promote.promote.fn)  # without Prefect's engine and its server
     monkeypatch.setattr(promote, "prepare", lambda: None)
     monkeypatch.setattr(promote, "end_worker", lambda: None)
+    monkeypatch.setattr(command, "end_worker", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # for good, as in a process that ends then
     monkeypatch.setattr(sys, "argv", ["promote", "--dry-run"])
     assert promote.main() == code
     monkeypatch.setattr(sys, "argv", ["promote", "--version", "9"])
