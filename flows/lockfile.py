@@ -1,11 +1,11 @@
-"""Writes dvc.lock as DVC does, byte for byte, but only the entry that changed, and it and the run cache whole or not at all.
+"""Writes dvc.lock as DVC does, byte for byte, but only the entry that changed; and whole or not at all.
 
 DVC parses all of dvc.lock twice and writes all of it for each stage, comments and all, in pure Python: longer with each
 iteration. Here the content of the text last written is kept, so that neither read parses it again. What DVC knows of a
 stage still comes from DVC alone; a result that does not read back as what it wanted is left to DVC's own way.
 
-DVC writes its YAML in place, bit by bit. Stopped in the midst of that, it leaves a dvc.lock that it refuses, or a folder of
-its run cache with half an entry or none, at which every later run of that stage fails (`KeyError: 'outs'`).
+DVC writes its files in place, bit by bit. Stopped in the midst of that, it leaves a dvc.lock or an rwlock that it refuses,
+or a folder of its run cache with half an entry or none, at which every later run of that stage fails (`KeyError: 'outs'`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ _written: dict[str, dict[str, Any]] = {}  # the last text written here, and what
 
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
-    """Inside, DVC 3.67 in this process reads and writes lock files and its run cache this way."""
-    from dvc import dvcfile
+    """Inside, DVC 3.67 in this process reads and writes its locks and its run cache this way."""
+    from dvc import dvcfile, rwlock
     from dvc.stage.cache import StageCache
 
-    write, read, find, save = dvcfile.modify_yaml, dvcfile.Lockfile.load, StageCache._load, StageCache.save
+    write, read, edit = dvcfile.modify_yaml, dvcfile.Lockfile.load, rwlock._edit_rwlock
+    find, save = StageCache._load, StageCache.save
 
     def load(self: Any) -> Any:
         path = Path(self.path)
@@ -53,12 +55,12 @@ def quick() -> Iterator[None]:
             shutil.rmtree(self.cache_dir, ignore_errors=True)
             self.cache_dir = final
 
-    dvcfile.modify_yaml, dvcfile.Lockfile.load = modify, load
+    dvcfile.modify_yaml, dvcfile.Lockfile.load, rwlock._edit_rwlock = modify, load, edit_rwlock
     StageCache._load, StageCache.save = find_run, save_run
     try:
         yield
     finally:
-        dvcfile.modify_yaml, dvcfile.Lockfile.load = write, read
+        dvcfile.modify_yaml, dvcfile.Lockfile.load, rwlock._edit_rwlock = write, read, edit
         StageCache._load, StageCache.save = find, save
 
 
@@ -83,26 +85,22 @@ def mend_runs(cache: Any, stage: Any) -> None:
         folder.rmdir()
 
 
-def mend(root: Path) -> None:
-    """Remove .dvc/tmp/rwlock where it was cut short: DVC writes it in place, and refuses every command once it was killed
-    in the midst of that. It says who is at work on what; under its own guard nobody is writing."""
+@contextlib.contextmanager
+def edit_rwlock(lock_dir: str, fs: Any, hardlink: bool) -> Iterator[dict[str, Any]]:
+    """In place of `dvc.rwlock._edit_rwlock`: yields who is at work on what, and writes what has become of it. Cut short, as
+    DVC by itself leaves it when it is killed in the midst of this, it says nothing; under its guard nobody is writing."""
     from dvc.lock import make_lock
+    from dvc.rwlock import SCHEMA
 
-    path = root / ".dvc" / "tmp" / "rwlock"
-    if _is_whole(path):
-        return
-    with make_lock(f"{path}.lock", tmp_dir=str(path.parent)):
-        if not _is_whole(path):
-            path.unlink()
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        return isinstance(json.loads(path.read_bytes()), dict)
-    except FileNotFoundError:
-        return True
-    except ValueError:
-        return False
+    path = Path(lock_dir, "rwlock")
+    with make_lock(f"{path}.lock", tmp_dir=lock_dir, hardlink_lock=hardlink):
+        try:
+            lock = SCHEMA(json.loads(path.read_bytes()))
+        except (FileNotFoundError, ValueError):
+            lock = SCHEMA({})
+        lock["read"], lock["write"] = defaultdict(list, lock["read"]), defaultdict(dict, lock["write"])
+        yield lock
+        write_text(path, json.dumps(lock))
 
 
 @contextlib.contextmanager

@@ -78,6 +78,13 @@ def commands_here() -> Iterator[None]:
         run._run = original
 
 
+def behind(problem: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it came of or came upon."""
+    while problem is not None:
+        yield problem
+        problem = problem.__cause__ or problem.__context__
+
+
 def reproduce(stage: str) -> bool:
     """Run one stage of dvc.yaml if it is stale. True if it ran; StageFailed if it failed; KeyboardInterrupt on Ctrl-C."""
     from dvc.exceptions import DvcException, ReproductionError
@@ -88,14 +95,14 @@ def reproduce(stage: str) -> bool:
     root = os.fspath(Path.cwd())
     if root not in _repos:
         _repos[root] = Repo(root)
-    lockfile.mend(Path(root))
     with lockfile.quick(), commands_here():
         try:
             return bool(_repos[root].reproduce(targets=[stage], single_item=True))
         except DvcException as problem:
-            cause: Any = problem
-            while cause is not None and not isinstance(cause, StageCmdFailedError):
-                cause = cause.__cause__
+            links = list(behind(problem))
+            if any(isinstance(link, KeyboardInterrupt) for link in links):
+                raise KeyboardInterrupt from None
+            cause = next((link for link in links if isinstance(link, StageCmdFailedError)), None)
             if cause is None:  # nothing was run: as a file that it reads and that is not there
                 why = (problem.__cause__ or problem) if isinstance(problem, ReproductionError) else problem
                 kind = "" if isinstance(why, DvcException) else f"{type(why).__name__}: "

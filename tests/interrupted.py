@@ -2,9 +2,8 @@
 
 `python -m tests.interrupted --points 200` (also `make faults`). A process runs two small stages and is stopped at one of
 its lines, spread evenly over all of them in DVC, ruamel and flows: by Ctrl-C (KeyboardInterrupt) or as by SIGKILL (it ends
-there, with nothing flushed). A second process runs them to their end: after Ctrl-C that of plain `dvc repro`, else ours.
-Prints each place after which it could not, and ends with 1 where there is any. `--stock` stops DVC without
-flows/lockfile.py instead.
+there, with nothing flushed). A second process runs them to their end as `dvc repro` does. Prints each place after which it
+could not, and ends with 1 where there is any. `--stock` stops DVC without flows/lockfile.py instead.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ def in_child(folder: Path, work: Callable[[], None], stopper: Stopper | None = N
 
 def sweep(how: str, points: int, stock: bool) -> list[str]:
     """A line for each place after which the next run failed or came to something else."""
-    stopped, resumed = (by_dvc if stock else by_flow), (by_dvc if stock or how == "ctrl-c" else by_flow)
+    stopped = by_dvc if stock else by_flow
     found = []
     with tempfile.TemporaryDirectory() as top:
         start, folder = Path(top, "start"), Path(top, "repository")
@@ -125,7 +124,7 @@ def sweep(how: str, points: int, stock: bool) -> list[str]:
         for point in range(points):
             at = lines * point // points + 1
             code, place = in_child(fresh(), stopped, Stopper(how, at))
-            again, said = in_child(folder, resumed)
+            again, said = in_child(folder, by_dvc)
             if again or results() != wanted:
                 found.append(f"{how} at line {at} of {lines}, {place.splitlines()[-1:]}: {said.splitlines()[-1:]}")
     return found
@@ -135,7 +134,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=int, default=100, help="how many places of each kind (default: %(default)s)")
     parser.add_argument("--how", choices=list(WHERE), action="append", help="only this kind (repeatable)")
-    parser.add_argument("--stock", action="store_true", help="stop and resume DVC as it comes")
+    parser.add_argument("--stock", action="store_true", help="stop DVC as it comes")
     words = parser.parse_args()
     import dvc.dependency
     import dvc.output

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,24 +66,6 @@ def test_dvc_is_itself_again_afterwards() -> None:
     assert dvcfile.modify_yaml is original
 
 
-@pytest.mark.parametrize("left", [b"", b'{"read": {"/x', b"\0\0"])
-def test_a_file_that_a_kill_cut_short_is_removed(tmp_path: Path, left: bytes) -> None:
-    path = tmp_path / ".dvc/tmp/rwlock"
-    path.parent.mkdir(parents=True)
-    lockfile.mend(tmp_path)
-    path.write_bytes(left)
-    lockfile.mend(tmp_path)
-    assert not path.exists()
-
-
-def test_a_whole_file_stays(tmp_path: Path) -> None:
-    path = tmp_path / ".dvc/tmp/rwlock"
-    path.parent.mkdir(parents=True)
-    path.write_text('{"write": {}, "read": {"/x": [{"pid": 1, "cmd": "dvc repro"}]}}')
-    lockfile.mend(tmp_path)
-    assert path.exists()
-
-
 def test_stopped_anywhere_the_next_run_goes_on(tmp_path: Path) -> None:
     """The short form of `make faults`."""
     found = run(python("tests.interrupted", "--points", "10"), ROOT)
@@ -128,6 +112,41 @@ def test_what_dvc_by_itself_left_in_its_run_cache_stops_no_run(repository: Path,
     assert (repository / "b").read_text() == "a"
     assert list((repository / ".dvc/cache/runs").glob("*/*/*")) == [entry]
     assert [path.name for path in (repository / ".dvc/cache").iterdir() if "tmp" in path.name] == []
+
+
+@pytest.mark.parametrize("left", ["", '{"read": {"/x', "\0\0"])
+def test_who_is_at_work_is_asked_again_where_that_was_cut_short(repository: Path, left: str) -> None:
+    lock = repository / ".dvc/tmp/rwlock"
+    lock.write_text(left)
+    (repository / "a").write_text("b")
+    assert run(["dvc", "repro"], repository).returncode != 0
+    assert pipeline.reproduce("copy")
+    assert json.loads(lock.read_text()) == {}
+
+
+def test_a_stage_that_another_process_is_at_work_on_waits_for_nobody(repository: Path) -> None:
+    """Told as DVC does: who it is."""
+    info = {"pid": os.getppid(), "cmd": "dvc repro elsewhere"}
+    (repository / ".dvc/tmp/rwlock").write_text(json.dumps({"write": {str(repository / "b"): info}}))
+    (repository / "a").write_text("b")
+    with pytest.raises(UserError, match="dvc repro elsewhere"):
+        pipeline.reproduce("copy")
+
+
+def test_ctrl_c_stays_that_whatever_dvc_makes_of_it(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dvc.exceptions import DvcException
+    from dvc.stage import run as dvc_run
+
+    def broken(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise DvcException("the lock is gone")
+
+    (repository / "a").write_text("b")
+    monkeypatch.setattr(dvc_run, "_run", broken)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.reproduce("copy")
 
 
 def test_two_results_of_one_stage_are_both_kept(repository: Path) -> None:

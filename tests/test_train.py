@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import signal
+import sqlite3
 import time
 import urllib.request
 from pathlib import Path
@@ -227,3 +230,25 @@ def test_a_killed_flow_leaves_nothing_half_written(fresh: Path, prefect_server: 
     run(python("steps.handover", "--stop"), fresh)
     assert (fresh / "run/scenarios/test.parquet").exists()
     assert not (fresh / "run/000/evaluation").exists()
+
+
+def test_ctrl_c_on_a_terminal_ends_a_flow_with_a_server_of_its_own(fresh: Path) -> None:
+    """It reaches the server, too, which has to live until it knows how the run ended."""
+    log, until = fresh / ".flywheel/train.log", time.monotonic() + 120
+    log.unlink(missing_ok=True)
+    process = start(python("flows.train"), fresh)
+    try:
+        while not log.exists() or "Task run 'scenarios' - Finished" not in log.read_text():
+            assert process.poll() is None, process.communicate(timeout=60)
+            assert time.monotonic() < until, "no stage ended"
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)  # it waits for the server's end, which has the same stderr
+    finally:
+        end(process, signal.SIGKILL)
+    assert process.returncode == 130, err
+    assert err == "Stopped. The same command goes on from here.\n"
+    with contextlib.closing(sqlite3.connect(fresh / ".flywheel/prefect/prefect.db")) as database:
+        states = [row[0] for row in database.execute("SELECT state_type FROM flow_run")]
+    assert states == ["CRASHED"]
+    assert worker_pids(fresh) == {}
