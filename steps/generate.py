@@ -167,6 +167,7 @@ def run(words: argparse.Namespace) -> None:
     max_calls = words.max_calls or 3 * words.count
     lines, report = generate(env, data, endpoint, words.count, difficulties, max_calls, words.split)
     report_path = words.out.with_name(words.out.name + ".report.json")
+    report_path.parent.mkdir(parents=True, exist_ok=True)
     write_text(report_path, json.dumps(report, indent=1) + "\n")
     if not lines:
         raise UserError(f"none of {report['asked']} answers was a scenario: {report_path} has the reasons")
