@@ -44,6 +44,20 @@ def run_command(work: Callable[[], int]) -> int:
         end_worker()
 
 
+def stop_once() -> None:
+    """From here on SIGINT and SIGTERM raise KeyboardInterrupt, the first of them alone: what then stops takes some seconds,
+    and make passes on a SIGTERM that the process has had already. A shell's background job would ignore SIGINT."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def stop(*_: object) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in numbers:
+        signal.signal(number, stop)
+
+
 def prepare() -> None:
     """What the process needs before Prefect's server starts: its state in the project, this Python first on the path."""
     if not Path("dvc.yaml").exists():

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import time
 import urllib.error
@@ -20,6 +19,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from flows.command import stop_once
 from flows.promote import fetched, policy_of
 from flows.rollback import read_registry
 from flows.ui import Services, key
@@ -105,11 +105,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="between two looks at the alias")
     options = parser.parse_args(words)
 
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    stop_once()
     dotenv.load(Path.cwd())
     return exit_code(lambda: serve(Path.cwd(), options.alias, options.port, options.seconds))
 

@@ -24,6 +24,7 @@ import urllib.request
 from base64 import b64encode
 from pathlib import Path
 
+from flows.command import stop_once
 from steps import dotenv
 from steps.stage import UserError, exit_code, say
 
@@ -191,11 +192,7 @@ def main(words: list[str] | None = None) -> int:
     if options.runs < 1:
         parser.error(f"--runs {options.runs}: at least one run must be able to train")
 
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job would ignore the first
-        signal.signal(number, stop)
+    stop_once()
     return exit_code(
         lambda: serve(Path.cwd(), options.prefect_port, options.mlflow_port, options.view_port, options.runs)
     )

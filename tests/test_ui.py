@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -123,7 +124,10 @@ def test_a_run_beside_another_is_what_it_is_alone(ui: Ui) -> None:
 
 
 def test_one_stop_ends_all_of_it(ui: Ui) -> None:
-    ui.process.send_signal(signal.SIGTERM)
+    """Nor do further ones stop it in that, as the one that make passes on, or an impatient Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        ui.process.send_signal(number)
+        time.sleep(0.3)
     assert ui.process.wait(240) == 130
     for port in (ui.prefect, ui.mlflow, ui.view):
         with pytest.raises(urllib.error.URLError):
