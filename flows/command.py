@@ -22,6 +22,11 @@ from steps.stage import UserError, explain
 LOG = Path(".flywheel/train.log")
 
 
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C. A KeyboardInterrupt itself in the midst of `exec`, as imports run it, makes CPython 3.11 end the process by
+    the signal in place of its exit code, however it was dealt with."""
+
+
 def run_command(work: Callable[[], int]) -> int:
     """The exit code of `work`, or that of what went wrong in it, which is said. No worker of this project is left. Ctrl-C
     no longer reaches this process afterwards: all that is left to it is its end."""
@@ -29,7 +34,7 @@ def run_command(work: Callable[[], int]) -> int:
 
     def interrupt(number: int, _: object) -> None:
         interrupts.append(number)
-        raise KeyboardInterrupt
+        raise Stopped
 
     signal.signal(signal.SIGINT, interrupt)
     try:
@@ -45,14 +50,14 @@ def run_command(work: Callable[[], int]) -> int:
 
 
 def stop_once() -> None:
-    """From here on SIGINT and SIGTERM raise KeyboardInterrupt, the first of them alone: what then stops takes some seconds,
+    """From here on SIGINT and SIGTERM raise Stopped, the first of them alone: what then stops takes some seconds,
     and make passes on a SIGTERM that the process has had already. A shell's background job would ignore SIGINT."""
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def stop(*_: object) -> None:
         for number in numbers:
             signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
+        raise Stopped
 
     for number in numbers:
         signal.signal(number, stop)
@@ -81,8 +86,8 @@ def prepare() -> None:
 
 
 def own_server() -> None:
-    """Prefect's temporary server, which Ctrl-C does not stop: gone first, it leaves Prefect's client trying for two minutes
-    to tell it that the run was stopped, and the run RUNNING for ever. It ends with this process, by SIGTERM."""
+    """Prefect's temporary server, which Ctrl-C does not stop: gone first, it leaves Prefect's client trying for minutes to
+    tell it that the run was stopped, and the run RUNNING for ever. It ends with this process, by SIGTERM."""
     from prefect.server.api.server import SubprocessASGIServer
 
     class Server(SubprocessASGIServer):

@@ -78,13 +78,6 @@ def commands_here() -> Iterator[None]:
         run._run = original
 
 
-def behind(problem: BaseException | None) -> Iterator[BaseException]:
-    """An error, and what it came of or came upon."""
-    while problem is not None:
-        yield problem
-        problem = problem.__cause__ or problem.__context__
-
-
 def reproduce(stage: str) -> bool:
     """Run one stage of dvc.yaml if it is stale. True if it ran; StageFailed if it failed; KeyboardInterrupt on Ctrl-C."""
     from dvc.exceptions import DvcException, ReproductionError
@@ -99,7 +92,7 @@ def reproduce(stage: str) -> bool:
         try:
             return bool(_repos[root].reproduce(targets=[stage], single_item=True))
         except DvcException as problem:
-            links = list(behind(problem))
+            links = list(steps.stage.behind(problem))
             if any(isinstance(link, KeyboardInterrupt) for link in links):
                 raise KeyboardInterrupt from None
             cause = next((link for link in links if isinstance(link, StageCmdFailedError)), None)

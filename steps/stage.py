@@ -15,7 +15,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -239,20 +239,27 @@ def explain(error: BaseException) -> tuple[str, int]:
     return masked(text), code
 
 
+def behind(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, then what it came of or came upon."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        yield error
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+
+
 def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, UserError):
         return str(error), error.code
     import errno
 
-    link: BaseException | None = error
-    for _ in range(10):
+    for link in behind(error):
         if getattr(link, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(link):
             where = getattr(link, "filename", None) or Path.cwd()
             return (
                 f"the disk is full ({where}); free some space and run the same command again: nothing half-written is left",
                 2,
             )
-        link = link and (link.__cause__ or link.__context__)
     if isinstance(error, FileNotFoundError) and error.filename is None and str(error):
         return str(error), 2  # raised by our own code, which says what to do
     if isinstance(error, FileNotFoundError) and error.filename is not None:

@@ -56,7 +56,7 @@ class Stopper:
     """Counts the lines that run in some files, and stops the process at one of them."""
 
     def __init__(self, how: str, at: int) -> None:
-        self.how, self.at, self.seen, self.place = how, at, 0, ""
+        self.how, self.at, self.seen = how, at, 0
 
     def call(self, frame: FrameType, event: str, argument: Any) -> Any:
         return self.line if any(name in frame.f_code.co_filename for name in WHERE[self.how]) else None
