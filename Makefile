@@ -103,7 +103,7 @@ test: check  ## set up, check, and run every test (ARGS="-k name")
 	@$(RUN) python -m pytest $(ARGS)
 
 faults: install  ## stop DVC's own work at 600 places, by Ctrl-C and by kill, and go on from each (ARGS="--points 50")
-	@$(RUN) python -m tests.interrupted --points 300 $(ARGS)
+	@$(RUN) python -m tests.support.interrupted --points 300 $(ARGS)
 
 check: install  ## lint, formatting and types
 	@echo "check: ruff, mypy"
@@ -147,7 +147,7 @@ ledger: install  ## rebuild the ledger's index of run/ (its answers of models st
 	@$(RUN) python -m steps.lineage rebuild
 
 view: install  ## a page to browse the trajectories of run/ and of deployed runs, http://127.0.0.1:8600 (VIEW_PORT=, ARGS="--run folder")
-	@exec env $(RUN) python -m flows.view --port $(VIEW_PORT) $(ARGS)
+	@exec env $(RUN) python -m viewer --port $(VIEW_PORT) $(ARGS)
 
 browser: install  ## test the pages in a real browser: Debian's chromium, headless (ARGS="-k view")
 	@command -v chromium chromium-browser google-chrome >/dev/null || { \
@@ -169,7 +169,7 @@ lock: install  ## resolve pyproject.toml into requirements/*.txt (ARGS=--upgrade
 
 clean:  ## remove the run's outputs (run/) and caches of tools
 	rm -rf run .pytest_cache .mypy_cache .ruff_cache
-	find flows steps environments benchmarks tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find flows steps environments viewer benchmarks tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean  ## also .venv, DVC's cache and .flywheel/: MLflow's store, the registry, the ledger
 	rm -rf .venv .flywheel .dvc/cache .dvc/tmp

@@ -7,8 +7,8 @@ Each scenario has a difficulty of its own: the other policy's chance p of succes
 given mean (concentration 4). Given p, the outcomes of both policies are independent. The challenger's chance is p, or
 p + gain × (1 - p) / (1 - mean), whose mean is higher by exactly the gain and which stays within 1. Scenarios are of three
 kinds; turns, tokens and the contamination report are in order, and there is no champion. Every decision is
-`gate.decide`'s, with the defaults of steps/params.py. No model is asked: what real tasks add, such as errors that come in
-clusters of alike scenarios, is not in it.
+`gate.decide`'s, with the defaults of steps/core/params.py. No model is asked: what real tasks add, such as errors that
+come in clusters of alike scenarios, is not in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from environments.base import Scenario
-    from steps.params import Promote
+    from steps.core.params import Promote
 
 KINDS = ("a", "b", "c")
 CONCENTRATION = 4.0
@@ -31,7 +31,7 @@ def promoted(trials: int, scenarios: list[Scenario], mean: float, gain: float, p
     """The share of trials that end in a promotion."""
     import numpy as np
 
-    from steps import gate
+    from steps.registry import gate
 
     generator = np.random.default_rng(seed)
     n = len(scenarios)
@@ -50,7 +50,7 @@ def promoted(trials: int, scenarios: list[Scenario], mean: float, gain: float, p
 def measure(trials: int, n: int, gain: float) -> dict[str, float | str]:
     """The row."""
     from environments.base import Scenario
-    from steps.params import Promote
+    from steps.core.params import Promote
 
     params = Promote()
     scenarios = [Scenario.make("simulated", "test", [], {"number": i, "kind": KINDS[i % len(KINDS)]}) for i in range(n)]

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks import _trl
 from benchmarks._trl import LEARNING_RATE, ROOT, child, tell
-from steps.engine import Sampled
+from steps.sampling.engine import Sampled
 
 MAX_TOKENS = {"multiplication": 64, "email_search": 64}  # of a turn
 BATCHES = {"multiplication": (32, 128), "email_search": (16, 32)}  # for TRL
@@ -76,10 +76,10 @@ def run_trl(task: str, folder: Path, count: int, batch: int) -> list[float]:
     """Seconds of each of TRL's iterations."""
     import environments
     from environments.base import Scenario
-    from steps import params as parameters
-    from steps.types import read_records
+    from steps.core.params import Params, load
+    from steps.core.records import read_records
 
-    params = parameters.load(folder / "ours" / "params.yaml", parameters.Params)
+    params = load(folder / "ours" / "params.yaml", Params)
     env = environments.load(task)
     scenarios = read_records(Scenario, folder / "scenarios" / "train.parquet")[: params.rollout.scenarios]
     told = {json.dumps(list(one.messages)): one for one in scenarios}
@@ -148,8 +148,8 @@ class Lockstep:
 
 def in_step(env: Any, data: Any, scenarios: list[Any], trainer: Any, params: Any) -> dict[str, Any]:
     """What TRL's rollout_func returns: episodes played as the pipeline plays them, but by Hugging Face generate."""
-    from steps import episodes
-    from steps.chat import Chat
+    from steps.policy.chat import Chat
+    from steps.sampling import episodes
 
     if not hasattr(trainer, "chat"):
         trainer.chat = Chat(trainer.processing_class, [tool.schema for tool in env.tools().values()])

@@ -36,9 +36,9 @@ def served(*words: str) -> Iterator[str]:
 
 def measure(groups: int, attempts: int, latency: float, connections: int, orders: int) -> dict[str, float | str]:
     """The row. AssertionError where a group was lost or the second time differs."""
-    from steps import ruler
-    from steps.params import Endpoint, Ruler
-    from tests.judged import group
+    from steps.core.params import Endpoint, Ruler
+    from steps.judging import ruler
+    from tests.support.judged import group
 
     made = [group(number, attempts) for number in range(groups)]
     with served("--seconds", str(latency)) as address:

@@ -7,8 +7,8 @@ The stage plays a batch at default size: chat template, tools, environment, traj
 samples the same number of tokens for each of its prompts, those of all turns in one call: what an oracle could do that knew
 each prompt before the turn ahead of it was sampled. multiplication has one turn. Each side's best of several runs in turn.
 
-On the CPU the stage has operators of its own for the adapter (steps/lora_cpu.py). `ratio` is against vLLM as it comes,
-`ratio_same_operators` against vLLM with them: what template, tools, environment and waiting for turns cost.
+On the CPU the stage has operators of its own for the adapter (steps/sampling/lora_cpu.py). `ratio` is against vLLM as
+it comes, `ratio_same_operators` against vLLM with them: what template, tools, environment and waiting for turns cost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def stock(params: Any) -> Any:
 
     from vllm import LLM, LLMEngine
 
-    from steps import engine
+    from steps.sampling import engine
 
     started = engine.get(params.policy).llm
     with patch.object(LLMEngine, "from_engine_args", lambda *_, **__: started):
@@ -55,8 +55,8 @@ def raw(llm: Any, folder: Path, params: Any, own_operators: bool) -> tuple[float
     import torch
     from vllm import SamplingParams
 
-    from steps import engine, lora_cpu
-    from steps.types import Trajectory, read_records
+    from steps.core.records import Trajectory, read_records
+    from steps.sampling import engine, lora_cpu
 
     prompts: list[Any] = []
     sampling: list[Any] = []
@@ -87,9 +87,9 @@ def raw(llm: Any, folder: Path, params: Any, own_operators: bool) -> tuple[float
 
 def measure(task: str, folder: Path, runs: int) -> dict[str, Any]:
     from steps import initialise, scenarios
-    from steps import params as parameters
+    from steps.core.params import Params, load
 
-    params: Any = parameters.load(ROOT / "params.yaml", parameters.Params).model_copy(update={"task": task})
+    params: Any = load(ROOT / "params.yaml", Params).model_copy(update={"task": task})
     folder.mkdir()
     with contextlib.redirect_stdout(sys.stderr):
         scenarios.scenarios(ROOT / "tasks_data" / task, folder / "scenarios", params)

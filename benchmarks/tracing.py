@@ -51,7 +51,7 @@ OURS = (
     "PREFECT_",
     "WANDB_",
 )  # variables of the tools, that would reach other stores
-WARNING = "does not take traces"  # of steps/deliveries.py, as is the next
+WARNING = "does not take traces"  # of steps/tracing/deliveries.py, as is the next
 LOST = re.compile(r"^.*did not reach Langfuse.*$", re.MULTILINE)
 
 

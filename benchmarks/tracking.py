@@ -72,16 +72,19 @@ def copied(source: Path, folder: Path) -> str:
 
 def md5_of(path: Path) -> str:
     """As DVC has it."""
-    from steps import lineage_index
+    from steps.project import hashes
 
-    return lineage_index.folder_md5(path) if path.is_dir() else lineage_index.file_md5(path)
+    return hashes.folder_md5(path) if path.is_dir() else hashes.file_md5(path)
 
 
 def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[str, float], int]:
     """Seconds of each part for iteration `number`, and how many trajectories were traced."""
-    from flows import pages, report
-    from steps import lineage_index, tracking
-    from steps.ledger import Ledger
+    from flows.deployment import pages
+    from flows.terminal import report
+    from steps.lineage import index
+    from steps.project.chain import read_chain
+    from steps.project.ledger import Ledger
+    from steps.tracking.tracker import start
 
     (folder / ".flywheel").mkdir(parents=True)  # a folder each time: MLflow keeps a database open, by its path
     for path in project.iterdir():
@@ -89,7 +92,7 @@ def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[st
     os.chdir(folder)
     shutil.copy(store, folder / ".flywheel/mlflow.db")
     told: list[str] = []
-    tracker = tracking.start(folder, told.append)
+    tracker = start(folder, told.append)
     send, spent = tracker.tracing.iteration, 0.0
 
     def timed(*words: Any) -> None:
@@ -99,7 +102,7 @@ def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[st
         spent = time.perf_counter() - began
 
     tracker.tracing.iteration = timed  # type: ignore[method-assign, assignment]
-    for earlier in list(tracking.read_chain(folder)["iterations"])[:-1]:
+    for earlier in list(read_chain(folder)["iterations"])[:-1]:
         tracker.iteration(earlier, 0.1)
     before = tracker.tracing.traced
     began = time.perf_counter()
@@ -109,9 +112,9 @@ def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[st
     if left := [text for text in told if "traces" in text]:
         raise SystemExit(left[0])
     with Ledger(f"sqlite:///{folder}/.flywheel/ledger.db") as ledger:
-        lineage_index.index(folder, ledger, ["000"])
+        index.index(folder, ledger, ["000"])
         began = time.perf_counter()
-        lineage_index.index(folder, ledger, [number])
+        index.index(folder, ledger, [number])
         seconds["ledger"] = time.perf_counter() - began
     curve = [report.point(of) for of in range(int(number) + 1)]
     row = report.iteration_row(int(number))
@@ -125,12 +128,13 @@ def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[st
 def prefect(folder: Path) -> Iterator[None]:
     """A Prefect server, which PREFECT_API_URL names inside."""
     from flows import ui
+    from flows.deployment.services import Services
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     (folder / ".flywheel/prefect").mkdir(parents=True)
     known = ui.environment(folder, port, port)
-    with ui.Services(folder, known) as services:
+    with Services(folder, known) as services:
         services.start("prefect", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port))
         services.wait("prefect", f"{known['PREFECT_API_URL']}/health")
         for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_HOME"):
@@ -140,8 +144,8 @@ def prefect(folder: Path) -> Iterator[None]:
 
 def measure(source: Path, runs: int) -> dict[str, Any]:
     """The row."""
-    from steps import register
-    from steps.types import OUTPUTS
+    from steps.core.records import OUTPUTS
+    from steps.project.store import make_store
 
     os.environ.pop("MLFLOW_TRACKING_URI", None)
     for name in ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"):
@@ -151,7 +155,7 @@ def measure(source: Path, runs: int) -> dict[str, Any]:
         folder, store = Path(name) / "project", Path(name) / "empty.db"
         folder.mkdir()
         number = copied(source, folder)
-        register.make_store(store)
+        make_store(store)
         try:
             with prefect(Path(name)), contextlib.redirect_stdout(io.StringIO()):
                 timed = [once(folder, Path(name) / str(run), store, number) for run in range(runs + 1)][1:]

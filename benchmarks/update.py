@@ -82,7 +82,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 def sampled_rows(folder: Path) -> list[dict[str, Any]]:
     """The first batch of a run at default size: the real stages, in the project itself."""
-    from steps.types import Trajectory, read_records
+    from steps.core.records import Trajectory, read_records
 
     for stage in ("scenarios", "initialise", "rollout"):
         child(commands(folder)[stage])
@@ -108,8 +108,8 @@ def random_rows(shared: int, own: int, vocabulary: int) -> list[dict[str, Any]]:
 
 def prepare(shape: str, folder: Path) -> None:
     """Write what both sides read: policy, rows with rewards, and the adapter that they start from."""
-    from steps import grpo
-    from steps.params import Policy
+    from steps.core.params import Policy
+    from steps.training import grpo
 
     policy = {"base_model": os.fspath(ROOT / "tasks_data" / "embedded_policy")}
     if shape.startswith("medium"):
@@ -130,9 +130,9 @@ def run_ours(folder: Path, count: int, _: int) -> dict[str, Any]:
     """Optimiser steps of the update stage's trainer, each on all rows."""
     import torch
 
-    from steps import batches, grpo, packing
-    from steps.params import Policy, Update
-    from steps.types import Row
+    from steps.core.params import Policy, Update
+    from steps.core.records import Row
+    from steps.training import batches, grpo, packing
 
     shape = json.loads((folder / "shape.json").read_text())
     update = Update(
@@ -170,7 +170,7 @@ def run_ours(folder: Path, count: int, _: int) -> dict[str, Any]:
 
 def operations(trainer: Any, rows: list[Any], budget: int) -> float:
     """Floating-point operations of a step: see the top of this file."""
-    from steps import batches, packing
+    from steps.training import batches, packing
 
     linear = {name: one.weight.numel() for name, one in trainer.model.named_modules() if name.endswith("base_layer")}
     head = trainer.model.get_output_embeddings().weight.numel()
@@ -218,11 +218,11 @@ def run_trl(folder: Path, count: int, batch: int) -> dict[str, Any]:
 
 def run_growth(folder: Path, count: int, times: int) -> dict[str, Any]:
     """An update as params.yaml has it, on `times` as many trajectories, none of which shares a prompt with another batch."""
-    from steps import batches, grpo
-    from steps import params as parameters
-    from steps.types import Row
+    from steps.core.params import Params, load
+    from steps.core.records import Row
+    from steps.training import batches, grpo
 
-    params = parameters.load(ROOT / "params.yaml", parameters.Params)
+    params = load(ROOT / "params.yaml", Params)
     update = params.update.model_copy(update={"max_sampler_kl": 1e9})  # the logprobs are made up
     rows = json.loads((folder / "shape.json").read_text())["rows"]
     gains, _ = batches.advantages([row["reward"] for row in rows], [row["group"] for row in rows])
@@ -271,7 +271,7 @@ def matmul_peak() -> float:
     """The best rate of a large float32 matrix product here, in operations per second."""
     import torch
 
-    from steps.engine import use_all_cores
+    from steps.policy.machine import use_all_cores
 
     use_all_cores()
     size = 2048

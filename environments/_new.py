@@ -50,10 +50,10 @@ RUBRIC = """\
 - A capital that was looked up scores more than one that was guessed.
 """
 PRESET = """\
-# The preset of `make train TASK={name}`; what is not here has the default of steps/params.py.
+# The preset of `make train TASK={name}`; what is not here has the default of steps/core/params.py.
 task: {name}
 seed: 1
-policy: # EDIT: this one knows mails alone. Any model of the Hugging Face Hub, or one of steps/small_policy.py
+policy: # EDIT: this one knows mails alone. Any model of the Hugging Face Hub, or one of steps/supervised/small_policy.py
   base_model: tasks_data/embedded_policy
 scenarios: {{train: 60, val: 20, test: 20}}
 rollout: {{scenarios: 8, attempts: 8, max_tokens: 64}}

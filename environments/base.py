@@ -89,7 +89,7 @@ class Env(ABC):
 
     max_turns: ClassVar[int]
     # Keys of `data` that together name what an answer comes from (a mail, a game's seed; of a list, each member): a source
-    # of val or test must not be one of train, which steps/contamination.py checks, as it does the texts of the user's
+    # of val or test must not be one of train, which steps/data/contamination.py checks, as it does the texts of the user's
     # messages, unless scenarios begin with the same words by nature and differ in what is hidden.
     sources: ClassVar[tuple[str, ...]] = ()
     openings_repeat: ClassVar[bool] = False
@@ -121,8 +121,8 @@ class Env(ABC):
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
-        """What judges compare (steps/criteria.py). Here: the texts of the last turn's last call, or its words where it
-        calls nothing, with `answer` of the hidden data; no optimum, and nothing required.
+        """What judges compare (steps/judging/criteria.py). Here: the texts of the last turn's last call, or its words
+        where it calls nothing, with `answer` of the hidden data; no optimum, and nothing required.
         """
         last = next((message for message in reversed(messages) if message["role"] == "assistant"), {})
         given = str(last.get("content") or "")
@@ -134,7 +134,8 @@ class Env(ABC):
 
     @classmethod
     def accept(cls, data: Any, split: Split | None, candidate: dict[str, Any]) -> Scenario:
-        """A scenario from what a model wrote ({"messages", "data", "difficulty"}; steps/generate.py), after it was checked.
+        """A scenario from what a model wrote ({"messages", "data", "difficulty"}; steps/data/generate.py), after it was
+        checked.
 
         ValueError says what is wrong with it, or that it belongs to another split than the one that is wanted (None: any).
         """

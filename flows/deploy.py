@@ -9,9 +9,10 @@ import argparse
 import subprocess
 import sys
 
-from flows import automations
-from flows.workspace import LIMIT
-from steps.stage import UserError, exit_code
+from flows.deployment import automations
+from flows.deployment.workspace import LIMIT
+from steps.core.errors import UserError
+from steps.core.terminal import exit_code
 
 
 def deploy(runs: int = 1) -> None:

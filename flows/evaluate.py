@@ -3,7 +3,8 @@
     python -m flows.evaluate                # the version with the alias `challenger`
     python -m flows.evaluate --version 4
 
-On the run's own test scenarios, paired, by the checks of the gate (steps/gate.py): the same table, picture and JSON as
+On the run's own test scenarios, paired, by the checks of the gate (steps/registry/gate.py): the same table, picture and
+JSON as
 flows/promote.py, in run/promote/<adapter>/, on the flow run's page, and with the MLflow run that made the version. What is
 evaluated here is not evaluated again when it is promoted. `make ui` starts it by itself for every new challenger.
 """
@@ -16,12 +17,12 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.command import end_worker, prepare, run_command
-from flows.promote import challenge, print_end, run_of
-from flows.restore import restored
-from flows.settings import EvaluateSettings
-from steps import register
-from steps.gate import Verdict
+from flows.deployment.restore import restored
+from flows.deployment.settings import EvaluateSettings
+from flows.promotion.judging import challenge, print_end, run_of
+from flows.terminal.command import end_worker, prepare, run_command
+from steps.project import store
+from steps.registry.gate import Verdict
 
 
 @flow(name="evaluate", log_prints=False)
@@ -31,7 +32,7 @@ def evaluate(settings: EvaluateSettings) -> Verdict:
         try:
             found = challenge(settings, anyone=True)
             assert found is not None
-            with register.explained(register.address(Path.cwd())):
+            with store.explained(store.address(Path.cwd())):
                 run_id = run_of(found.registry, found.version, found.known)
                 for name in ("verdict.json", "verdict.md", "verdict.png"):
                     found.registry.client.log_artifact(run_id, str(found.folder / name), "evaluation")

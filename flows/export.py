@@ -17,11 +17,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from flows.promote import fetched, policy_of
-from flows.rollback import Registry, read_registry
-from steps import card, dotenv, params
-from steps.params import Policy
-from steps.stage import UserError, exit_code
+from steps.core import dotenv, params
+from steps.core.errors import UserError
+from steps.core.params import Policy
+from steps.core.terminal import exit_code
+from steps.registry import card
+from steps.registry.model import Registry, fetched, policy_of, read_registry
 
 
 def export(root: Path, known: params.RegisterParams, wanted: str, to: Path, merged: bool = False) -> Any:

@@ -14,28 +14,23 @@ would be, or was before; 3: refused.
 from __future__ import annotations
 
 import argparse
-import base64
-import hashlib
-import json
-import shutil
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from prefect import flow
 
-from flows.command import end_worker, prepare, run_command
-from flows.report import RUN, read
-from flows.rescore import run_stage
-from flows.restore import restored
-from flows.rollback import Decided, Registry, logged_model, read_registry, remember
-from flows.settings import PromoteSettings, VersionSettings
-from steps import card, gate, params, register, tracking
-from steps.gate import Verdict
-from steps.params import Policy, PromoteParams
-from steps.stage import UserError
+from flows.deployment.restore import restored
+from flows.deployment.settings import PromoteSettings
+from flows.promotion.decisions import Decided, remember
+from flows.promotion.judging import challenge, print_end, run_of
+from flows.terminal.command import end_worker, prepare, run_command
+from steps.core.params import PromoteParams
+from steps.project import store
+from steps.registry import card, gate
+from steps.registry.gate import Verdict
+from steps.registry.model import Registry
 
-PROMOTE = RUN / "promote"
 REFUSED = 3  # exit code
 
 
@@ -48,7 +43,7 @@ def promote(settings: PromoteSettings) -> Verdict | None:
             if found is None:
                 return None
             if not settings.dry_run:
-                with register.explained(register.address(Path.cwd())):
+                with store.explained(store.address(Path.cwd())):
                     publish(found.registry, found.version, found.verdict, found.folder, found.known)
                 event, number = "promotion" if found.verdict.promoted else "refusal", str(found.version.version)
                 champion = found.registry.aliases.get("champion")
@@ -57,181 +52,6 @@ def promote(settings: PromoteSettings) -> Verdict | None:
             return found.verdict
         finally:
             end_worker()
-
-
-class Challenge(NamedTuple):
-    """A version that was judged."""
-
-    registry: Registry
-    version: Any  # mlflow.entities.model_registry.ModelVersion
-    verdict: Verdict
-    folder: Path  # run/promote/<hash>: verdict.json, verdict.md, verdict.png
-    known: PromoteParams
-
-
-def challenge(settings: VersionSettings, anyone: bool = False) -> Challenge | None:
-    """The verdict on a version, written and shown. None for the champion itself, unless `anyone` is judged."""
-    root, known = Path.cwd(), params.load("params.yaml", PromoteParams)
-    if settings.model not in (None, known.model):
-        raise UserError(
-            f"params.yaml is of the model {known.model}, not {settings.model}: name a run of that with `run`"
-        )
-    registry = read_registry(root, known.model)
-    challenger = registry.version(settings.version)
-    champion = registry.versions[registry.aliases["champion"]] if "champion" in registry.aliases else None
-    if champion is not None and champion.tags.get("adapter_hash") == challenger.tags.get("adapter_hash"):
-        if not anyone:
-            print(f"{known.model} version {challenger.version} is the champion already: nothing to do.", flush=True)
-            return None
-        champion = None
-    best = tested(root, known, challenger)
-    folder = PROMOTE / str(challenger.tags["adapter_hash"])
-    folder.mkdir(parents=True, exist_ok=True)
-    verdict = judge(known, folder, best, registry, champion)
-    write(verdict, folder, best)
-    show_page(verdict, folder / "verdict.png")
-    return Challenge(registry, challenger, verdict, folder, known)
-
-
-def tested(root: Path, known: PromoteParams, challenger: Any) -> dict[str, str]:
-    """chain.yaml's `tested` (base and best); UserError where the run is not the one that the challenger comes from."""
-    from steps.engine import adapter_hash
-
-    chosen: dict[str, str] = tracking.read_chain(root).get("tested") or {}
-    adapter = RUN / str(chosen.get("best")) / "adapter"
-    again = (
-        "bring that run back (`git checkout` of its revision, then `dvc checkout`) or register this one (`make train`)"
-    )
-    if not adapter.is_dir():
-        raise UserError(f"{adapter}, which chain.yaml names as the best, does not exist: `dvc checkout` brings it back")
-    if (found := adapter_hash(adapter)) != challenger.tags.get("adapter_hash"):
-        raise UserError(
-            f"{known.model} version {challenger.version} is adapter {challenger.tags.get('adapter_hash')}, and {adapter} is "
-            f"{found}: {RUN}/ is of another run; {again}"
-        )
-    whole = params.load("params.yaml", params.Params)
-    if reason := tracking.unfit(register.read_lock(root), ["test@base", "test@best"], whole):
-        raise UserError(f"what was tested is not of these parameters: {reason}")
-    return chosen
-
-
-def judge(known: PromoteParams, folder: Path, best: dict[str, str], registry: Registry, champion: Any) -> Verdict:
-    """The verdict on run/<best>, with what has to be evaluated for it."""
-    from environments.base import Scenario
-    from steps.types import read_records
-
-    for path in (RUN / "scenarios/test.parquet", RUN / "scenarios/contamination.json"):
-        if not path.is_file():
-            raise UserError(f"{path} does not exist: the stage scenarios makes it (`dvc repro`)")
-    scenarios = read_records(Scenario, RUN / "scenarios/test.parquet")
-    sides = {name: gate.read_side(RUN / best[key] / "test", scenarios) for name, key in OWN.items()}
-    if champion is not None:
-        adapter = fetched(registry, champion, folder / "champion_adapter")
-        found = evaluated("champion", folder, known, policy_of(champion, adapter, known.policy), adapter)
-        sides["champion"] = gate.read_side(found, scenarios)
-    found = evaluated("scripted", folder, known, Policy(kind="scripted"), None)
-    sides["scripted"] = gate.read_side(found, scenarios)
-    report = read(RUN / "scenarios/contamination.json")
-    return gate.decide(scenarios, contamination=report, params=known.promote, **sides)
-
-
-OWN = {"challenger": "best", "base": "base"}  # sides that the run itself has tested, and their names in chain.yaml
-
-
-def fetched(registry: Registry, version: Any, folder: Path) -> Path:
-    """A version's adapter, from the registry; UserError where it is not the one that the version says."""
-    from steps.engine import adapter_hash
-
-    wanted = version.tags.get("adapter_hash")
-    if not (folder.is_dir() and adapter_hash(folder) == wanted):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        with register.explained(register.address(Path.cwd())):
-            # The public function stands in mlflow.artifacts, which flows do not import; register's own upload uses this one.
-            store = registry.client._tracking_client._get_artifact_repo(logged_model(version), resource="logged_model")
-            store.download_artifacts("", str(folder))
-        if not (folder / "adapter_config.json").is_file() or adapter_hash(folder) != wanted:
-            raise UserError(
-                f"what MLflow holds of {registry.name} version {version.version} is not adapter {wanted}: its files were "
-                "changed or lost; put champion on a whole one with `python -m flows.rollback`"
-            )
-    return folder
-
-
-def policy_of(version: Any, adapter: Path, policy: Policy) -> Policy:
-    """params.yaml's policy, with the base model that this version was trained on and its own rank."""
-    model, revision = version.tags.get("base_model", policy.base_model), version.tags.get("base_revision", "None")
-    lora = policy.lora.model_copy(update={"rank": read(adapter / "adapter_config.json").get("r", policy.lora.rank)})
-    changes = {"base_model": model, "revision": None if revision == "None" else revision, "lora": lora}
-    return policy.model_copy(update=changes)
-
-
-def evaluated(who: str, folder: Path, known: PromoteParams, policy: Policy, adapter: Path | None) -> Path:
-    """The evaluation of a policy on the run's test scenarios: the one of these very inputs that is there, else a new one."""
-    import yaml
-
-    settings = {
-        "task": known.task,
-        "policy": policy.model_dump(mode="json", exclude_defaults=True),
-        "evaluate": known.evaluate.model_dump(mode="json"),
-    }
-    key, evaluation = folder / f"{who}.key", folder / who
-    inputs = inputs_of(settings, known.task, adapter)
-    if evaluation.is_dir() and key.exists() and key.read_text() == inputs:
-        print(f"{who}: {evaluation} is there", flush=True)
-        return evaluation
-    key.unlink(missing_ok=True)
-    path = folder / f"{who}.yaml"
-    path.write_text(yaml.safe_dump(settings))
-    arguments = {
-        "task_data": task_data(known.task),
-        "scenarios": RUN / "scenarios",
-        "evaluation": evaluation,
-        "split": "test",
-        "params": path,
-    }
-    arguments |= {"adapter": adapter} if adapter else {}
-    run_stage("evaluate", who, {name: str(value) for name, value in arguments.items()})
-    key.write_text(inputs)
-    return evaluation
-
-
-def task_data(task: str) -> Path:
-    return Path("tasks_data") / task.rpartition(".")[2]
-
-
-def inputs_of(settings: dict[str, Any], task: str, adapter: Path | None) -> str:
-    """A hash of all that an evaluation comes from: parameters, adapter, scenarios, the task's data, code and packages."""
-    from steps.engine import adapter_hash
-    from steps.handover import fingerprint
-
-    files = [RUN / "scenarios/test.parquet", *sorted(path for path in task_data(task).rglob("*") if path.is_file())]
-    hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-    return register.digest([settings, adapter_hash(adapter) if adapter else None, hashes, fingerprint()]) + "\n"
-
-
-# --- What the verdict leads to
-
-
-def write(verdict: Verdict, folder: Path, best: dict[str, str]) -> None:
-    """verdict.json, verdict.md, verdict.png, and evaluations.json: which evaluations it rests on, by DVC's md5."""
-    from steps.lineage_index import folder_md5
-
-    paths = {side: RUN / best[OWN[side]] / "test" if side in OWN else folder / side for side in verdict.sides}
-    found = {side: {"path": path.as_posix(), "md5": folder_md5(path)} for side, path in paths.items()}
-    (folder / "evaluations.json").write_text(json.dumps(found, indent=2) + "\n")
-    (folder / "verdict.json").write_text(verdict.text())
-    (folder / "verdict.md").write_text(gate.table(verdict))
-    gate.picture(verdict, folder / "verdict.png")
-
-
-def show_page(verdict: Verdict, picture: Path) -> None:
-    """The table and the picture, on the flow run's page in Prefect."""
-    from prefect.artifacts import create_image_artifact, create_markdown_artifact
-
-    create_markdown_artifact(gate.table(verdict), key="promotion", description=verdict.reason)
-    shown = base64.b64encode(picture.read_bytes()).decode()
-    create_image_artifact(f"data:image/png;base64,{shown}", key="verdict", description=verdict.reason)
 
 
 def publish(registry: Registry, challenger: Any, verdict: Verdict, folder: Path, known: PromoteParams) -> None:
@@ -247,40 +67,6 @@ def publish(registry: Registry, challenger: Any, verdict: Verdict, folder: Path,
     if verdict.promoted:
         registry.crown(number)
     client.set_model_version_tag(registry.name, number, "promoted", str(verdict.promoted).lower())
-
-
-def run_of(registry: Registry, challenger: Any, known: PromoteParams) -> str:
-    """The MLflow run that logged the challenger's adapter; a new one where there is none, as after a plain `dvc repro`."""
-    client = registry.client
-    run_id = challenger.run_id or client.get_logged_model(logged_model(challenger)).source_run_id
-    if run_id and client.get_run(run_id).info.lifecycle_stage == "active":
-        return str(run_id)
-    experiment = register.experiment(client, Path.cwd(), known.task)
-    adapter = challenger.tags["adapter_hash"]
-    if found := client.search_runs([experiment], f"tags.promotion = '{adapter}'"):
-        return str(found[0].info.run_id)
-    tags = register.about(known) | {"promotion": adapter, "adapter_hash": adapter}
-    run = client.create_run(experiment, tags=tags, run_name=f"promotion of {adapter}")
-    client.set_terminated(run.info.run_id)
-    return str(run.info.run_id)
-
-
-def print_end(verdict: Verdict, registry: Registry, challenger: Any, folder: Path, dry_run: bool) -> None:
-    for check in verdict.checks:
-        print(f"  {'ok' if check.passed else 'NO':>2}  {check.name:<13} {check.text}", flush=True)
-    entry = f"{registry.name} version {challenger.version}"
-    champion = registry.aliases.get("champion")
-    if verdict.promoted:
-        done = f"{entry} {'would be' if dry_run else 'is'} champion"
-        print(f"{done}{f' in place of version {champion}' if champion else ''}.")
-    else:
-        print(
-            f"{entry} is refused, {verdict.reason}. Champion {f'stays version {champion}' if champion else 'there is none'}."
-        )
-    print(
-        f"Written: {folder}/verdict.md, .json and .png{'; nothing in MLflow (--dry-run)' if dry_run else ''}",
-        flush=True,
-    )
 
 
 def main() -> int:

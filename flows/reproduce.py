@@ -17,16 +17,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flows import workspace
-from flows.restore import have, restore, source
-from flows.workspace import dvc, git
-from steps import dotenv, register
-from steps.stage import UserError, exit_code
+from flows.deployment import workspace
+from flows.deployment.restore import have, restore, source
+from flows.deployment.workspace import dvc, git
+from steps.core import dotenv
+from steps.core.errors import UserError
+from steps.core.terminal import exit_code
+from steps.project import lock
 
 
 def outputs(path: Path) -> dict[str, str]:
     """The hash of every output in dvc.lock, by its path."""
-    entries = register.read_lock(path)
+    entries = lock.read_lock(path)
     return {out["path"]: str(out.get("md5")) for entry in entries.values() for out in entry.get("outs", [])}
 
 

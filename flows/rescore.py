@@ -5,8 +5,8 @@
 
 What is written stands in run/rescored/<name>/: params.yaml and rubric.md, for each iteration the rewards as the stage score
 writes them, and comparison.json. --update also trains: each iteration's stored trajectories with the new rewards, from the
-checkpoint whose adapter sampled them, so that the proof of the sampler holds (steps/contract.py); its adapter and metrics
-stand beside.
+checkpoint whose adapter sampled them, so that the proof of the sampler holds (steps/training/contract.py); its adapter
+and metrics stand beside.
 To go on from there, put the same score section into params.yaml: the next `make train` judges, trains and samples by it.
 """
 
@@ -21,31 +21,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
+from prefect import flow
 
 from environments.base import read_text
-from flows import pages
-from flows.command import end_worker, prepare, run_command
-from flows.pipeline import StageFailed, name
-from flows.report import RUN
-from flows.restore import restored
-from flows.settings import RescoreSettings
-from flows.train import changes, set_params
-from flows.workspace import NAME
-from steps import params
-from steps.stage import UserError, command, is_warm
+from flows.deployment import pages
+from flows.deployment.restore import restored
+from flows.deployment.settings import RescoreSettings
+from flows.deployment.workspace import NAME
+from flows.repro.parameters import changes, set_params
+from flows.repro.stages import run_stage
+from flows.terminal.command import end_worker, prepare, run_command
+from flows.terminal.report import RUN
+from steps.core import params
+from steps.core.errors import UserError
+from steps.project.chain import name
 
 RESCORED = RUN / "rescored"
-
-
-@task(task_run_name="{stage} {iteration}", cache_policy=NO_CACHE)
-def run_stage(stage: str, iteration: str, arguments: dict[str, str]) -> None:
-    """One stage on stored files."""
-    if code := command(f"steps.{stage}", stage, arguments, is_warm()):
-        if code == 130:
-            raise KeyboardInterrupt
-        raise StageFailed(f"{stage} {iteration}", code)
 
 
 @flow(name="rescore", log_prints=False)
@@ -116,12 +107,12 @@ def update_arguments(folder: Path, number: str) -> dict[str, str]:
 
 
 def compared(folder: Path, number: str) -> dict[str, Any]:
-    from steps import judge_report
-    from steps.types import Reward, read_records
+    from steps.core.records import Reward, read_records
+    from steps.judging import report
 
     before, after = (read_records(Reward, place / number / "rewards.parquet") for place in (RUN, folder))
     judges = {"before": before[0].name, "after": after[0].name}
-    return {"iteration": int(number), **judges, **judge_report.compare(before, after)._asdict()}
+    return {"iteration": int(number), **judges, **report.compare(before, after)._asdict()}
 
 
 def row_text(row: dict[str, Any]) -> str:
@@ -180,7 +171,7 @@ def print_end(rows: list[dict[str, Any]], folder: Path, iterations: list[str]) -
         for scenario, (was, now) in list(row["flipped"].items())[:5]:
             print(f"  {scenario}: best was {', '.join(was[:3])}, is {', '.join(now[:3])}")
     print(f"Written: {folder}\nNext:")
-    print(f"  .venv/bin/python -m steps.show {RUN}/{iterations[0]}/trajectories.parquet ", end="")
+    print(f"  .venv/bin/python -m steps.analytics.transcripts {RUN}/{iterations[0]}/trajectories.parquet ", end="")
     print(f"--rewards {folder}/{iterations[0]}/rewards.parquet      read what was judged", flush=True)
 
 

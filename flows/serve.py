@@ -19,12 +19,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from flows.command import stop_once
-from flows.promote import fetched, policy_of
-from flows.rollback import read_registry
-from flows.ui import Services, key
-from steps import dotenv, params
-from steps.stage import UserError, exit_code, say
+from flows.deployment.services import Services, key
+from flows.terminal.command import stop_once
+from steps.core import dotenv, params
+from steps.core.errors import UserError
+from steps.core.progress import say
+from steps.core.terminal import exit_code
+from steps.registry.model import fetched, policy_of, read_registry
 
 KEY = Path(".flywheel/serve.key")
 SERVED = Path(".flywheel/served")  # adapters, by their hash

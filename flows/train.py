@@ -23,23 +23,28 @@ from typing import TYPE_CHECKING, Any
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
-from flows import pages, pipeline, report
-from flows.command import LOG, end_worker, prepare, run_command, sentence
-from flows.display import Display
-from flows.pipeline import name
-from flows.report import RUN, Point
-from flows.settings import TrainSettings
-from flows.workspace import LIMIT, workspace
-from steps import params, system_metrics
-from steps.masking import masked
-from steps.stage import UserError
-from steps.types import OUTPUTS
+from flows.deployment import pages
+from flows.deployment.settings import TrainSettings
+from flows.deployment.workspace import LIMIT, workspace
+from flows.repro import pipeline
+from flows.terminal import report
+from flows.terminal.command import LOG, end_worker, prepare, run_command, sentence
+from flows.terminal.display import Display
+from flows.terminal.report import RUN, Point
+from steps.core import params
+from steps.core.errors import UserError
+from steps.core.masking import masked
+from steps.core.records import OUTPUTS
+from steps.project import chain
+from steps.project.chain import name
+from steps.tracking import system_metrics
 
 if TYPE_CHECKING:
     from prefect.futures import PrefectFuture
 
-    from steps.system_metrics import Sample
-    from steps.tracking import Tracker
+    from steps.tracking.system_metrics import Sample
+    from steps.tracking.tracker import Tracker
+from flows.repro.parameters import choose_task, set_params
 
 display = Display()
 
@@ -62,8 +67,8 @@ def track(tracker: Tracker, iteration: str, overhead: float, system: list[Sample
 
 def index(iterations: list[str] | None) -> None:
     """Add iterations to the ledger's lineage; one that is away stops no run, for `make ledger` makes up for it."""
-    from steps import lineage_index
-    from steps.ledger import Ledger
+    from steps.lineage import index as lineage_index
+    from steps.project.ledger import Ledger
 
     try:
         with Ledger() as ledger:
@@ -73,11 +78,12 @@ def index(iterations: list[str] | None) -> None:
 
 
 def open_tracker() -> Tracker:
-    from steps import tracking, wandb_tracker
+    from steps.tracking import wandb
+    from steps.tracking.tracker import start
 
     display.begin("opening MLflow's store")
-    tracker = tracking.start(Path.cwd(), told)
-    tracker.beside = wandb_tracker.start(tracker)
+    tracker = start(Path.cwd(), told)
+    tracker.beside = wandb.start(tracker)
     return tracker
 
 
@@ -125,17 +131,17 @@ def train_here() -> dict[str, Any]:
 
 def _train(tracker: Tracker, started: float) -> dict[str, Any]:
     known = tracker.params
-    pipeline.write_chain(1, 1)
+    chain.write_chain(1, 1)
     run_stage("scenarios")
     run_stage("initialise")
-    run_stage(f"evaluate@{pipeline.BASE}")
+    run_stage(f"evaluate@{chain.BASE}")
     curve = [report.point(0)]
     display.row(curve[0], None, None)
     gc.freeze()  # a full collection of all that the tools' imports left takes 0.15 s
     tracked = None  # the iteration before, while the next one samples
     with system_metrics.sampled() as drain:
         for iteration in range(1, known.train.iterations + 1):
-            pipeline.write_chain(iteration, best(curve).iteration or iteration)
+            chain.write_chain(iteration, best(curve).iteration or iteration)
             tracked = iterate(iteration, curve, tracker, tracked, drain)
             if iteration - best(curve).iteration >= known.train.patience:
                 display.say(f"Validation has not improved for {known.train.patience} iterations: training ends here.")
@@ -143,7 +149,7 @@ def _train(tracker: Tracker, started: float) -> dict[str, Any]:
     if tracked is not None:
         tracked.result()
     chosen = best(curve).iteration
-    pipeline.write_chain(len(curve) - 1, chosen)
+    chain.write_chain(len(curve) - 1, chosen)
     for stage in ("test@base", "test@best"):
         run_stage(stage)
     decided = run_stage("register")
@@ -152,7 +158,7 @@ def _train(tracker: Tracker, started: float) -> dict[str, Any]:
     tracker.log_artifact(RUN / "learning_curve.png")
     if tracker.beside:
         tracker.beside.finish(name(chosen))
-    index([pipeline.BASE, name(chosen)])
+    index([chain.BASE, name(chosen)])
     pages.end(RUN / "learning_curve.png", tracker.where())
     found = finish(known.task, chosen, len(curve) - 1, started)
     if decided and found["registered"]:
@@ -190,7 +196,7 @@ def best(curve: list[Point]) -> Point:
 
 
 def finish(task: str, chosen: int, iterations: int, started: float) -> dict[str, Any]:
-    from steps.register import registered_version
+    from steps.registry.publish import registered_version
 
     receipt = report.read(RUN / "receipt.json")
     version = registered_version(receipt["name"], receipt["adapter_hash"]) if receipt["registered"] else None
@@ -218,56 +224,11 @@ def print_end(found: dict[str, Any]) -> None:
         f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   ({found['wall_seconds']:.0f} s)"
     )
     say("\nNext:")
-    say(f"  .venv/bin/python -m steps.show run/{name(iteration)}/test      read what the agent did")
+    say(f"  .venv/bin/python -m steps.analytics.transcripts run/{name(iteration)}/test      read what the agent did")
     say("  make mlflow                                    compare iterations and runs, open the registry")
     say(
         "  make reproduce                                 what is stale? everything again with ARGS=--force: same bytes"
     )
-
-
-def choose_task(task: str) -> None:
-    """A task other than params.yaml's: its preset, tasks_data/<task>.yaml, becomes params.yaml; without one, the name."""
-    path, preset = Path("params.yaml"), Path("tasks_data") / f"{task.rpartition('.')[2]}.yaml"
-    if path.exists() and params.load(path, params.Params).task == task:
-        return
-    if preset.is_file():
-        params.load(preset, params.Params)
-        path.write_text(preset.read_text())
-    set_params([f"task={task}"])
-
-
-def changes(assignments: list[str]) -> dict[str, Any]:
-    """`key=value` pairs, the values read as YAML. UserError where there is no `=`."""
-    from ruamel.yaml import YAML
-
-    found = {}
-    for assignment in assignments:
-        key, separator, value = assignment.partition("=")
-        if not separator:
-            raise UserError(f"--set {assignment}: give key=value, as in --set rollout.scenarios=8")
-        found[key] = YAML(typ="safe").load(value)
-    return found
-
-
-def set_params(assignments: list[str], path: Path = Path("params.yaml")) -> None:
-    """Write `key=value` pairs to the file, comments kept. UserError where the result is not valid: nothing is written."""
-    from dvc.utils.serialize import modify_yaml
-
-    before = path.read_text() if path.exists() else None
-    for key, value in changes(assignments).items():
-        with modify_yaml(path) as found:
-            *folders, last = key.split(".")
-            place = found
-            for folder in folders:
-                place[folder] = place.get(folder) or {}  # null, too, is where a section may begin
-                place = place[folder]
-            place[last] = value
-    try:
-        params.load(path, params.Params)
-    except UserError:
-        if before is not None:
-            path.write_text(before)
-        raise
 
 
 def main() -> int:

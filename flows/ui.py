@@ -12,99 +12,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import shlex
-import signal
 import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from base64 import b64encode
 from pathlib import Path
 
-from flows.command import stop_once
-from steps import dotenv
-from steps.stage import UserError, exit_code, say
+from flows.deployment.services import Services, key
+from flows.terminal.command import stop_once
+from steps.core import dotenv
+from steps.core.errors import UserError
+from steps.core.progress import say
+from steps.core.terminal import exit_code
 
 KEY = Path(".flywheel/prefect.key")
 POOL = "local"  # the work pool
-PATIENCE = 180.0  # seconds for a server to answer
-
-
-class Services:
-    """Processes in groups of their own, which end together."""
-
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.folder, self.environment = folder, environment
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-
-    def __enter__(self) -> Services:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for wait, number in ((15, signal.SIGINT), (5, signal.SIGKILL)):
-            for process in reversed(self.running.values()):
-                if process.poll() is None:
-                    os.killpg(process.pid, number)
-            until = time.monotonic() + wait
-            while time.monotonic() < until and any(one.poll() is None for one in self.running.values()):
-                time.sleep(0.1)
-
-    def start(self, name: str, *words: str) -> None:
-        log = (self.folder / f"{name}.log").open("ab")
-        command = [sys.executable, "-m", *words]
-        self.running[name] = subprocess.Popen(
-            command, env=self.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-
-    def call(self, *words: str) -> None:
-        """A command to its end. UserError with what it said."""
-        done = subprocess.run(
-            [sys.executable, "-m", *words],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-        )
-        if done.returncode:
-            raise UserError(f"`{' '.join(words)}` failed: {' '.join((done.stderr or done.stdout).split())[-600:]}")
-
-    def wait(self, name: str, address: str) -> None:
-        """Until it answers. UserError where it ends before."""
-        until = time.monotonic() + PATIENCE
-        request = urllib.request.Request(address, headers=headers(self.environment))
-        while True:
-            try:
-                urllib.request.urlopen(request, timeout=5).close()
-                return
-            except (OSError, urllib.error.URLError) as problem:
-                if self.running[name].poll() is not None or time.monotonic() > until:
-                    raise UserError(f"{name} did not start ({problem}): see {self.folder / name}.log") from None
-                time.sleep(0.3)
-
-    def watch(self) -> None:
-        """Until one of them ends by itself: that is an error."""
-        while True:
-            for name, process in self.running.items():
-                if (code := process.poll()) is not None:
-                    raise UserError(f"{name} ended (exit code {code}): see {self.folder / name}.log")
-            time.sleep(0.5)
-
-
-def headers(environment: dict[str, str]) -> dict[str, str]:
-    key = environment.get("PREFECT_API_AUTH_STRING", "")
-    return {"Authorization": f"Basic {b64encode(key.encode()).decode()}"} if key else {}
-
-
-def key(path: Path = KEY, user: str = "flywheel:") -> str:
-    """An API's key, made on the first call: Prefect's is a user and a password."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(f"{user}{secrets.token_urlsafe(24)}\n")
-    return path.read_text().strip()
 
 
 def environment(root: Path, prefect_port: int, mlflow_port: int) -> dict[str, str]:
@@ -151,12 +72,12 @@ def serve(root: Path, prefect_port: int, mlflow_port: int, view_port: int, runs:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError:
             raise UserError(f"port {port} on 127.0.0.1 is in use: choose another with {name}") from None
-    from steps import register
+    from steps.project import store
 
     state = root / ".flywheel"
     (state / "mlartifacts").mkdir(parents=True, exist_ok=True)
     (state / "prefect").mkdir(exist_ok=True)
-    register.connect(root)  # makes the store where there is none
+    store.connect(root)  # makes the store where there is none
     known = environment(root, prefect_port, mlflow_port)
     with Services(state, known) as services:
         say("starting MLflow and Prefect …")
@@ -165,7 +86,7 @@ def serve(root: Path, prefect_port: int, mlflow_port: int, view_port: int, runs:
         address = ("--host", "127.0.0.1", "--port")
         services.start("mlflow", "mlflow", "server", *address, str(mlflow_port), "--workers", "1", *stores)
         services.start("prefect", "prefect", "server", "start", *address, str(prefect_port))
-        services.start("view", "flows.view", "--port", str(view_port))
+        services.start("view", "viewer", "--port", str(view_port))
         services.wait("prefect", f"{known['PREFECT_API_URL']}/health")
         say("setting up the work pool, the limit and the deployments …")
         services.call("prefect", "work-pool", "create", POOL, "--type", "process", "--overwrite")

@@ -1,22 +1,24 @@
 """Evaluate: how an adapter does on a split it was not trained on: an attempt at each scenario, greedy by default.
 
 Writes the summary, and every trajectory with its reward, so that two policies can be compared scenario by scenario. With a
-policy.kind other than vllm (steps/players.py) there is no adapter: the option is not needed, and not read.
+policy.kind other than vllm (steps/sampling/players.py) there is no adapter: the option is not needed, and not read.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steps.stage import Input, Output, UserError, main, say
+from steps.core.errors import UserError
+from steps.core.progress import say
+from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
     from environments.base import Env, Scenario
-    from steps.params import EvaluateParams
-    from steps.types import Trajectory
+    from steps.core.params import EvaluateParams
+    from steps.core.records import Trajectory
+from steps.core.stats import mean, wilson
 
 
 def evaluate(
@@ -30,8 +32,8 @@ def evaluate(
     """Write summary.json, trajectories.parquet and rewards.parquet."""
     import environments
     from environments.base import Scenario
-    from steps.rule import by_rule
-    from steps.types import Evaluation, read_records, write_records
+    from steps.core.records import Evaluation, read_records, write_records
+    from steps.judging.rule import by_rule
 
     env = environments.load(params.task)
     held_out = read_records(Scenario, scenarios / f"{split}.parquet")
@@ -72,11 +74,13 @@ def by_tokens(
     env: type[Env], data: Any, held_out: list[Scenario], split: str, params: EvaluateParams, adapter: Input
 ) -> tuple[list[Trajectory], list[int]]:
     """Trajectories of the adapter, and how many tokens were sampled in each."""
-    from steps import engine, episodes
-    from steps.chat import Chat
+    from steps.policy import loading
+    from steps.policy.adapter import adapter_hash
+    from steps.policy.chat import Chat
+    from steps.sampling import engine, episodes
 
     tools = [tool.schema for tool in env.tools().values()]
-    chat = Chat(engine.load_tokenizer(params.policy), tools, params.policy.chat_template_kwargs)
+    chat = Chat(loading.load_tokenizer(params.policy), tools, params.policy.chat_template_kwargs)
     limits = params.evaluate
     sampler = engine.sampler(
         params.policy, adapter, limits.temperature, max_tokens=limits.max_tokens, stop=chat.end, seed=0
@@ -88,7 +92,7 @@ def by_tokens(
         data,
         [(scenario, 0) for scenario in held_out],
         prefix=split,
-        adapter_hash=engine.adapter_hash(adapter),
+        adapter_hash=adapter_hash(adapter),
         context=params.policy.context,
         max_tokens=limits.max_tokens,
         max_turns=limits.max_turns,
@@ -100,7 +104,7 @@ def by_messages(
     env: type[Env], data: Any, held_out: list[Scenario], split: str, params: EvaluateParams
 ) -> tuple[list[Trajectory], list[int]]:
     """Trajectories of a policy that is asked in messages, and how many tokens it wrote by its server's count."""
-    from steps import players
+    from steps.sampling import players
 
     attempts = [(scenario, 0) for scenario in held_out]
     played = players.play(params.policy, env, data, attempts, prefix=split, max_turns=params.evaluate.max_turns)
@@ -108,19 +112,6 @@ def by_messages(
         failed = sum(one.trajectory.stop_reason == "error" for one in played)
         say(f"{players.name(params.policy)}: cost {sum(one.cost for one in played):.4g}, {failed} episodes failed")
     return [one.trajectory for one in played], [one.output_tokens for one in played]
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
-def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927), which stays within 0 and 1 for small n."""
-    share = successes / n
-    centre = share + z * z / (2 * n)
-    spread = z * ((share * (1 - share) + z * z / (4 * n)) / n) ** 0.5
-    scale = 1 + z * z / n
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
 if __name__ == "__main__":

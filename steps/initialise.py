@@ -1,17 +1,18 @@
 """Initialise: the adapter and checkpoint that the first iteration starts from.
 
 The adapter changes nothing yet (LoRA's B is zero), so evaluating it is evaluating the base policy. Nothing has been
-attempted yet either: successes.json, which steps/curriculum.py reads, begins empty.
+attempted yet either: successes.json, which steps/sampling/curriculum.py reads, begins empty.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steps.stage import Output, main, say
+from steps.core.progress import say
+from steps.runner.stage import Output, main
 
 if TYPE_CHECKING:
-    from steps.params import InitialiseParams
+    from steps.core.params import InitialiseParams
 
 
 def initialise(
@@ -22,8 +23,10 @@ def initialise(
     judge: Output | None = None,
 ) -> None:
     """Write a fresh adapter, a checkpoint without optimiser steps, and a history without iterations."""
-    from steps import grpo
+    from steps.policy.machine import prepare_training
+    from steps.training import grpo
 
+    prepare_training()
     trainer = grpo.Trainer(params.policy, seed=params.seed)
     trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
     if successes is not None:

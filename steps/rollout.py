@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steps.stage import Input, Output, UserError, main, say
+from steps.core.errors import UserError
+from steps.core.progress import say
+from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
     from environments.base import Scenario
-    from steps.params import RolloutParams
+    from steps.core.params import RolloutParams
 
 
 def rollout(
@@ -31,9 +33,11 @@ def rollout(
 
     import environments
     from environments.base import Scenario
-    from steps import curriculum, engine, episodes
-    from steps.chat import Chat
-    from steps.types import read_records, write_records
+    from steps.core.records import read_records, write_records
+    from steps.policy import loading
+    from steps.policy.adapter import adapter_hash
+    from steps.policy.chat import Chat
+    from steps.sampling import curriculum, engine, episodes
 
     known = read_records(Scenario, scenarios / "train.parquet")
     settings = params.rollout.curriculum
@@ -52,7 +56,7 @@ def rollout(
     attempts = [(scenario, attempt) for scenario in chosen for attempt in range(params.rollout.attempts)]
     env = environments.load(params.task)
     tools = [tool.schema for tool in env.tools().values()]
-    chat = Chat(engine.load_tokenizer(params.policy), tools, params.policy.chat_template_kwargs)
+    chat = Chat(loading.load_tokenizer(params.policy), tools, params.policy.chat_template_kwargs)
     sampler = engine.sampler(
         params.policy,
         adapter,
@@ -68,7 +72,7 @@ def rollout(
         env.load(task_data),
         attempts,
         prefix=iteration,
-        adapter_hash=engine.adapter_hash(adapter),
+        adapter_hash=adapter_hash(adapter),
         context=params.policy.context,
         max_tokens=params.rollout.max_tokens,
         max_turns=params.rollout.max_turns,

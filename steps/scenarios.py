@@ -1,19 +1,21 @@
 """Scenarios: what the policy will be asked, by split.
 
 Reads a task's data, writes scenarios/{train,val,test}.parquet. The same seed gives the same scenarios; the splits share
-none, nor what answers come from, nor wording: steps/contamination.py checks it, and scenarios/contamination.json says what
-was found.
+none, nor what answers come from, nor wording: steps/data/contamination.py checks it, and scenarios/contamination.json
+says what was found.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steps.stage import Input, Output, UserError, main, say
+from steps.core.errors import UserError
+from steps.core.progress import say
+from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
     from environments.base import Scenario, Split
-    from steps.params import ScenariosParams
+    from steps.core.params import ScenariosParams
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
@@ -23,9 +25,9 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
     import json
 
     import environments
-    from steps import contamination
-    from steps.generated import read_generated
-    from steps.types import write_records
+    from steps.core.records import write_records
+    from steps.data import contamination
+    from steps.data.generated import read_generated
 
     env = environments.load(params.task)
     data = env.load(task_data)

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from steps.stage import Input, Output, main, say
+from steps.core.progress import say
+from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario
-    from steps.params import ScoreParams
-    from steps.types import Judgement, Reward, Trajectory
+    from steps.core.params import ScoreParams
+    from steps.core.records import Judgement, Reward, Trajectory
 
 GULLIBLE = 0.1  # mean gain of a canary above which a person is warned
 
@@ -38,9 +39,10 @@ def score(
 
     import environments
     from environments.base import Scenario
-    from steps import curriculum, judge_report
-    from steps.rule import by_rule
-    from steps.types import Trajectory, read_records, write_records
+    from steps.core.records import Trajectory, read_records, write_records
+    from steps.judging import report
+    from steps.judging.rule import by_rule
+    from steps.sampling import curriculum
 
     env = environments.load(params.task)
     known = {scenario.id: scenario for scenario in read_records(Scenario, scenarios / "train.parquet")}
@@ -48,8 +50,8 @@ def score(
     settings, weights = params.score, params.score.judges
     by = {"rule": [by_rule(env, known[one.scenario_id], one) for one in played]}
     if weights.criteria:
-        from steps.criteria import criteria
-        from steps.params import Criteria
+        from steps.core.params import Criteria
+        from steps.judging.criteria import criteria
 
         by["criteria"] = [criteria(env, known[one.scenario_id], one, settings.criteria or Criteria()) for one in played]
     spent = json.loads(previous_judge.read_text())["cost_so_far"] if previous_judge is not None else 0.0
@@ -59,9 +61,9 @@ def score(
         by["ruler"] = compared(said, played, by["rule"])
     scored = [combine(parts, weights.model_dump()) for parts in zip(*by.values(), strict=True)]
     write_records(scored, rewards)
-    found = judge_report.components(scored)
+    found = report.components(scored)
     if said:
-        found |= {f"judge_{name}": value for name, value in judge_report.report(said, scored).items()}
+        found |= {f"judge_{name}": value for name, value in report.report(said, scored).items()}
     if judge is not None:
         found |= {"cost_so_far": spent + sum(one.cost for one in said)}
         judge.write_text(json.dumps(found, indent=2) + "\n")
@@ -84,7 +86,7 @@ def by_ruler(
     spent: float,
 ) -> list[Judgement]:
     """A judgement of each group, in the order of their first trajectories. Failed episodes are not shown to the judge."""
-    from steps import ruler
+    from steps.judging import ruler
 
     assert params.score.ruler is not None
     groups: dict[str, list[Trajectory]] = {}
@@ -102,7 +104,7 @@ def by_ruler(
 
 def compared(said: Sequence[Judgement], played: Sequence[Trajectory], rules: Sequence[Reward]) -> list[Reward]:
     """What the judge gave each trajectory, in the trajectories' order. AssertionError where one would be lost."""
-    from steps.types import Reward
+    from steps.core.records import Reward
 
     groups = {one.scenario_id: one for one in said}
     made = []

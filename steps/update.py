@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steps.stage import Input, Output, UserError, main, say
+from steps.core.errors import UserError
+from steps.core.progress import say
+from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
-    from steps.params import Update, UpdateParams
-    from steps.types import Reward, Row, Trajectory
+    from steps.core.params import Update, UpdateParams
+    from steps.core.records import Reward, Row, Trajectory
 
 
 def update(
@@ -30,8 +32,9 @@ def update(
     import json
     from statistics import fmean, pstdev
 
-    from steps import batches, contract, grpo
-    from steps.types import Reward, Trajectory, read_records
+    from steps.core.records import Reward, Trajectory, read_records
+    from steps.policy.machine import prepare_training
+    from steps.training import batches, contract, grpo
 
     batch = read_records(Trajectory, trajectories)
     scores = {reward.trajectory_id: reward for reward in read_records(Reward, rewards)}
@@ -41,6 +44,7 @@ def update(
             f"{rewards} does not fit {trajectories}: {len(missing)} trajectories have no reward, and there are "
             f"{len(scores)} rewards for {len(batch)} trajectories; score the batch again"
         )
+    prepare_training()
     trainer = grpo.Trainer(params.policy, checkpoint=previous)
     contract.check_adapter(batch, trainer.adapter_hash, previous)
     end = contract.end_of_turn(batch)

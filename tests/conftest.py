@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from steps.params import Policy
-from tests import tiny
+from steps.core.params import Policy
+from tests.support import tiny
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; what tests interrupt would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -142,7 +142,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    monkeypatch.setattr("steps.engine.cores", lambda: [0])
+    monkeypatch.setattr("steps.policy.machine.cores", lambda: [0])
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
@@ -171,10 +171,10 @@ def postgresql() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MLflow's database without a run, to copy: making one takes a second."""
-    from steps import register
+    from steps.project import store
 
     path = tmp_path_factory.mktemp("store") / ".flywheel" / "mlflow.db"
-    register.make_store(path)
+    store.make_store(path)
     return path
 
 
@@ -223,4 +223,4 @@ def project(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> It
     made.interrupted = subprocess.CompletedProcess([], process.returncode, out, err)
     made.finished = made.train()
     yield made
-    run(python("steps.handover", "--stop"), made.folder)
+    run(python("steps.runner.handover", "--stop"), made.folder)

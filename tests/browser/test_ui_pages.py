@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import shot
 from tests.conftest import copy_project
-from tests.ui_server import SMALL, Ui
+from tests.support.ui_server import SMALL, Ui
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 RUN_SECONDS = 420

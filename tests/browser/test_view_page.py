@@ -1,4 +1,4 @@
-"""flows.view in a real browser: a run of 10,000 trajectories, its keys, what hovering shows, what cannot get out."""
+"""viewer.app in a real browser: a run of 10,000 trajectories, its keys, what hovering shows, what cannot get out."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from environments.base import Scenario
-from steps.types import Trajectory, write_records
-from tests import test_view, test_view_runs
+from steps.core.records import Trajectory, write_records
 from tests.browser.conftest import shot
 from tests.conftest import end, free_port, python, start
+from tests.viewer import test_pages as test_view
+from tests.viewer import test_runs as test_view_runs
 
 OPENS, FILTERS, GROUP = 2.0, 0.3, 1.0  # seconds, at most
 TRIES = 3  # the least time counts: what is more than that is other work of the machine
@@ -43,7 +44,7 @@ class Site:
         self.address = f"http://127.0.0.1:{port}"
         begun = time.monotonic()
         log = run.parent / "view.log"
-        self.process = start(python("flows.view", "--port", str(port), "--run", str(run)), test_view.ROOT, log)
+        self.process = start(python("viewer", "--port", str(port), "--run", str(run)), test_view.ROOT, log)
         try:
             wait_until_it_listens(port, self.process)
             if page is not None:

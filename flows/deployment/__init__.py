@@ -1,0 +1,1 @@
+"""Flows that a Prefect server schedules: settings, pages, worktrees, automations, services."""

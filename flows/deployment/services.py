@@ -1,0 +1,93 @@
+"""Processes that `make ui` and `make serve` start: they end together, and their APIs have keys."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from pathlib import Path
+
+from flows.ui import KEY
+from steps.core.errors import UserError
+
+PATIENCE = 180.0  # seconds for a server to answer
+
+
+class Services:
+    """Processes in groups of their own, which end together."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self.environment = folder, environment
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Services:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for wait, number in ((15, signal.SIGINT), (5, signal.SIGKILL)):
+            for process in reversed(self.running.values()):
+                if process.poll() is None:
+                    os.killpg(process.pid, number)
+            until = time.monotonic() + wait
+            while time.monotonic() < until and any(one.poll() is None for one in self.running.values()):
+                time.sleep(0.1)
+
+    def start(self, name: str, *words: str) -> None:
+        log = (self.folder / f"{name}.log").open("ab")
+        command = [sys.executable, "-m", *words]
+        self.running[name] = subprocess.Popen(
+            command, env=self.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def call(self, *words: str) -> None:
+        """A command to its end. UserError with what it said."""
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+        if done.returncode:
+            raise UserError(f"`{' '.join(words)}` failed: {' '.join((done.stderr or done.stdout).split())[-600:]}")
+
+    def wait(self, name: str, address: str) -> None:
+        """Until it answers. UserError where it ends before."""
+        until = time.monotonic() + PATIENCE
+        request = urllib.request.Request(address, headers=headers(self.environment))
+        while True:
+            try:
+                urllib.request.urlopen(request, timeout=5).close()
+                return
+            except (OSError, urllib.error.URLError) as problem:
+                if self.running[name].poll() is not None or time.monotonic() > until:
+                    raise UserError(f"{name} did not start ({problem}): see {self.folder / name}.log") from None
+                time.sleep(0.3)
+
+    def watch(self) -> None:
+        """Until one of them ends by itself: that is an error."""
+        while True:
+            for name, process in self.running.items():
+                if (code := process.poll()) is not None:
+                    raise UserError(f"{name} ended (exit code {code}): see {self.folder / name}.log")
+            time.sleep(0.5)
+
+
+def headers(environment: dict[str, str]) -> dict[str, str]:
+    key = environment.get("PREFECT_API_AUTH_STRING", "")
+    return {"Authorization": f"Basic {b64encode(key.encode()).decode()}"} if key else {}
+
+
+def key(path: Path = KEY, user: str = "flywheel:") -> str:
+    """An API's key, made on the first call: Prefect's is a user and a password."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"{user}{secrets.token_urlsafe(24)}\n")
+    return path.read_text().strip()

@@ -1,0 +1,147 @@
+"""What a person fills in to start a flow from Prefect's pages: the form, with its ranges, choices and help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+from flows.deployment.workspace import NAME
+from steps.core.masking import masked
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def tasks() -> list[str]:
+    """Those that come with the project; a dotted name is any module of one's own."""
+    found = (path.stem for path in (ROOT / "environments").glob("*.py"))
+    return sorted(name for name in found if not name.startswith("_") and name != "base")
+
+
+def plainly(schema: dict[str, Any]) -> None:
+    """What may be left empty is a field that may be left empty, not a choice between a number and nothing."""
+    for field in schema.get("properties", {}).values():
+        kinds = [kind for kind in field.get("anyOf", []) if kind.get("type") != "null"]
+        if len(kinds) == 1:
+            del field["anyOf"]
+            field |= kinds[0]
+        if field.get("default", 0) is None:
+            del field["default"]
+
+
+class Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, json_schema_extra=plainly)
+
+    @model_serializer(mode="wrap", when_used="json")
+    def public(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What Prefect keeps of a flow that a command has started: masked, for `more` may hold anything."""
+        found: dict[str, Any] = masked(handler(self))
+        return found
+
+
+class TrainSettings(Form):
+    """A run of its own: what is empty here is as the task's preset, or params.yaml, has it."""
+
+    task: str = Field(
+        "email_search",
+        description="what the agent learns: a file in environments/",
+        json_schema_extra={"enum": [*tasks()]},
+    )
+    own_task: str | None = Field(
+        None, min_length=1, description="in place of it: a module of yours by its dotted name, my_team.my_task"
+    )
+    name: str | None = Field(
+        None,
+        pattern=f"^{NAME}$",
+        description="of the run; one that was cancelled goes on under the same name. Empty: the flow run's",
+    )
+    iterations: int | None = Field(None, ge=1, le=999, description="at most; training stops early without progress")
+    patience: int | None = Field(None, ge=1, le=999, description="iterations without a better validation success")
+    seed: int | None = Field(None, ge=0, description="of scenarios, first adapter and samples")
+    scenarios: int | None = Field(None, ge=1, le=4096, description="an iteration plays (rollout.scenarios)")
+    attempts: int | None = Field(None, ge=2, le=256, description="at each scenario, compared with each other")
+    learning_rate: float | None = Field(None, gt=0, le=0.1, description="of the update (5e-4 by default)")
+    more: dict[str, Any] = Field({}, description='any other key of params.yaml, as {"update.beta": 0.02}')
+
+    @property
+    def chosen(self) -> str:
+        return self.own_task or self.task
+
+    def assignments(self) -> list[str]:
+        """As `--set` takes them."""
+        keys = {
+            "train.iterations": self.iterations,
+            "train.patience": self.patience,
+            "seed": self.seed,
+            "rollout.scenarios": self.scenarios,
+            "rollout.attempts": self.attempts,
+            "update.learning_rate": self.learning_rate,
+        }
+        return assigned(keys | self.more)
+
+
+class VersionSettings(Form):
+    """A version of the registry, and the run that it came from."""
+
+    model: str | None = Field(
+        None, min_length=1, description="the registered model; it has the task's name. Not needed where a run is named"
+    )
+    version: str = Field("challenger", min_length=1, description="a number or an alias of the registered model")
+    run: str | None = Field(
+        None,
+        min_length=1,
+        description="whose scenarios and code judge: a run's name, an MLflow run id or a git revision. Empty: the run that "
+        "made the version",
+    )
+
+
+class EvaluateSettings(VersionSettings):
+    """Judge a version beside champion, base policy and scripted player. Changes nothing in the registry."""
+
+
+class PromoteSettings(VersionSettings):
+    """Judge a version, and make it champion past the gate."""
+
+    dry_run: bool = Field(False, description="judge, write the verdict, and leave the registry as it is")
+
+
+class RescoreSettings(Form):
+    """Judge stored iterations again, with other judges; nothing is sampled again."""
+
+    run: str = Field("HEAD", min_length=1, description="a run's name, an MLflow run id or a git revision")
+    iterations: str | None = Field(None, description="3, or 2-4. Empty: all that are stored")
+    rule: float | None = Field(
+        None, ge=0, description="what the task's own rule counts. Empty, here and below: as before"
+    )
+    criteria: float | None = Field(None, ge=0, description="what the weighted criteria count")
+    ruler: float | None = Field(None, ge=0, description="what RULER counts, a model that compares the attempts")
+    judge_model: str | None = Field(None, min_length=1, description="RULER's (score.ruler.endpoint.model)")
+    judge_url: str | None = Field(None, pattern="^https?://", description="its OpenAI-compatible server, up to /v1")
+    update: bool = Field(False, description="train each iteration with the new rewards, too")
+    params: str = Field("params.yaml", description="the file whose score section judges")
+    rubric: str | None = Field(None, description="a file for RULER. Empty: tasks_data/<task>/rubric.md")
+    label: str | None = Field(None, description="of the folder that is written. Empty: by the judge")
+    more: dict[str, Any] = Field({}, description='any other key of params.yaml, as {"score.ruler.orders": 2}')
+
+    def assignments(self) -> list[str]:
+        """As `--set` takes them."""
+        keys = {f"score.judges.{name}": getattr(self, name) for name in ("rule", "criteria", "ruler")}
+        keys |= {"score.ruler.endpoint.model": self.judge_model, "score.ruler.endpoint.base_url": self.judge_url}
+        return assigned(keys | self.more)
+
+
+class RollbackSettings(Form):
+    """Put the alias champion back to an earlier version."""
+
+    model: str = Field(min_length=1, description="the registered model; it has the task's name")
+    to: str = Field("previous", min_length=1, description="a version's number, or an alias")
+    why: str = Field(min_length=3, description="kept with both versions")
+    dry_run: bool = Field(False, description="say what would be done, and do nothing")
+
+
+def assigned(keys: dict[str, Any]) -> list[str]:
+    """key=value, as `--set` takes them; what is None is left as it is."""
+    import json
+
+    return [f"{key}={json.dumps(value)}" for key, value in keys.items() if value is not None]

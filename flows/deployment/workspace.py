@@ -1,0 +1,161 @@
+"""A run that is scheduled works in a git worktree of its own, with the project's DVC cache, MLflow store and ledger.
+
+Two runs do not meet, and the user's checkout is left alone. What a run was stands under refs/runs/<name>: a commit with its
+params.yaml, chain.yaml and dvc.lock, in no branch. `git log refs/runs/<name>` shows it, `python -m flows.reproduce <name>`
+makes it again; a run of that name that was cancelled goes on in its worktree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from steps.core.errors import UserError
+from steps.core.progress import say
+from steps.project import store
+from steps.project.ledger import DEFAULT
+from steps.runner import handover
+
+WORKTREES = Path(".flywheel/worktrees")
+LIMIT = "flywheel-machine"  # Prefect's global limit: as many runs at a time as this machine may train
+KEPT = ("params.yaml", "chain.yaml", "dvc.lock")
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
+# Whoever has set no name in git may run flows, too.
+IDENTITY = {"GIT_AUTHOR_NAME": "agent-flywheel", "GIT_AUTHOR_EMAIL": "run@localhost"}
+IDENTITY |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in IDENTITY.items()}
+
+
+def git(folder: Path, *words: str) -> str:
+    """A git command's output. UserError with what git says."""
+    done = subprocess.run(
+        ["git", "-C", os.fspath(folder), *words], capture_output=True, text=True, env=os.environ | IDENTITY
+    )
+    if done.returncode:
+        raise UserError(f"git {words[0]} failed: {' '.join(done.stderr.split())}")
+    return done.stdout.strip()
+
+
+def dvc(path: Path, *words: str, check: bool = True) -> int:
+    binaries = os.fspath(Path(sys.executable).parent)
+    environment = os.environ | {
+        "PATH": os.pathsep.join((binaries, os.environ.get("PATH", ""))),
+        "DVC_NO_ANALYTICS": "1",
+    }
+    code = subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, env=environment).returncode
+    if code and check:
+        raise UserError(f"dvc {words[0]} failed (exit code {code}); its output says why")
+    return code
+
+
+def dvc_output(path: Path, *words: str) -> str:
+    return subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, capture_output=True, text=True).stdout
+
+
+def ref(name: str) -> str:
+    if not re.fullmatch(NAME, name) or ".." in name or name.endswith((".", ".lock")):
+        raise UserError(f"{name!r} cannot be a run's name: letters, digits, dots, dashes and underscores, 80 at most")
+    return f"refs/runs/{name}"
+
+
+def resolve(root: Path, name: str) -> str:
+    """The commit that a run is kept in, or that a revision names. UserError names the runs there are."""
+    for revision in (f"refs/runs/{name}", name):
+        with contextlib.suppress(UserError):
+            return git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+    there = git(root, "for-each-ref", "--format=%(refname:lstrip=2)", "--sort=-committerdate", "--count=5", "refs/runs")
+    known = ", ".join(there.split()) or "none"
+    raise UserError(f"there is no run or revision {name!r} in {root}; the latest runs: {known}")
+
+
+def add(root: Path, path: Path, commit: str) -> None:
+    """A worktree at a commit, whose DVC has the project's cache."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    git(root, "worktree", "prune")
+    git(root, "worktree", "add", "--quiet", "--detach", os.fspath(path), commit)
+    cache = root / ".dvc" / "cache"
+    (path / ".dvc" / "config.local").write_text(f"[cache]\n    dir = {cache}\n")
+
+
+def remove(root: Path, path: Path) -> None:
+    """The worktree, and the workers that were started in it."""
+    handover.stop_workers(path)
+    git(root, "worktree", "remove", "--force", os.fspath(path))
+
+
+@contextlib.contextmanager
+def here(root: Path, path: Path) -> Iterator[None]:
+    """Work in another folder of the same project: its stores, not new ones in the worktree."""
+    before, environment = Path.cwd(), dict(os.environ)
+    os.environ.setdefault("MLFLOW_TRACKING_URI", store.address(root))
+    if not os.environ.get("FLYWHEEL_LEDGER_URL"):
+        os.environ["FLYWHEEL_LEDGER_URL"] = f"sqlite:///{root / DEFAULT.removeprefix('sqlite:///')}"
+    os.chdir(path)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def checkout(root: str) -> dict[str, str]:
+    """A pull step of prefect.yaml: the worktree of this flow run, made or found again; the run's code is loaded from there.
+
+    It bears the name that the settings give, else the flow run's.
+    """
+    from prefect.runtime import flow_run
+
+    settings = (flow_run.get_parameters() or {}).get("settings") or {}
+    name = settings.get("name") or flow_run.get_name()
+    ref(name)
+    path = Path(root).resolve() / WORKTREES / name
+    if not path.exists():
+        add(Path(root).resolve(), path, "HEAD")
+    return load_from(path)
+
+
+def load_from(path: Path) -> dict[str, str]:
+    """What a pull step returns. The flow's code is loaded from there: what of the project is loaded already is unloaded."""
+    for module in [one for one in sys.modules if one.partition(".")[0] in ("flows", "steps", "environments")]:
+        del sys.modules[module]
+    return {"directory": os.fspath(path)}
+
+
+@contextlib.contextmanager
+def workspace() -> Iterator[Path]:
+    """The current folder, which `checkout` made: kept under its ref however the run ends, and removed where it ends well."""
+    path = Path.cwd().resolve()
+    root = path.parents[len(WORKTREES.parts)]
+    if path.parent != root / WORKTREES:
+        raise UserError(
+            f"{path} is no worktree of a run: settings are for deployments (`make ui`); elsewhere use --set"
+        )
+    with here(root, path):
+        try:
+            yield path
+        finally:
+            keep(root, path, ref(path.name), KEPT)
+        share(path)
+    remove(root, path)
+
+
+def share(path: Path) -> None:
+    """Push what the run made to the DVC remote, where the project has a default one; a remote that is away fails no run."""
+    if dvc_output(path, "config", "core.remote").strip() and dvc(path, "push", "--quiet", check=False):
+        say("`dvc push` failed: this run's data are in this machine's cache alone")
+
+
+def keep(root: Path, path: Path, kept: str, files: Sequence[str]) -> str:
+    """Commit what describes the run, on no branch, and let its ref point there."""
+    there = [name for name in files if (path / name).exists()]
+    git(path, "add", "--force", "--", *there)
+    if git(path, "status", "--porcelain", "--", *there):
+        git(path, "commit", "--quiet", "--no-verify", "-m", f"run {kept.removeprefix('refs/runs/')}", "--", *there)
+    commit = git(path, "rev-parse", "HEAD")
+    git(root, "update-ref", kept, commit)
+    return commit

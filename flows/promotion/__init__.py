@@ -1,0 +1,1 @@
+"""Judging registered versions, and recording what was decided."""

@@ -1,0 +1,1 @@
+"""DVC's side of a flow: running its stages, dvc.lock, parameters."""

@@ -1,0 +1,1 @@
+"""What flows share as commands: start, end, what a person sees."""

@@ -1,0 +1,1 @@
+"""Questions to stored runs: success, errors, waste, baselines, transcripts."""

@@ -1,0 +1,295 @@
+"""Show: prints trajectories as a person would read them, attempts at one scenario side by side with their rewards.
+
+    python -m steps.analytics.transcripts run/001/trajectories.parquet --limit 8
+    python -m steps.analytics.transcripts run/001/evaluation --failed
+
+Reads only: trajectories, the rewards beside them, the scenarios that they are about. No stage, no worker, nothing written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from steps.core.errors import UserError
+from steps.core.terminal import exit_code
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import Console
+    from rich.text import Text
+
+    from environments.base import Message, Scenario
+    from steps.core.records import Reward, Trajectory, Turn
+
+    R = TypeVar("R", bound=BaseModel)
+
+WIDTH = 120  # columns, where the output is no terminal
+LINES, CHARACTERS = 8, 600  # of an observation, as far as it is shown
+SCENARIOS = Path("run/scenarios")
+STOPS = {
+    "done": "the environment said that it is done",
+    "max_turns": "no turn was left",
+    "length": "a turn was cut off at max_tokens",
+    "context": "no room was left in the context",
+    "error": "the episode failed",
+}
+
+
+def show(
+    console: Console,
+    trajectories: Sequence[Trajectory],
+    rewards: dict[str, Reward],
+    scenarios: dict[str, Scenario],
+    chosen: set[str],
+) -> None:
+    """Print the chosen trajectories by scenario: the question, its attempts compared, then each in full."""
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.scenario_id, []).append(trajectory)
+    for scenario_id, group in groups.items():
+        full = [trajectory for trajectory in group if trajectory.id in chosen]
+        if not full:
+            continue
+        console.rule(f"scenario {scenario_id}", align="left")
+        for line in _question(scenarios.get(scenario_id)):
+            console.print(line)
+        if len(group) > 1:
+            console.print()
+            console.print(_comparison(group, rewards))
+        for trajectory in full:
+            console.print()
+            for line in _transcript(trajectory, rewards.get(trajectory.id)):
+                console.print(line)
+        console.print()
+
+
+def _question(scenario: Scenario | None) -> list[Text]:
+    """What the policy was asked, and what only the environment knows."""
+    from rich.text import Text
+
+    if scenario is None:
+        return [Text("its question is not known: name the folder that holds it with --scenarios", "yellow")]
+    asked = [message["content"] for message in scenario.messages if message["role"] == "user"]
+    known = ", ".join(f"{name} {_value(value)}" for name, value in sorted(scenario.data.items()))
+    return [Text(printable("\n".join(asked)), "bold"), Text(f"known: {printable(known)}", "dim")]
+
+
+def _comparison(group: Sequence[Trajectory], rewards: dict[str, Reward]) -> Any:
+    """A row an attempt; GRPO learns from the distance of each reward to the mean of its group."""
+    from rich import box
+    from rich.table import Table
+
+    scores = [reward.score for one in group if (reward := rewards.get(one.id)) and reward.score is not None]
+    mean = sum(scores) / len(scores) if scores else 0.0
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("attempt", justify="right")
+    table.add_column("id")
+    for name in ("reward", "to the mean", "success", "turns", "tokens"):
+        table.add_column(name, justify="right")
+    table.add_column("stopped by")
+    for one in group:
+        reward = rewards.get(one.id)
+        score = reward.score if reward else None
+        table.add_row(
+            str(one.attempt),
+            one.id,
+            "–" if score is None else f"{score:.3f}",
+            "–" if score is None else f"{score - mean:+.3f}",
+            "–" if reward is None else "yes" if reward.success else "no",
+            str(len(one.turns)),
+            str(_sampled(one.turns)),
+            one.stop_reason,
+        )
+    if scores:
+        spread = max(scores) - min(scores)
+        table.caption = f"mean {mean:.3f} of {len(scores)} rewards" + ("" if spread else "; all equal: no signal")
+        table.caption_justify = "left"
+    return table
+
+
+def _transcript(trajectory: Trajectory, reward: Reward | None) -> Iterable[Text]:
+    """One attempt: its turns, then how it ended and what it earned."""
+    from rich.text import Text
+
+    yield Text(f"attempt {trajectory.attempt} · {trajectory.id} · adapter {trajectory.adapter_hash}", "bold cyan")
+    for number, turn in enumerate(trajectory.turns, 1):
+        cut = ", cut off" if turn.finish_reason == "length" else ""
+        counts = f"{len(turn.prompt_ids)} tokens before, {len(turn.completion_ids)} sampled{cut}"
+        yield Text(f"  turn {number} · {counts} · {_mean_logprob([turn])}", "dim")
+        for line in _said(turn.message):
+            yield _indented(line, "    ", "green")
+        for observation in turn.observations:
+            text = str(observation.get("content", ""))
+            yield _indented(shorten(text), "    → ", "red" if text.startswith("Error: ") else "")
+    stop = f"stopped by {trajectory.stop_reason}: {trajectory.error or STOPS[trajectory.stop_reason]}"
+    total = (
+        f"{len(trajectory.turns)} turns, {_sampled(trajectory.turns)} sampled tokens, {_mean_logprob(trajectory.turns)}"
+    )
+    yield Text(printable(f"  {stop} · {total}"))
+    if reward is not None:
+        yield from _earned(reward)
+
+
+def _earned(reward: Reward) -> Iterable[Text]:
+    """The reward and its parts, each with its reason."""
+    from rich.text import Text
+
+    score = "unscored" if reward.score is None else f"{reward.score:.3f}"
+    yield Text(
+        f"  reward ({reward.name}) {score} · {'success' if reward.success else 'no success'}",
+        "bold green" if reward.success else "bold red",
+    )
+    reasons = dict(part.split(": ", 1) for part in reward.explanation.split("; ") if ": " in part)
+    for name, value in reward.components.items():
+        yield _indented(reasons.get(name, ""), f"    {value:+.3f} {name:<10} ", "")
+    if not reward.components and reward.explanation:
+        yield _indented(reward.explanation, "    ", "")
+
+
+def _said(message: Message) -> Iterable[str]:
+    """An assistant's turn: its text, then its calls as name(argument=value)."""
+    if message.get("content"):
+        yield shorten(str(message["content"]))
+    for call in message.get("tool_calls") or ():
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        inside = (
+            ", ".join(f"{key}={_value(value)}" for key, value in arguments.items())
+            if isinstance(arguments, dict)
+            else None
+        )
+        yield shorten(f"{name}({_value(arguments) if inside is None else inside})")
+
+
+def _indented(text: str, lead: str, style: str) -> Text:
+    """Printable text behind a lead, its further lines under the first."""
+    from rich.text import Text
+
+    return Text(lead + printable(text).replace("\n", "\n" + " " * len(lead)), style)
+
+
+def shorten(text: str) -> str:
+    """The beginning of a text, and how much of it is left out."""
+    lines = text.splitlines()
+    kept = "\n".join(lines[:LINES])[:CHARACTERS]
+    left = len(text) - len(kept)
+    return kept if left <= 1 else f"{kept} … ({left} more characters)"
+
+
+def printable(text: str) -> str:
+    """Without the control characters that a policy may sample and a terminal would obey."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else f"\\x{ord(sign):02x}" for sign in text)
+
+
+def _value(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _sampled(turns: Sequence[Turn]) -> int:
+    return sum(len(turn.completion_ids) for turn in turns)
+
+
+def _mean_logprob(turns: Sequence[Turn]) -> str:
+    logprobs = [logprob for turn in turns for logprob in turn.logprobs]
+    return f"mean logprob {sum(logprobs) / len(logprobs):.3f} nats" if logprobs else "no logprobs (greedy)"
+
+
+def read(kind: type[R], path: Path, what: str) -> list[R]:
+    """The records of a file; UserError where it is missing or holds something else."""
+    from pyarrow import ArrowException
+    from pydantic import ValidationError
+
+    from steps.core.records import read_records
+
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; name a file of {what}, or the folder that holds it")
+    try:
+        return read_records(kind, path)
+    except (ArrowException, ValidationError, ValueError) as problem:
+        reason = str(problem).strip().splitlines()[0]
+        raise UserError(f"{path} holds no {what} ({reason}); name the file that the stage wrote") from None
+
+
+def choose(trajectories: Sequence[Trajectory], rewards: dict[str, Reward], words: argparse.Namespace) -> list[str]:
+    """Ids of the trajectories that the options ask for, in order. UserError where one names nothing."""
+    chosen = list(trajectories)
+    for option, field in (("id", "id"), ("scenario", "scenario_id")):
+        wanted = getattr(words, option)
+        if wanted is None:
+            continue
+        if wanted not in (known := [getattr(one, field) for one in trajectories]):
+            raise UserError(
+                f"--{option}: there is no {wanted} in {words.path}; the first of {len(set(known))} is {known[0]}"
+            )
+        chosen = [one for one in chosen if getattr(one, field) == wanted]
+    if words.failed:
+        if not rewards:
+            raise UserError(f"--failed needs rewards, and there are none beside {words.path}: name them with --rewards")
+        chosen = [one for one in chosen if one.id not in rewards or not rewards[one.id].success]
+    return [one.id for one in chosen]
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m steps.analytics.transcripts", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
+    )
+    parser.add_argument(
+        "path", type=Path, help="trajectories.parquet, or a folder that holds it, as run/001/evaluation"
+    )
+    parser.add_argument("--rewards", type=Path, metavar="PATH", help="default: rewards.parquet in the same folder")
+    parser.add_argument("--scenarios", type=Path, metavar="PATH", help=f"default: {SCENARIOS}")
+    parser.add_argument("--id", help="this trajectory alone")
+    parser.add_argument("--scenario", metavar="ID", help="attempts at this scenario alone")
+    parser.add_argument("--limit", type=int, default=3, help="trajectories printed in full; 0: all (default: 3)")
+    parser.add_argument("--failed", action="store_true", help="those without success alone")
+    return parser.parse_args(words)
+
+
+def run(words: argparse.Namespace) -> None:
+    """Read what the command line names, and print it."""
+    from rich.console import Console
+
+    from environments.base import Scenario
+    from steps.core.records import Reward, Trajectory
+
+    if words.limit < 0:
+        raise UserError(f"--limit: {words.limit} is no number of trajectories; 0 shows all")
+    path = words.path / "trajectories.parquet" if words.path.is_dir() else words.path
+    trajectories = read(Trajectory, path, "trajectories")
+    if not trajectories:
+        raise UserError(f"{path} holds no trajectories")
+    beside = path.parent / "rewards.parquet"
+    rewards: dict[str, Reward] = {}
+    if words.rewards is not None or beside.is_file():
+        rewards = {reward.trajectory_id: reward for reward in read(Reward, words.rewards or beside, "rewards")}
+        if not rewards.keys() & {one.id for one in trajectories}:
+            raise UserError(f"{words.rewards or beside} holds rewards of other trajectories than {path}")
+    folder = words.scenarios or SCENARIOS
+    if words.scenarios is not None and not folder.is_dir():
+        raise UserError(f"--scenarios: {folder} is no folder; the stage scenarios writes it")
+    files = sorted(folder.glob("*.parquet"))
+    scenarios = {scenario.id: scenario for file in files for scenario in read(Scenario, file, "scenarios")}
+    place = {one.scenario_id: number for number, one in reversed(list(enumerate(trajectories)))}
+    trajectories.sort(key=lambda one: place[one.scenario_id])  # attempts at one scenario stand together
+    found = choose(trajectories, rewards, words)
+    chosen = found[: words.limit or None]
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, emoji=False, width=WIDTH)
+    show(console, trajectories, rewards, scenarios, set(chosen))
+    more = "" if len(chosen) == len(found) else "; --limit shows more"
+    console.print(f"{len(chosen)} of {len(found)} trajectories{' without success' if words.failed else ''}{more}")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    return exit_code(lambda: run(parse(words)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

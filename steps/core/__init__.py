@@ -1,0 +1,1 @@
+"""What every other room uses: parameters, records, errors, progress, masking, small statistics. Imports no other room."""

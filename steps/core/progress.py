@@ -1,0 +1,77 @@
+"""How far the running stage is, what it says, and what it measures beside its outputs.
+
+A process runs one stage at a time, so there is one reporter per process. The worker, a command or a flow says with
+`report_to` where progress and lines go; the stage runner takes the measurements when the stage has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from steps.core.errors import masked
+
+Sink = Callable[[dict[str, Any]], None]
+Turns = dict[str, list[tuple[float, float, float]]]  # fingerprint of a trajectory -> (asked, answered, done) per turn
+
+
+class Measurements(NamedTuple):
+    """What a stage measured that differs from run to run."""
+
+    numbers: dict[str, float]
+    turns: Turns  # seconds after `began`
+    began: float  # Unix seconds
+
+
+class Reporter:
+    """Where a stage's progress goes, and what it has measured so far."""
+
+    def __init__(self) -> None:
+        self.sink: Sink | None = None
+        self.next_progress = 0.0  # time.monotonic() before which progress is not passed on
+        self.measurements = Measurements({}, {}, 0.0)
+
+
+_reporter = Reporter()
+
+
+def report_to(sink: Sink | None) -> None:
+    """Send progress() and say() to `sink`, as {"progress": [done, total, note]} or {"say": text}; None: to stdout."""
+    _reporter.sink, _reporter.next_progress = sink, 0.0
+
+
+def progress(done: int, total: int, note: str = "") -> None:
+    """Report how far the stage is. Passed on at most 10 times a second, and nearly free otherwise."""
+    now = time.monotonic()
+    if _reporter.sink is not None and (now >= _reporter.next_progress or done == total):
+        _reporter.next_progress = now + 0.1
+        _reporter.sink({"progress": [done, total, note]})
+
+
+def measure(**numbers: float) -> None:
+    """Keep numbers that differ from run to run, such as times and retries, beside the stage's seconds and not in its
+    outputs."""
+    _reporter.measurements.numbers.update(numbers)
+
+
+def measure_turns(began: float, turns: Turns) -> None:
+    """Keep when each turn was asked, answered, and done by the environment, in seconds after `began` (Unix seconds), by
+    the trajectory's fingerprint (steps/core/records.py)."""
+    _reporter.measurements.turns.update(turns)
+    _reporter.measurements = _reporter.measurements._replace(began=began)
+
+
+def take_measurements() -> Measurements:
+    """What was measured since the last call; the next stage starts with nothing."""
+    taken, _reporter.measurements = _reporter.measurements, Measurements({}, {}, 0.0)
+    return taken
+
+
+def say(text: str) -> None:
+    """Print one line for the person who runs the stage, masked."""
+    text = masked(text)
+    if _reporter.sink is None:
+        print(text, flush=True)
+    else:
+        _reporter.sink({"say": text})

@@ -1,0 +1,1 @@
+"""Scenarios from a model, and the check that splits share nothing."""

@@ -1,0 +1,195 @@
+"""Generate: scenarios that a model writes from a task's description, each checked by the task before it is taken.
+
+    python -m steps.data.generate --task multiplication --out tasks_data/multiplication/generated.jsonl --count 50
+    --model gpt-5
+
+The task checks what is written (`Env.accept`): whether it can be done, what the right answer is, which split it belongs to.
+What is refused is listed, with its reason, in <out>.report.json. The model is shown scenarios of the training split alone.
+Answers are kept in the ledger: the same command asks nothing again and writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from environments.base import Env, Scenario, Split
+from steps.core.errors import UserError
+from steps.core.files import write_text
+from steps.core.progress import report_to, say
+from steps.core.terminal import Display, exit_code
+from steps.data.generated import SPLITS, Candidate, essence, take
+
+if TYPE_CHECKING:
+    from steps.core.params import Endpoint
+    from steps.llm.client import CallFailed, Reply, Request
+
+EXAMPLES = 3  # scenarios that the model is shown, others in each prompt
+POOL = 30  # from as many
+ASKED = """You write scenarios for the training of an agent. Each is what the agent is told at first. The task:
+
+{description}
+
+The agent's tools:
+{tools}
+
+Scenarios that there are already:
+{examples}
+
+Write one more, of difficulty {difficulty} on a scale from 1 (easy) to 5 (hard), unlike those above. Keep to their form
+and wording where the task does. "messages": what the agent is told; it must not give away the answer. "data": what the
+answer is judged by, an empty object where you do not know. "difficulty": {difficulty}. This is number {number}: others are
+written at the same time, so choose something that they are unlikely to choose."""
+
+
+def prompt(env: type[Env], pool: Sequence[Scenario], number: int, difficulty: int) -> Request:
+    """The `number`th request: the same at each run."""
+    from steps.llm.client import Request
+
+    shown = Random(f"generate {number}").sample(list(pool), min(EXAMPLES, len(pool)))
+    text = ASKED.format(
+        description=(sys.modules[env.__module__].__doc__ or env.__doc__ or env.__name__).strip(),
+        tools="\n".join(json.dumps(tool.schema["function"]) for tool in env.tools().values()) or "none",
+        examples="\n".join(json.dumps(list(one.messages), ensure_ascii=False) for one in shown),
+        difficulty=difficulty,
+        number=number,
+    )
+    return Request([{"role": "user", "content": text}], schema=Candidate.model_json_schema(), strict=False)
+
+
+def check(env: type[Env], data: Any, split: Split | None, reply: Reply | CallFailed) -> tuple[Scenario, Candidate]:
+    """The scenario of an answer. ValueError says in a few words why there is none."""
+    from steps.llm.client import CallFailed
+
+    if isinstance(reply, CallFailed):
+        raise ValueError("the call was not answered")
+    try:
+        candidate = Candidate.model_validate(reply.parsed())
+    except ValidationError as problem:
+        found = problem.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"not of the form asked: {'.'.join(map(str, found['loc']))}: {found['msg']}") from None
+    return take(env, data, split, candidate), candidate
+
+
+def generate(
+    env: type[Env],
+    data: Any,
+    endpoint: Endpoint,
+    count: int,
+    difficulties: Sequence[int],
+    max_calls: int,
+    split: Split | None = None,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The lines of the accepted, and the report. Asks in rounds, each of as many as are still missing."""
+    from steps.llm.client import CallFailed, ask_all
+
+    pool = env.scenarios(data, "train", POOL, 0)
+    taken: dict[str, str] = {essence(one): "an example" for one in pool}
+    lines: list[dict[str, Any]] = []
+    refused: list[dict[str, Any]] = []
+    asked = 0
+    while len(lines) < count and asked < max_calls:
+        numbers = range(asked, min(max_calls, asked + count - len(lines)))
+        requests = [prompt(env, pool, number, difficulties[number % len(difficulties)]) for number in numbers]
+        asked += len(requests)
+        replies = ask_all(endpoint, requests, f"calls, {len(lines)} taken")
+        if all(isinstance(reply, CallFailed) for reply in replies):
+            raise UserError(f"no call was answered; the first: {replies[0]}")
+        for request, reply in zip(requests, replies, strict=True):
+            key = request.key(endpoint)
+            try:
+                scenario, candidate = check(env, data, split, reply)
+                if (double := taken.get(essence(scenario))) is not None:
+                    raise ValueError(f"a double of {double}")
+            except ValueError as problem:
+                refused.append({"prompt": key, "reason": str(problem)[:300]})
+                continue
+            taken[essence(scenario)] = "one before it"
+            lines.append({"id": scenario.id, "split": scenario.split, "prompt": key, **candidate.model_dump()})
+    reasons = Counter(one["reason"] for one in refused)
+    report = {
+        "task": env.__module__.rpartition(".")[2],
+        "model": endpoint.model,
+        "asked": asked,
+        "taken": len(lines),
+        "splits": dict(sorted(Counter(line["split"] for line in lines).items())),
+        "refused": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
+        "taken_prompts": [line["prompt"] for line in lines],
+        "refused_prompts": refused,
+    }
+    return lines, report
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    from steps.llm.endpoint import add_options
+
+    parser = argparse.ArgumentParser(
+        "python -m steps.data.generate", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
+    )
+    parser.add_argument("--task", required=True, metavar="NAME")
+    parser.add_argument("--out", required=True, type=Path, metavar="PATH", help="written: a scenario a line")
+    parser.add_argument("--count", type=int, default=50, help="scenarios that are wanted (default: 50)")
+    parser.add_argument("--difficulty", default="1-5", metavar="FROM-TO", help="asked for in turn (default: 1-5)")
+    parser.add_argument("--split", choices=SPLITS, help="of this split alone (default: wherever each belongs)")
+    parser.add_argument("--max-calls", type=int, metavar="N", help="at most (default: three for each scenario)")
+    add_options(parser)
+    return parser.parse_args(words)
+
+
+def run(words: argparse.Namespace) -> None:
+    """Check the options, ask, and write both files."""
+    import environments
+    from steps.llm.endpoint import endpoint_of
+
+    endpoint = endpoint_of(words, temperature=1.0)  # the same prompt is to give others
+    if endpoint is None:
+        raise UserError("--model is needed: the name of the model that writes the scenarios")
+    grades = re.fullmatch(r"([1-5])(?:-([1-5]))?", words.difficulty)
+    difficulties = range(int(grades[1]), int(grades[2] or grades[1]) + 1) if grades else range(0)
+    if not difficulties:
+        raise UserError(f"--difficulty {words.difficulty}: give a grade or a range from 1 to 5, as in 2-4")
+    if words.count < 1 or (words.max_calls is not None and words.max_calls < 1):
+        raise UserError("--count and --max-calls must be 1 or more")
+    try:
+        env = environments.load(words.task)
+    except (ModuleNotFoundError, ValueError) as problem:
+        raise UserError(f"--task {words.task}: {problem}") from None
+    if env.accept.__func__ is Env.accept.__func__:  # type: ignore[attr-defined]
+        raise UserError(
+            f"--task {words.task}: {env.__name__} takes no generated scenarios: it does not define `accept`"
+        )
+    data = env.load(Path("tasks_data") / words.task.rpartition(".")[2])
+    max_calls = words.max_calls or 3 * words.count
+    lines, report = generate(env, data, endpoint, words.count, difficulties, max_calls, words.split)
+    report_path = words.out.with_name(words.out.name + ".report.json")
+    report_path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(report_path, json.dumps(report, indent=1) + "\n")
+    if not lines:
+        raise UserError(f"none of {report['asked']} answers was a scenario: {report_path} has the reasons")
+    write_text(words.out, "".join(json.dumps(line, ensure_ascii=False, sort_keys=True) + "\n" for line in lines))
+    say(f"{len(lines)} of {words.count} scenarios from {report['asked']} calls: {words.out}")
+    for reason, times in list(report["refused"].items())[:10]:
+        say(f"refused {times}: {reason}")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    display = Display("generate")
+    report_to(display)
+    try:
+        return exit_code(lambda: run(parse(words)), display)
+    finally:
+        report_to(None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Judges: rules, weighted criteria, RULER, and what is known about a judge."""

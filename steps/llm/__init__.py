@@ -1,0 +1,1 @@
+"""Asks models behind OpenAI-compatible servers."""

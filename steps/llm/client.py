@@ -1,0 +1,345 @@
+"""Asks models behind OpenAI-compatible servers: chat completions, many at once, each answer kept and never bought twice.
+
+    replies = ask_all(endpoint, [Request(messages), ...])  # in the order asked
+
+An answer is written to the ledger (steps/project/ledger.py) as soon as it is there, under the hash of all that was
+asked: model,
+messages, tools, schema, temperature, limits, seed. The server's address is no part of it: what a run was told must be
+found again when the server has moved, changed its port or is gone. Other weights therefore need another model name.
+
+By httpx, which loads in 0.1 s; the `openai` package takes 0.7, and its retries and limits would be set aside here anyhow.
+Left out: streaming, and the newer Responses API, which other servers do not have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.utils
+import hashlib
+import json
+import os
+import time
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from random import Random
+from typing import Any, TypeVar
+
+import httpx
+
+from steps.core.errors import UserError
+from steps.core.params import Endpoint
+from steps.core.progress import progress
+from steps.project.ledger import Ledger
+
+T = TypeVar("T")
+SHORTEST, LONGEST = 0.5, 30.0  # seconds before the first retry, and between two of the later ones
+PATIENCE = 300.0  # seconds: a server that asks to wait longer is not waited for
+AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529}  # statuses after which a call is made again
+FATAL = {  # those after which no other call would do better
+    401: "refuses the key; set {key} to a valid one",
+    402: "wants to be paid",
+    403: "does not allow this; check {key} and the model",
+    404: "knows no such path or model; check base_url (it mostly ends in /v1) and model",
+}
+
+
+class CallFailed(Exception):
+    """One call that was not answered, and why; others may be."""
+
+
+class _Again(Exception):
+    """An attempt that failed and may be made again."""
+
+    def __init__(self, reason: str, after: float = 0.0, charged: bool = False) -> None:
+        super().__init__(reason)
+        self.after = after  # seconds that the server asked to wait
+        self.charged = charged  # the server may have worked, and count it
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked. `seed` tells apart several answers to the same question; without one, none is sent."""
+
+    messages: Sequence[dict[str, Any]]
+    tools: Sequence[dict[str, Any]] = ()
+    schema: dict[str, Any] | None = None  # JSON schema of the answer
+    strict: bool = True  # the server holds the answer to the schema; not for schemas with open objects
+    seed: int | None = None
+
+    def body(self, endpoint: Endpoint) -> dict[str, Any]:
+        """As it is sent."""
+        body: dict[str, Any] = {"model": endpoint.model, "messages": list(self.messages)}
+        body[endpoint.max_tokens_field] = endpoint.max_tokens
+        if self.tools:
+            body["tools"] = list(self.tools)
+        if self.schema is not None:
+            schema = {"name": "answer", "strict": self.strict, "schema": self.schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        body |= {"temperature": endpoint.temperature} if endpoint.temperature is not None else {}
+        body |= {"seed": self.seed} if self.seed is not None else {}
+        return body | endpoint.extra_body
+
+    def key(self, endpoint: Endpoint) -> str:
+        return hashlib.sha256(_canonical(self.body(endpoint))).hexdigest()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What was answered; the same whether it was asked now or found in the ledger."""
+
+    key: str
+    message: dict[str, Any]  # the assistant's, as the server gave it
+    finish_reason: str
+    input_tokens: int
+    output_tokens: int
+    cost: float  # at the endpoint's prices
+    latency_seconds: float
+
+    @property
+    def text(self) -> str:
+        return str(self.message.get("content") or "")
+
+    def parsed(self) -> Any:
+        """The answer of a request with a schema. ValueError where it is no JSON."""
+        try:
+            return json.loads(self.text)
+        except (ValueError, RecursionError):
+            cut = ", it was cut off at max_tokens" if self.finish_reason == "length" else ""
+            raise ValueError(f"the answer is no JSON{cut}") from None
+
+
+class Client:
+    """`async with Client(endpoint) as client: reply = await client.ask(request)`; as many at once as the endpoint allows."""
+
+    def __init__(self, endpoint: Endpoint, spent: float | None = None) -> None:
+        """With `spent`, max_cost is of a whole run: what came before counts, and so do answers that the ledger has."""
+        self.endpoint = endpoint
+        self.key = os.environ.get(endpoint.api_key_env, "").strip()
+        if not (self.key.isascii() and all(letter.isprintable() for letter in self.key)):
+            raise UserError(f"the key in {endpoint.api_key_env} holds characters that no HTTP header takes")
+        self.asked = 0  # calls that were answered by the server, not by the ledger
+        self.retries, self.seconds = 0, 0.0  # of these calls
+        self.spent, self._counts_kept = spent or 0.0, spent is not None
+        self.stopped = False  # the budget is spent
+        self._reserved: list[float] = []  # the most that each attempt under way can cost
+        self._slots = asyncio.Semaphore(endpoint.max_connections)
+        self._settled = asyncio.Condition()
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def __aenter__(self) -> Client:
+        self.ledger = Ledger()
+        self._tls = httpx.create_ssl_context()
+        self._all: list[httpx.AsyncClient] = []
+        self._idle: list[httpx.AsyncClient] = []  # last in, first out: a quiet time keeps few connections open
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for http in self._all:
+            await http.aclose()
+        self.ledger.__exit__()
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[httpx.AsyncClient]:
+        """A client of its own for each call under way: httpx 0.28 looks through all of a client's connections for each call,
+        which at 64 costs four fifths of the time."""
+        if not self._idle:
+            headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+            self._idle.append(httpx.AsyncClient(headers=headers, timeout=None, verify=self._tls))
+            self._all.append(self._idle[-1])
+        http = self._idle.pop()
+        try:
+            yield http
+        finally:
+            self._idle.append(http)
+
+    async def ask(self, request: Request) -> Reply:
+        """CallFailed where this call is not answered; UserError where none would be, or the budget is spent."""
+        key = request.key(self.endpoint)
+        async with self._locks.setdefault(key, asyncio.Lock()):  # the same question asked twice at once is asked once
+            row = self.ledger.get(key)
+            if row is None:
+                async with self._slots:
+                    row = self.ledger.put(await self._answer(key, request.body(self.endpoint)))
+                self.asked += 1
+                self.retries += row["retries"]
+                self.seconds += row["latency_seconds"]
+            elif self._counts_kept:
+                await self._count_kept(self.endpoint.cost(row["input_tokens"], row["output_tokens"]))
+        tokens = row["input_tokens"], row["output_tokens"]
+        message, reason = row["reply"]["message"], row["reply"]["finish_reason"]
+        return Reply(key, message, reason, *tokens, self.endpoint.cost(*tokens), row["latency_seconds"])
+
+    async def ask_all(self, requests: Iterable[Request], note: str = "answers") -> list[Reply | CallFailed]:
+        """Replies in the order asked; a call that was not answered has its CallFailed there."""
+        wanted = list(requests)
+        done = 0
+
+        async def one(request: Request) -> Reply | CallFailed:
+            nonlocal done
+            try:
+                return await self.ask(request)
+            except CallFailed as problem:
+                return problem
+            finally:
+                done += 1
+                progress(done, len(wanted), note)
+
+        return await together(map(one, wanted))
+
+    async def _answer(self, key: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Make the call until it is answered: the row for the ledger."""
+        rng, bound = Random(key), self._bound(body)
+        for attempt in range(self.endpoint.max_retries + 1):
+            await self._reserve(bound)
+            cost = bound  # until it is known: an attempt that is given up may be charged
+            try:
+                row = await self._attempt(body)
+                cost = row["cost"] = bound if row["cost"] is None else row["cost"]
+                return row | {"key": key, "retries": attempt}
+            except _Again as found:
+                problem, cost = found, bound if found.charged else 0.0
+            except (CallFailed, UserError):
+                cost = 0.0
+                raise
+            finally:
+                await self._settle(bound, cost)
+            if problem.after > PATIENCE:
+                raise CallFailed(f"{self._who()}: {problem}, and asks to wait {problem.after:.0f} s")
+            if attempt < self.endpoint.max_retries:
+                back_off = min(LONGEST, SHORTEST * 2**attempt) * rng.uniform(0.5, 1.0)
+                await asyncio.sleep(max(back_off, problem.after))
+        raise CallFailed(f"{self._who()}: {problem} ({attempt + 1} attempts)")
+
+    async def _attempt(self, body: dict[str, Any]) -> dict[str, Any]:
+        """One call; _Again, CallFailed or UserError where it is not answered."""
+        limit, started = self.endpoint.timeout_seconds, time.perf_counter()
+        try:
+            with self._connection() as http:
+                async with asyncio.timeout(limit):  # of the whole: a server may send a byte now and then for ever
+                    sent = await http.post(f"{self.endpoint.base_url.rstrip('/')}/chat/completions", json=body)
+        except TimeoutError:
+            raise _Again(f"no answer within {limit:g} s", charged=True) from None
+        except httpx.HTTPError as problem:
+            reason = self._hide(str(problem)) or type(problem).__name__
+            raise _Again(reason, charged=not isinstance(problem, httpx.ConnectError)) from None
+        text = self._hide(sent.text)  # some servers quote what they were sent
+        if sent.status_code != 200:
+            self._refused(sent, " ".join(text.split())[:300])
+        try:
+            answer = json.loads(text)
+            choice, usage = answer["choices"][0], answer.get("usage") or {}
+            message, tokens = dict(choice["message"]), [usage.get(f"{one}_tokens") for one in ("prompt", "completion")]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise _Again(f"an answer that is no chat completion: {text[:100]!r}", charged=True) from None
+        known = all(isinstance(count, int) for count in tokens)
+        counts = [int(count or 0) if known else 0 for count in tokens]
+        return {
+            "model": self.endpoint.model,
+            "request": body,
+            "reply": {
+                "message": message,
+                "finish_reason": str(choice.get("finish_reason")),
+                "model": answer.get("model"),
+            },
+            "input_tokens": counts[0],
+            "output_tokens": counts[1],
+            "cost": self.endpoint.cost(*counts) if known else None,
+            "latency_seconds": round(time.perf_counter() - started, 4),
+        }
+
+    def _refused(self, sent: httpx.Response, said: str) -> None:
+        status = sent.status_code
+        if status in FATAL or "insufficient_quota" in said:
+            what = FATAL.get(status, "says that the account is out of credit").format(key=self.endpoint.api_key_env)
+            raise UserError(f"{self._who()} {what} ({status}: {said})")
+        if status not in AGAIN:
+            raise CallFailed(f"{self._who()}: {status}: {said}")
+        raise _Again(f"{status}: {said}", _seconds(sent.headers.get("retry-after")))
+
+    def _hide(self, text: str) -> str:
+        return text.replace(self.key, "***") if self.key else text
+
+    def _who(self) -> str:
+        return f"{self.endpoint.model} at {self.endpoint.base_url}"
+
+    # The budget: each attempt first reserves the most that it can cost, so that calls at once cannot pass it together.
+
+    def _bound(self, body: dict[str, Any]) -> float:
+        """The most that a call can cost: a token is a byte at least."""
+        return self.endpoint.cost(len(_canonical(body)), int(body[self.endpoint.max_tokens_field]))
+
+    async def _reserve(self, bound: float) -> None:
+        limit = self.endpoint.max_cost
+        async with self._settled:
+            if limit is not None:
+                await self._settled.wait_for(lambda: not self._reserved or self._planned() + bound <= limit)
+                if self.stopped or self._planned() + bound > limit:
+                    self.stopped = True
+                    raise UserError(
+                        f"the budget is spent: {self.spent:.6g} of max_cost {limit:g}, {self.asked} calls answered, and the "
+                        f"next may cost {bound:.2g}; all answers are kept: raise max_cost and run the same command again"
+                    )
+            self._reserved.append(bound)
+
+    async def _count_kept(self, cost: float) -> None:
+        """An answer that the run paid for before; one that two requests share counts twice, as it does on the next time."""
+        await self._reserve(cost)
+        await self._settle(cost, cost)
+
+    def _planned(self) -> float:
+        return self.spent + sum(self._reserved)
+
+    async def _settle(self, bound: float, cost: float) -> None:
+        async with self._settled:
+            self._reserved.remove(bound)
+            self.spent += cost
+            self._settled.notify_all()
+
+
+def ask_all(endpoint: Endpoint, requests: Iterable[Request], note: str = "answers") -> list[Reply | CallFailed]:
+    """Ask from code that is not asynchronous; see Client.ask_all."""
+
+    async def asked() -> list[Reply | CallFailed]:
+        async with Client(endpoint) as client:
+            return await client.ask_all(requests, note)
+
+    return asyncio.run(asked())
+
+
+async def pool(work: Iterable[Coroutine[Any, Any, T]], at_once: int) -> list[T]:
+    """As `together`, with `at_once` of them begun: work that is not begun yet costs nothing."""
+    waiting, found = enumerate(work), {}
+
+    async def worker() -> None:
+        for place, one in waiting:
+            found[place] = await one
+
+    await together(worker() for _ in range(at_once))
+    return [found[place] for place in range(len(found))]
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in order; the first exception ends the others and is raised as it is."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
+
+
+def _seconds(retry_after: str | None) -> float:
+    """A Retry-After header, a number of seconds or a date, as seconds from now."""
+    with contextlib.suppress(ValueError):
+        return max(0.0, float(retry_after or 0))
+    with contextlib.suppress(ValueError):
+        then = email.utils.parsedate_to_datetime(str(retry_after))
+        return max(0.0, (then.replace(tzinfo=then.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    return 0.0

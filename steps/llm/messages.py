@@ -1,0 +1,43 @@
+"""A transcript's messages in the form that OpenAI-compatible servers take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from environments.base import Message
+
+# --- Between the transcript's messages and the server's
+
+
+def wire(messages: Sequence[Message]) -> list[Message]:
+    """A transcript as servers take it: calls with ids and arguments as text, each answered by the observation after it.
+
+    An observation that answers no call (of a turn in plain words, of a call that could not be read) is told by the user:
+    servers refuse a tool's message without its call.
+    """
+    sent: list[Message] = []
+    open_calls: list[str] = []
+    for place, message in enumerate(messages):
+        if message["role"] == "assistant":
+            calls = [
+                {
+                    "id": f"call_{place}_{number}",
+                    "type": "function",
+                    "function": {
+                        "name": call["function"]["name"],
+                        "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+                    },
+                }
+                for number, call in enumerate(message.get("tool_calls") or ())
+            ]
+            open_calls = [str(call["id"]) for call in calls]
+            plain = {"role": "assistant", "content": message.get("content") or ""}
+            sent.append(plain | ({"tool_calls": calls} if calls else {}))
+        elif message["role"] == "tool" and open_calls:
+            sent.append({"role": "tool", "tool_call_id": open_calls.pop(0), "content": message["content"]})
+        elif message["role"] == "tool":
+            sent.append({"role": "user", "content": message["content"]})
+        else:
+            sent.append({"role": message["role"], "content": message["content"]})
+    return sent

@@ -1,0 +1,66 @@
+"""Loads the policy's tokenizer and base model, and says which layers have an adapter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steps.core.errors import UserError
+
+if TYPE_CHECKING:
+    from steps.core.params import Policy
+
+
+def load_tokenizer(policy: Policy) -> Any:
+    """The policy's tokenizer; UserError where the base model cannot be had or has no chat template."""
+    from transformers import AutoTokenizer
+
+    with explained(policy):
+        tokenizer = AutoTokenizer.from_pretrained(policy.base_model, revision=policy.revision)
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"policy.base_model: {policy.base_model} has no chat template, so it cannot be told about tools; use an "
+            "instruction-tuned model"
+        )
+    return tokenizer
+
+
+def load_model(policy: Policy) -> Any:
+    """The policy's base model for training, without an adapter."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with explained(policy):
+        model = AutoModelForCausalLM.from_pretrained(
+            policy.base_model, revision=policy.revision, dtype=getattr(torch, policy.dtype)
+        )
+    return model.to("cuda") if torch.cuda.is_available() else model
+
+
+def adapted_layers(config: Any) -> list[str] | None:
+    """Which layers have the adapter: None for all linear ones; of a mixture of experts those of its attention.
+
+    Experts are fused tensors, which PEFT adapts with ranks of their own and vLLM serves on a GPU at best; vLLM's kernel of
+    latent attention folds `kv_b_proj` in, and would leave an adapter of it out.
+    """
+    config = config.get_text_config()
+    if not any(getattr(config, name, None) for name in ("n_routed_experts", "num_experts", "num_local_experts")):
+        return None
+    latent = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa"] if getattr(config, "kv_lora_rank", None) else []
+    return sorted([*latent, "o_proj"] if latent else ["q_proj", "k_proj", "v_proj", "o_proj"])
+
+
+class explained:
+    """Turns the many ways in which a model cannot be loaded into one sentence."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, problem: BaseException | None, trace: Any) -> None:
+        if isinstance(problem, (OSError, ValueError, RuntimeError, KeyError)):
+            reason = str(problem).strip().splitlines()[0][:200] if str(problem).strip() else kind.__name__
+            raise UserError(
+                f"policy.base_model: cannot load {self.policy.base_model!r} ({reason}); "
+                "give a folder that holds a model, or the name of one on the Hugging Face Hub that this machine can reach"
+            ) from problem

@@ -1,0 +1,1 @@
+"""Registered models: versions, model cards, the promotion gate and its decisions."""

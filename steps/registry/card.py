@@ -1,0 +1,192 @@
+"""Card: a model card in Markdown, from values alone: the same values, the same text. What is unknown is "not recorded".
+
+steps/register.py makes it the description of a version, flows/promote.py appends the gate's verdict, flows/export.py
+writes it beside the exported files. Left out: latency and dates, which are no functions of a run's inputs.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from steps.core.params import Params
+    from steps.core.records import Evaluation
+
+UNKNOWN = "not recorded"
+LIMIT = 5000  # characters of a version's description in MLflow's database
+SLICES = 12  # rows
+VERDICT = "\n## Verdict of the gate\n"  # the last section, and the only one that comes later
+LINEAGE = "\n## Lineage\n"
+
+
+class Recorded(NamedTuple):
+    """What dvc.lock recorded of an adapter's making."""
+
+    params: Params | None = None  # of its last iteration
+    iterations: int | None = None
+    hashes: Mapping[str, str] = {}  # path -> md5: the scenarios, its last batch, the checkpoint that it continued
+
+
+def card(
+    tags: Mapping[str, str],  # the version's: task, adapter_hash, base_model, git_commit, test_success, …
+    recorded: Recorded | None = None,
+    evaluations: Mapping[str, Evaluation] | None = None,  # base, test: on the test split
+    contamination: Mapping[str, Any] | None = None,  # run/scenarios/contamination.json
+    run: str | None = None,  # MLflow's, which logged the adapter
+) -> str:
+    """The sections below the title."""
+    recorded = recorded or Recorded()
+    given = recorded.params
+    update, rollout, sizes = (given.update, given.rollout, given.scenarios) if given else (None, None, None)
+    lines = [
+        f"This is a LoRA adapter (PEFT) for the task `{tags.get('task', UNKNOWN)}`: an agent that calls the task's tools,",
+        "trained by reinforcement with agent-flywheel. It is no model by itself: it is added to the base model below.",
+    ]
+    lines += table(
+        "Model",
+        {
+            "adapter": tags.get("adapter_hash"),
+            "base model": tags.get("base_model"),
+            "base revision": revision(tags.get("base_revision")),
+            "LoRA": given and f"rank {given.policy.lora.rank}, alpha {given.policy.lora.alpha:g}, {given.policy.dtype}",
+        },
+    )
+    lines += table(
+        "Training",
+        {
+            "method": update and f"GRPO, loss {update.loss_type}, beta {update.beta:g}",
+            "rewards": update and f"scaled by {update.scale_rewards}",
+            "learning rate": update and f"{update.learning_rate:g}, {update.lr_scheduler_type}",
+            "iterations": recorded.iterations,
+            "an iteration": rollout and f"{rollout.scenarios} scenarios, {rollout.attempts} attempts at each",
+            "judges": given and judges(given),
+            "seed": given and given.seed,
+        },
+    )
+    lines += table(
+        "Data",
+        {
+            "scenarios, from the seed": sizes and f"{sizes.train} training, {sizes.val} validation, {sizes.test} test",
+            "contamination check": checked(contamination),
+            **{f"DVC md5 of {path}": md5 for path, md5 in recorded.hashes.items()},
+            **({} if recorded.hashes else {"DVC md5 of scenarios and trajectories": None}),
+        },
+    )
+    lines += evaluated(tags, evaluations or {})
+    lines += table(
+        LINEAGE.strip("# \n"),
+        {
+            "git commit": tags.get("git_commit"),
+            "changes that were not committed": {"true": "yes", "false": "no"}.get(tags.get("git_dirty", "")),
+            "digest of dvc.lock's entries": tags.get("dvc_lock"),
+            "MLflow run": run,
+        },
+    )
+    lines += [
+        "",
+        "## Limits",
+        "",
+        "Success is that on the task's own scenarios, generated from seeds: it says nothing of other data, users or tools.",
+        "The agent was rewarded by the judges above, and may have learnt what they like beside what was meant. Calls are",
+        "written as the base model's chat template writes them. It was not tested for harm: tools must guard themselves.",
+    ]
+    return fit("\n".join(lines) + "\n")
+
+
+def table(title: str, rows: Mapping[str, Any]) -> list[str]:
+    told = [f"| {name} | {UNKNOWN if value is None or value == '' else cell(value)} |" for name, value in rows.items()]
+    return ["", f"## {title}", "", "| | |", "|---|---|", *told]
+
+
+def cell(value: Any) -> str:
+    return " ".join(str(value).split()).replace("|", "\\|")
+
+
+def revision(tag: str | None) -> str | None:
+    return None if tag in (None, "None") else tag
+
+
+def judges(params: Params) -> str:
+    """Who judges, with weights: "rule 0.5, ruler 1 (gpt-5-mini)"."""
+    weights, ruler = params.score.judges.model_dump(), params.score.ruler
+    found = [f"{name} {weight:g}" for name, weight in weights.items() if weight]
+    return ", ".join(found) + (f" ({ruler.endpoint.model})" if ruler else "")
+
+
+def checked(report: Mapping[str, Any] | None) -> str | None:
+    """The contamination report, in a few words."""
+    if not report or report.get("passed") is None:
+        return None
+    pairs = sum((report.get("found") or {}).values())
+    return f"{'passed' if report['passed'] else 'NOT passed'}, {pairs} pairs too much alike"
+
+
+def evaluated(tags: Mapping[str, str], evaluations: Mapping[str, Evaluation]) -> list[str]:
+    """The base policy and the adapter side by side: from the evaluations, else from what the tags have."""
+    lines = ["", "## Evaluation", "", "| test split | success | 95 % interval | reward | turns | tokens | scenarios |"]
+    lines.append("|---|---:|---|---:|---:|---:|---:|")
+    for who, prefix in (("base policy", "base"), ("this adapter", "test")):
+        found = evaluations.get(prefix)
+        keys = ("success", "ci95", "reward", "turns", "tokens", "n")
+        values = [getattr(found, key) if found else parsed(tags.get(f"{prefix}_{key}")) for key in keys]
+        lines.append(f"| {who} | {' | '.join(map(number, values))} |")
+    slices = {prefix: found.slices for prefix, found in evaluations.items()}
+    names = sorted({name for of in slices.values() for name in of})
+    if names:
+        lines += ["", "| slice, success | base policy | this adapter |", "|---|---:|---:|"]
+        for name in names[:SLICES]:
+            cells = [number(slices.get(prefix, {}).get(name)) for prefix in ("base", "test")]
+            lines.append(f"| {cell(name)} | {' | '.join(cells)} |")
+        if len(names) > SLICES:
+            lines.append(f"| {len(names) - SLICES} more | | |")
+    return lines
+
+
+def parsed(tag: str | None) -> Any:
+    """A tag's value, as str() wrote it."""
+    try:
+        return None if tag is None else ast.literal_eval(tag)
+    except (ValueError, SyntaxError):
+        return tag
+
+
+def number(value: Any) -> str:
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, tuple | list):
+        return " to ".join(map(number, value))
+    return cell(value)
+
+
+def with_verdict(text: str, verdict: str) -> str:
+    """A description with the gate's verdict as its last section, in place of an earlier one."""
+    section = fit(VERDICT + "\n" + verdict.strip() + "\n", LIMIT // 2)
+    return fit(text.partition(VERDICT)[0], LIMIT - len(section)) + section
+
+
+def fit(text: str, limit: int = LIMIT) -> str:
+    """The text, without its last lines where it would be too long."""
+    if len(text) <= limit:
+        return text
+    note = f"\n(Shortened: MLflow takes {LIMIT:,} characters.)\n"
+    return text[: limit - len(note)].rpartition("\n")[0] + note
+
+
+def readme(title: str, tags: Mapping[str, str], text: str, merged: bool = False) -> str:
+    """A card as the file README.md that hubs read: a head for machines, the title, the sections."""
+    head: dict[str, Any] = {"base_model": tags.get("base_model", UNKNOWN), "tags": ["agent", "grpo", "lora"]}
+    head |= {} if merged else {"library_name": "peft"}
+    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---", "", f"# {title}", ""]
+    if merged:
+        lines += ["The files here are that adapter merged into its base model: whole weights, which need no PEFT.", ""]
+    return "\n".join(lines) + "\n" + text
+
+
+def is_card(text: str | None) -> bool:
+    """Whether a version's description is one; an older version's is a sentence."""
+    return LINEAGE in (text or "")

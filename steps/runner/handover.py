@@ -1,0 +1,294 @@
+"""Hand-over: gives a stage's command line to the warm worker of this project, which it starts when there is none.
+
+    python -m steps.runner.handover --stop        # end this project's workers
+
+The worker's socket is named after the project's folder and a hash of code, packages and environment (`fingerprint`), so
+other code always meets another worker. One JSON request goes in, JSON lines come back: {"started"}, {"progress"}, {"say"},
+then {"done"} or {"error", "code"}. Nothing is imported but the standard library: four stages an iteration pay for this.
+
+Not here: running a stage (steps/runner/stage.py), serving (steps/runner/worker.py). Not covered by the hash: modules
+outside steps/ and
+environments/ (see `extra_paths`), and edits inside an installed package that leave its version as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steps.core.errors import UserError
+
+if TYPE_CHECKING:
+    import subprocess  # else only when a worker is started
+
+START_SECONDS = 120
+STALE = 75  # the worker's exit code when code or environment changed while it started
+LOG = Path(".flywheel/worker.log")
+_KEYED = "VLLM_ OMP_ MKL_ KMP_ CUDA_ NCCL_ TORCH PYTORCH_ HF_ TRANSFORMERS_ TOKENIZERS_ RAY_ MLFLOW_ LANGFUSE_ WANDB_"
+KEYED = (*_KEYED.split(), "OPENAI_", "PYTHONPATH", "PYTHONHASHSEED", "LD_", "FLYWHEEL_")
+CLIENTS_OWN = ("FLYWHEEL_PROGRESS", "FLYWHEEL_LOG", "FLYWHEEL_WORKER", "FLYWHEEL_IDLE_SECONDS")
+REQUEST = ("module", "function", "arguments", "idle_seconds", "environment", "umask")
+
+
+class WorkerError(UserError):
+    """The worker or the stage failed, not the user; the text may be a traceback."""
+
+    code = 1
+
+
+def environment() -> dict[str, str]:
+    """The variables that a stage sees."""
+    return {name: value for name, value in os.environ.items() if name not in CLIENTS_OWN}
+
+
+def extra_paths() -> list[Path]:
+    """Further files that the worker's hash covers. The place for a user's own environment module, named in params.yaml
+    and living outside the tree: until it is listed here, edits to it reach a running worker only after `--stop`."""
+    return []
+
+
+def fingerprint() -> str:
+    """Hash of all that a stage's result may depend on and that a running process cannot take up anew. About 2 ms."""
+    digest = hashlib.blake2b(digest_size=12)
+
+    def add(*parts: object) -> None:
+        digest.update("\0".join(map(str, parts)).encode("utf-8", "surrogateescape") + b"\1")
+
+    code = Path(__file__).absolute().parent.parent.parent
+    add(Path.cwd(), code, sys.executable, sys.prefix, sys.version)
+    for path in sorted([*(code / "steps").rglob("*.py"), *(code / "environments").rglob("*.py"), *extra_paths()]):
+        add(path, hashlib.blake2b(path.read_bytes()).hexdigest())
+    for place in sys.path:
+        if place.endswith(("site-packages", "dist-packages")):
+            add(place, *sorted(name for name in os.listdir(place) if name.endswith(".dist-info")))  # noqa: PTH208 (fast)
+    add(*(f"{name}={value}" for name, value in sorted(environment().items()) if name.startswith(KEYED)))
+    return digest.hexdigest()
+
+
+def socket_folder() -> Path:
+    """A folder that only this user can open; refuses one that others could have prepared."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and os.access(runtime, os.W_OK | os.X_OK) and len(os.fsencode(runtime)) < 40:
+        folder = Path(runtime) / "agent-flywheel"
+    else:
+        temporary = os.environ.get("TMPDIR", "/tmp")  # `tempfile` costs 5 ms
+        short = len(os.fsencode(temporary)) < 30  # a socket's path has at most 107 bytes
+        folder = Path(temporary if short else "/tmp") / f"agent-flywheel-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    state = folder.lstat()
+    if state.st_uid != os.getuid() or state.st_mode & 0o170077 != 0o040000:
+        raise UserError(
+            f"{folder} must be a folder of yours that nobody else can open; remove it, or chmod 700 it, and try again"
+        )
+    return folder
+
+
+def socket_path() -> Path:
+    """Where the worker for this code and this environment listens."""
+    return socket_folder() / f"{_root_hash(Path.cwd())}-{fingerprint()}.sock"
+
+
+def _root_hash(root: Path) -> str:
+    return hashlib.blake2b(os.fsencode(root.resolve()), digest_size=6).hexdigest()
+
+
+def dial(path: Path) -> socket.socket | None:
+    """A connection to the worker that listens at `path`, or None."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(path))
+        return connection
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+
+
+def take_lock(path: Path) -> int | None:
+    """Descriptor of the lock that belongs to a socket, or None while somebody else has it. A worker holds it for life."""
+    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.with_suffix(".lock").stat().st_ino == os.fstat(lock).st_ino:  # else its holder has just removed it
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(lock)
+    return None
+
+
+def tidy(path: Path, lock: int | None) -> None:
+    """Remove a socket and its lock file, for the holder of the lock."""
+    if lock is not None:
+        path.unlink(missing_ok=True)
+        path.with_suffix(".lock").unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _connect() -> socket.socket:
+    """A connection to the right worker, started here if there is none. Two clients at a time start one worker."""
+    path, process, deadline = socket_path(), None, time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if connection := dial(path):
+            return connection
+        lock = take_lock(path)
+        if lock is not None:
+            if process is None:
+                process = _start(path, lock)
+            os.close(lock)  # a worker that was started holds it now, through its own copy
+        if process is not None and process.poll() == STALE:
+            return _connect()
+        if process is not None and process.poll() is not None:
+            raise WorkerError(f"the worker could not start (exit code {process.returncode}); {log_tail()}")
+        time.sleep(0.005)
+    raise WorkerError(f"no worker was ready within {START_SECONDS} s; {log_tail()}")
+
+
+def _start(path: Path, lock: int) -> subprocess.Popen:
+    """Start a worker that outlives this process and its terminal."""
+    import subprocess
+
+    LOG.parent.mkdir(exist_ok=True)
+    if LOG.exists() and LOG.stat().st_size > 1_000_000:
+        LOG.replace(LOG.with_suffix(".log.1"))
+    command = [sys.executable, "-m", "steps.runner.worker", str(path), str(lock)]
+    with LOG.open("ab") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[lock],
+            env=environment(),
+            start_new_session=True,
+        )
+
+
+def log_tail(lines: int = 15) -> str:
+    """The end of the worker's log, for an error message."""
+    try:
+        text = LOG.read_bytes()[-20_000:].decode(errors="replace").splitlines()[-lines:]
+    except OSError:
+        text = []
+    return f"the end of {LOG.absolute()}:\n" + "\n".join(f"    {line}" for line in text)
+
+
+def hand_over(module: str, function: str, arguments: dict, show: Callable[[dict], None]) -> float:
+    """Have the worker run a stage; returns its seconds, raises UserError or WorkerError.
+
+    A worker that ends before it took the request (idle, other code) is replaced by another, silently."""
+    try:
+        idle = float(os.environ.get("FLYWHEEL_IDLE_SECONDS", "120"))
+    except ValueError:
+        raise UserError(
+            f"FLYWHEEL_IDLE_SECONDS={os.environ['FLYWHEEL_IDLE_SECONDS']} is no number of seconds"
+        ) from None
+    os.umask(mask := os.umask(0o077))
+    request = dict(zip(REQUEST, (module, function, arguments, idle, environment(), mask), strict=True))
+    for _ in range(5):
+        with _connect() as connection:
+            answer = _converse(connection, json.dumps(request).encode() + b"\n", show)
+        if answer is None:
+            continue
+        if "done" in answer:
+            return answer["done"]
+        if "error" in answer:
+            raise (UserError if answer["code"] == 2 else WorkerError)(answer["error"])
+        raise WorkerError(f"the worker died while it ran {module} (out of memory?); {log_tail()}")
+    raise WorkerError(f"the worker ended five times before it took {module}; {log_tail()}")
+
+
+def _converse(connection: socket.socket, request: bytes, show: Callable[[dict], None]) -> dict | None:
+    """The worker's last word: {"done"} or {"error"}, {} if it died in mid-stage, None if it never took the request."""
+    answer = None
+    try:
+        connection.sendall(request)
+        if not select.select([connection], [], [], 2)[0]:
+            show({"say": "waiting: the worker is busy with another stage"})
+        for answer in _lines(connection):
+            if "done" in answer or "error" in answer:
+                return answer
+            if "stale" in answer:
+                return None
+            if "started" not in answer:
+                show(answer)
+    except ConnectionError:
+        pass
+    except KeyboardInterrupt:
+        if answer is not None:  # the worker ends itself; stay until it has cleaned up, for at most 3 s
+            connection.shutdown(socket.SHUT_WR)
+            connection.settimeout(3)
+            with contextlib.suppress(OSError):
+                while connection.recv(65536):
+                    pass
+        raise
+    return None if answer is None else {}
+
+
+def _lines(connection: socket.socket) -> Iterator[dict]:
+    rest = b""
+    while data := connection.recv(65536):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """(process id, user id) of the other end, from the kernel."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not yet collected by its parent does not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+
+
+def worker_pids(root: Path) -> dict[Path, int]:
+    """Socket -> process id of every worker of this project folder that answers; removes sockets of dead ones."""
+    found = {}
+    for lock in sorted(socket_folder().glob(f"{_root_hash(root)}-*.lock")):
+        path = lock.with_suffix(".sock")
+        if connection := dial(path):
+            with connection:
+                found[path] = peer(connection)[0]
+        else:
+            tidy(path, take_lock(path))
+    return found
+
+
+def stop_workers(root: Path) -> int:
+    """End every worker of this project folder at once, in mid-stage too; returns how many there were."""
+    pids = list(worker_pids(root).values())
+    for number, patience in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 2.0)):
+        for pid in filter(alive, pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + patience
+        while any(map(alive, pids)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    worker_pids(root)  # removes what a killed one left
+    return len(pids)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--stop"]:
+        sys.exit("usage: python -m steps.runner.handover --stop    (ends this project's workers)")
+    print(f"workers ended: {stop_workers(Path.cwd())}")

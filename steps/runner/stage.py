@@ -1,0 +1,218 @@
+"""Stage runner: turns a plain function into a command whose outputs appear whole or not at all.
+
+A stage is a function of paths and parameters, `def rollout(scenarios: Input, trajectories: Output, params: RolloutParams)`,
+and its module ends with `if __name__ == "__main__": main(rollout)`. `python -m steps.rollout --help` lists the options.
+
+Not here: what stages do, seeds, staleness (DVC decides), Prefect. Importing this costs a few milliseconds and must stay so:
+the standard library alone, and what only a running stage needs is imported when one runs. Set FLYWHEEL_WORKER=off to run
+a stage in the process itself instead of the warm worker (steps/runner/worker.py); `accelerate launch` does so too, and
+what its other processes (RANK above 0) write is thrown away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steps.core.errors import UserError
+from steps.core.files import write_json
+from steps.core.progress import report_to, take_measurements
+from steps.core.terminal import Display, exit_code
+
+if TYPE_CHECKING:
+    from steps.runner.outputs import Outputs
+
+Input = Path  # exists before the stage runs
+Output = Path  # a temporary name beside the final one; the stage makes a file or a directory of it
+
+SCALARS = {"str": str, "int": int, "float": float, "bool": bool}
+MAKERS = {"scenarios": "scenarios", "trajectories": "rollout", "rewards": "score", "evaluation": "evaluate"}
+MAKERS |= dict.fromkeys(("adapter", "checkpoint", "previous"), "update (at first initialise)")
+MAKERS |= {"successes": "score (at first initialise)"}
+
+
+def signature(function: Callable) -> dict[str, tuple[str, bool, object]]:
+    """Name -> (annotation, required, default); `X | None` counts as X. Does without `inspect`, which costs 10 ms."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    defaults = dict(zip(reversed(names[: code.co_argcount]), reversed(function.__defaults__ or ()), strict=False))
+    defaults.update(function.__kwdefaults__ or {})
+    result = {}
+    for name in names:
+        kind = str(function.__annotations__.get(name)).removesuffix(" | None")
+        if kind not in ("Input", "Output") and kind not in SCALARS and not kind.endswith("Params"):
+            raise TypeError(
+                f"{function.__name__}({name}: {kind}): a stage takes Input, Output, <Name>Params, {', '.join(SCALARS)}"
+            )
+        result[name] = (kind, name not in defaults, defaults.get(name))
+    return result
+
+
+def parse(function: Callable, module: str, words: list[str]) -> dict[str, object]:
+    """The command line as {parameter: value}; `--params` stands for every parameter that is a <Name>Params."""
+    import argparse
+
+    about = (sys.modules[function.__module__].__doc__ or function.__doc__ or "").strip().split("\n\n")[0]
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about, allow_abbrev=False)
+    kinds = signature(function)
+    for name, (kind, required, default) in kinds.items():
+        option = "--" + name.replace("_", "-")
+        if kind == "bool":
+            action = argparse.BooleanOptionalAction
+            parser.add_argument(option, dest=name, action=action, required=required, default=default)
+        elif kind in ("Input", "Output"):
+            maker = MAKERS.get(name.rpartition("_")[2])
+            role = "read" + (f"; made by {maker}" if maker else "") if kind == "Input" else "written; replaced whole"
+            parser.add_argument(option, dest=name, metavar="PATH", required=required, default=default, help=role)
+        elif kind in SCALARS:
+            role = f"default: {default}" if default is not None else ""
+            parser.add_argument(option, dest=name, type=SCALARS[kind], required=required, default=default, help=role)
+    if any(kind.endswith("Params") for kind, _, _ in kinds.values()):
+        parser.add_argument("--params", metavar="PATH", default="params.yaml", help="default: params.yaml")
+    return vars(parser.parse_args(words))
+
+
+def main(function: Callable, warm: bool = True) -> None:
+    """Run the command line for a stage, in the warm worker or (`warm=False`, FLYWHEEL_WORKER=off) here; exits."""
+    spec = sys.modules["__main__"].__spec__
+    module = function.__module__ if function.__module__ != "__main__" or spec is None else spec.name
+    arguments = parse(function, module, sys.argv[1:])
+    import signal
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    warm = warm and is_warm()
+    try:
+        signal.signal(signal.SIGTERM, interrupt)
+        code = command(module, function.__name__, arguments, warm)
+    except KeyboardInterrupt:
+        code = 130
+    if warm:
+        sys.stdout.flush()
+        os._exit(code)  # taking the interpreter down costs 6 ms, and a client has nothing to clean up
+    sys.exit(code)
+
+
+def is_warm() -> bool:
+    """Whether stages are handed over to the warm worker."""
+    return os.environ.get("FLYWHEEL_WORKER") != "off" and "RANK" not in os.environ
+
+
+def command(module: str, name: str, arguments: dict, warm: bool) -> int:
+    """Run a stage for a person, or a flow: shows how far it is, explains an error; returns the exit code."""
+    show = Display(module.rpartition(".")[2])
+
+    def stage() -> None:
+        if warm:
+            from steps.runner import handover
+
+            handover.hand_over(module, name, arguments, show)
+        else:
+            report_to(show if os.environ.get("RANK", "0") == "0" else lambda _: None)
+            run(find(module, name), arguments)
+
+    return exit_code(stage, show)
+
+
+def find(module: str, name: str) -> Callable:
+    """The stage function by its real name, never by `__main__`, so that the warm and the cold way run the same object."""
+    if module.partition(".")[0] not in ("steps", "environments"):
+        raise UserError(f"{module} is no stage: only modules of steps and environments are run")
+    from importlib import import_module
+
+    function = getattr(import_module(module), name, None)
+    if function is None or getattr(function, "__module__", "") != module or not hasattr(function, "__code__"):
+        raise UserError(f"{module} has no stage function named {name}")
+    return function
+
+
+def run(function: Callable, arguments: dict) -> float:
+    """Run a stage; returns the seconds that its function took."""
+    return Run(function, arguments).execute()
+
+
+class Run:
+    """One run of a stage in this process. Its outputs are renamed into place only when the stage has returned."""
+
+    def __init__(self, function: Callable, arguments: dict) -> None:
+        self.function, self.arguments = function, arguments
+        self.outputs: Outputs | None = None  # while the stage's function runs
+
+    def execute(self) -> float:
+        """Call the stage's function; returns the seconds that it took. UserError where an input does not exist."""
+        from steps.runner.outputs import Outputs
+
+        values, inputs, finals = self._values()
+        spare = None
+        if os.environ.get("RANK", "0") != "0":
+            import tempfile
+
+            spare = Path(tempfile.mkdtemp(prefix="flywheel-"))
+            finals = {name: spare / name for name in finals}
+        take_measurements()  # of a stage that failed
+        try:
+            with Outputs(finals, inputs) as outputs:
+                self.outputs = outputs
+                started = time.perf_counter()
+                self.function(**values | outputs.temporary)
+                seconds = time.perf_counter() - started
+        finally:
+            self.outputs = None
+            if spare is not None:
+                import shutil
+
+                shutil.rmtree(spare)
+        if spare is None:
+            self._keep_timings(seconds, outputs)
+        return seconds
+
+    def _values(self) -> tuple[dict[str, object], list[Path], dict[str, Path]]:
+        """(arguments of the function, paths of its inputs, final paths of its outputs)."""
+        values: dict[str, object] = {}
+        inputs: list[Path] = []
+        finals: dict[str, Path] = {}
+        for name, (kind, _, default) in signature(self.function).items():
+            value = self.arguments.get(name, default)
+            if kind.endswith("Params"):
+                from steps.core import params
+
+                value = params.load(Path(self.arguments.get("params", "params.yaml")), getattr(params, kind))
+            elif kind == "Output" and value is not None:
+                value = finals[name] = Path(value)
+            elif kind == "Input" and value is not None:
+                value = existing(name, Path(value))
+                inputs.append(value)
+            values[name] = value
+        return values, inputs, finals
+
+    def _keep_timings(self, seconds: float, outputs: Outputs) -> None:
+        stage, measured = self.function.__module__.rpartition(".")[2], take_measurements()
+        for final in list(outputs.finals.values())[:1]:
+            timings = final.parent / "timings"
+            timings.mkdir(exist_ok=True)
+            numbers = {"stage": stage, "seconds": round(seconds, 4), **measured.numbers}
+            write_json(timings / f"{final.stem}.json", numbers)
+            if measured.turns:
+                turns = {"began": measured.began, "turns": measured.turns}
+                write_json(timings / f"{final.stem}.turns.json", turns)
+
+    def abandon(self) -> None:
+        """For another thread, just before the process ends: remove what the stage has written so far."""
+        outputs = self.outputs
+        if outputs is not None:
+            outputs.lock.acquire()  # never released: from here on nothing can be put in place
+            outputs.discard()
+
+
+def existing(name: str, path: Path) -> Path:
+    """The path of an input. UserError that says which stage makes it, where it does not exist."""
+    if not path.exists():
+        maker = MAKERS.get(name.rpartition("_")[2])
+        advice = f"it is made by the stage {maker}: run that first, or `dvc repro`" if maker else "check the path"
+        raise UserError(f"--{name.replace('_', '-')}: {path} does not exist; {advice}")
+    return path

@@ -1,0 +1,241 @@
+"""Warm worker: the process in which stages run, one after the other, so that heavy imports are paid once.
+
+It is started by the first stage's command (steps/runner/handover.py), or by hand with `python -m steps.runner.worker`
+to see its output. It ends by itself after FLYWHEEL_IDLE_SECONDS (120) without work, on SIGTERM, or when code or environment are
+no longer those it began with. If the client of the running stage goes away, the process ends at once: the stage may sit in a C++
+loop that nothing else interrupts. Only functions of steps.* and environments.* are run, only for the user who started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import io
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from steps.core import errors, progress
+from steps.runner import handover, stage
+
+RETIRE = {"retire": True}
+ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+class Worker:
+    """Serves one socket from its main thread; while a stage runs, a second one watches for signals and the client's end."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path, self.lock, self.idle = path, lock, 120.0
+        self.connection: socket.socket | None = None
+        self.run: stage.Run | None = None  # the stage that runs
+        mask = os.umask(0o077)
+        path.unlink(missing_ok=True)  # left by a dead worker: the lock is ours
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(str(path))
+        self.listener.listen(128)
+        os.umask(mask)
+        # No signal may meet a child that still writes to our pipe: it would end us.
+        os.register_at_fork(
+            before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ENDING),
+            after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING),
+            after_in_child=self._let_go,
+        )
+        self.signals, self.signalled = os.pipe()
+        os.set_blocking(self.signals, False)
+        os.set_blocking(self.signalled, False)
+
+    def _let_go(self) -> None:
+        """In a child that a stage forks: it keeps neither socket nor lock beyond the worker's life, nor its signals."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+        progress.report_to(None)
+        self.listener.close()
+        os.close(self.lock)
+        if self.connection is not None:
+            self.connection.close()
+
+    def _catch_signals(self) -> None:
+        """SIGTERM and SIGINT write to a pipe even while the main thread is in C++; a stage may have changed that."""
+        for number in ENDING:
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(self.signalled, warn_on_full_buffer=False)
+
+    def _told_to_end(self) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            return any(number in ENDING for number in os.read(self.signals, 100))
+        return False
+
+    def _watch(self, connection: socket.socket, finished: threading.Event) -> None:
+        """In a thread of its own while a stage runs: end the process when told to, or when nobody wants the result."""
+        watched = select.poll()
+        watched.register(connection, select.POLLIN | select.POLLRDHUP)
+        watched.register(self.signals, select.POLLIN)
+        while not finished.is_set():
+            ready = [descriptor for descriptor, _ in watched.poll()]
+            if finished.is_set():
+                return  # a signal stays in the pipe for the main thread
+            if connection.fileno() in ready:
+                self.end("the client has gone", 130)
+            if self._told_to_end():
+                self.end("told to", 143)
+
+    def end(self, why: str, code: int) -> None:
+        """End at once, from whatever thread: the running stage's unfinished outputs go, then the socket.
+
+        Whatever goes wrong with that, it ends: the stage's thread waits for the outputs' lock, and clients for the stage."""
+        try:
+            if self.run is not None:
+                self.run.abandon()
+            _log(f"ends: {why}")
+            handover.tidy(self.path, self.lock)
+        except Exception:
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def serve(self) -> None:
+        """Until idle, told to end, retired or outdated. Then an ordinary exit, with 5 s for whatever libraries do there."""
+        why, since = "", time.monotonic()
+        while not why:
+            self._catch_signals()
+            waiting: list[socket.socket | int] = [self.listener, self.signals]
+            ready = select.select(waiting, [], [], max(0, since + self.idle - time.monotonic()))[0]
+            if not ready:
+                why = f"idle for {self.idle:g} s"
+            elif self.signals in ready and self._told_to_end():
+                why = "told to"
+            elif self.listener in ready:
+                self.connection = self.listener.accept()[0]
+                with self.connection, contextlib.suppress(ConnectionError, TimeoutError):
+                    if (request := self._request(self.connection)) is not None:
+                        why = self._answer(self.connection, request)
+                        since = time.monotonic()
+        handover.tidy(self.path, self.lock)
+        _log(f"ends: {why}")
+        signal.alarm(5)
+
+    def _request(self, connection: socket.socket) -> dict | None:
+        """What the client wants; None if it went away while it waited, or only asked who is here."""
+        if handover.peer(connection)[1] != os.getuid():
+            return None
+        connection.settimeout(10)
+        line = b""
+        while not line.endswith(b"\n"):
+            if not (data := connection.recv(65536)):
+                return None
+            line += data
+        connection.settimeout(None)
+        with contextlib.suppress(ValueError):
+            request = json.loads(line)
+            if request == RETIRE or (isinstance(request, dict) and request.keys() == set(handover.REQUEST)):
+                gone = select.select([connection], [], [], 0)[0]
+                return request if request == RETIRE or not gone else None
+        connection.sendall(b'{"error": "this is no request", "code": 2}\n')
+        return None
+
+    def _answer(self, connection: socket.socket, request: dict) -> str:
+        """Serve one request; returns why the worker should end now, if it should."""
+        if request == RETIRE:
+            return "another worker took over"
+        sending = threading.Lock()
+
+        def send(message: dict) -> None:
+            with sending, contextlib.suppress(ConnectionError):
+                connection.sendall(json.dumps(message).encode() + b"\n")
+
+        if handover.socket_path() != self.path:
+            send({"stale": True})
+            return "code or environment changed"
+        send({"started": os.getpid()})
+        self.idle = request["idle_seconds"]
+        finished = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(connection, finished), daemon=True)
+        watch.start()
+        answer = self._run(request, send)
+        finished.set()
+        send(answer)
+        with contextlib.suppress(OSError):  # gone already
+            connection.shutdown(socket.SHUT_RDWR)
+        watch.join()
+        if "stale" in answer:
+            return "the stage needs a process of its own"
+        return "" if handover.socket_path() == self.path else "code or environment changed"
+
+    def _run(self, request: dict, send: Callable[[dict], None]) -> dict:
+        """Run one stage as its client would have: with its environment variables and umask, put back afterwards."""
+        before, folder, mask = dict(os.environ), Path.cwd(), os.umask(request["umask"])
+        _log(f"{request['module']} {json.dumps(request['arguments'])}")
+        progress.report_to(send)
+        try:
+            _set_environment(request["environment"])
+            self.run = stage.Run(stage.find(request["module"], request["function"]), request["arguments"])
+            seconds = self.run.execute()
+            _log(f"{request['module']} took {seconds:.3f} s")
+            return {"done": seconds}
+        except errors.FreshProcessNeeded:
+            return {"stale": True}
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                print(errors.masked("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+            text, code = errors.explain(error)
+            return {"error": text, "code": code}
+        finally:
+            self.run = None
+            progress.report_to(None)
+            _set_environment(before)
+            os.chdir(folder)
+            os.umask(mask)
+
+
+def _set_environment(wanted: dict[str, str]) -> None:
+    for name in set(os.environ) - set(wanted):
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _log(text: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk must not keep the client from its answer
+        print(f"{time.strftime('%H:%M:%S')} worker {os.getpid()}: {text}", flush=True)
+
+
+def main(words: list[str]) -> int:
+    """`words`: the socket that the client waits for and the lock that it passes on; none when started by hand."""
+    faulthandler.enable()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # the log's end is shown when the worker dies
+    path = handover.socket_path()
+    if words and words[0] != str(path):
+        os.close(int(words[1]))
+        return handover.STALE
+    lock = int(words[1]) if words else handover.take_lock(path)
+    if lock is None:
+        print("this project already has a worker for this code and environment", file=sys.stderr)
+        return 1
+    os.set_inheritable(lock, False)
+    for name in handover.CLIENTS_OWN:
+        os.environ.pop(name, None)
+    worker = Worker(path, lock)
+    for other in handover.worker_pids(Path.cwd()):
+        if other != path and (connection := handover.dial(other)):
+            with connection:
+                connection.sendall(json.dumps(RETIRE).encode() + b"\n")
+    worker.serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

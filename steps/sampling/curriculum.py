@@ -1,0 +1,87 @@
+"""Curriculum: scenarios that were too easy or too hard lately are sampled less.
+
+Where all attempts at a scenario end alike, comparing them teaches nothing. What counts is measured in this run: the stage
+score hands on run/NNN/successes.json, attempts and successes by scenario for each iteration so far (initialise writes the
+first, empty one), and the next iteration's rollout reads it. A scenario that was attempted within the window is judged by
+its own share of successes; any other by its slice's, which are the scenarios with the same kind and difficulty where its
+data has them; without either its weight is 1. No weight is 0, so that what was too hard comes back.
+
+What is left out: attempts that could not be scored, which say nothing of the scenario, and a promise that every scenario
+is played before any is played again, which rollout gives without a curriculum.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from environments.base import Scenario
+    from steps.core.params import Curriculum
+    from steps.core.records import Reward
+
+KEPT = 50  # iterations in the file, and so the widest window: it does not grow without end
+
+Counts = Mapping[str, Sequence[int]]  # scenario id -> (attempts, successes)
+
+
+class Standing(NamedTuple):
+    """What is known of a scenario within the window, and how likely it is therefore to be drawn."""
+
+    id: str
+    slice: str | None
+    attempts: int
+    successes: int
+    judged_by: str | None  # "scenario" or "slice": whose attempts these are
+    weight: float
+
+
+def extend(history: Sequence[Counts], rewards: Iterable[Reward]) -> list[Counts]:
+    """The history, oldest first, with an iteration more."""
+    counts: dict[str, list[int]] = {}
+    for reward in rewards:
+        if reward.score is not None:
+            attempts, successes = counts.get(reward.scenario_id, (0, 0))
+            counts[reward.scenario_id] = [attempts + 1, successes + reward.success]
+    return [*history, dict(sorted(counts.items()))][-KEPT:]
+
+
+def weigh(scenarios: Sequence[Scenario], history: Sequence[Counts], settings: Curriculum) -> list[Standing]:
+    """A standing for each scenario, in the same order."""
+    own: dict[str, list[int]] = {}
+    for iteration in history[-settings.window :]:
+        for name, counts in iteration.items():
+            _add(own, name, counts)
+    slices: dict[str, list[int]] = {}
+    for scenario in scenarios:
+        if (part := slice_of(scenario)) is not None and scenario.id in own:
+            _add(slices, part, own[scenario.id])
+    made = []
+    for scenario in scenarios:
+        part = slice_of(scenario)
+        judged_by = "scenario" if scenario.id in own else "slice" if part in slices else None
+        attempts, successes = own[scenario.id] if judged_by == "scenario" else slices.get(part or "", [0, 0])
+        extreme = judged_by is not None and not settings.low <= successes / attempts <= settings.high
+        weight = settings.floor if extreme else 1.0
+        made.append(Standing(scenario.id, part, attempts, successes, judged_by, weight))
+    return made
+
+
+def slice_of(scenario: Scenario) -> str | None:
+    """Kind and difficulty, as far as the data has them."""
+    known = [f"{key} {scenario.data[key]}" for key in ("kind", "difficulty") if key in scenario.data]
+    return ", ".join(known) or None
+
+
+def _add(totals: dict[str, list[int]], name: str, counts: Sequence[int]) -> None:
+    attempts, successes = totals.get(name, (0, 0))
+    totals[name] = [attempts + counts[0], successes + counts[1]]
+
+
+def draw(standings: Sequence[Standing], count: int, iteration: int, seed: int) -> list[int]:
+    """Places of `count` different scenarios, each next one drawn by weight among those that are left: the first to ring of
+    exponential clocks, whose rates are the weights. The same seed and iteration give the same places."""
+    rng = random.Random(f"curriculum {seed} {iteration}")
+    rings = [rng.expovariate(standing.weight) for standing in standings]
+    return sorted(range(len(standings)), key=rings.__getitem__)[:count]

@@ -1,0 +1,184 @@
+"""vLLM in this process: one engine, kept for the life of the process, that samples token by token ids.
+
+Left out on purpose: text in or out, per-request seeds (vLLM's CPU sampler has none: a batch is seeded as a whole), and any
+server. Same batch, same seed, same adapter: same tokens and logprobs, in a fresh process and in a warm one.
+
+    sampler = engine.sampler(policy, adapter, temperature=1.0, max_tokens=64, seed=1)
+    sampler.submit(0, prompt_ids)
+    while sampler.pending: for done in sampler.step(): …
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from steps.core.errors import FreshProcessNeeded, UserError
+from steps.core.progress import say
+from steps.policy.adapter import adapter_hash
+from steps.policy.loading import adapted_layers, explained, load_tokenizer
+from steps.policy.machine import before_training, cores
+
+if TYPE_CHECKING:
+    from steps.core.params import Policy
+
+_engines: dict[str, Engine] = {}  # at most one
+COPIES = Path(".flywheel/adapters")  # of the adapters in use, by process and content hash
+
+
+class Sampled(NamedTuple):
+    """One finished turn."""
+
+    key: int
+    completion_ids: tuple[int, ...]  # [C]
+    logprobs: tuple[float, ...]  # [C] nats, of the distribution sampled from (temperature included); empty when greedy
+    finish_reason: str  # stop or length
+
+
+class Engine:
+    """vLLM's LLMEngine and what it was made for."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.folder = COPIES.absolute() / str(os.getpid())
+        self.known: dict[str, int] = {}
+        self.asleep = False
+        self.llm = self._start()
+
+    def _start(self) -> Any:
+        for left in COPIES.glob("*"):  # by processes that are gone
+            if not Path(f"/proc/{left.name}").exists() or left == self.folder:
+                shutil.rmtree(left)
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores())))
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        import torch
+        from transformers import AutoConfig
+        from vllm import EngineArgs, LLMEngine
+
+        on_gpu = torch.cuda.is_available()
+        if not on_gpu:
+            from steps.sampling import lora_cpu
+
+            lora_cpu.use()
+        load_tokenizer(self.policy)  # an unknown model fails here in one sentence, not deep inside the engine
+        with explained(self.policy):
+            layers = adapted_layers(AutoConfig.from_pretrained(self.policy.base_model, revision=self.policy.revision))
+        if layers and not on_gpu:
+            raise UserError(
+                f"policy.base_model: {self.policy.base_model} is a mixture of experts, and this build of vLLM serves its "
+                "adapters on a GPU alone"
+            )
+        arguments = EngineArgs(
+            model=self.policy.base_model,
+            revision=self.policy.revision,
+            dtype=self.policy.dtype,
+            max_model_len=self.policy.context,
+            enable_lora=True,
+            max_lora_rank=_allowed_rank(self.policy.lora.rank),
+            max_loras=1,
+            lora_target_modules=layers,
+            enable_prefix_caching=True,
+            enforce_eager=not on_gpu,
+            logprobs_mode="processed_logprobs",
+            gpu_memory_utilization=self.policy.gpu_memory,
+            enable_sleep_mode=on_gpu,
+            disable_log_stats=True,
+            seed=0,
+        )
+        with explained(self.policy):
+            return LLMEngine.from_engine_args(arguments)
+
+    def lora(self, adapter: Path) -> Any:
+        """A request for this adapter. Name and path hold its content hash: vLLM caches by them."""
+        from vllm.lora.request import LoRARequest
+
+        name = adapter_hash(adapter)
+        path = self.folder / name
+        if name not in self.known:
+            self.known[name] = len(self.known) + 1
+            shutil.copytree(adapter, path)
+        return LoRARequest(name, self.known[name], str(path))
+
+    def sleep(self) -> None:
+        """Give the GPU's memory to the trainer."""
+        if self.llm.vllm_config.model_config.enable_sleep_mode and not self.asleep:
+            self.llm.sleep(level=1)
+            self.asleep = True
+
+    def wake(self) -> None:
+        if self.asleep:
+            self.llm.wake_up()
+            self.asleep = False
+
+
+class Sampler:
+    """A batch of requests to one adapter with one set of sampling parameters."""
+
+    def __init__(
+        self, engine: Engine, adapter: Path, temperature: float, max_tokens: int, stop: int, seed: int
+    ) -> None:
+        import torch
+        from vllm import SamplingParams
+
+        engine.wake()
+        engine.llm.reset_prefix_cache()
+        self.engine = engine.llm
+        self.lora = engine.lora(adapter)
+        self.keys: dict[str, int] = {}
+        self.sampling = SamplingParams(
+            temperature=temperature,
+            max_tokens=max_tokens,
+            stop_token_ids=[stop],
+            ignore_eos=True,  # the template's own end of turn decides
+            logprobs=0 if temperature > 0 else None,
+            detokenize=False,
+        )
+        torch.manual_seed(seed)
+
+    @property
+    def pending(self) -> int:
+        return len(self.keys)
+
+    def submit(self, key: int, prompt_ids: list[int]) -> None:
+        """Queue one turn; `key` comes back with it."""
+        self.keys[str(key)] = key
+        prompt: Any = {"prompt_token_ids": prompt_ids}
+        self.engine.add_request(str(key), prompt, self.sampling, lora_request=self.lora)
+
+    def step(self) -> list[Sampled]:
+        """One engine step; the turns that it finished, in the order of their keys."""
+        done = []
+        for output in self.engine.step():
+            if not output.finished:
+                continue
+            [best] = output.outputs
+            ids = tuple(best.token_ids)
+            logprobs = tuple(found[token].logprob for token, found in zip(ids, best.logprobs or (), strict=False))
+            done.append(Sampled(self.keys.pop(output.request_id), ids, logprobs, str(best.finish_reason)))
+        return sorted(done)
+
+
+def sampler(policy: Policy, adapter: Path, temperature: float, max_tokens: int, stop: int, seed: int) -> Sampler:
+    """A sampler on this process's engine, which is started if need be. Temperature 0 is greedy."""
+    return Sampler(get(policy), adapter, temperature, max_tokens, stop, seed)
+
+
+def get(policy: Policy) -> Engine:
+    """The engine of this policy."""
+    key = policy.model_dump_json()
+    if key not in _engines:
+        if _engines:
+            raise FreshProcessNeeded("this process samples for another policy already")
+        say(f"starting vLLM for {policy.base_model}")
+        _engines[key] = Engine(policy)
+        before_training(_engines[key].sleep)
+    return _engines[key]
+
+
+def _allowed_rank(rank: int) -> int:
+    """vLLM takes these values alone for its largest rank."""
+    return next(allowed for allowed in (8, 16, 32, 64, 128, 256, 320, 512) if allowed >= rank)

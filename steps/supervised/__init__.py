@@ -1,0 +1,1 @@
+"""Builds small policies from demonstrations."""

@@ -1,0 +1,285 @@
+"""Builds the embedded policy from nothing: tokenizer, chat template and a small Qwen3-architecture model.
+
+It is trained on scripted demonstrations of email_search (steps/supervised/demonstrations.py), sloppy ones among them,
+and on random
+token sequences that repeat, from which a small transformer learns to copy from its context (induction; without them it
+picks rows by chance). It can then do every part of the task and is unreliable at it, which is what reinforcement learning
+is for. Run once; the result is committed:
+
+    dvc unfreeze embedded_policy && dvc repro --single-item --force embedded_policy
+
+What is left out: any data or weights from elsewhere, and any language beyond the demonstrations.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from steps.core.progress import progress, say
+from steps.runner.stage import Output, main
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+    from steps.supervised.demonstrations import Habits
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TOOLS_INTRODUCTION = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+)
+CALLS_INTRODUCTION = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+# Texts that every prompt or call repeats, as one token each: they hold no choice, and cost a small model its time.
+FIXED_TEXTS = (
+    TOOLS_INTRODUCTION,
+    CALLS_INTRODUCTION,
+    '\n{"type": "function", "function": {"name": "',
+    '", "description": "',
+    '", "parameters": {"type": "object", "properties": {"',
+    '": {"type": "string", "description": "',
+    '": {"type": "array", "items": {"type": "string"}, "description": "',
+    '": {"type": "string", "enum": ["',
+    '"}}, "required": ["',
+    '"]}}}',
+    '<tool_call>\n{"name": "',
+    '", "arguments": {"',
+    '"}}\n</tool_call>',
+    '"]}}\n</tool_call>',
+    "<tool_response>\n",
+    "\n</tool_response>",
+)
+# Lower-case words carry the space before them; names and numbers do not, so that they are the same token in a question, in
+# a mail and inside the quotes of a call, and can be copied. Digits go by threes.
+WORDS = r" ?[a-z_]+|\p{Lu}?\p{L}+|\p{L}|\p{N}{1,3}|[^\p{L}\p{N}]+"
+
+# Renders messages, tools and tool calls as Qwen's own templates do.
+CHAT_TEMPLATE = (
+    """{%- set system = messages[0].content if messages[0].role == 'system' else '' -%}
+{%- if system or tools -%}
+{{- '<|im_start|>system\\n' + system -}}
+{%- if tools -%}
+{{- ('\\n\\n' if system else '') + """
+    + json.dumps(TOOLS_INTRODUCTION)
+    + """ -}}
+{%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%}
+{{- """
+    + json.dumps(CALLS_INTRODUCTION)
+    + """ -}}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
+{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' -}}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
+{%- elif message.role != 'system' -%}
+{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '\\n' if message.content or not loop.first -}}
+{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
+{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson -}}
+{{- '}\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+)
+
+WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, INNER = 128, 4, 4, 2, 32, 384
+CONTEXT = 2048
+SEED = 7
+STEPS = 1800  # on mixed demonstrations: skills
+HABIT_STEPS = 250  # then on sloppy ones: habits
+DEMONSTRATIONS = 16  # a step
+REPEATS = 64  # a step: random sequences that repeat
+LEARNING_RATE, HABIT_LEARNING_RATE, WARM_UP, WEIGHT_DECAY = 1.5e-3, 5e-4, 100, 0.05
+CORPUS = 2000  # demonstrations that the tokenizer is made from
+
+
+def embedded_policy(policy: Output, steps: int = STEPS, habit_steps: int = HABIT_STEPS) -> None:
+    """Write the policy's folder: weights (float32 safetensors), configuration, tokenizer and chat template."""
+    import torch
+
+    from steps.supervised.demonstrations import MIXED, SLOPPY
+
+    torch.manual_seed(SEED)
+    torch.set_num_threads(2)
+    tokenizer = make_tokenizer(corpus())
+    model = make_model(len(tokenizer))
+    say(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens")
+    train(model, tokenizer, steps, LEARNING_RATE, MIXED)
+    train(model, tokenizer, habit_steps, HABIT_LEARNING_RATE, SLOPPY)
+    policy.mkdir()
+    model.save_pretrained(policy)
+    tokenizer.save_pretrained(policy)
+
+
+def make_tokenizer(
+    texts: Iterable[str], pattern: str = WORDS, fixed: Sequence[str] = FIXED_TEXTS
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of the texts' words, which a pattern splits; each fixed text is one token."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    words.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=4096,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    words.train_from_iterator(texts, trainer)
+    words.add_tokens([AddedToken(text, normalized=False) for text in fixed])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        pad_token=SPECIAL[0],
+        eos_token=SPECIAL[2],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=CONTEXT,
+    )
+
+
+def corpus() -> Iterator[str]:
+    from environments import _mailbox
+    from environments.email_search import SYSTEM, EmailSearch
+    from steps.supervised.demonstrations import MIXED, demonstrations
+
+    numbers = [f"{number:0{width}d}" for width in (1, 2, 3) for number in range(10**width)]
+    names = [*_mailbox.FIRST_NAMES, *_mailbox.LAST_NAMES, *_mailbox.PROJECTS, *_mailbox.CITIES, *_mailbox.COMPANIES]
+    yield " ".join((numbers + names + _mailbox.MONTHS) * 3)
+    yield "system user assistant " * 3
+    yield SYSTEM + json.dumps([tool.schema for tool in EmailSearch.tools().values()])
+    for messages in itertools.islice(demonstrations(SEED + 1, MIXED), CORPUS):
+        for message in messages:
+            yield message["content"]
+            yield json.dumps(message.get("tool_calls") or "")
+
+
+def make_model(tokens: int) -> Qwen3ForCausalLM:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=tokens,
+        hidden_size=WIDTH,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_SIZE,
+        max_position_embeddings=CONTEXT,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def train(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, learning_rate: float, habits: Habits
+) -> None:
+    """AdamW, cosine schedule; the loss of assistants' turns and of repeats, each averaged over its tokens."""
+    import torch
+
+    optimizer, schedule = make_optimizer(model, learning_rate, steps)
+    demonstrated = tokenized_demonstrations(tokenizer, habits)
+    rng = random.Random(SEED)
+    model.train()
+    for step in range(steps):
+        rows = sorted(itertools.islice(demonstrated, DEMONSTRATIONS), key=lambda row: len(row[0]))
+        half = DEMONSTRATIONS // 2
+        losses = [batch_loss(model, part) * len(part) / DEMONSTRATIONS for part in (rows[:half], rows[half:])]
+        repeats = batch_loss(model, [repeated_sequence(rng, len(tokenizer)) for _ in range(REPEATS)])
+        loss = losses[0] + losses[1]
+        (loss + repeats).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        progress(step + 1, steps, f"loss {loss.item():.3f}, of repeats {repeats.item():.3f}")
+        if (step + 1) % 100 == 0:
+            say(f"step {step + 1}: loss {loss.item():.4f}, of repeats {repeats.item():.4f}")
+    model.eval()
+
+
+def make_optimizer(model: Qwen3ForCausalLM, learning_rate: float, steps: int) -> tuple[Any, Any]:
+    """AdamW, which lets norms be, and its schedule: a warm-up, then a cosine down to 0."""
+    import torch
+
+    decay = [value for value in model.parameters() if value.dim() > 1]
+    others = [value for value in model.parameters() if value.dim() <= 1]
+    groups = [{"params": decay, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, learning_rate, total_steps=steps, pct_start=min(0.5, WARM_UP / steps), cycle_momentum=False
+    )
+    return optimizer, schedule
+
+
+Row = tuple[list[int], list[int]]  # token ids, and 1 where a token is learnt; 2: learnt by a weight of its own
+
+
+def tokenized_demonstrations(tokenizer: PreTrainedTokenizerFast, habits: Habits) -> Iterator[Row]:
+    """Demonstrations as rollouts would have sampled them; the assistant's tokens are learnt."""
+    from environments.email_search import EmailSearch
+    from steps.policy.chat import Chat
+    from steps.supervised.demonstrations import demonstrations
+
+    chat = Chat(tokenizer, [tool.schema for tool in EmailSearch.tools().values()])
+    for messages in demonstrations(SEED, habits):
+        ids = chat.prompt_ids(messages[:2])
+        learnt = [0] * len(ids)
+        for turn, observation in zip(messages[2::2], messages[3::2], strict=True):
+            sampled = chat.completion_ids(turn)
+            shown = [] if observation is messages[-1] else chat.suffix_ids([observation])
+            ids += sampled + shown
+            learnt += [1] * len(sampled) + [0] * len(shown)
+        yield ids, learnt
+
+
+def repeated_sequence(rng: random.Random, tokens: int) -> Row:
+    """Random tokens, a part of which comes again after a gap: its second coming is learnt, but for the first token."""
+    part = [rng.randrange(3, tokens) for _ in range(rng.randrange(8, 40))]
+    before = [rng.randrange(3, tokens) for _ in range(rng.randrange(0, 16))]
+    gap = [rng.randrange(3, tokens) for _ in range(rng.randrange(0, 40))]
+    ids = before + part + gap + part
+    return ids, [0] * (len(ids) - len(part) + 1) + [1] * (len(part) - 1)
+
+
+def batch_loss(model: Qwen3ForCausalLM, rows: list[Row], weight: float = 0.0) -> Any:
+    """Mean cross-entropy (nats) of the learnt tokens: of those marked 1, and by its weight of those marked 2.
+
+    Rows are padded on the right, which a causal model does not see.
+    """
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    length = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([ids + [0] * (length - len(ids)) for ids, _ in rows])  # (B, T)
+    learnt = torch.tensor([mask + [0] * (length - len(mask)) for _, mask in rows])[:, 1:]
+    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
+    own, others = (
+        cross_entropy(model.lm_head(hidden[part]), ids[:, 1:][part]) if part.any() else None
+        for part in (learnt == 1, learnt == 2)
+    )
+    return own if others is None else own + weight * others
+
+
+if __name__ == "__main__":
+    main(embedded_policy, warm=False)

@@ -1,0 +1,1 @@
+"""Traces of what the agent did, sent to MLflow and Langfuse."""

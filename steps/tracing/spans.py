@@ -1,0 +1,162 @@
+"""Spans: made with one OpenTelemetry tracer provider, with ids that are hashes, and the attributes of Langfuse and MLflow.
+
+Langfuse's are those of its SDK 5 (langfuse._client.attributes), MLflow's those of mlflow.tracing.constant. What each is sent
+lacks the other's (`without`). No exporter here: steps/tracing/langfuse.py and steps/tracing/to_mlflow.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan, Span
+
+TYPES = {"agent": "AGENT", "span": "CHAIN", "generation": "CHAT_MODEL", "tool": "TOOL"}  # Langfuse's and MLflow's names
+
+
+class Score(NamedTuple):
+    """One score of a trace, and who gave it."""
+
+    name: str
+    value: float | bool
+    comment: str
+    by_model: bool  # a language model that judges, not code
+    source: str
+
+
+class Trace(NamedTuple):
+    """A finished trace: its spans, the first of which is the root, and its scores."""
+
+    id: str  # 32 hexadecimal digits
+    spans: list[ReadableSpan]
+    scores: list[Score]
+    tags: dict[str, str]
+
+
+class Recorder:
+    """Makes spans with one tracer provider. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
+        from opentelemetry.sdk.trace.id_generator import IdGenerator
+        from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+        recorder = self
+
+        class Hashes(IdGenerator):
+            def generate_trace_id(self) -> int:
+                return recorder.trace_id
+
+            def generate_span_id(self) -> int:
+                return recorder.span_id
+
+        class Keep(SpanProcessor):
+            def on_end(self, span: ReadableSpan) -> None:
+                recorder.ended.append(span)
+
+        self.trace_id = self.span_id = 1
+        self.ended: list[ReadableSpan] = []
+        self.common: dict[str, Any] = {}  # attributes of every span of a trace
+        provider = TracerProvider(
+            sampler=ALWAYS_ON,
+            resource=Resource({"service.name": "agent-flywheel"}),
+            id_generator=Hashes(),
+            span_limits=SpanLimits(max_attributes=SpanLimits.UNSET, max_attribute_length=SpanLimits.UNSET),
+            shutdown_on_exit=False,
+        )
+        provider.add_span_processor(Keep())
+        self.tracer = provider.get_tracer("agent-flywheel")
+
+    def begin(self, trace: str, common: dict[str, Any]) -> None:
+        """The spans that follow are of this trace."""
+        self.trace_id, self.ended, self.common = int(trace, 16), [], common
+
+    def span(
+        self,
+        path: str,  # of the span in its trace: what its id is made of
+        name: str,
+        kind: str,
+        times: tuple[float, float],
+        parent: Span | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        error: str | None = None,
+    ) -> Span:
+        """A span from begin to end (Unix seconds). Attributes must be masked; None is left out."""
+        from opentelemetry.context import Context
+        from opentelemetry.trace import Status, StatusCode, set_span_in_context
+
+        self.span_id = int.from_bytes(hashlib.sha256(f"{self.trace_id:x} {path}".encode()).digest()[:8]) or 1
+        given = {"mlflow.spanType": TYPES[kind], "langfuse.observation.type": kind, **self.common, **(attributes or {})}
+        if error is not None:
+            given |= {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": error}
+        span: Any = self.tracer.start_span(
+            name,
+            context=set_span_in_context(parent, Context()) if parent is not None else Context(),
+            start_time=int(times[0] * 1e9),
+            attributes={key: value for key, value in given.items() if value is not None},
+        )
+        span.set_status(Status(StatusCode.ERROR, error) if error is not None else Status(StatusCode.OK))
+        span.end(end_time=int(times[1] * 1e9))
+        return span
+
+    def finish(self, scores: list[Score], tags: dict[str, str]) -> Trace:
+        """The trace that was begun; its root, ended first, is its first span."""
+        return Trace(f"{self.trace_id:032x}", self.ended, scores, tags)
+
+
+def trace_attributes(
+    name: str, session: str, environment: str, labels: Sequence[str], told: Mapping[str, str]
+) -> dict[str, Any]:
+    """What Langfuse wants on every span of a trace, so that each can be filtered by it. MLflow takes the session too."""
+    return {
+        "session.id": session,
+        "langfuse.session.id": session,
+        "langfuse.environment": environment,
+        "langfuse.trace.name": name,
+        "langfuse.trace.tags": list(labels),
+        **{f"langfuse.trace.metadata.{key}": value for key, value in told.items()},
+    }
+
+
+def said(given: str, answer: str | None) -> dict[str, Any]:
+    """A span's input and output, as JSON, for both."""
+    return {
+        "langfuse.observation.input": given,
+        "langfuse.observation.output": answer,
+        "mlflow.spanInputs": given,
+        "mlflow.spanOutputs": answer,
+    }
+
+
+def without(spans: Sequence[ReadableSpan], prefix: str) -> list[ReadableSpan]:
+    """The spans less the attributes that are for another: the messages would be in them twice."""
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    return [
+        ReadableSpan(
+            one.name,
+            context=one.context,
+            parent=one.parent,
+            resource=one.resource,
+            attributes={key: value for key, value in (one.attributes or {}).items() if not key.startswith(prefix)},
+            kind=one.kind,
+            status=one.status,
+            start_time=one.start_time,
+            end_time=one.end_time,
+            instrumentation_scope=one.instrumentation_scope,
+        )
+        for one in spans
+    ]
+
+
+def hashed(*parts: str) -> str:
+    """32 hexadecimal digits."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

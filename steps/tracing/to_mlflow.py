@@ -1,0 +1,130 @@
+"""MLflow's traces: into its database directly, or to its server over OpenTelemetry's protocol; scores as feedback on them.
+
+A trace is linked to its iteration's run, and has tags (search: `tags.stop_reason = 'error'`, `feedback.reward > 1`).
+The database is written with the conversion that MLflow's own server uses. What is sent again replaces what was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from steps.tracing.deliveries import Deliveries, Parcel, Post
+from steps.tracing.langfuse import parts
+from steps.tracing.spans import Trace, hashed, without
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Assessment
+
+LINKED = 100  # traces that MLflow links to a run at once
+POSTED = 20  # traces in a request: its server takes some 10 ms for each, and more on a busy machine
+
+
+class Mlflow:
+    """An experiment of a store. `deliveries` is None for a database, which is written to at once."""
+
+    def __init__(self, client: MlflowClient, uri: str, experiment: str, tell: Callable[[str], None]) -> None:
+        self.client, self.experiment = client, experiment
+        self.server = uri.rstrip("/") if uri.startswith(("http://", "https://")) else None
+        self.deliveries: Deliveries | None = None
+        if self.server is not None:
+            from steps.project.store import hidden
+
+            self.deliveries = Deliveries(f"MLflow at {hidden(self.server)}", tell)
+
+    def send(self, traces: Sequence[Trace], run_id: str) -> None:
+        """Write to the database, or hand over to the threads that post to the server."""
+        if self.deliveries is None:
+            self._write(traces, run_id)
+            return
+        for part in parts(traces):
+            for begin in range(0, len(part), POSTED):
+                some = part[begin : begin + POSTED]
+                self.deliveries.send(Parcel(self._posts(some, run_id), "traces", len(some)))
+
+    def _write(self, traces: Sequence[Trace], run_id: str) -> None:
+        from mlflow.entities import Span
+        from mlflow.store.tracking.dbmodels.models import SqlAssessments, SqlTraceTag
+        from mlflow.store.tracking.sqlalchemy_store import _bulk_upsert
+        from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
+        store: Any = self.client._tracing_client.store
+        for begin in range(0, len(traces), LINKED):
+            some = traces[begin : begin + LINKED]
+            sent = encode_spans(without([span for one in some for span in one.spans], "langfuse."))
+            spans = [
+                Span.from_otel_proto(span)  # without the resource, which would be a tag
+                for group in sent.resource_spans
+                for scope in group.scope_spans
+                for span in scope.spans
+            ]
+            store.log_spans(self.experiment, spans)
+            store.link_traces_to_run([named(one) for one in some], run_id)
+            tags = [
+                {"request_id": named(one), "key": key, "value": text} for one in some for key, text in one.tags.items()
+            ]
+            rows = []
+            columns = [column.name for column in SqlAssessments.__table__.columns if not column.computed]
+            for one in some:
+                for feedback in feedbacks(one):
+                    row = SqlAssessments.from_mlflow_entity(feedback)
+                    row.experiment_id, row.trace_timestamp_ms = int(self.experiment), feedback.create_time_ms
+                    rows.append({name: getattr(row, name) for name in columns})
+            with store.ManagedSessionMaker(read_only=False) as session:
+                _bulk_upsert(session, SqlTraceTag, tags)  # in one statement; as attributes each would cost two
+                _bulk_upsert(session, SqlAssessments, rows)
+
+    def _posts(self, traces: Sequence[Trace], run_id: str) -> list[Post]:
+        """For each trace what is said of it, its feedback with it; then the spans of all."""
+        from mlflow.entities import TraceInfo, TraceLocation, TraceState
+        from mlflow.entities.trace import Trace as Whole
+        from mlflow.entities.trace_data import TraceData
+        from mlflow.protos.service_pb2 import StartTraceV3
+        from mlflow.tracing.utils.otlp import build_otlp_headers
+        from mlflow.utils.proto_json_utils import message_to_json
+        from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
+        headers = build_otlp_headers(self.experiment)
+        posts = []
+        for one in traces:
+            root = one.spans[0]
+            assert root.start_time is not None
+            assert root.end_time is not None
+            info = TraceInfo(
+                trace_id=named(one),
+                trace_location=TraceLocation.from_experiment_id(self.experiment),
+                request_time=root.start_time // 1_000_000,
+                execution_duration=(root.end_time - root.start_time) // 1_000_000,
+                state=TraceState.OK if root.status.is_ok else TraceState.ERROR,
+                tags={"mlflow.traceName": root.name, **one.tags},
+                assessments=feedbacks(one),
+            )
+            body = message_to_json(StartTraceV3(trace=Whole(info=info, data=TraceData(spans=[])).to_proto()))
+            url = f"{self.server}/api/3.0/mlflow/traces"
+            posts.append(Post(url, body.encode(), {**headers, "Content-Type": "application/json"}))
+        spans = encode_spans(without([span for one in traces for span in one.spans], "langfuse.")).SerializeToString()
+        headers |= {"x-mlflow-run-id": run_id, "Content-Type": "application/x-protobuf"}
+        return [*posts, Post(f"{self.server}/v1/traces", spans, headers)]
+
+
+def named(trace: Trace) -> str:
+    """MLflow's name of a trace."""
+    return f"tr-{trace.id}"
+
+
+def feedbacks(trace: Trace) -> list[Assessment]:
+    """The scores as feedback: what code or a language model says of the trace. Ids are hashes."""
+    from mlflow.entities import AssessmentSource, Feedback
+
+    root = trace.spans[0]
+    assert root.start_time is not None
+    when = root.start_time // 1_000_000
+    found: list[Assessment] = []
+    for one in trace.scores:
+        source = AssessmentSource("LLM_JUDGE" if one.by_model else "CODE", one.source)
+        feedback = Feedback(name=one.name, value=one.value, rationale=one.comment or None, source=source)
+        feedback.trace_id, feedback.assessment_id = named(trace), f"a-{hashed('feedback', trace.id, one.name)}"
+        feedback.create_time_ms = feedback.last_update_time_ms = when
+        found.append(feedback)
+    return found

@@ -1,0 +1,1 @@
+"""What a run measured, written to MLflow and Weights & Biases."""

@@ -1,0 +1,139 @@
+"""System metrics: what this machine did while a flow ran (processor, memory, disk, network, GPUs), under MLflow's own names.
+
+    with sampled() as drain:           # FLYWHEEL_SYSTEM_METRICS=off: there is never a sample
+        samples = drain()              # since the last time; steps/tracking/tracker.py logs them with an iteration
+
+A daemon thread reads the counters of the whole machine every 2 s (0.1 ms each time). MLflow's own monitor wants one run for
+its whole life and writes to the store for each sample, so it is not used. GPUs are read where pynvml can be imported and
+finds some. Left out: what each process used, other machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SECONDS = 2.0  # between two samples
+VALUES = 600  # of all that is drained at once; more are averaged down to it, for MLflow takes 1,000 in one batch
+OFF = "FLYWHEEL_SYSTEM_METRICS"
+
+
+class Sample(NamedTuple):
+    """The machine at one moment, or its mean over a few."""
+
+    time: int  # ms since 1970
+    values: dict[str, float]  # by MLflow's names: system/…
+
+
+@contextlib.contextmanager
+def sampled(seconds: float = SECONDS) -> Iterator[Callable[[], list[Sample]]]:
+    """Sample meanwhile; yields `drain`."""
+    if os.environ.get(OFF, "").lower() == "off":
+        yield list
+        return
+    monitor = Monitor(seconds)
+    try:
+        yield monitor.drain
+    finally:
+        monitor.stop()
+
+
+class Monitor:
+    """Samples until `stop`, or the end of the process."""
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.psutil: Any = importlib.import_module("psutil")  # which has no types
+        self.seconds, self.samples, self.stopped = seconds, list[Sample](), threading.Event()
+        self.gpus = gpus()
+        self.disk, self.lock = str(Path.cwd()), threading.Lock()
+        self.psutil.cpu_percent()  # the first call says 0: it measures since the one before
+        self.sent = self.psutil.net_io_counters()
+        self.thread = threading.Thread(target=self._run, name="system metrics", daemon=True)
+        self.thread.start()
+
+    def drain(self) -> list[Sample]:
+        """The samples since the last time, VALUES numbers at most."""
+        with self.lock:
+            found, self.samples = self.samples, []
+        return thinned(found)
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.thread.join(1)
+
+    def _run(self) -> None:
+        while not self.stopped.wait(self.seconds):
+            with contextlib.suppress(Exception):  # a counter that cannot be read must not end a run
+                sample = Sample(int(1000 * time.time()), self.read())
+                with self.lock:
+                    self.samples.append(sample)
+
+    def read(self) -> dict[str, float]:
+        """The counters now. Units as their names say."""
+        memory, disk, network = (
+            self.psutil.virtual_memory(),
+            self.psutil.disk_usage(self.disk),
+            self.psutil.net_io_counters(),
+        )
+        values = {
+            "cpu_utilization_percentage": self.psutil.cpu_percent(),  # of all cores, since the last sample
+            "system_memory_usage_megabytes": memory.used / 1e6,
+            "system_memory_usage_percentage": 100 * memory.used / memory.total,
+            "disk_usage_percentage": disk.percent,
+            "disk_usage_megabytes": disk.used / 1e6,
+            "disk_available_megabytes": disk.free / 1e6,
+            "network_receive_megabytes": (network.bytes_recv - self.sent.bytes_recv) / 1e6,
+            "network_transmit_megabytes": (network.bytes_sent - self.sent.bytes_sent) / 1e6,
+        }
+        for number, gpu in enumerate(self.gpus):
+            values |= {f"gpu_{number}_{name}": value for name, value in read_gpu(gpu).items()}
+        return {f"system/{name}": round(float(value), 1) for name, value in values.items()}
+
+
+def gpus() -> list[Any]:
+    """NVML's handles of this machine's GPUs; none without pynvml, a driver or a GPU."""
+    try:
+        pynvml = importlib.import_module("pynvml")
+        pynvml.nvmlInit()
+        return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    except Exception:  # no module, or one of NVML's many errors
+        return []
+
+
+def read_gpu(handle: Any) -> dict[str, float]:
+    """What this GPU tells; one that tells no power, say, is left without it."""
+    pynvml = importlib.import_module("pynvml")
+    values: dict[str, float] = {}
+    with contextlib.suppress(pynvml.NVMLError):
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        values["memory_usage_megabytes"] = memory.used / 1e6
+        values["memory_usage_percentage"] = 100 * memory.used / memory.total
+    with contextlib.suppress(pynvml.NVMLError):
+        values["utilization_percentage"] = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+    with contextlib.suppress(pynvml.NVMLError):
+        values["power_usage_watts"] = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
+    return values
+
+
+def thinned(samples: Sequence[Sample], values: int = VALUES) -> list[Sample]:
+    """As many means over equal parts as make `values` numbers; a mean bears the time of its part's last sample."""
+    points = max(1, values // max((len(one.values) for one in samples), default=1))
+    if len(samples) <= points:
+        return list(samples)
+    cuts = [len(samples) * number // points for number in range(points + 1)]
+    return [mean(samples[low:high]) for low, high in pairwise(cuts)]
+
+
+def mean(samples: Sequence[Sample]) -> Sample:
+    found: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, value in sample.values.items():
+            found.setdefault(name, []).append(value)
+    return Sample(samples[-1].time, {name: round(sum(of) / len(of), 1) for name, of in found.items()})

@@ -1,0 +1,345 @@
+"""GRPO on stored trajectories (Shao et al. 2024, arXiv:2402.03300): a plain loop over packed micro-batches.
+
+The loss is TRL's own (steps/training/loss.py). What is left out of TRL's trainer: data loading, generation, padding and
+compilation, which cost more than the update itself here.
+
+Under `accelerate launch` each process takes a share of every optimiser step's rows, and gradients are summed: the same
+steps, within rounding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steps.core.errors import UserError
+from steps.core.progress import progress, say
+from steps.policy.adapter import adapter_hash
+from steps.training import model, packing
+from steps.training.batches import Example, Step, by_group, micro_batches, split_evenly
+from steps.training.loss import SamplerKl, TrlLoss, check_sampler, sampler_ratio
+
+if TYPE_CHECKING:
+    import torch
+
+    from steps.core.params import Policy, Update
+
+_bases: dict[str, Any] = {}  # the base model with its adapter's layers, once a process
+
+
+class Trainer:
+    """A base model with a LoRA adapter, Adam, and the count of optimiser steps so far."""
+
+    def __init__(self, policy: Policy, seed: int = 0, checkpoint: Path | None = None) -> None:
+        """A fresh adapter drawn from `seed`, or the one of a checkpoint with its optimiser."""
+        import torch
+
+        if _process()[1] > 1:
+            from accelerate import PartialState
+
+            PartialState()  # joins the others, and takes this process's GPU where there is one
+        self.policy = policy
+        key = policy.model_dump_json()
+        if key not in _bases or checkpoint is None:
+            _bases.clear()
+            torch.manual_seed(seed)
+            _bases[key] = model.load_model(policy)
+        self.model = _bases[key]
+        self.model.train()
+        self.weights = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        self.vocabulary = int(self.model.get_output_embeddings().weight.shape[0])
+        self.trained_parameters = sum(value.numel() for value in self.weights.values())
+        self.steps, self.adapter_hash = 0, ""
+        self.moments: dict[str, dict[str, torch.Tensor]] = {}
+        if checkpoint is not None:
+            self._load(checkpoint)
+
+    def save_adapter(self, folder: Path) -> str:
+        """A PEFT folder: what is served. Returns its hash."""
+        self.model.save_pretrained(folder)
+        path = folder / "adapter_config.json"
+        config = json.loads(path.read_text())
+        config["target_modules"] = sorted(config["target_modules"])  # PEFT writes a set, in another order each time
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        (folder / "README.md").unlink(missing_ok=True)  # PEFT's template of a model card, empty
+        return adapter_hash(folder)
+
+    def save_checkpoint(self, folder: Path, adapter: str) -> None:
+        """What is resumed: adapter weights, Adam's moments (no pickle), steps so far, and the hash of the adapter served."""
+        from safetensors.torch import save_file
+
+        folder.mkdir()
+        tensors = {f"weight.{name}": value.detach().cpu().contiguous() for name, value in self.weights.items()}
+        for name, moments in self.moments.items():
+            tensors |= {f"{kind}.{name}": value.cpu().contiguous() for kind, value in moments.items()}
+        save_file(tensors, folder / "state.safetensors")
+        (folder / "state.json").write_text(json.dumps({"adapter": adapter, "steps": self.steps}) + "\n")
+
+    def _load(self, folder: Path) -> None:
+        import torch
+        from safetensors.torch import load_file
+
+        tensors = load_file(folder / "state.safetensors")
+        state = json.loads((folder / "state.json").read_text())
+        self.steps, self.adapter_hash = state["steps"], state["adapter"]
+        with torch.no_grad():
+            for name, value in self.weights.items():
+                value.copy_(tensors[f"weight.{name}"])
+                value.grad = None
+        for name in self.weights if self.steps else ():
+            self.moments[name] = {kind: tensors[f"{kind}.{name}"] for kind in ("exp_avg", "exp_avg_sq")}
+
+    def _optimizer(self, update: Update) -> Any:
+        import torch
+
+        optimizer = torch.optim.AdamW(
+            self.weights.values(), lr=update.learning_rate, weight_decay=update.weight_decay, betas=(0.9, 0.95)
+        )
+        for name, moments in self.moments.items():
+            weight = self.weights[name]
+            state = {kind: value.to(weight.device) for kind, value in moments.items()}
+            optimizer.state[weight] = {"step": torch.tensor(float(self.steps)), **state}
+        return optimizer
+
+    def update(self, examples: Sequence[Example], update: Update, temperature: float, seed: int) -> dict[str, float]:
+        """`num_iterations` × `steps_per_generation` optimiser steps on the examples; metrics, means over tokens or steps."""
+        import torch
+
+        steps = self._steps(examples, update, seed)
+        planned, begun = update.num_iterations * len(steps), self.steps
+        check_schedule(update, begun + planned)
+        self._set_checkpointing(update.gradient_checkpointing)
+        optimizer = self._optimizer(update)
+        optimizer.zero_grad()  # what an update left that was refused
+        loss = TrlLoss(update, self.model, temperature, self.policy.context)
+        found, drift = SamplerKl(), 0.0
+        corrected = bool(update.vllm_importance_sampling_correction)
+        if corrected:
+            self._correct(steps, update, temperature, found)
+        else:
+            self._sample(examples, steps[0].groups, update, temperature, seed, found)
+        sums: dict[str, float] = defaultdict(float)
+        extremes: dict[str, list[float]] = defaultdict(list)
+        for done in range(planned):
+            step = steps[done % len(steps)]
+            set_rate(optimizer, update, self.steps)
+            for batch in step.batches:
+                batch["packed"] = packing.pack([example.row for example in batch["examples"]], *self._place)
+                if update.beta and "ref_per_token_logps" not in batch:
+                    batch["ref_per_token_logps"] = self._reference(batch["packed"], temperature)
+                sums["loss"] += self._accumulate(loss, batch, step) / planned
+                if not done and not corrected:
+                    found.add(loss.logps, batch)
+                for name, metric in loss.take_metrics().items():
+                    if name.endswith(("_min", "_max")):
+                        extremes[name].append(metric)
+                    else:
+                        sums[name] += metric * batch["tokens"]
+                del batch["packed"]  # made again for another pass: it is large, and quick to make
+            if not done:  # no weight has changed yet
+                drift = check_sampler(self._over_all(found), update.max_sampler_kl)
+            self._sum_gradients()
+            norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), update.max_grad_norm)
+            sums["grad_norm"] += norm.item() / planned
+            optimizer.step()
+            optimizer.zero_grad()
+            self.steps += 1
+            progress(done + 1, planned, "optimiser steps")
+        if self.steps - begun != planned:
+            raise AssertionError(f"{self.steps - begun} optimiser steps were made, {planned} were planned")
+        self.moments = {
+            name: {kind: optimizer.state[weight][kind] for kind in ("exp_avg", "exp_avg_sq")}
+            for name, weight in self.weights.items()
+        }
+        total = sum(step.tokens for step in steps) * update.num_iterations
+        alike = {"sampler_kl": drift, "grad_norm": sums.pop("grad_norm")}  # in every process
+        return alike | self._metrics(_over_processes((dict(sums), dict(extremes))), total)
+
+    @staticmethod
+    def _metrics(found: list[tuple[dict[str, float], dict[str, list[float]]]], tokens: float) -> dict[str, float]:
+        """Means over tokens, but the loss, and extremes, from what each process summed up."""
+        metrics = {}
+        for name in sorted({name for sums, _ in found for name in sums}):
+            value = sum(sums.get(name, 0.0) for sums, _ in found)
+            metrics[name] = value if name == "loss" else value / tokens
+        for name in sorted({name for _, extremes in found for name in extremes}):
+            choose = min if name.endswith("_min") else max
+            metrics[name] = choose(value for _, extremes in found for value in extremes.get(name, ()))
+        return metrics
+
+    def _sample(
+        self,
+        examples: Sequence[Example],
+        known: frozenset[str],
+        update: Update,
+        temperature: float,
+        seed: int,
+        found: SamplerKl,
+    ) -> None:
+        """Add to `found` one row of each group that the first step, whose logprobs are known for nothing, does not have."""
+        import torch
+
+        groups = by_group(examples)
+        draw = random.Random(f"sampler {seed} {self.steps}")
+        chosen = [draw.choice(groups[group]) for group in sorted(groups.keys() - known)]
+        rank, processes = _process()
+        own = split_evenly(sorted(chosen, key=lambda example: example.row.ids), processes)[rank]
+        with torch.no_grad():
+            for rows in micro_batches(own, update.tokens_per_micro_batch):
+                packed = packing.pack([example.row for example in rows], *self._place)
+                found.add(packing.token_logps(self.model, packed, temperature)[0], self._batch(rows, 1.0))
+
+    def _set_checkpointing(self, on: bool) -> None:
+        """Keep each layer's input alone, and compute the rest again on the way back."""
+        base = self.model.get_base_model()
+        if on:
+            base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        elif base.is_gradient_checkpointing:
+            base.gradient_checkpointing_disable()
+
+    @property
+    def _place(self) -> tuple[Any, Any]:
+        """The base model's dtype, and its device."""
+        head = self.model.get_output_embeddings().weight
+        return head.dtype, head.device
+
+    def _steps(self, examples: Sequence[Example], update: Update, seed: int) -> list[Step]:
+        """The rows of each optimiser step of a pass: groups in a seeded order, whole but where a step ends."""
+        groups = by_group(examples)
+        order = random.Random(f"update {seed} {self.steps}").sample(sorted(groups), len(groups))
+        rows = [example for group in order for example in groups[group]]
+        total = sum(sum(example.row.mask) for example in rows)
+        count = min(update.steps_per_generation, len(rows))
+        if count < update.steps_per_generation:
+            say(f"{count} optimiser steps a pass, not {update.steps_per_generation}: no more rows carry a signal")
+        window = total / count  # tokens by which dapo and cispo divide, as TRL does
+        rank, processes = _process()
+        steps = []
+        for chosen in split_evenly(rows, count):
+            chosen.sort(key=lambda example: example.row.ids)
+            own = split_evenly(chosen, processes)[rank]
+            batches = [self._batch(part, window) for part in micro_batches(own, update.tokens_per_micro_batch)]
+            tokens = float(sum(sum(example.row.mask) for example in chosen))
+            steps.append(Step(batches, len(chosen), tokens, frozenset(example.group for example in chosen)))
+        return steps
+
+    def _batch(self, examples: Sequence[Example], window: float) -> dict[str, Any]:
+        """A micro-batch in TRL's names, of sampled tokens alone."""
+        import torch
+
+        _, device = self._place
+        sampled = [
+            [logprob for logprob, is_sampled in zip(example.row.logprobs, example.row.mask, strict=True) if is_sampled]
+            for example in examples
+        ]
+        logps = torch.tensor(packing.padded(sampled), dtype=torch.float32, device=device)
+        mask = torch.tensor(packing.padded([[1.0] * len(one) for one in sampled]), dtype=torch.float32, device=device)
+        return {
+            "examples": examples,
+            "prompt_ids": torch.zeros((len(examples), 0), dtype=torch.long, device=device),
+            "prompt_mask": torch.zeros((len(examples), 0), device=device),
+            "completion_ids": torch.zeros(mask.shape, dtype=torch.long, device=device),
+            "completion_mask": mask,
+            "advantages": torch.tensor([example.advantage for example in examples], device=device),
+            "old_per_token_logps": logps,
+            "sampling_per_token_logps": logps,
+            "num_items_in_batch": torch.tensor(window, device=device),
+            "tokens": float(mask.sum()),
+        }
+
+    def _reference(self, packed: packing.Packed, temperature: float) -> Any:
+        """Logprobs of the base policy: the same model with its adapter off."""
+        import torch
+
+        with torch.no_grad(), self.model.disable_adapter():
+            return packing.token_logps(self.model, packed, temperature)[0]
+
+    def _correct(self, steps: list[Step], update: Update, temperature: float, found: SamplerKl) -> None:
+        """The policy before the update by the trainer's own logprobs, and how far the sampler was from it, as TRL has it."""
+        import torch
+
+        with torch.no_grad():
+            for batch in (batch for step in steps for batch in step.batches):
+                packed = packing.pack([example.row for example in batch["examples"]], *self._place)
+                old, _ = packing.token_logps(self.model, packed, temperature)
+                found.add(old, batch)
+                batch["old_per_token_logps"] = old
+                batch["importance_sampling_ratio"] = sampler_ratio(
+                    old, batch["sampling_per_token_logps"], packed.mask, update
+                )
+
+    @staticmethod
+    def _accumulate(loss: TrlLoss, batch: dict[str, Any], step: Step) -> float:
+        """Backward of one micro-batch's part of its step's loss. Any split of a step gives the same gradient.
+
+        TRL divides by the number of micro-batches, as if they were equal; here each counts by its rows, for bnpo by its
+        tokens. dapo and cispo divide by the tokens of the step's window themselves.
+        """
+        share = len(batch["examples"]) / step.rows
+        if loss.loss_type == "bnpo":
+            share = batch["tokens"] / step.tokens
+        loss.current_gradient_accumulation_steps = loss.args.steps_per_generation = 1 / share
+        value = loss(batch)
+        value.backward()
+        return float(value.detach())
+
+    def _sum_gradients(self) -> None:
+        """Over processes: each holds the gradient of its own rows' part of the step's loss."""
+        if _process()[1] > 1:
+            import torch
+
+            for weight in self.weights.values():
+                if weight.grad is None:  # this process had no row of the step
+                    weight.grad = torch.zeros_like(weight)
+                torch.distributed.all_reduce(weight.grad)
+
+    @staticmethod
+    def _over_all(found: SamplerKl) -> float:
+        """Nats a token, over what every process found."""
+        parts = _over_processes((found.nats, found.tokens))
+        return sum(nats for nats, _ in parts) / sum(tokens for _, tokens in parts)
+
+
+def set_rate(optimizer: Any, update: Update, done: int) -> None:
+    """The learning rate of the step after `done`: transformers' schedules, as a function of the count alone."""
+    if update.lr_scheduler_type == "constant" and not update.warmup_steps:
+        return
+    import torch
+    from torch.optim import SGD
+    from transformers import get_scheduler
+
+    name = "constant_with_warmup" if update.lr_scheduler_type == "constant" else update.lr_scheduler_type
+    schedule = get_scheduler(name, SGD([torch.zeros(1)]), update.warmup_steps, update.max_steps)
+    rate = update.learning_rate * schedule.lr_lambdas[0](done)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def check_schedule(update: Update, steps: int) -> None:
+    """UserError where the schedule ends before the update does: it would go on with no learning rate."""
+    if update.max_steps is not None and steps > update.max_steps:
+        raise UserError(
+            f"update.max_steps is {update.max_steps}, and this update ends at optimiser step {steps}: the "
+            f"{update.lr_scheduler_type} schedule ends before; raise it (iterations × steps_per_generation × num_iterations)"
+        )
+
+
+def _over_processes(found: Any) -> list[Any]:
+    """What every process found, in the order of their ranks."""
+    if _process()[1] == 1:
+        return [found]
+    import torch
+
+    gathered: list[Any] = [None] * _process()[1]
+    torch.distributed.all_gather_object(gathered, found)
+    return gathered
+
+
+def _process() -> tuple[int, int]:
+    """(this process, how many) of `accelerate launch`; (0, 1) without it."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,0 +1,243 @@
+"""Parts of a decoder layer with a backward of their own: fewer passes over memory than autograd makes of their formulas.
+
+Of an update on a CPU, a third in float32 and two thirds in bfloat16 are not matrix products (26 M parameters). Here an
+adapter's layers that read the same input share their gradient's sum, and norms and rotary places are made a block at a time,
+that each pass finds in the cache what the last one wrote. (The same idea on GPUs: Hsu et al. 2024, "Liger Kernel",
+arXiv:2410.10989.)
+
+Inner sums are float32, results have the input's type. The base model is frozen: only adapters and inputs have gradients.
+Importing this imports torch. Shapes: T tokens, H heads, D head size, N rows of some width, V vocabulary, r rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.functional import linear
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+BLOCK = 2**17  # numbers of a block: 512 KiB, of which a core's cache holds several
+LOGITS = 2**24  # the same of logits: 64 MiB
+# transformers' classes that compute what the functions below do; others keep their own forward
+NORMS = {"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"}
+ATTENTION = {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"}
+
+
+def replace_forwards(model: Any) -> None:
+    """Let a PEFT model with packed attention (steps/training/packing.py) compute as it is done here, where its layers
+    are such.
+    """
+    from peft.tuners.lora import Linear
+
+    for module in model.modules():
+        name = type(module).__name__
+        if type(module) is Linear:
+            module.forward = MethodType(_linear_forward, module)
+        elif name in NORMS:
+            module.forward = MethodType(_norm_forward, module)
+        elif name in ATTENTION and all(type(layer) is Linear for layer in _projections(module)):
+            module.forward = MethodType(_attention_forward, module)
+
+
+def _projections(attention: Any) -> tuple[Any, Any, Any]:
+    return attention.q_proj, attention.k_proj, attention.v_proj
+
+
+def _linear_forward(layer: Any, x: Tensor) -> Tensor:
+    return project(x, [layer])[0]
+
+
+def _norm_forward(module: Any, x: Tensor) -> Tensor:
+    return _Norm.apply(x.reshape(-1, x.shape[-1]), module.weight, module.variance_epsilon).view(x.shape)
+
+
+def _attention_forward(module: Any, hidden_states: Tensor, packed: Any = None, **options: Any) -> tuple[Tensor, Any]:
+    if packed is None:  # plain rows
+        return type(module).forward(module, hidden_states, **options)
+    cos, sin = (one.squeeze(0) for one in options["position_embeddings"])
+    kind = hidden_states.dtype if hidden_states.is_cuda else torch.float32  # what attention is computed in
+    q, k, v = (one.view(one.shape[1], -1, module.head_dim) for one in project(hidden_states, _projections(module)))
+    turned = []
+    for heads, norm in ((q, getattr(module, "q_norm", None)), (k, getattr(module, "k_norm", None))):
+        scale, epsilon = (norm.weight, norm.variance_epsilon) if norm else (None, 0.0)
+        turned.append(_NormRope.apply(heads, scale, epsilon, cos, sin, kind).transpose(0, 1)[None])
+    window = getattr(module, "sliding_window", getattr(module.config, "sliding_window", None))
+    attend = ALL_ATTENTION_FUNCTIONS[module.config._attn_implementation]
+    more = {"scaling": module.scaling, "packed": packed, "sliding_window": window}
+    out, _ = attend(module, *turned, v.transpose(0, 1)[None], None, **more)
+    return module.o_proj(out.flatten(2).to(hidden_states.dtype)), None
+
+
+def project(x: Tensor, layers: Sequence[Any]) -> list[Tensor]:
+    """PEFT's linear layers of one input [..., in], each with one LoRA adapter and no dropout: [..., out] of each."""
+    if layers[0].disable_adapters:
+        return [layer.base_layer(x) for layer in layers]
+    [name] = layers[0].active_adapters
+    tensors: list[Any] = []
+    for layer in layers:
+        base = layer.base_layer
+        tensors += [base.weight, base.bias, layer.lora_A[name].weight, layer.lora_B[name].weight]
+    outs = _Projections.apply(x.flatten(0, -2), layers[0].scaling[name], *tensors)
+    return [out.view(*x.shape[:-1], -1) for out in outs]
+
+
+class _Projections(Function):
+    """Of x [T, in], for weight, bias, A and B of each layer: x Wᵀ + bias + scale · (x Aᵀ) Bᵀ."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float, *tensors: Any) -> tuple[Tensor, ...]:
+        weights, biases, downs, ups = (tensors[kind::4] for kind in range(4))
+        down = torch.cat(downs).to(x.dtype)  # as vLLM has them
+        ups = tuple(up.to(x.dtype) for up in ups)
+        inner = (x @ down.T).mul_(scale)  # [T, r of all]
+        ctx.scale, ctx.ranks = scale, [len(one) for one in downs]
+        ctx.save_for_backward(x, inner, down, *weights, *ups)
+        return tuple(
+            linear(x, weight, bias).addmm_(part, up.T)
+            for weight, bias, part, up in zip(weights, biases, inner.split(ctx.ranks, 1), ups, strict=True)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Any, ...]:
+        x, inner, down, *rest = ctx.saved_tensors
+        weights, ups = rest[: len(slopes)], rest[len(slopes) :]
+        back = torch.empty_like(inner)
+        grads: list[Any] = []
+        total = None
+        parts = zip(slopes, weights, ups, inner.split(ctx.ranks, 1), back.split(ctx.ranks, 1), strict=True)
+        for slope, weight, up, part, to in parts:
+            to.copy_(slope @ up)
+            by_up = (part.T @ slope).T  # the other way round takes twice as long in float32
+            grads += [None, None, None, by_up.float()]
+            if ctx.needs_input_grad[0]:
+                total = slope @ weight if total is None else total.addmm_(slope, weight)
+        back.mul_(ctx.scale)
+        if total is not None:
+            total.addmm_(back, down)
+        grads[2::4] = (back.T @ x).float().split(ctx.ranks)
+        return total, None, *grads
+
+
+class _Norm(Function):
+    """x / rms(x) · weight over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467) of x [N, width]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        out = torch.empty_like(x)
+        inverse = torch.empty(len(x), 1, dtype=torch.float32, device=x.device)
+        for part in _blocks(x):
+            one, inverse[part] = _inverse(x[part], epsilon)
+            torch.mul((one * inverse[part]).to(x.dtype), weight, out=out[part])
+        ctx.save_for_backward(x, weight, inverse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        x, weight, inverse = ctx.saved_tensors
+        out = torch.empty_like(x)
+        for part in _blocks(x):
+            out[part] = _norm_back(x[part], slope[part].float() * weight, inverse[part])
+        return out, None, None
+
+
+class _NormRope(Function):
+    """Heads [T, H, D], with their norm where weight is given, turned by their places (Su et al. 2021, arXiv:2104.09864)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, epsilon: float, cos: Tensor, sin: Tensor, kind: torch.dtype
+    ) -> Tensor:
+        out = torch.empty(x.shape, dtype=kind, device=x.device)
+        inverse = torch.empty(*x.shape[:2], 1, dtype=torch.float32, device=x.device)
+        for part in _blocks(x):
+            one = x[part].float()
+            if weight is not None:
+                one, inverse[part] = _inverse(one, epsilon)
+                one = (one * inverse[part]).mul_(weight)
+            out[part] = _turn(one, cos[part], sin[part])
+        ctx.save_for_backward(x, weight, inverse, cos, sin)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        x, weight, inverse, cos, sin = ctx.saved_tensors
+        out = torch.empty_like(x)
+        for part in _blocks(x):
+            one = _turn(slope[part].float(), cos[part], sin[part].neg().roll(sin.shape[-1] // 2, -1))
+            out[part] = one if weight is None else _norm_back(x[part], one.mul_(weight), inverse[part])
+        return out, None, None, None, None, None
+
+
+def _blocks(x: Tensor) -> Iterator[slice]:
+    """Slices of x's first dimension; the whole of it on a GPU, which has no cache of that size."""
+    rows = max(1, len(x) if x.is_cuda else BLOCK // x.shape[1:].numel())
+    return (slice(start, start + rows) for start in range(0, len(x), rows))
+
+
+def _inverse(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """x in float32, and one over the root of its mean square [..., 1]."""
+    x = x.float()
+    return x, torch.rsqrt(torch.linalg.vecdot(x, x)[..., None] / x.shape[-1] + epsilon)
+
+
+def _norm_back(x: Tensor, slope: Tensor, inverse: Tensor) -> Tensor:
+    """The gradient by x of a norm without weight. Writes to `slope`."""
+    one = x.float() * inverse
+    along = torch.linalg.vecdot(slope, one)[..., None] / x.shape[-1]
+    return slope.sub_(one.mul_(along)).mul_(inverse)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x · cos + (-second half, first half) · sin, of x [T, H, D] with cos and sin [T, D]."""
+    half = x.shape[-1] // 2
+    cos, sin = cos[:, None].float(), sin[:, None].float()
+    out = x * cos
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return out
+
+
+class _LogSoftmax(Function):
+    """Logprobs [N] of targets and entropies [N] from hidden states [N, width] and a frozen head [V, width].
+
+    The gradient of a token's logprob by its hidden state does not depend on what comes after, but for a factor: it is made
+    at once, so that no logits are kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        if weight.requires_grad:
+            raise ValueError("the output layer must be frozen")
+        logps = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        entropies = torch.empty_like(logps)
+        slope = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None  # of the logprob, by the hidden state
+        block = max(1, LOGITS // len(weight))
+        for start in range(0, len(hidden), block):
+            part = slice(start, start + block)
+            logits = linear(hidden[part], weight, bias).float().div_(temperature)
+            target = targets[part, None]
+            total = logits.logsumexp(-1, keepdim=True)
+            logps[part] = (logits.gather(-1, target) - total)[:, 0]
+            shares = (logits - total).exp_()
+            entropies[part] = total[:, 0] - torch.linalg.vecdot(shares, logits)
+            if slope is not None:
+                shares.scatter_add_(-1, target, torch.full_like(total, -1.0))
+                slope[part] = (shares.to(weight.dtype) @ weight).div_(-temperature)
+        ctx.mark_non_differentiable(entropies)
+        ctx.save_for_backward(slope)
+        return logps, entropies
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, None, None, None, None]:
+        [slope] = ctx.saved_tensors
+        return slope * grad[:, None].to(slope.dtype), None, None, None, None
+
+
+log_softmax = _LogSoftmax.apply

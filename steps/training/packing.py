@@ -1,0 +1,247 @@
+"""Rows without padding, and what rows share computed once: the forward pass of an update.
+
+Attempts at one scenario begin with the same prompt, and often go on alike for a turn or two. Rows that begin alike form a
+trie; each of its tokens passes through the model once (U unique tokens), and attends to the path that leads to it. That is
+exact, gradients included: a causal model's hidden state depends on the path alone, and a shared token's gradient is the sum
+of what its rows send back. (Prompts shared within a group: "Prefix Grouper", Liu et al. 2025, arXiv:2506.05433.)
+
+Linear layers see [1, U, width] and know nothing of this; a model's attention is replaced by `attention`, through
+transformers' AttentionInterface. Logits are made for sampled tokens alone, a block at a time, and never kept.
+
+Shapes: B rows, S sampled tokens of the longest row, N unique sampled tokens, V vocabulary, W width, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from steps.core.errors import UserError
+from steps.core.records import Row
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+NAME = "shared_prefix"  # of the attention, as transformers knows it
+QUERIES = 256  # tokens of a row that attend together: fewer make smaller masks and more calls
+WASTE = 1.15  # padded queries × keys that a call may compute, over those asked for
+SMALL = 20_000  # queries × keys that are not worth a call of their own
+ALIKE = 64  # lengths of stretches that differ by less may stand in one call
+
+
+class Call(NamedTuple):
+    """One call of the attention kernel: stretches of rows, each attending to its path."""
+
+    own: torch.Tensor  # [n, Q] places of the queries among the unique tokens; padded with 0
+    path: torch.Tensor  # [n, K] places of the keys
+    mask: torch.Tensor  # [n, 1, Q, K] added to the scores: 0 or -inf
+
+
+class Packed(NamedTuple):
+    """Rows as the model sees them, and where each row's sampled tokens are among the results."""
+
+    ids: torch.Tensor  # [1, U]
+    positions: torch.Tensor  # [1, U] in the row
+    calls: list[Call]
+    back: torch.Tensor  # [U] where a token's result is among the calls' results, one after the other
+    before: torch.Tensor  # [N] place of the token before a sampled one: its hidden state predicts it
+    targets: torch.Tensor  # [N] sampled token ids
+    rows: torch.Tensor  # [B, S] a row's sampled tokens among the N
+    mask: torch.Tensor  # [B, S] 1 where there is one
+
+
+def shared(row: Any, other: Any) -> int:
+    """How many tokens two rows (lists or arrays of ids) begin with alike."""
+    import numpy as np
+
+    length = min(len(row), len(other))
+    different = np.nonzero(np.asarray(row[:length]) != np.asarray(other[:length]))[0]
+    return int(different[0]) if len(different) else length
+
+
+def pack(rows: Sequence[Row], dtype: Any = None, device: Any = None) -> Packed:
+    """Pack rows; `dtype` is the model's. Sorted, a row shares most with the row before it."""
+    import numpy as np
+    import torch
+
+    tokens = [np.asarray(row.ids, dtype=np.int64) for row in rows]
+    order = sorted(range(len(rows)), key=lambda index: rows[index].ids)
+    paths: list[np.ndarray] = [np.empty(0, np.int64)] * len(rows)
+    starts = [0] * len(rows)  # of what a row owns
+    total, previous = 0, None
+    for index in order:
+        start = 0 if previous is None else shared(tokens[index], tokens[previous])
+        fresh = np.arange(total, total + len(tokens[index]) - start)
+        paths[index] = fresh if previous is None else np.concatenate([paths[previous][:start], fresh])
+        starts[index], total, previous = start, total + len(fresh), index
+    ids, positions = np.empty(total, np.int64), np.empty(total, np.int64)
+    is_sampled, before = np.zeros(total, bool), np.zeros(total, np.int64)
+    for path, values, row in zip(paths, tokens, rows, strict=True):
+        ids[path], positions[path] = values, np.arange(len(values))
+        is_sampled[path[np.asarray(row.mask, bool)]] = True
+        before[path[1:]] = path[:-1]
+    number = np.cumsum(is_sampled) - 1  # of a sampled token among all of them
+    sampled = [number[path[np.asarray(row.mask, bool)]] for path, row in zip(paths, rows, strict=True)]
+    calls, back = _calls(paths, starts, total)
+
+    def tensor(values: Any, kind: Any = torch.long) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=kind, device=device)
+
+    return Packed(
+        ids=tensor(ids)[None],
+        positions=tensor(positions)[None],
+        calls=[Call(tensor(own), tensor(path), tensor(mask, dtype)) for own, path, mask in calls],
+        back=tensor(back),
+        before=tensor(before[is_sampled]),
+        targets=tensor(ids[is_sampled]),
+        rows=tensor(padded(sampled)),
+        mask=tensor(padded([np.ones(len(one)) for one in sampled]), torch.float32),
+    )
+
+
+def padded(values: Sequence[Any]) -> np.ndarray:
+    """Lists of numbers as one array [B, longest], zeros on the right."""
+    import numpy as np
+
+    result = np.zeros((len(values), max(map(len, values), default=0)))
+    for row, value in zip(result, values, strict=True):
+        row[: len(value)] = value
+    return result
+
+
+def _calls(paths: list[np.ndarray], starts: list[int], total: int) -> tuple[list[tuple[Any, Any, Any]], np.ndarray]:
+    """Stretches of at most QUERIES tokens of each row's own, those of like size in one padded call."""
+    import numpy as np
+
+    stretches = []  # (queries, keys, row)
+    for index, (path, start) in enumerate(zip(paths, starts, strict=True)):
+        own = len(path) - start
+        parts = -(-own // QUERIES)
+        ends = [start + own * part // parts for part in range(parts + 1)] if parts else []
+        stretches += [(end - begin, end, index) for begin, end in pairwise(ends)]
+    batches: list[list[tuple[int, int, int]]] = []
+    asked = longest = most = 0
+    for queries, keys, index in sorted(stretches, key=lambda one: (one[0] // ALIKE, one[1] // ALIKE, one)):
+        longest, most = max(longest, keys), max(most, queries)
+        if not batches or (len(batches[-1]) + 1) * most * longest > WASTE * (asked + queries * keys) + SMALL:
+            batches.append([])
+            asked, longest, most = 0, keys, queries
+        batches[-1].append((queries, keys, index))
+        asked += queries * keys
+    calls, places = [], []
+    for batch in batches:
+        most, longest = (max(one[side] for one in batch) for side in (0, 1))
+        places_own, path = np.full((len(batch), most), -1), np.zeros((len(batch), longest), np.int64)
+        mask = np.full((len(batch), 1, most, longest), -np.inf, np.float32)
+        mask[..., 0] = 0  # a padded query needs a key to attend to
+        for number, (queries, keys, index) in enumerate(batch):
+            places_own[number, :queries] = paths[index][keys - queries : keys]
+            path[number, :keys] = paths[index][:keys]
+            last = np.arange(keys - queries, keys)[:, None]
+            mask[number, 0, :queries][np.arange(longest)[None, :] <= last] = 0
+        calls.append((np.maximum(places_own, 0), path, mask))
+        places.append(places_own.ravel())
+    place = np.concatenate(places)
+    back = np.empty(total, np.int64)
+    back[place[place >= 0]] = np.nonzero(place >= 0)[0]
+    return calls, back
+
+
+def attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    packed: Packed | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of unique tokens along their paths; without `packed`, transformers' own of plain rows.
+
+    query [1, H, U, D], key and value with as many heads or a divisor of it; returns [1, U, H, D of value].
+    """
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    if packed is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    window = options.get("sliding_window")
+    longest = max(call.path.shape[1] for call in packed.calls)
+    if unknown := [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]:
+        raise UserError(
+            f"policy.base_model: the model's attention has {unknown[0]}, which the update does not know yet"
+        )
+    if window is not None and window < longest:
+        raise UserError(
+            f"policy.base_model: attends to {window} tokens back, and a row has {longest}; lower policy.context"
+        )
+    grouped = query.shape[1] != key.shape[1]
+    if grouped and query.is_cuda:  # no kernel there takes groups and a mask
+        key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for one in (key, value))
+        grouped = False
+    q, k, v = (one.squeeze(0).transpose(0, 1) for one in (query, key, value))  # [U, H, D]
+    if not query.is_cuda:
+        q, k, v = q.float(), k.float(), v.float()
+    # gathered for all calls at once: a gradient of each call's own would be as large as all tokens
+    own, paths = (torch.cat([call[side].view(-1) for call in packed.calls]) for side in (0, 1))
+    queries = q.index_select(0, own).split([call.own.numel() for call in packed.calls])
+    keys, values = (one.index_select(0, paths).split([call.path.numel() for call in packed.calls]) for one in (k, v))
+    results = []
+    for call, call_q, call_k, call_v in zip(packed.calls, queries, keys, values, strict=True):
+        out = scaled_dot_product_attention(
+            call_q.view(*call.own.shape, *q.shape[1:]).transpose(1, 2),
+            call_k.view(*call.path.shape, *k.shape[1:]).transpose(1, 2),
+            call_v.view(*call.path.shape, *v.shape[1:]).transpose(1, 2),
+            attn_mask=call.mask.to(q.dtype),
+            scale=scaling,
+            enable_gqa=grouped,
+        )
+        results.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(results).index_select(0, packed.back).to(query.dtype)[None], None
+
+
+def prepare(model: Any) -> None:
+    """Give a causal model this attention. UserError where its layers are of another kind."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention", "sliding_attention"}
+    if kinds or not model._supports_attention_backend:
+        raise UserError(
+            f"policy.base_model: {config.model_type} models cannot be updated yet: their layers "
+            f"({', '.join(sorted(kinds)) or 'attention of their own'}) are not plain attention"
+        )
+    for name in ("logit_scale", "logits_scaling", "final_logit_softcapping"):
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise UserError(f"policy.base_model: {config.model_type} has {name}, which the update does not know yet")
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, _mask)
+    model.set_attn_implementation(NAME)
+
+
+def _mask(*arguments: Any, **more: Any) -> Any:
+    """transformers' mask for a padded batch; none for packed rows, which have their own."""
+    from transformers.masking_utils import sdpa_mask
+
+    return None if more.get("attention_mask") is None else sdpa_mask(*arguments, **more)
+
+
+def token_logps(model: Any, packed: Packed, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprobs and entropies (nats) of rows' sampled tokens, zero beside them: two [B, S]. Entropies have no gradient."""
+    from steps.training.layers import log_softmax
+
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    hidden = causal.get_decoder()(
+        input_ids=packed.ids, position_ids=packed.positions, packed=packed, use_cache=False
+    ).last_hidden_state.squeeze(0)  # [U, W]
+    head = causal.get_output_embeddings()
+    logps, entropies = log_softmax(
+        hidden.index_select(0, packed.before), head.weight, head.bias, packed.targets, temperature
+    )
+    return logps[packed.rows] * packed.mask, entropies[packed.rows] * packed.mask

@@ -1,0 +1,501 @@
+"""Analytics of a run made by hand: from its files, and from a stand-in for Langfuse's API that holds its traces."""
+
+from __future__ import annotations
+
+import json
+import threading
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from environments.base import Message, Scenario, error, use, words
+from steps.analytics import analysis, episodes, show
+from steps.analytics import langfuse as analytics_langfuse
+from steps.analytics.__main__ import main
+from steps.core.errors import UserError
+from steps.core.records import Evaluation, Reward, Trajectory, Turn, write_records
+from steps.core.stats import wilson
+
+NO_CALL = error("no tool was called; call one between <tool_call> and </tool_call>")
+BAD_CALL = error('a tool call must be {"name": …, "arguments": {…}} in valid JSON between <tool_call> and </tool_call>')
+KINDS = ({"kind": "easy", "difficulty": 1}, {"kind": "hard", "difficulty": 2})
+SCENARIOS = [
+    Scenario.make("toy", "train", [{"role": "user", "content": f"question {n}"}], dict(KINDS[n])) for n in (0, 1)
+]
+HELD_OUT = Scenario.make("toy", "val", [{"role": "user", "content": "another"}], {"kind": "easy"})
+
+
+def heard(text: str, name: str = "") -> Message:
+    return {"role": "tool", "name": name, "content": text}
+
+
+def episode(
+    name: str,
+    scenario: Scenario,
+    told: Sequence[tuple[Message, Sequence[Message]]],
+    stop: str = "done",
+    problem: str | None = None,
+) -> Trajectory:
+    """Turns of ten sampled tokens each, from messages and what they were answered with."""
+    turns: list[Turn] = []
+    ids: tuple[int, ...] = (1, 2)
+    for place, (message, answers) in enumerate(told):
+        cut = stop == "length" and place == len(told) - 1
+        turns.append(
+            Turn(
+                prompt_ids=ids,
+                completion_ids=(7,) * 10,
+                logprobs=(-0.1,) * 10,
+                message=message,
+                observations=tuple(answers),
+                finish_reason="length" if cut else "stop",
+            )
+        )
+        ids = (*ids, *(7,) * 10, 3)
+    fields: dict[str, Any] = {"stop_reason": stop, "error": problem}
+    return Trajectory(
+        id=name, scenario_id=scenario.id, attempt=int(name[-1]), adapter_hash="a", turns=tuple(turns), **fields
+    )
+
+
+def played(iteration: str) -> list[tuple[Trajectory, float | None, bool]]:
+    """(episode, score, success). The second iteration succeeds once more, and is without errors."""
+    search, done = use("search", query="Summit"), (use("answer", text="262"), [heard("thanks", "answer")])
+    good = [(search, [heard("m1, m2", "search")]), done]
+    lost = [
+        (search, [heard(error('there is no mail with id "m41"'), "search")]),
+        (use("search", query="x"), [heard(error('there is no mail with id "m977"'), "search")]),
+        (words("well"), [heard(NO_CALL)]),
+        (words("<tool_call>{"), [heard(BAD_CALL)]),
+        (use("fly", to="home"), [heard(error('there is no tool named "fly"; the tools are search, answer'), "fly")]),
+        done,
+    ]
+    cut: list[tuple[Message, list[Message]]] = [(words("and on and"), [])]
+    easy, hard = SCENARIOS
+    if iteration == "001":
+        return [
+            (episode("001-e-0", easy, good), 1.0, True),
+            (episode("001-e-1", easy, lost), -0.5, False),
+            (episode("001-h-0", hard, cut, "length"), 0.0, False),
+            (episode("001-h-1", hard, good[:1], "error", "KeyError: 'm41'"), None, False),
+        ]
+    return [(episode(f"002-e-{n}", easy, good), 1.0, True) for n in (0, 1)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """run/ of two iterations, with times for the very first episode; the base policy was evaluated on one scenario."""
+    root = tmp_path / "run"
+    (root / "scenarios").mkdir(parents=True)
+    write_records(SCENARIOS, root / "scenarios/train.parquet")
+    write_records([HELD_OUT], root / "scenarios/val.parquet")
+    for iteration in ("001", "002"):
+        found = played(iteration)
+        (root / iteration / "timings").mkdir(parents=True)
+        write(root / iteration, found)
+    first = played("001")[0][0]
+    clock = {
+        "began": 1000.0,
+        "turns": {first.fingerprint(): [[0.0, 0.5, 0.6], [0.6, 2.6, 2.7]], "another": [[0, 9, 9]]},
+    }
+    (root / "001/timings/trajectories.turns.json").write_text(json.dumps(clock))
+    (root / "000/evaluation").mkdir(parents=True)
+    write(
+        root / "000/evaluation",
+        [(episode("val-0", HELD_OUT, [(words("?"), [heard(NO_CALL)])], "max_turns"), 0.0, False)],
+    )
+    return root
+
+
+def write(folder: Path, found: Sequence[tuple[Trajectory, float | None, bool]]) -> None:
+    write_records([one for one, _, _ in found], folder / "trajectories.parquet")
+    rewards = [
+        Reward(trajectory_id=one.id, scenario_id=one.scenario_id, name="rule", score=score, success=success)
+        for one, score, success in found
+    ]
+    write_records(rewards, folder / "rewards.parquet")
+
+
+def test_by_iteration_by_hand(run: Path) -> None:
+    found = analysis.analyse(run)
+    first, second = found.lines
+    assert (first.group, first.n, first.success, first.ci95) == (("001",), 4, 0.25, wilson(1, 4))
+    assert first.reward == pytest.approx(0.5 / 3)
+    assert (first.unscored, first.failed) == (1, 1)
+    assert first.turns == (2 + 6 + 1 + 1) / 4
+    assert list(first.actions.items()) == [
+        ("search", 4),
+        ("answer", 2),
+        ("(cut off)", 1),
+        ("(malformed call)", 1),
+        ("(unknown tool)", 1),
+        ("(words)", 1),
+    ]
+    assert tuple(first.tokens.model_dump().values()) == (10, 60, 60)
+    assert first.latency is not None
+    assert tuple(first.latency.model_dump().values()) == (0.5, 2.0, 2.0)
+    assert (second.group, second.n, second.success, second.latency) == (("002",), 2, 1.0, None)
+    assert second.actions == {"answer": 2, "search": 2}
+    assert (found.total.n, found.total.success) == (6, 0.5)
+    assert [(one.where, one.text, one.count, one.episodes) for one in found.patterns] == [
+        ("tool", "there is no mail with id ….", 2, 1),
+        ("episode", "KeyError: …", 1, 1),
+        ("tool", "a tool call must be {…: …, …: {…}} in valid JSON between <tool_call> and </tool_call>.", 1, 1),
+        ("tool", "no tool was called; call one between <tool_call> and </tool_call>.", 1, 1),
+        ("tool", "there is no tool named …; the tools are search, answer.", 1, 1),
+    ]
+    assert (found.source, found.splits, found.waste, found.notes) == ("run", ("train",), {}, ())
+    assert analysis.analyse(run.parent) == found, "the project's root will do"
+
+
+@pytest.mark.parametrize(
+    ("by", "groups"),
+    [
+        ("kind", {("kind=easy",): 4, ("kind=hard",): 2}),
+        ("difficulty", {("difficulty=1",): 4, ("difficulty=2",): 2}),
+        ("slice", {("difficulty=1",): 4, ("difficulty=2",): 2, ("kind=easy",): 4, ("kind=hard",): 2}),
+        ("iteration,kind", {("001", "kind=easy"): 2, ("001", "kind=hard"): 2, ("002", "kind=easy"): 2}),
+        ("split", {("train",): 6, ("val",): 1}),
+        ("split,iteration", {("train", "001"): 4, ("train", "002"): 2, ("val", "000"): 1}),
+    ],
+)
+def test_groups(run: Path, by: str, groups: dict[tuple[str, ...], int]) -> None:
+    found = analysis.analyse(run, by)
+    assert {one.group: one.n for one in found.lines} == groups
+
+
+def test_what_is_of_no_slice_is_other(run: Path) -> None:
+    found = analysis.analyse(run, "difficulty", ["train", "val"])
+    assert {one.group: one.n for one in found.lines} == {("difficulty=1",): 4, ("difficulty=2",): 2, ("other",): 1}
+
+
+def test_slices_are_the_gates(run: Path) -> None:
+    from steps.core.slices import slices_of
+
+    found = episodes.slices_by_scenario(run / "scenarios")
+    assert {name for own in found.values() for name in own} == set(slices_of([*SCENARIOS, HELD_OUT]))
+
+
+@pytest.mark.parametrize(
+    ("by", "splits", "said"),
+    [
+        ("language", [], "--by language: group by iteration, split, slice, difficulty, kind"),
+        ("iteration", ["dev"], "there is no split dev: name train, val, test"),
+        ("iteration", ["test"], "holds no episodes of test"),
+    ],
+)
+def test_what_is_not_there_is_one_sentence(run: Path, by: str, splits: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        analysis.analyse(run, by, splits)
+
+
+def test_a_file_that_is_broken_is_one_sentence(run: Path) -> None:
+    (run / "001/rewards.parquet").write_text("no parquet")
+    with pytest.raises(UserError, match=r"001/rewards\.parquet cannot be read .*: make it again"):
+        analysis.analyse(run)
+
+
+def test_calls_that_were_never_answered_are_no_tools_use(run: Path) -> None:
+    """Whatever the policy names after the episode is over: the environment never looks at it."""
+    both = use("answer", text="262") | {
+        "tool_calls": [*use("answer", text="262")["tool_calls"], *use("anything")["tool_calls"]]
+    }
+    write(run / "002", [(episode("002-e-0", SCENARIOS[0], [(both, [heard("thanks", "answer")])]), 1.0, True)])
+    assert analysis.analyse(run).lines[1].actions == {"answer": 1, "(unanswered call)": 1}
+
+
+def test_without_rewards_there_is_no_success(run: Path) -> None:
+    (run / "002/rewards.parquet").unlink()
+    second = analysis.analyse(run).lines[1]
+    assert (second.success, second.ci95, second.reward, second.unscored) == (None, None, None, 2)
+
+
+def test_times_of_other_samples_are_not_taken(run: Path) -> None:
+    path = run / "001/timings/trajectories.turns.json"
+    path.write_text(path.read_text().replace(played("001")[0][0].fingerprint(), "f" * 16))
+    assert analysis.analyse(run).lines[0].latency is None
+
+
+def test_a_waste_that_does_not_fit_is_a_note(run: Path) -> None:
+    (run / "001/metrics.json").write_text(json.dumps({"collected": 3, "quarantine": {}}))
+    found = analysis.analyse(run)
+    assert found.waste == {}
+    assert found.notes[0].startswith("waste of 001 is left out: ")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([3.0], (3, 3, 3)), (range(1, 11), (5, 9, 10)), (range(1, 101), (50, 90, 99)), ([2.0, 1.0], (1, 2, 2))],
+)
+def test_percentiles_by_hand(values: Sequence[float], expected: tuple[float, ...]) -> None:
+    assert tuple(analysis.percentiles(list(values)).model_dump().values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Error: after must be a day as 2024-01-31.", "Error: after must be a day as 1999-12-01."),
+        ("KeyError: 'm12'", "KeyError: 'm977'"),
+        ("no mail m12 in inbox 0a1b2c3d4e", "no mail m9 in inbox ffffffff11"),
+        ('unknown "it\'s \\" so" here', 'unknown "b" here'),
+        ("took 1.5 s", "took 20 s"),
+    ],
+)
+def test_errors_that_differ_in_names_and_numbers_are_one_pattern(one: str, other: str) -> None:
+    assert analysis.normalised(one) == analysis.normalised(other)
+
+
+@pytest.mark.parametrize(
+    "text", ["don't know the tool", "wrong arguments for read_email: id: field required", "a deadbeefed word"]
+)
+def test_words_stay(text: str) -> None:
+    assert analysis.normalised(text) == text
+
+
+def test_at_most_ten_patterns_the_most_frequent_first(run: Path) -> None:
+    words_of = [f"{chr(97 + n)} is wrong" for n in range(14) for _ in range(n + 1)]
+    told = [(use("search", query="x"), [heard(error(text), "search")]) for text in words_of]
+    write(run / "002", [(episode("002-e-0", SCENARIOS[0], told), 0.0, False)])
+    found = analysis.analyse(run).patterns
+    assert [one.count for one in found] == list(range(14, 4, -1))
+
+
+def command(capsys: pytest.CaptureFixture[str], *words_of: str) -> tuple[int, str, str]:
+    code = main(words_of)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_tables(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = command(capsys, str(run))
+    assert (code, err) == (0, "")
+    [first] = [line for line in out.splitlines() if line.startswith("001 ")][:1]
+    assert first.split() == "001 4 0.250 [0.046, 0.699] 0.167 2.50 10 / 60 / 60 0.50 / 2.00 / 2.00 1 1".split()
+    assert "not recorded" in out
+    assert "there is no mail with id …." in out
+    assert "\x1b" not in out
+
+
+def test_what_a_policy_samples_cannot_drive_the_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = [(use("\x1b[2Jclear", query="x"), [heard("\x1b]0;title\x07", "search")])]
+    write(run / "002", [(episode("002-e-0", SCENARIOS[0], told), 0.0, False)])
+    _, out, _ = command(capsys, str(run))
+    assert "\x1b" not in out
+    assert "\\x1b" in out
+
+
+def test_json_is_the_analysis(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = command(capsys, str(run), "--by", "kind", "--split", "train,val", "--json")
+    assert analysis.Analysis.model_validate_json(out) == analysis.analyse(run, "kind", ["train", "val"])
+
+
+def test_the_command_says_what_is_wrong(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(capsys, str(run), "--by", "colour")[::2] == (
+        2,
+        "error: --by colour: group by iteration, split, slice, difficulty, kind\n",
+    )
+
+
+def test_the_picture_is_the_same_each_time(run: Path, tmp_path: Path) -> None:
+    (run / "002/rewards.parquet").unlink()  # a group without a success
+    found = analysis.analyse(run)
+    for name in ("one.png", "two.png"):
+        show.picture(found, tmp_path / name)
+    first = (tmp_path / "one.png").read_bytes()
+    assert first[:4] == b"\x89PNG"
+    assert first == (tmp_path / "two.png").read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "one.png", "two.png"}
+
+
+# --- Langfuse
+
+
+class StandIn:
+    """A stand-in for Langfuse's public API: lists in pages, with basic authentication, as its reference has them."""
+
+    def __init__(self, run: Path) -> None:
+        self.traces: list[dict[str, Any]] = []
+        self.observations: list[dict[str, Any]] = []
+        self.asked: list[str] = []
+        self.busy = 0  # how many answers more are 503
+        for iteration in ("001", "002"):
+            self.add(iteration, "latest", 2000.0)
+        self.add("002", "earlier", 1000.0)
+        stand_in = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                code, body = stand_in.answer(self.path, self.headers.get("Authorization", ""))
+                self.send_response(code)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.host = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def add(self, iteration: str, run: str, at: float) -> None:
+        """The traces of an iteration, as steps/tracing/episodes.py makes them and a server keeps them."""
+        from steps.core.masking import Masker
+        from steps.tracing import episodes
+        from steps.tracing.spans import Recorder
+
+        about = episodes.About(run, "toy", "model", iteration, "train", 1.0, 64, "training", at)
+        known = {scenario.id: scenario for scenario in SCENARIOS}
+        recorder, mask = Recorder(), Masker()
+        for number, (one, score, success) in enumerate(played(iteration)):
+            reward = Reward(
+                trajectory_id=one.id, scenario_id=one.scenario_id, name="rule", score=score, success=success
+            )
+            times = [(at, at + 0.5, at + 0.6), (at + 0.6, at + 2.6, at + 2.7)]
+            first = iteration == "001" and number == 0
+            made = episodes.episode(
+                recorder, mask, about, known[one.scenario_id], one, reward, times if first else None
+            )
+            self.observations += [observation(span) for span in made.spans]
+            root = made.spans[0]
+            attributes = dict(root.attributes or {})
+            told = {
+                name.removeprefix("langfuse.trace.metadata."): value
+                for name, value in attributes.items()
+                if ".trace.metadata." in name
+            }
+            self.traces.append(
+                {
+                    "id": made.id,
+                    "name": attributes["langfuse.trace.name"],
+                    "sessionId": attributes["langfuse.session.id"],
+                    "timestamp": moment(root.start_time),
+                    "metadata": told,
+                    "output": None,
+                }
+            )
+
+    def answer(self, path: str, authorization: str) -> tuple[int, bytes]:
+        self.asked.append(path)
+        if authorization != f"Basic {b64encode(b'pk-lf-1:sk-lf-2').decode()}":
+            return 401, b'{"message": "Invalid credentials"}'
+        if self.busy:
+            self.busy -= 1
+            return 503, b"<html>busy</html>"
+        parts = urlsplit(path)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        rows = {"/api/public/traces": self.traces, "/api/public/observations": self.observations}[parts.path]
+        rows = [row for row in rows if row["name"] == query.get("name", row["name"])]
+        number, limit = int(query["page"]), min(100, int(query["limit"]))
+        meta = {"page": number, "limit": limit, "totalItems": len(rows), "totalPages": -(-len(rows) // limit)}
+        return 200, json.dumps({"data": rows[(number - 1) * limit : number * limit], "meta": meta}).encode()
+
+
+def observation(span: Any) -> dict[str, Any]:
+    found = dict(span.attributes or {})
+    read = {
+        name: json.loads(text) if (text := found.get(f"langfuse.observation.{name}")) else None
+        for name in ("input", "output", "usage_details")
+    }
+    return {
+        "id": f"{span.context.span_id:016x}",
+        "traceId": f"{span.context.trace_id:032x}",
+        "parentObservationId": f"{span.parent.span_id:016x}" if span.parent else None,
+        "type": found["langfuse.observation.type"].upper(),
+        "name": span.name,
+        "startTime": moment(span.start_time),
+        "endTime": moment(span.end_time),
+        "input": read["input"],
+        "output": read["output"],
+        "usageDetails": read["usage_details"] or {},
+        "metadata": {
+            name.rpartition(".")[2]: value for name, value in found.items() if ".observation.metadata." in name
+        },
+    }
+
+
+def moment(nanoseconds: int) -> str:
+    return datetime.fromtimestamp(nanoseconds / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@pytest.fixture
+def langfuse(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    stand_in = StandIn(run)
+    monkeypatch.delenv("LANGFUSE_BASE_URL", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("LANGFUSE_HOST", f"{stand_in.host}/")
+    monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", "pk-lf-1")
+    monkeypatch.setenv("LANGFUSE_SECRET_KEY", "sk-lf-2")
+    monkeypatch.setattr(analytics_langfuse, "PAGE", 4)
+    monkeypatch.setattr(analytics_langfuse.time, "sleep", lambda _: None)
+    yield stand_in
+    stand_in.server.shutdown()
+    stand_in.server.server_close()
+
+
+def test_langfuse_says_what_the_files_say(run: Path, langfuse: StandIn) -> None:
+    files, traces = analysis.analyse(run), analytics_langfuse.analyse("iteration")
+    assert (traces.lines, traces.total, traces.patterns) == (files.lines, files.total, files.patterns)
+    assert traces.source == langfuse.host
+    assert traces.notes == ("run latest; 1 others are there (--run KEY)",)
+    pages = [path for path in langfuse.asked if "observations" in path]
+    assert len(pages) == -(-len(langfuse.observations) // 4) > 3
+
+
+def test_another_run(langfuse: StandIn) -> None:
+    found = analytics_langfuse.analyse("iteration,split", run="earlier")
+    assert [(one.group, one.n) for one in found.lines] == [(("002", "train"), 2)]
+    with pytest.raises(UserError, match=r"has no traces of other; the latest run is latest"):
+        analytics_langfuse.analyse("iteration", run="other")
+
+
+def test_content_may_come_as_text(run: Path, langfuse: StandIn) -> None:
+    for one in langfuse.observations:
+        for name in ("input", "output"):
+            if one[name] is not None and not (one["type"] == "TOOL" and isinstance(one[name], str)):
+                one[name] = json.dumps(one[name])
+    assert analytics_langfuse.analyse("iteration").lines == analysis.analyse(run).lines
+
+
+def test_a_busy_server_is_asked_again(langfuse: StandIn) -> None:
+    langfuse.busy = 2
+    assert analytics_langfuse.analyse("iteration").total.n == 6
+    langfuse.busy = 3
+    with pytest.raises(UserError, match=r"answers /api/public/traces with 503 and no page: see LANGFUSE_HOST"):
+        analytics_langfuse.analyse("iteration")
+
+
+def test_what_stands_in_the_way_is_one_sentence(langfuse: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    langfuse.traces.clear()
+    with pytest.raises(UserError, match="has no traces of episodes"):
+        analytics_langfuse.analyse("iteration")
+    monkeypatch.setenv("LANGFUSE_SECRET_KEY", "sk-lf-wrong")
+    with pytest.raises(UserError, match=r"refuses the keys \(401\)") as caught:
+        analytics_langfuse.analyse("iteration")
+    assert "sk-lf" not in str(caught.value)
+    monkeypatch.setenv("LANGFUSE_HOST", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match="cannot be reached"):
+        analytics_langfuse.analyse("iteration")
+    monkeypatch.delenv("LANGFUSE_PUBLIC_KEY")
+    with pytest.raises(UserError, match="needs LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY"):
+        analytics_langfuse.analyse("iteration")
+
+
+def test_by_hand_from_langfuse(langfuse: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = command(capsys, "--langfuse", "--by", "iteration")
+    assert (code, err) == (0, "")
+    assert "note: run latest" in out
+    assert "001" in out
+
+
+def test_evaluations_of_the_project_are_read(run: Path) -> None:
+    """What steps/evaluate.py writes beside the episodes is not in the way."""
+    summary = Evaluation(split="val", adapter_hash="a", n=1, success=0, ci95=(0, 1), reward=0, turns=1, tokens=1)
+    (run / "000/evaluation/summary.json").write_text(summary.model_dump_json())
+    [line] = analysis.analyse(run, splits=["val"]).lines
+    assert (line.group, line.n, line.success, line.actions) == (("000",), 1, 0.0, {"(words)": 1})

@@ -1,0 +1,141 @@
+""".env: what it may hold, who reads it, and that .env.example names all that the code reads."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from steps.core import dotenv
+
+ROOT = Path(__file__).parent.parent.parent
+NAME = re.compile(r"\b(?:FLYWHEEL|LANGFUSE|WANDB|MLFLOW|PREFECT|HF)_[A-Z]+(?:_[A-Z]+)*\b(?!_)")
+# Names that nobody sets by hand, and who sets them.
+INTERNAL = {
+    "FLYWHEEL_LOG": "a flow, for its stages",
+    "FLYWHEEL_PROGRESS": "a flow, for its stages",
+    "FLYWHEEL_ROOT": "flows/ui.py, for the worker's flow runs",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "flows/ui.py, for MLflow's server",
+    "PREFECT_CLI_PROMPT": "flows/ui.py, for Prefect's commands",
+    "PREFECT_LOCAL_STORAGE_PATH": "flows/ui.py and the Makefile, beside PREFECT_HOME",
+    "PREFECT_MEMO_STORE_PATH": "flows/ui.py and the Makefile, beside PREFECT_HOME",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "flows/ui.py, for Prefect's server",
+    "PREFECT_SERVER_API_AUTH_STRING": "flows/ui.py, for Prefect's server",
+    "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "flows/ui.py, for Prefect's server",
+    "WANDB_CACHE_DIR": "steps/tracking/wandb_process.py, for itself",
+    "WANDB_DATA_DIR": "steps/tracking/wandb_process.py, for itself",
+    "WANDB_ERROR_REPORTING": "steps/tracking/wandb_process.py, for itself",
+    "WANDB_SILENT": "steps/tracking/wandb_process.py, for itself",
+}
+OF_TOOLS = {"HF_ENDPOINT", "OPENAI_API_KEY"}  # read by a library, or under the name that params.yaml gives
+
+
+def read_by_code(root: Path) -> set[str]:
+    """The names that stand in modules, outside tests."""
+    found: set[str] = set()
+    for package in ("flows", "steps", "environments"):
+        for path in (root / package).rglob("*.py"):
+            found.update(NAME.findall(path.read_text()))
+    return found
+
+
+def listed(text: str) -> dict[str, str]:
+    """Name -> the line above it, of a file such as .env.example."""
+    lines = text.splitlines()
+    found = {}
+    for number, line in enumerate(lines):
+        if match := re.fullmatch(r"#?([A-Z][A-Z_]*)=.*", line):
+            found[match[1]] = lines[number - 1]
+    return found
+
+
+def test_the_example_names_all_that_is_read() -> None:
+    names, example = read_by_code(ROOT), listed((ROOT / ".env.example").read_text())
+    assert names - INTERNAL.keys() - example.keys() == set(), "neither in .env.example nor internal"
+    assert example.keys() - names - OF_TOOLS == set(), "in .env.example, and nothing reads it"
+    assert INTERNAL.keys() - names == set(), "nobody knows these any more"
+
+
+def test_every_name_has_a_line_of_help_and_none_is_set() -> None:
+    text = (ROOT / ".env.example").read_text()
+    for name, above in listed(text).items():
+        assert re.fullmatch(r"# \S.{10,120}\.", above), name
+    assert [line for line in text.splitlines() if line and not line.startswith("#")] == []
+
+
+def test_the_rule_can_fail(tmp_path: Path) -> None:
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps/a.py").write_text('import os\nos.environ.get("FLYWHEEL_NEW_KNOB")  # not FLYWHEEL_\n')
+    assert read_by_code(tmp_path) == {"FLYWHEEL_NEW_KNOB"}
+
+
+def test_the_example_copied_as_it_is_changes_nothing(tmp_path: Path) -> None:
+    shutil.copy(ROOT / ".env.example", tmp_path / ".env")
+    assert dotenv.values(tmp_path) == {}
+
+
+def test_what_the_environment_has_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setitem(os.environ, "FLYWHEEL_A", "mine")
+    monkeypatch.delitem(os.environ, "FLYWHEEL_B", raising=False)
+    (tmp_path / ".env").write_text(
+        "# a comment\nFLYWHEEL_A=theirs\nexport FLYWHEEL_B='two words # and a sign'\nFLYWHEEL_C=\nFLYWHEEL_D=pa$FLYWHEEL_A\n"
+    )
+    dotenv.load(tmp_path)
+    assert {name: os.environ.get(name) for name in ("FLYWHEEL_A", "FLYWHEEL_B", "FLYWHEEL_C", "FLYWHEEL_D")} == {
+        "FLYWHEEL_A": "mine",
+        "FLYWHEEL_B": "two words # and a sign",
+        "FLYWHEEL_C": None,  # a name without a value says nothing
+        "FLYWHEEL_D": "pa$FLYWHEEL_A",  # as it stands: a password may hold a $
+    }
+
+
+def test_no_file_is_no_matter(tmp_path: Path) -> None:
+    assert dotenv.values(tmp_path) == {}
+
+
+def test_flows_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.terminal import command
+
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
+    monkeypatch.setattr(command, "own_server", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dvc.yaml").touch()
+    (tmp_path / ".env").write_text(f"PREFECT_HOME={tmp_path / 'home'}\nLANGFUSE_HOST=http://127.0.0.1:9\n")
+    command.prepare()
+    assert os.environ["LANGFUSE_HOST"] == "http://127.0.0.1:9"
+    assert (tmp_path / "home").is_dir(), "what prepare itself goes by is read first"
+
+
+def test_what_the_ui_starts_has_it_and_keeps_its_own_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import ui
+
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], "WANDB_PROJECT": "mine"})
+    (tmp_path / ".env").write_text(
+        "LANGFUSE_SECRET_KEY=s\nWANDB_PROJECT=theirs\nMLFLOW_TRACKING_URI=http://elsewhere\n"
+    )
+    found = ui.environment(tmp_path, 4200, 5000)
+    assert (found["LANGFUSE_SECRET_KEY"], found["WANDB_PROJECT"]) == ("s", "mine")
+    assert found["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:5000"
+    assert "LANGFUSE_SECRET_KEY" not in os.environ
+
+
+def test_tracking_by_hand_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from steps.tracking import tracker
+    from steps.tracking.__main__ import log
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    (tmp_path / ".env").write_text("FLYWHEEL_FROM_FILE=1\n")
+    seen: list[str | None] = []
+
+    def started(_: Path) -> None:
+        seen.append(os.environ.get("FLYWHEEL_FROM_FILE"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tracker, "start", started)
+    with pytest.raises(KeyboardInterrupt):
+        log(tmp_path)
+    assert seen == ["1"]

@@ -1,0 +1,362 @@
+"""params.yaml: what is accepted, and the sentence that each mistake ends in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from steps.core import params
+from steps.core.errors import UserError
+from steps.core.params import Params, RegisterParams, RolloutParams, Section, Update, load
+
+ROOT = Path(__file__).parent.parent.parent
+STAGES = [kind for kind in vars(params).values() if isinstance(kind, type) and kind.__name__.endswith("Params")]
+
+
+CORRECTED = {"vllm_importance_sampling_correction": True}
+
+
+def keys(kind: type[BaseModel]) -> set[str]:
+    return {field.alias or name for name, field in kind.model_fields.items()}
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Any:
+    """The sentence in which a text, or a change to params.yaml, ends."""
+
+    def sentence(written: str | dict[str, Any]) -> str:
+        path = tmp_path / "params.yaml"
+        path.write_text(written if isinstance(written, str) else yaml.safe_dump(written))
+        with pytest.raises(UserError) as problem:
+            load(path, RolloutParams)
+        text = str(problem.value)
+        assert text.startswith(f"{path}")
+        assert "\n" not in text
+        assert problem.value.code == 2
+        return text.removeprefix(f"{path}").removeprefix(": ").strip()
+
+    return sentence
+
+
+def test_the_projects_own_file_loads_and_says_nothing_that_no_stage_reads() -> None:
+    whole = load(ROOT / "params.yaml", Params)
+    written = yaml.safe_load((ROOT / "params.yaml").read_text())
+    dumped = whole.model_dump(by_alias=True)
+    assert all(dumped[key] == value or value.items() <= dumped[key].items() for key, value in written.items())
+    assert whole.rollout.attempts * whole.rollout.scenarios >= 128
+    assert (whole.scenarios.test, whole.task) >= (200, "email_search")
+
+
+def test_defaults_are_the_recipe() -> None:
+    """params.yaml writes down what is worth seeing; it does not change it."""
+    assert load(ROOT / "params.yaml", Params) == Params()
+
+
+def test_an_empty_file_is_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("# nothing\n")
+    assert load(tmp_path / "params.yaml", Params) == Params()
+
+
+def test_a_stage_gets_what_it_declares_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("seed: 7\nrollout: {attempts: 4}\nregister: {name: mine}\n")
+    read = load(tmp_path / "params.yaml", RolloutParams)
+    assert set(read.model_dump()) == {"task", "seed", "policy", "rollout"}
+    assert (read.seed, read.rollout.attempts, read.rollout.scenarios) == (7, 4, 16)
+    assert load(tmp_path / "params.yaml", RegisterParams).register_.name == "mine"
+
+
+def test_the_whole_file_is_checked_whatever_is_read(refused: Any) -> None:
+    assert "update.beta" in refused({"update": {"beta": -1}})
+
+
+@pytest.mark.parametrize("kind", STAGES, ids=lambda kind: kind.__name__)
+def test_what_a_stage_declares_are_keys_of_the_file(kind: type[Section]) -> None:
+    assert keys(kind) <= keys(Params)
+    for name, field in kind.model_fields.items():
+        assert field.annotation == Params.model_fields[name].annotation
+        assert field.alias == Params.model_fields[name].alias
+
+
+def test_every_stage_is_among_them() -> None:
+    assert {"ScenariosParams", "RolloutParams", "UpdateParams", "RegisterParams"} <= {kind.__name__ for kind in STAGES}
+    read = set().union(*(keys(kind) for kind in STAGES if kind is not Params))
+    assert keys(Params) - read == {"train"}  # the flow's own
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        # unknown keys: named, with those that are known
+        (
+            {"rolout": {}},
+            "rolout is not a known key (known: "
+            "evaluate, policy, promote, register, rollout, scenarios, score, seed, task, train, update)",
+        ),
+        (
+            {"rollout": {"attempt": 4}},
+            "rollout.attempt is not a known key "
+            "(known: attempts, curriculum, max_tokens, max_turns, scenarios, temperature)",
+        ),
+        ({"policy": {"lora": {"r": 4}}}, "policy.lora.r is not a known key (known: alpha, rank)"),
+        ({"register": {"nam": "x"}}, "register.nam is not a known key (known: name)"),
+        ({"register_": {"name": "x"}}, "register_ is not a known key"),
+        # values out of range
+        ({"rollout": {"attempts": 1}}, "rollout.attempts: Input should be greater than or equal to 2 (it is 1)"),
+        ({"rollout": {"temperature": 0}}, "rollout.temperature: Input should be greater than 0 (it is 0)"),
+        (
+            {"rollout": {"temperature": float("nan")}},
+            "rollout.temperature: Input should be a finite number (it is nan)",
+        ),
+        ({"rollout": {"max_turns": 0}}, "rollout.max_turns: Input should be greater than or equal to 1 (it is 0)"),
+        ({"seed": -1}, "seed: Input should be greater than or equal to 0 (it is -1)"),
+        ({"scenarios": {"val": 0}}, "scenarios.val: Input should be greater than or equal to 1 (it is 0)"),
+        ({"policy": {"context": 8}}, "policy.context: Input should be greater than or equal to 64 (it is 8)"),
+        ({"policy": {"lora": {"rank": 0}}}, "policy.lora.rank: Input should be greater than or equal to 1 (it is 0)"),
+        ({"policy": {"base_model": ""}}, "policy.base_model: String should have at least 1 character (it is '')"),
+        ({"policy": {"gpu_memory": 1}}, "policy.gpu_memory: Input should be less than 1 (it is 1)"),
+        ({"policy": {"dtype": "int8"}}, "policy.dtype: Input should be 'float32' or 'bfloat16' (it is 'int8')"),
+        (
+            {"update": {"loss_type": "ppo"}},
+            "update.loss_type: Input should be 'grpo', 'dr_grpo', 'dapo', 'bnpo', 'cispo' or 'gspo' (it is 'ppo')",
+        ),
+        ({"update": {"epsilon": 1}}, "update.epsilon: Input should be less than 1 (it is 1)"),
+        ({"update": {"learning_rate": 0}}, "update.learning_rate: Input should be greater than 0 (it is 0)"),
+        ({"train": {"iterations": 1000}}, "train.iterations: Input should be less than or equal to 999 (it is 1000)"),
+        ({"score": {"judges": {"vibes": 1}}}, "score.judges.vibes is not a known key (known: criteria, rule, ruler)"),
+        ({"score": {"judges": {"rule": 0}}}, "score.judges: one of rule, criteria and ruler must be above 0"),
+        ({"score": {"judges": {"ruler": 1}}}, "score.ruler is needed with score.judges.ruler above 0"),
+        (
+            {"score": {"ruler": {"endpoint": {"model": "m"}}}},
+            "score.ruler would have no effect: score.judges.ruler is 0",
+        ),
+        ({"score": {"criteria": {}}}, "score.criteria would have no effect: score.judges.criteria is 0"),
+        (
+            {"score": {"judges": {"criteria": 1}, "criteria": {"accuracy": 0.5}}},
+            "score.criteria: the weights must sum to 1, not 1.1",
+        ),
+        (
+            {"score": {"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": "m"}, "max_run_cost": 1}}},
+            "score.ruler.max_run_cost needs price_in and price_out of its endpoint",
+        ),
+        (
+            {"update": {"lr_scheduler_type": "step"}},
+            "update.lr_scheduler_type: Input should be 'constant', 'linear' or",
+        ),
+        (
+            {"update": {"warmup_steps": -1}},
+            "update.warmup_steps: Input should be greater than or equal to 0 (it is -1)",
+        ),
+        (
+            {"update": {"lr_scheduler_type": "linear", "max_steps": 0}},
+            "update.max_steps: Input should be greater than or equal to 1 (it is 0)",
+        ),
+        (
+            {"update": {"truncated_completions": "drop"}},
+            "update.truncated_completions: Input should be 'keep', 'mask' or 'penalise' (it is 'drop')",
+        ),
+        (
+            {"update": {"truncated_completions": "penalise", "truncation_penalty": 0}},
+            "update.truncation_penalty: Input should be greater than 0 (it is 0)",
+        ),
+        (
+            {"update": CORRECTED | {"vllm_importance_sampling_mode": "row_mask"}},
+            "update.vllm_importance_sampling_mode: Input should be 'token_truncate', 'token_mask', 'sequence_truncate' or",
+        ),
+        (
+            {"update": CORRECTED | {"vllm_importance_sampling_clip_max": 0}},
+            "update.vllm_importance_sampling_clip_max: Input should be greater than 0 (it is 0)",
+        ),
+        (
+            {"update": {"tokens_per_micro_batch": 63}},
+            "update.tokens_per_micro_batch: Input should be greater than or equal",
+        ),
+        # wrong types
+        ({"rollout": {"attempts": "many"}}, "rollout.attempts: Input should be a valid integer"),
+        ({"rollout": {"attempts": 2.5}}, "rollout.attempts: Input should be a valid integer"),
+        ({"seed": {"of": 1}}, "seed: Input should be a valid integer (it is {'of': 1})"),
+        ({"update": {"beta": {}}}, "update.beta: Input should be a valid number (it is {})"),
+        ({"rollout": 8}, "rollout: Input should be a valid dictionary or instance of Rollout (it is 8)"),
+        ({"rollout": None}, "rollout: Input should be a valid dictionary or instance of Rollout (it is None)"),
+        ({"update": {"learning_rate": [1]}}, "update.learning_rate: Input should be a valid number (it is [1])"),
+        ({"task": 3}, "task: Input should be a valid string (it is 3)"),
+        ("update: {learning_rate: 2e-3x}", "update.learning_rate: Input should be a valid number"),
+        # bad combinations
+        (
+            {"rollout": {"scenarios": 25}, "scenarios": {"train": 24}},
+            "rollout.scenarios (25) is more than scenarios.train (24)",
+        ),
+        (
+            {"update": {"loss_type": "cispo", "epsilon": 0.2}},
+            "update.epsilon would have no effect: it is read with a loss_type other than cispo alone; take it out",
+        ),
+        (
+            {"update": {"max_steps": 80}},
+            "update.max_steps would have no effect: it is read with lr_scheduler_type: linear or cosine alone",
+        ),
+        (
+            {"update": {"lr_scheduler_type": "constant", "warmup_steps": 3, "max_steps": 80}},
+            "update.max_steps would have no effect",
+        ),
+        (
+            {"update": {"truncation_penalty": 0.5}},
+            "update.truncation_penalty would have no effect: it is read with truncated_completions: penalise alone; take",
+        ),
+        (
+            {"update": {"truncated_completions": "mask", "truncation_penalty": 0.5}},
+            "update.truncation_penalty would have no effect",
+        ),
+        (
+            {"update": {"vllm_importance_sampling_mode": "token_mask"}},
+            "update.vllm_importance_sampling_mode would have no effect: it is read with "
+            "vllm_importance_sampling_correction: true alone; take it out",
+        ),
+        (
+            {"update": {"vllm_importance_sampling_correction": False, "vllm_importance_sampling_clip_max": 3}},
+            "update.vllm_importance_sampling_clip_max would have no effect",
+        ),
+        (
+            {"update": {"vllm_importance_sampling_clip_min": 0.5}},
+            "update.vllm_importance_sampling_clip_min would have no effect",
+        ),
+        (
+            {"update": {"lr_scheduler_type": "linear"}},
+            "update.max_steps is needed with lr_scheduler_type: linear (iterations × steps_per_",
+        ),
+        ({"update": {"lr_scheduler_type": "cosine", "max_steps": None}}, "update.max_steps is needed with"),
+        (
+            {"rollout": {"curriculum": {"low": 0.95}}},
+            "rollout.curriculum.low (0.95) must be less than rollout.curriculum.high (0.9)",
+        ),
+        (
+            {"rollout": {"curriculum": {"widow": 3}}},
+            "rollout.curriculum.widow is not a known key (known: floor, high, low, window)",
+        ),
+        ({"rollout": {"curriculum": {"floor": 0}}}, "rollout.curriculum.floor: Input should be greater than 0"),
+        ({"scenarios": {"ngram": 1}}, "scenarios.ngram: Input should be greater than or equal to 2"),
+        ({"scenarios": {"max_overlap": 1.5}}, "scenarios.max_overlap: Input should be less than or equal to 1"),
+        # no YAML
+        ("rollout: [1", "is not valid YAML: while parsing a flow sequence"),
+        ("seed: 1\n\tbad", "is not valid YAML: while scanning"),
+        ("- 1\n- 2\n", "must hold keys and values, not a list"),
+        ("text", "must hold keys and values, not a str"),
+    ],
+    ids=lambda value: str(value)[:50] if not isinstance(value, str) else None,
+)
+def test_a_mistake_is_one_sentence_that_names_the_key(refused: Any, written: str | dict[str, Any], said: str) -> None:
+    assert said in refused(written)
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "expected"),
+    [
+        (None, ("dapo", 0.2, 0.28)),
+        ("grpo", ("grpo", 0.2, 0.28)),
+        ("dr_grpo", ("dr_grpo", 0.2, 0.28)),
+        ("dapo", ("dapo", 0.2, 0.28)),
+        ("bnpo", ("bnpo", 0.2, 0.28)),
+        ("cispo", ("cispo", None, 5.0)),
+        ("gspo", ("gspo", 3e-4, 4e-4)),
+    ],
+)
+def test_a_loss_brings_its_own_clipping(loss_type: str | None, expected: tuple[Any, ...]) -> None:
+    given = {} if loss_type is None else {"loss_type": loss_type}
+    found = Update.model_validate(given)
+    assert (found.loss_type, found.epsilon, found.epsilon_high) == expected
+    assert Update.model_validate(given | {"epsilon_high": 0.7}).epsilon_high == 0.7
+    if loss_type != "cispo":
+        assert Update.model_validate(given | {"epsilon": 0.1, "epsilon_high": None}).epsilon == 0.1
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"max_steps": None, "truncation_penalty": None, "vllm_importance_sampling_mode": None}),
+        ({"truncated_completions": "penalise"}, {"truncation_penalty": 0.5}),
+        ({"truncated_completions": "penalise", "truncation_penalty": 0.1}, {"truncation_penalty": 0.1}),
+        ({"truncated_completions": "mask"}, {"truncation_penalty": None}),
+        ({"lr_scheduler_type": "cosine", "max_steps": 80}, {"max_steps": 80, "warmup_steps": 0}),
+        (
+            CORRECTED,
+            {
+                "vllm_importance_sampling_mode": "sequence_mask",
+                "vllm_importance_sampling_clip_max": 3.0,
+                "vllm_importance_sampling_clip_min": None,
+            },
+        ),
+        (
+            CORRECTED | {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_min": 0.5},
+            {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_min": 0.5},
+        ),
+    ],
+    ids=str,
+)
+def test_a_choice_brings_the_defaults_of_what_it_reads(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = Update.model_validate(given)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, CORRECTED, {"loss_type": "cispo"}, {"loss_type": "gspo"}, {"lr_scheduler_type": "linear", "max_steps": 8}],
+    ids=str,
+)
+def test_an_update_written_out_in_full_is_the_same_update(given: dict[str, Any]) -> None:
+    """Defaults filled in must not be refused as knobs without effect when they come back from a file."""
+    found = Update.model_validate(given)
+    assert Update.model_validate(found.model_dump()) == found
+    assert Update.model_validate_json(found.model_dump_json()) == found
+
+
+def test_all_mistakes_are_named_at_once(refused: Any) -> None:
+    text = refused({"seed": -1, "rollout": {"attempts": 0, "speed": 1}, "update": {"beta": -1}})
+    assert [part.split(" ")[0].rstrip(":") for part in text.split("; ")] == [
+        "seed",
+        "rollout.attempts",
+        "rollout.speed",
+        "update.beta",
+    ]
+
+
+def test_as_many_scenarios_as_there_are_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("rollout: {scenarios: 24}\nscenarios: {train: 24}\n")
+    assert load(tmp_path / "params.yaml", Params).rollout.scenarios == 24
+
+
+def test_a_missing_file_says_where_to_run(tmp_path: Path) -> None:
+    path = tmp_path / "none.yaml"
+    with pytest.raises(UserError, match="does not exist: run from the project's root, or name a file with --params"):
+        load(path, Params)
+
+
+def test_exponents_without_a_dot_are_numbers(tmp_path: Path) -> None:
+    """YAML 1.1 reads 2e-3 as a text; it must not be refused or taken for another number."""
+    (tmp_path / "params.yaml").write_text("update: {learning_rate: 2e-3}\n")
+    assert load(tmp_path / "params.yaml", Params).update.learning_rate == 0.002
+
+
+def test_sections_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Params().rollout.attempts = 3  # type: ignore[misc]
+
+
+def test_presets_are_whole_and_the_default_tasks_is_params_yaml() -> None:
+    presets = {path.stem: path for path in (ROOT / "tasks_data").glob("*.yaml")}
+    assert presets["email_search"].read_text() == (ROOT / "params.yaml").read_text()
+    for task, path in presets.items():
+        assert load(path, Params).task == task
+        assert set(yaml.safe_load(path.read_text())) == {
+            field.alias or name for name, field in Params.model_fields.items() if name != "promote"
+        }  # which no stage of dvc.yaml reads
+        assert (ROOT / "tasks_data" / task).is_dir()
+        assert (ROOT / "environments" / f"{task}.py").is_file()
+
+
+def test_the_registry_entry_has_the_tasks_name_unless_it_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    for text, name in (("task: mine.toys\n", "toys"), ("task: a\nregister: {name: b}\n", "b"), ("", "email_search")):
+        path.write_text(text)
+        assert load(path, RegisterParams).model == name

@@ -1,0 +1,213 @@
+"""The core types: what they refuse, how they lie on disk, and how a trajectory becomes training rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from environments.base import Scenario
+from steps.core.records import Evaluation, Reward, Row, Trajectory, Turn, read_records, write_records
+
+
+def turn(
+    prompt: tuple[int, ...], sampled: tuple[int, ...], logprobs: tuple[float, ...] | None = None, **more: Any
+) -> Turn:
+    given: dict[str, Any] = {
+        "message": {"role": "assistant", "content": ""},
+        "observations": (),
+        "finish_reason": "stop",
+    }
+    logprobs = tuple(-token / 8 for token in sampled) if logprobs is None else logprobs
+    return Turn(prompt_ids=prompt, completion_ids=sampled, logprobs=logprobs, **given | more)
+
+
+def trajectory(*turns: Turn, **more: Any) -> Trajectory:
+    given: dict[str, Any] = {
+        "id": "001-s-0",
+        "scenario_id": "s",
+        "attempt": 0,
+        "adapter_hash": "abc",
+        "stop_reason": "done",
+    }
+    return Trajectory(turns=turns, **given | more)
+
+
+CALL = {"type": "function", "function": {"name": "search", "arguments": {"words": ["é", "\n", '"'], "n": 10**30}}}
+FULL = trajectory(
+    turn(
+        (1, 2),
+        (3, 4),
+        message={"role": "assistant", "content": "Ω\0", "tool_calls": [CALL]},
+        observations=({"role": "tool", "name": "search", "content": "1 | 東京"},),
+    ),
+    turn((1, 2, 3, 4, 5), (6,), (), finish_reason="length"),
+    stop_reason="length",
+)
+EMPTY = trajectory(id="001-s-1", attempt=1, stop_reason="error", error="ValueError: x")
+SCENARIO = Scenario.make("t", "val", [{"role": "user", "content": "?"}], {"answer": [1, None, {"a": 0.5}]})
+REWARD = Reward(trajectory_id="a", scenario_id="s", name="rule", score=0.1 + 0.2, success=True, components={"x": 0.3})
+UNSCORED = Reward(trajectory_id="b", scenario_id="s", name="rule", score=None, success=False, explanation="it failed")
+EVALUATION = Evaluation(
+    split="val",
+    adapter_hash="a",
+    n=3,
+    success=1 / 3,
+    ci95=(0.06, 0.79),
+    reward=0.1,
+    turns=3.0,
+    tokens=60.0,
+    slices={"a": 1.0},
+)
+
+
+# --- On disk
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [FULL, EMPTY],
+        [EMPTY, FULL],  # the first row alone must not decide what the columns hold
+        [EMPTY],
+        [trajectory(turn((1,), (2,), ()))],
+        [SCENARIO],
+        [REWARD, UNSCORED],
+        [UNSCORED, REWARD],
+        [UNSCORED],
+        [EVALUATION],
+        [],
+    ],
+    ids=lambda records: "+".join(type(record).__name__ for record in records),
+)
+def test_records_come_back_as_they_were(tmp_path: Path, records: list[Any]) -> None:
+    path = tmp_path / "records.parquet"
+    write_records(records, path)
+    kind = type(records[0]) if records else Trajectory
+    assert read_records(kind, path) == records
+
+
+def test_logprobs_come_back_bit_by_bit(tmp_path: Path) -> None:
+    logprobs = (-0.1, -1 / 3, -1e-300, -745.0, -0.0, 0.0)
+    write_records([trajectory(turn((1,), (1, 2, 3, 4, 5, 6), logprobs))], tmp_path / "t.parquet")
+    [read] = read_records(Trajectory, tmp_path / "t.parquet")
+    assert [value.hex() for value in read.turns[0].logprobs] == [value.hex() for value in logprobs]
+
+
+def test_the_same_records_are_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_records([FULL, EMPTY], tmp_path / name)
+    write_records([EMPTY, FULL], tmp_path / "other")
+    one, two, other = ((tmp_path / name).read_bytes() for name in ("one", "two", "other"))
+    assert one == two
+    assert one != other
+
+
+def test_numbers_lie_as_numbers_and_messages_as_json(tmp_path: Path) -> None:
+    write_records([FULL], tmp_path / "t.parquet")
+    table = pq.read_table(tmp_path / "t.parquet")
+    fields = {field.name: field for field in table.schema.field("turns").type.value_type}
+    assert {
+        name: str(field.type.value_type) for name, field in fields.items() if name.endswith(("ids", "logprobs"))
+    } == {
+        "prompt_ids": "int64",
+        "completion_ids": "int64",
+        "logprobs": "double",
+    }
+    assert json.loads(table.to_pylist()[0]["turns"][0]["message"])["tool_calls"] == [CALL]
+
+
+def test_a_file_of_other_records_is_refused(tmp_path: Path) -> None:
+    write_records([REWARD], tmp_path / "rewards.parquet")
+    with pytest.raises(ValidationError):
+        read_records(Trajectory, tmp_path / "rewards.parquet")
+
+
+# --- What is refused
+
+
+@pytest.mark.parametrize(
+    "record", [FULL, FULL.turns[0], SCENARIO, REWARD, EVALUATION], ids=lambda one: type(one).__name__
+)
+def test_unknown_fields_and_changes_are_refused(record: Any) -> None:
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        type(record).model_validate(record.model_dump() | {"more": 1})
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(record, next(iter(type(record).model_fields)), "other")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_none_are_refused(value: float) -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        turn((1,), (2,), (value,))
+    with pytest.raises(ValidationError, match="finite"):
+        Reward.model_validate(REWARD.model_dump() | {"score": value})
+    with pytest.raises(ValidationError, match="finite"):
+        Reward.model_validate(REWARD.model_dump() | {"components": {"x": value}})
+
+
+@pytest.mark.parametrize("stop_reason", ["", "stop", "DONE"])
+def test_unknown_stop_reasons_are_refused(stop_reason: str) -> None:
+    with pytest.raises(ValidationError, match="stop_reason"):
+        trajectory(stop_reason=stop_reason)
+
+
+# --- Training rows
+
+
+def test_flatten_extends_one_row() -> None:
+    """Prompt, sampled, observation, sampled: hand-made."""
+    rows = trajectory(
+        turn((1, 2), (3, 4)), turn((1, 2, 3, 4, 5), (6,)), turn((1, 2, 3, 4, 5, 6, 7, 8), (9, 10))
+    ).flatten()
+    assert rows == [
+        Row(
+            ids=[1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+            mask=[0, 0, 1, 1, 0, 1, 0, 0, 1, 1],
+            logprobs=[0, 0, -0.375, -0.5, 0, -0.75, 0, 0, -1.125, -1.25],
+        )
+    ]
+
+
+def test_flatten_splits_where_a_prompt_does_not_extend_what_came_before() -> None:
+    rows = trajectory(
+        turn((1, 2), (3, 4)),
+        turn((1, 2, 3, 9), (6,)),  # 4 became 9: re-tokenised
+        turn((1, 2, 3, 9, 6, 7), (8,)),
+        turn((1,), (2,)),  # shorter than what came before
+    ).flatten()
+    assert rows == [
+        Row([1, 2, 3, 4], [0, 0, 1, 1], [0, 0, -0.375, -0.5]),
+        Row([1, 2, 3, 9, 6, 7, 8], [0, 0, 0, 0, 1, 0, 1], [0, 0, 0, 0, -0.75, 0, -1.0]),
+        Row([1, 2], [0, 1], [0, -0.25]),
+    ]
+
+
+def test_every_sampled_token_is_in_one_row_once() -> None:
+    turns = (turn((1, 2), (3, 4)), turn((9,), (5,)), turn((9, 5, 1), (6, 7)))
+    rows = trajectory(*turns).flatten()
+    sampled = [token for row in rows for token, mask in zip(row.ids, row.mask, strict=True) if mask]
+    assert sampled == [token for one in turns for token in one.completion_ids]
+    assert all(len(row.ids) == len(row.mask) == len(row.logprobs) for row in rows)
+
+
+def test_flatten_of_nothing_is_nothing() -> None:
+    assert EMPTY.flatten() == []
+
+
+@pytest.mark.parametrize("logprobs", [(), (-0.1,), (-0.1, -0.1, -0.1)])
+def test_flatten_refuses_lengths_that_disagree(logprobs: tuple[float, ...]) -> None:
+    bad = trajectory(turn((1,), (2,)), turn((1, 2, 3), (4, 5), logprobs))
+    with pytest.raises(ValueError, match=f"trajectory 001-s-0: 2 sampled tokens, {len(logprobs)} logprobs"):
+        bad.flatten()
+
+
+def test_messages_are_the_transcript() -> None:
+    told = FULL.messages(SCENARIO)
+    assert told == [SCENARIO.messages[0], FULL.turns[0].message, FULL.turns[0].observations[0], FULL.turns[1].message]
+    assert len(SCENARIO.messages) == 1

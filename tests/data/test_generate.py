@@ -1,0 +1,295 @@
+"""Scenarios that a model writes: what is taken, what is refused and why, and that a second run costs nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.base import Scenario
+from environments.multiplication import Multiplication, split_of_pair
+from steps.core.errors import UserError
+from steps.data import generate
+from steps.data.generated import essence, read_generated
+from steps.llm import client
+from tests.conftest import ROOT
+from tests.support.openai_server import Body, Server, last
+
+DATA = Multiplication.load(ROOT / "tasks_data" / "multiplication")
+OTHER = [(a, b) for a in range(2, 100) for b in range(2, 100)]
+
+
+@pytest.fixture(autouse=True)
+def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLYWHEEL_LEDGER_URL", f"sqlite:///{tmp_path}/state/ledger.db")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(client, "SHORTEST", 0.01)
+    monkeypatch.chdir(ROOT)
+
+
+def candidate(a: int, b: int, difficulty: int = 3, **data: Any) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": f"What is {a} * {b}?"}],
+        "data": data,
+        "difficulty": difficulty,
+    }
+
+
+def number(body: Body) -> int:
+    """Of the prompt, as it says itself."""
+    return int(last(body).rpartition("This is number ")[2].partition(":")[0])
+
+
+def writer(*said: Any) -> Callable[[Body], str]:
+    """The answer to each prompt by its number; after them, a pair of its own for each."""
+
+    def answer(body: Body) -> str:
+        at = number(body)
+        written = said[at] if at < len(said) else candidate(*unseen(at))
+        return written if isinstance(written, str) else json.dumps(written)
+
+    return answer
+
+
+EXAMPLES = {essence(one) for one in Multiplication.scenarios(DATA, "train", generate.POOL, 0)}
+UNSEEN = [(a, b) for a, b in OTHER if f"what is {a} * {b} ?" not in EXAMPLES]
+
+
+def unseen(at: int) -> tuple[int, int]:
+    return UNSEEN[at * 37 % len(UNSEEN)]
+
+
+def run(server: Server, out: Path, *more: str, count: int = 6) -> int:
+    words = ["--task", "multiplication", "--out", str(out), "--count", str(count), "--model", "writer"]
+    return generate.main([*words, "--url", server.url, *more])
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def report(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(out.with_name(out.name + ".report.json").read_text())
+    return found
+
+
+def test_what_is_taken_and_what_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "generated.jsonl"
+    a, b = unseen(90)
+    said = [
+        candidate(a, b, answer=a * b),  # 0: good
+        candidate(a, b, difficulty=1),  # 1: a double
+        candidate(a, b) | {"messages": [{"role": "user", "content": f"what is  {a} * {b} ?"}]},  # 2: of another form
+        candidate(*unseen(91), answer=1),  # 3
+        candidate(123, 4),  # 4
+        "I would rather not",  # 5
+        {"question": "What is 2 * 3?"},  # 6
+        candidate(2, 3) | {"difficulty": 9},  # 7
+        candidate(2, 3) | {"messages": [{"role": "system", "content": "What is 2 * 3?"}]},  # 8
+        candidate(2, 3) | {"messages": [{"role": "user", "content": "a \0"}]},  # 9
+    ]
+    with Server(writer(*said)) as server:
+        assert run(server, out) == 0
+    written = report(out)
+    assert written["asked"] == 15  # six, five in place of those refused, four of these again, ...
+    assert written["refused"] == {
+        'the messages must be one of the user, "What is a * b?"': 2,
+        "a double of one before it": 1,
+        "a factor is out of range": 1,
+        "characters that are no text, or nested too deeply": 1,
+        "not of the form asked: difficulty: Input should be less than or equal to 5": 1,
+        "not of the form asked: messages: Field required": 1,
+        "the answer is no JSON": 1,
+        "the answer is wrong": 1,
+    }
+    assert (written["task"], written["model"], written["taken"]) == ("multiplication", "writer", 6)
+    assert written["asked"] == written["taken"] + sum(written["refused"].values())
+    taken = lines(out)
+    assert [line["messages"][0]["content"] for line in taken[:1]] == [f"What is {a} * {b}?"]
+    assert written["taken_prompts"] == [line["prompt"] for line in taken]
+    assert sum(written["splits"].values()) == 6
+    for line in taken:
+        factors = [int(word.strip("?")) for word in line["messages"][0]["content"].split()[2::2]]
+        assert line["split"] == split_of_pair(*factors)
+
+
+def test_a_second_run_asks_nothing_and_writes_the_same_bytes(tmp_path: Path) -> None:
+    with Server(writer("no", candidate(1, 1))) as server:
+        assert run(server, tmp_path / "a.jsonl") == 0
+        calls = server.calls
+        assert run(server, tmp_path / "b.jsonl") == 0
+        assert server.calls == calls
+    for name in ("{}.jsonl", "{}.jsonl.report.json"):
+        assert (tmp_path / name.format("a")).read_bytes() == (tmp_path / name.format("b")).read_bytes()
+
+
+def test_more_are_asked_for_where_the_first_ended(tmp_path: Path) -> None:
+    with Server(writer()) as server:
+        assert run(server, tmp_path / "a.jsonl", count=4) == 0
+        assert run(server, tmp_path / "b.jsonl", count=6) == 0
+        assert server.calls == 6
+    assert lines(tmp_path / "b.jsonl")[:4] == lines(tmp_path / "a.jsonl")
+
+
+def test_a_double_of_an_example_is_refused(tmp_path: Path) -> None:
+    shown = Multiplication.scenarios(DATA, "train", generate.POOL, 0)[0].messages[0]["content"]
+    with Server(writer(candidate(2, 2) | {"messages": [{"role": "user", "content": shown}]})) as server:
+        assert run(server, tmp_path / "a.jsonl") == 0
+    assert report(tmp_path / "a.jsonl")["refused"] == {"a double of an example": 1}
+
+
+def test_one_split_alone(tmp_path: Path) -> None:
+    with Server(writer()) as server:
+        assert run(server, tmp_path / "a.jsonl", "--split", "val", "--max-calls", "100") == 0
+    assert {line["split"] for line in lines(tmp_path / "a.jsonl")} == {"val"}
+    assert set(report(tmp_path / "a.jsonl")["refused"]) == {
+        "the pair belongs to the split train",
+        "the pair belongs to the split test",
+    }
+
+
+def test_the_prompt_tells_the_task_and_shows_training_scenarios_alone(tmp_path: Path) -> None:
+    with Server(writer()) as server:
+        run(server, tmp_path / "a.jsonl", "--difficulty", "2-3", count=12)
+        bodies = sorted(server.bodies, key=number)
+    held_out = {f"What is {a} * {b}?" for split in ("val", "test") for a, b in DATA[split]}
+    for body in bodies:
+        text = last(body)
+        assert "The smallest task there is: one turn and no tools." in text
+        assert f"of difficulty {2 + number(body) % 2} on a scale" in text
+        shown = [question for question in held_out if question in text]
+        assert shown == []
+        assert text.count("What is ") >= 3
+        assert body["response_format"]["json_schema"]["schema"]["required"] == ["messages", "data", "difficulty"]
+    assert len({last(body) for body in bodies}) == 12
+
+
+def test_a_limit_of_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Server(writer(*["no"] * 5)) as server:
+        assert run(server, tmp_path / "a.jsonl", "--max-calls", "7") == 0
+        assert server.calls == 7
+    assert "2 of 6 scenarios from 7 calls" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--task", "email_search"], "EmailSearch takes no generated scenarios: it does not define `accept`"),
+        (["--task", "nope"], "--task nope: "),
+        (["--difficulty", "0-3"], "--difficulty 0-3: give a grade or a range from 1 to 5"),
+        (["--difficulty", "4-2"], "--difficulty 4-2: give a grade or a range from 1 to 5"),
+        (["--count", "0"], "--count and --max-calls must be 1 or more"),
+        (["--max-cost", "1"], "max_cost needs price_in and price_out"),
+        (["--key-env", "sk-1-2"], "must be the name of an environment variable"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], sentence: str
+) -> None:
+    with Server(writer()) as server:
+        assert run(server, tmp_path / "a.jsonl", *more) == 2
+        assert server.calls == 0
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+def test_a_model_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--task", "multiplication", "--out", str(tmp_path / "a.jsonl")]
+    assert generate.main(words) == 2
+    assert generate.main([*words, "--url", "http://127.0.0.1:9/v1"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: --model is needed")
+    assert second == "error: the options of a model need --model, its name"
+
+
+def test_nothing_usable_is_an_error_with_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Server(lambda body: "no") as server:
+        assert run(server, tmp_path / "a.jsonl") == 2
+    assert "none of 18 answers was a scenario" in capsys.readouterr().err
+    assert not (tmp_path / "a.jsonl").exists()
+    assert report(tmp_path / "a.jsonl")["refused"] == {"the answer is no JSON": 18}
+
+
+def test_a_server_that_is_down_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Server(writer(), lambda number, body: 400) as server:
+        assert run(server, tmp_path / "a.jsonl") == 2
+    assert "no call was answered; the first: writer at" in capsys.readouterr().err
+
+
+def test_a_call_that_fails_among_others_is_counted(tmp_path: Path) -> None:
+    with Server(writer(), lambda at, body: 400 if number(body) == 1 else None) as server:
+        assert run(server, tmp_path / "a.jsonl") == 0
+    assert report(tmp_path / "a.jsonl")["refused"] == {"the call was not answered": 1}
+
+
+# --- Read back
+
+
+def test_read_back_they_are_scenarios_as_the_task_draws_them(tmp_path: Path) -> None:
+    with Server(writer()) as server:
+        run(server, tmp_path / "a.jsonl", count=20)
+    found = read_generated(Multiplication, DATA, tmp_path / "a.jsonl")
+    everyone = [one for split in found.values() for one in split]
+    assert {one.id for one in everyone} == {line["id"] for line in lines(tmp_path / "a.jsonl")}
+    assert len(everyone) == 20
+    for split, scenarios in found.items():
+        drawn = {one.id for one in Multiplication.scenarios(DATA, split, len(DATA[split]), 1)}
+        assert {one.id for one in scenarios} <= drawn
+        assert all(isinstance(one, Scenario) and one.split == split for one in scenarios)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "no attribute"),
+        ("{}", "Input should be a valid list"),
+        (json.dumps(candidate(4, 5)), "'split'"),
+        (
+            json.dumps(candidate(4, 5) | {"split": next(s for s in ("train", "val") if s != split_of_pair(4, 5))}),
+            "belongs to",
+        ),
+        (json.dumps(candidate(400, 5) | {"split": "train"}), "out of range"),
+    ],
+)
+def test_a_line_that_was_changed_is_named(tmp_path: Path, line: str, reason: str) -> None:
+    path = tmp_path / "a.jsonl"
+    good = json.dumps(candidate(6, 7) | {"split": split_of_pair(6, 7)})
+    path.write_text(f"{good}\n{good}\n{line}\n")
+    with pytest.raises(UserError, match=f"line 3: .*{reason}"):
+        read_generated(Multiplication, DATA, path)
+    path.write_text(f"{good}\n{good}\n")
+    assert [len(one) for one in read_generated(Multiplication, DATA, path).values()].count(1) == 1
+
+
+def test_a_file_that_is_missing_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"scenarios\.generated: .* does not exist; python -m steps\.generate makes it"):
+        read_generated(Multiplication, DATA, tmp_path / "a.jsonl")
+
+
+def test_the_scenarios_stage_takes_generated_ones_in(tmp_path: Path) -> None:
+    from steps.core.params import ScenariosParams
+    from steps.core.records import read_records
+    from steps.scenarios import SPLITS, scenarios
+
+    folder = tmp_path / "multiplication"
+    folder.mkdir()
+    (folder / "ranges.json").write_text((ROOT / "tasks_data/multiplication/ranges.json").read_text())
+    drawn = {one.data["answer"] for split in SPLITS for one in Multiplication.scenarios(DATA, split, 5, 1)}
+    a, b = next((a, b) for a, b in OTHER if a * b not in drawn)
+    line = candidate(a, b) | {"split": split_of_pair(a, b)}
+    (folder / "more.jsonl").write_text(json.dumps(line) + "\n")
+    counts = {"train": 5, "val": 5, "test": 5, "generated": "more.jsonl"}
+    params = ScenariosParams.model_validate({"task": "multiplication", "seed": 1, "scenarios": counts})
+    scenarios(folder, tmp_path / "out", params)
+    made = {split: read_records(Scenario, tmp_path / "out" / f"{split}.parquet") for split in SPLITS}
+    assert {split: len(found) for split, found in made.items()} == {
+        split: 5 + (split == split_of_pair(a, b)) for split in SPLITS
+    }
+    assert made[split_of_pair(a, b)][-1].data["answer"] == a * b
+    (folder / "more.jsonl").unlink()
+    with pytest.raises(UserError, match=r"more\.jsonl does not exist"):
+        scenarios(folder, tmp_path / "again", params)

@@ -1,0 +1,148 @@
+"""A new task is whole, works at once, and is refused under a name that will not do; nothing is ever written half."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+import environments
+from environments import _new
+from environments.base import Split
+from steps.core import params
+from tests.conftest import ROOT, copy_project, python
+
+
+def do(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["nice", "-n", "15", *words], cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def new_task(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
+    return do(python("environments._new", name), folder)
+
+
+def listing(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if "__pycache__" not in path.parts and ".git" not in path.parts}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """As much of a project as a new task needs to find."""
+    for place in ("environments/taken.py", "tasks_data/data/facts.json", "tasks_data/preset.yaml"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text("here before")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_new_task_passes_what_every_task_must_pass(tmp_path: Path) -> None:
+    folder = copy_project(tmp_path)
+    before = listing(folder)
+    done = new_task(folder, "river_names")
+    assert done.returncode == 0, done.stderr
+    data = folder / "tasks_data" / "river_names"
+    written = [folder / "environments" / "river_names.py", data / "capitals.json", data / "rubric.md"]
+    written.append(folder / "tasks_data" / "river_names.yaml")
+    assert listing(folder) - before == {data, *written}
+    assert done.stdout.startswith("wrote " + ", ".join(str(path.relative_to(folder)) for path in written) + "\n")
+    preset = params.load(written[-1], params.Params)
+    assert preset.task == "river_names"
+    env = environments.load("_template")
+    for split, count in (
+        ("train", preset.scenarios.train),
+        ("val", preset.scenarios.val),
+        ("test", preset.scenarios.test),
+    ):
+        assert len(env.scenarios(_new.facts(), cast(Split, split), count, preset.seed)) == count
+    for words in (
+        ("pytest", "-q", "-p", "no:cacheprovider", "tests/test_environments.py", "--task", "river_names"),
+        ("ruff", "check", "--no-cache", "environments/river_names.py"),
+        ("ruff", "format", "--check", "--no-cache", "environments/river_names.py"),
+    ):
+        checked = do(python(*words), folder)
+        assert checked.returncode == 0, checked.stdout
+    again = new_task(folder, "river_names")
+    assert again.returncode == 2
+    assert again.stderr == "the name river_names is taken: environments/river_names.py exists; choose another.\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Rivers", "2048", "my-task", "my task", "a.b", "../up", "_mine", "class", "é", "x" * 41]
+)
+def test_names_that_will_not_do(name: str, root: Path) -> None:
+    before = listing(root)
+    with pytest.raises(
+        ValueError, match="cannot be a task's name: choose up to 40 small letters, digits and underscores"
+    ):
+        _new.write(name, root)
+    assert listing(root) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("taken", "environments/taken.py"), ("data", "tasks_data/data"), ("preset", "tasks_data/preset.yaml")],
+)
+def test_names_that_are_taken(name: str, place: str, root: Path) -> None:
+    before = listing(root)
+    with pytest.raises(ValueError, match=f"the name {name} is taken: {place} exists; choose another"):
+        _new.write(name, root)
+    assert listing(root) == before
+    assert (root / "environments" / "taken.py").read_text() == "here before"
+
+
+@pytest.mark.parametrize("name", ["base", "email_search", "embedded_policy"])
+def test_names_of_the_project_are_refused_in_one_sentence(name: str) -> None:
+    done = new_task(ROOT, name)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"the name {name} is taken: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_failure_on_the_way_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = listing(root)
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if target.suffix == ".py":
+            raise OSError("no space left")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="no space left"):
+        _new.write("rivers", root)
+    assert listing(root) == before
+
+
+@pytest.mark.parametrize("name", ["path", "random", "env", "scenario", "none", "false", "template", "a__1"])
+def test_any_name_gives_a_module_with_one_environment(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is the name of something in the module."""
+    package = f"new_{name}"
+    for folder in (package, f"{package}/environments", f"{package}/tasks_data"):
+        (tmp_path / folder).mkdir()
+    module, data, *_ = _new.write(name, tmp_path / package)
+    monkeypatch.syspath_prepend(tmp_path)
+    env = environments.load(f"{package}.environments.{name}")
+    known = env.load(data.parent)
+    [one] = env.scenarios(known, "train", 1, 1)
+    assert one.task == name
+    assert env.success(one, env(one, known).play("gold"))
+    assert module.parent.name == "environments"
+
+
+def test_the_facts_are_many_and_each_has_its_own_answer() -> None:
+    facts = _new.facts()
+    assert len(facts) >= 60
+    assert len(set(facts.values())) == len(facts)
+    assert (facts["New Zealand"], facts["Peru"], facts["Chad"]) == ("Wellington", "Lima", "N'Djamena")
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_make_new_task_asks_for_a_name() -> None:
+    assert 'python -m environments._new "rivers"' in do(["make", "--dry-run", "new-task", "NAME=rivers"], ROOT).stdout
+    planned = do(["make", "--dry-run", "new-task", "NAME="], ROOT).stdout
+    assert '[ -n "" ] || { echo "Name the new task' in planned

@@ -1,0 +1,168 @@
+"""dvc.lock written quickly is what DVC writes, byte for byte; and what DVC writes is whole whenever it is stopped."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.repro import lockfile, pipeline
+from steps.core.errors import UserError
+from tests.conftest import python, run
+
+ROOT = Path(__file__).parent.parent.parent
+LONG = "python -m steps.rollout --scenarios run/scenarios --adapter run/000/adapter --trajectories run/001/t --iteration 001"
+
+
+def entry(number: int) -> dict[str, Any]:
+    deps = [{"path": f"steps/{name}.py", "hash": "md5", "md5": f"{number:032d}", "size": number} for name in "abc"]
+    params = {"params.yaml": {"policy": {"lora": {"rank": 16, "alpha": 32}, "dtype": "float32"}, "seed": number}}
+    return {
+        "cmd": f"{LONG} {number}",
+        "deps": deps,
+        "params": params,
+        "outs": [{"path": "run/x", "md5": "1e5", "size": 1}],
+    }
+
+
+@pytest.mark.parametrize("name", ["rollout@002", "score@001", "update@009", "scenarios"])
+def test_bytes_are_dvcs(tmp_path: Path, name: str) -> None:
+    from dvc.utils.serialize import modify_yaml
+
+    start: dict[str, Any] = {"schema": "2.0", "stages": {f"rollout@{n:03d}": entry(n) for n in range(1, 4)}}
+    start["stages"] |= {"scenarios": entry(7), "score@001": entry(8)}
+    paths = [tmp_path / where / "dvc.lock" for where in ("ours", "dvc")]
+    for path, way in zip(paths, (lockfile.modify, modify_yaml), strict=True):
+        path.parent.mkdir()
+        path.write_text(lockfile.dump(start))
+        with way(str(path)) as data:
+            data["stages"].update({name: entry(99)})
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert [path.name for path in paths[0].parent.iterdir()] == ["dvc.lock"]
+
+
+def test_what_cannot_be_spliced_is_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "dvc.lock"
+    wanted = {"schema": "2.0", "stages": {"a": entry(1)}, "datasets": [{"name": "z"}]}
+    path.write_text(lockfile.dump(wanted))
+    with lockfile.modify(str(path)) as data:
+        data["stages"]["b"] = entry(2)
+        wanted = copy.deepcopy(data)
+    from dvc.utils.serialize import parse_yaml
+
+    assert parse_yaml(path.read_text(), path) == wanted
+
+
+def test_dvc_is_itself_again_afterwards() -> None:
+    from dvc import dvcfile
+
+    original = dvcfile.modify_yaml
+    with lockfile.quick():
+        assert dvcfile.modify_yaml is lockfile.modify
+    assert dvcfile.modify_yaml is original
+
+
+def test_stopped_anywhere_the_next_run_goes_on(tmp_path: Path) -> None:
+    """The short form of `make faults`."""
+    found = run(python("tests.support.interrupted", "--points", "10"), ROOT)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_sweep_can_fail(tmp_path: Path) -> None:
+    found = run(python("tests.support.interrupted", "--points", "8", "--how", "ctrl-c", "--stock"), ROOT)
+    assert found.returncode == 1
+    assert "dvc.lock" in found.stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A DVC repository with one stage, which has run."""
+    monkeypatch.chdir(tmp_path)
+    for words in (["git", "init", "--quiet"], ["dvc", "init", "--quiet"]):
+        assert run(words, tmp_path).returncode == 0
+    (tmp_path / "dvc.yaml").write_text("stages: {copy: {cmd: cp a b, deps: [a], outs: [b]}}")
+    (tmp_path / "a").write_text("a")
+    assert pipeline.reproduce("copy")
+    return tmp_path
+
+
+def test_a_new_lock_file_is_dvcs(repository: Path) -> None:
+    kept = (repository / "dvc.lock").read_bytes()
+    (repository / "dvc.lock").unlink()
+    assert run(["dvc", "repro", "--force"], repository).returncode == 0
+    assert (repository / "dvc.lock").read_bytes() == kept
+
+
+@pytest.mark.parametrize("left", ["half", "nothing", "folder"])
+def test_what_dvc_by_itself_left_in_its_run_cache_stops_no_run(repository: Path, left: str) -> None:
+    [entry] = (repository / ".dvc/cache/runs").glob("*/*/*")
+    (repository / "dvc.lock").unlink()
+    if left == "folder":
+        entry.unlink()
+    else:
+        (entry.parent / ".abc.tmp").write_text("cmd: cp a b\n" if left == "half" else "")
+    stock = run(["dvc", "repro"], repository)
+    assert (stock.returncode != 0) == (left != "nothing"), stock.stderr
+    (repository / "b").unlink(missing_ok=True)
+    pipeline.reproduce("copy")
+    assert (repository / "b").read_text() == "a"
+    assert list((repository / ".dvc/cache/runs").glob("*/*/*")) == [entry]
+    assert [path.name for path in (repository / ".dvc/cache").iterdir() if "tmp" in path.name] == []
+
+
+@pytest.mark.parametrize("left", ["", '{"read": {"/x', "\0\0"])
+def test_who_is_at_work_is_asked_again_where_that_was_cut_short(repository: Path, left: str) -> None:
+    lock = repository / ".dvc/tmp/rwlock"
+    lock.write_text(left)
+    (repository / "a").write_text("b")
+    assert run(["dvc", "repro"], repository).returncode != 0
+    assert pipeline.reproduce("copy")
+    assert json.loads(lock.read_text()) == {}
+
+
+def test_a_stage_that_another_process_is_at_work_on_waits_for_nobody(repository: Path) -> None:
+    """Told as DVC does: who it is."""
+    info = {"pid": os.getppid(), "cmd": "dvc repro elsewhere"}
+    (repository / ".dvc/tmp/rwlock").write_text(json.dumps({"write": {str(repository / "b"): info}}))
+    (repository / "a").write_text("b")
+    with pytest.raises(UserError, match="dvc repro elsewhere"):
+        pipeline.reproduce("copy")
+
+
+def test_ctrl_c_stays_that_whatever_dvc_makes_of_it(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dvc.exceptions import DvcException
+    from dvc.stage import run as dvc_run
+
+    def broken(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise DvcException("the lock is gone")
+
+    (repository / "a").write_text("b")
+    monkeypatch.setattr(dvc_run, "_run", broken)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.reproduce("copy")
+
+
+def test_two_results_of_one_stage_are_both_kept(repository: Path) -> None:
+    from dvc.repo import Repo
+
+    (repository / "dvc.yaml").write_text("stages: {copy: {cmd: date +%N > b, deps: [a], outs: [b]}}")
+    for _ in range(2):
+        with lockfile.quick():
+            Repo(str(repository)).reproduce(force=True)
+    entries = sorted(path.parent.name for path in (repository / ".dvc/cache/runs").glob("*/*/*"))
+    assert len(entries) == 3
+    assert len(set(entries)) == 2
+
+
+def test_a_lock_file_cut_short_is_a_sentence_with_the_cure(repository: Path) -> None:
+    lock = repository / "dvc.lock"
+    lock.write_text(lock.read_text()[:20])
+    with pytest.raises(UserError, match=r"DVC cannot run copy: .*dvc\.lock.*git checkout dvc\.lock"):
+        pipeline.reproduce("copy")

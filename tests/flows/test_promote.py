@@ -1,0 +1,487 @@
+"""Promotion and rollback on a real MLflow store. The stage evaluate is a fake, which writes what was arranged."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from environments.base import Scenario
+from flows import promote, rollback
+from flows.deployment.settings import PromoteSettings
+from flows.promotion import judging
+from flows.promotion.judging import show_page
+from flows.terminal import command
+from steps.core import params
+from steps.core.errors import UserError
+from steps.core.params import EvaluateParams, PromoteParams
+from steps.core.records import Evaluation, Reward, Trajectory, write_records
+from steps.lineage import index, questions
+from steps.lineage.__main__ import main
+from steps.policy.adapter import adapter_hash
+from steps.project import store
+from steps.project.ledger import Ledger
+from steps.registry import card, decisions, gate, model, publish
+from steps.registry.gate import Verdict
+
+N = 60
+PARAMS: dict[str, Any] = {"task": "toy", "scenarios": {"test": N}, "promote": {"resamples": 1000}}
+
+
+def write_evaluation(folder: Path, wins: int, adapter: str, split: str = "test") -> None:
+    """What the stage evaluate writes, of a policy that succeeds at the first `wins` scenarios."""
+    folder.mkdir(parents=True)
+    ids = [scenario.id for scenario in SCENARIOS]
+    summary = Evaluation(
+        split=split, adapter_hash=adapter, n=N, success=wins / N, ci95=(0, 1), reward=0.5, turns=3, tokens=40
+    )
+    (folder / "summary.json").write_text(summary.model_dump_json())
+    rewards = [
+        Reward(trajectory_id=f"{split}-{one}-0", scenario_id=one, name="rule", score=1, success=place < wins)
+        for place, one in enumerate(ids)
+    ]
+    played = [
+        Trajectory(
+            id=f"{split}-{one}-0", scenario_id=one, attempt=0, adapter_hash=adapter, turns=(), stop_reason="done"
+        )
+        for one in ids
+    ]
+    write_records(rewards, folder / "rewards.parquet")
+    write_records(played, folder / "trajectories.parquet")
+
+
+SCENARIOS = [Scenario.make("toy", "test", [], {"number": number, "kind": "ab"[number % 2]}) for number in range(N)]
+
+
+class FakeEvaluate:
+    """Stands for the stage evaluate as flows.rescore's `run_stage` runs it: writes the wins arranged for each adapter."""
+
+    def __init__(self) -> None:
+        self.wins: dict[str, int] = {"scripted": 50}
+        self.asked: list[tuple[str, str, EvaluateParams]] = []
+
+    def __call__(self, stage: str, who: str, arguments: dict[str, str]) -> None:
+        read = params.load(arguments["params"], EvaluateParams)
+        assert (stage, arguments["split"], arguments["scenarios"]) == ("evaluate", "test", "run/scenarios")
+        assert arguments["task_data"] == "tasks_data/toy"
+        policy = adapter_hash(Path(arguments["adapter"])) if "adapter" in arguments else read.policy.kind
+        self.asked.append((who, policy, read))
+        folder = Path(arguments["evaluation"])
+        shutil.rmtree(folder, ignore_errors=True)
+        write_evaluation(folder, self.wins[policy], policy)
+
+
+class Project:
+    """A project's folder with a run in it, and the registry beside."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.evaluate = root, FakeEvaluate()
+        self.pages: list[Verdict] = []  # what Prefect was to show
+        (root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+        (root / "run/scenarios").mkdir(parents=True)
+        write_records(SCENARIOS, root / "run/scenarios/test.parquet")
+        report = {"passed": True, "scenarios": {"test": N}, "found": {"content": 0, "source": 0, "overlap": 0}}
+        (root / "run/scenarios/contamination.json").write_text(json.dumps(report))
+        (root / "tasks_data/toy").mkdir(parents=True)
+        (root / "tasks_data/toy/data.json").write_text("{}")
+        (root / "dvc.lock").write_text(yaml.safe_dump({"stages": {"test@base": {}, "test@best": {}}}))
+        self.adapter("000", 10)
+
+    def adapter(self, number: str, wins: int) -> str:
+        """run/<number>: an adapter, and its evaluation."""
+        folder = self.root / "run" / number / "adapter"
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").write_text('{"r": 4}')
+        (folder / "adapter_model.safetensors").write_bytes(number.encode())
+        name = adapter_hash(folder)
+        write_evaluation(folder.parent / "test", wins, name)
+        self.evaluate.wins[name] = wins
+        return name
+
+    def trained(self, number: str, wins: int) -> str:
+        """A run that ends with this adapter, registered as the flow does it; returns its version."""
+        self.adapter(number, wins)
+        (self.root / "chain.yaml").write_text(f'tested: {{base: "000", best: "{number}"}}\n')
+        known = params.load("params.yaml", PromoteParams)
+        run = self.root / "run"
+        return publish.publish(self.root, run / number / "adapter", run / number / "test", run / "000/test", known)
+
+    def registry(self) -> model.Registry:
+        return model.read_registry(self.root, "toy")
+
+    def aliases(self) -> dict[str, str]:
+        return self.registry().aliases
+
+    def tags(self, version: str) -> dict[str, str]:
+        return dict(self.registry().versions[version].tags)
+
+
+@pytest.fixture
+def project(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    """The current folder, with an empty store."""
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / ".flywheel").mkdir()
+    shutil.copy(empty_store, tmp_path / ".flywheel/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    made = Project(tmp_path)
+    monkeypatch.setattr(promote, "run_stage", made.evaluate)
+    monkeypatch.delenv("FLYWHEEL_LEDGER_URL", raising=False)
+    monkeypatch.setattr(judging, "show_page", lambda verdict, _: made.pages.append(verdict))  # needs Prefect's server
+    yield made
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        os.environ.pop(name)
+
+
+def test_the_first_champion_is_champion_already(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project.trained("004", 40)
+    assert project.aliases() == {"challenger": "1", "champion": "1"}
+    assert promote.promote.fn(PromoteSettings()) is None
+    assert "toy version 1 is the champion already: nothing to do." in capsys.readouterr().out
+    assert not (project.root / "run/promote").exists()
+
+
+def test_a_better_challenger_becomes_champion_with_its_evidence(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.trained("004", 30)
+    project.trained("007", 45)
+    verdict = promote.promote.fn(PromoteSettings())
+    assert verdict is not None
+    assert (verdict.promoted, verdict.against) == (True, "champion")
+    assert verdict.losses == ()
+    assert len(verdict.wins) == 15
+    assert {name: shown.success for name, shown in verdict.sides.items()} == {
+        "challenger": 45 / N,
+        "champion": 30 / N,
+        "base": 10 / N,
+        "scripted": 50 / N,
+    }
+    assert project.aliases() == {"challenger": "2", "champion": "2", "previous": "1"}
+    assert "toy version 2 is champion in place of version 1." in capsys.readouterr().out
+
+    folder = project.root / "run/promote" / verdict.sides["challenger"].adapter_hash
+    assert (folder / "verdict.json").read_text() == verdict.text()
+    assert project.pages == [verdict]
+    tags = project.tags("2")
+    assert (tags["promoted"], tags["verdict"]) == ("true", verdict.hash)
+    client = project.registry().client
+    logged = client.download_artifacts(tags["verdict_run"], "promotion", str(project.root))
+    assert {path.name for path in Path(logged).iterdir()} == {"verdict.json", "verdict.md", "verdict.png"}
+    assert (Path(logged) / "verdict.json").read_text() == verdict.text()
+    assert promote.promote.fn(PromoteSettings()) is None, "it is champion already"
+
+
+def test_what_is_evaluated_is_the_registrys_adapter_under_its_own_base_model(project: Project) -> None:
+    """The champion's folder in run/ is gone; its base model was another one, and its rank differs from params.yaml's."""
+    (project.root / "params.yaml").write_text(yaml.safe_dump(PARAMS | {"policy": {"base_model": "org/old"}}))
+    project.trained("004", 30)
+    champion = adapter_hash(project.root / "run/004/adapter")
+    shutil.rmtree(project.root / "run/004")
+    (project.root / "params.yaml").write_text(yaml.safe_dump(PARAMS | {"policy": {"base_model": "org/new"}}))
+    project.trained("007", 45)
+    promote.promote.fn(PromoteSettings(dry_run=True))
+    (who, policy, read), (other, kind, scripted) = project.evaluate.asked
+    assert (who, policy, other, kind) == ("champion", champion, "scripted", "scripted")
+    assert (read.policy.base_model, read.policy.revision, read.policy.lora.rank) == ("org/old", None, 4)
+    assert scripted.policy.kind == "scripted"
+
+
+def test_the_same_evaluation_is_not_made_twice(project: Project) -> None:
+    project.trained("004", 30)
+    project.trained("007", 45)
+    first = promote.promote.fn(PromoteSettings(dry_run=True))
+    assert [who for who, _, _ in project.evaluate.asked] == ["champion", "scripted"]
+    again = promote.promote.fn(PromoteSettings(dry_run=True))
+    assert len(project.evaluate.asked) == 2
+    assert first is not None
+    assert again is not None
+    assert first.text() == again.text()
+    (project.root / "tasks_data/toy/data.json").write_text('{"other": 1}')
+    promote.promote.fn(PromoteSettings(dry_run=True))
+    assert len(project.evaluate.asked) == 4
+    (project.root / "params.yaml").write_text(yaml.safe_dump(PARAMS | {"evaluate": {"max_tokens": 32}}))
+    promote.promote.fn(PromoteSettings(dry_run=True))
+    assert len(project.evaluate.asked) == 6
+
+
+def test_a_dry_run_changes_nothing_in_mlflow(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project.trained("004", 30)
+    project.trained("007", 45)
+    before = project.aliases(), project.tags("2")
+    verdict = promote.promote.fn(PromoteSettings(dry_run=True))
+    assert verdict is not None
+    assert verdict.promoted
+    assert (project.aliases(), project.tags("2")) == before
+    said = capsys.readouterr().out
+    assert "toy version 2 would be champion in place of version 1." in said
+    assert "nothing in MLflow (--dry-run)" in said
+
+
+def test_one_that_is_no_better_is_refused_on_the_record(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project.trained("004", 43)
+    project.trained("007", 45)
+    verdict = promote.promote.fn(PromoteSettings())
+    assert verdict is not None
+    assert not verdict.promoted
+    assert project.aliases() == {"challenger": "2", "champion": "1"}
+    assert (project.tags("2")["promoted"], project.tags("2")["verdict"]) == ("false", verdict.hash)
+    said = capsys.readouterr().out
+    assert "NO  champion" in said
+    assert "toy version 2 is refused, failed: champion; success 0.750 against 0.717 of the champion" in said
+    assert "Champion stays version 1." in said
+
+
+def test_without_a_champion_it_is_judged_against_the_base_policy(project: Project) -> None:
+    project.trained("004", 30)
+    project.registry().client.delete_registered_model_alias("toy", "champion")
+    verdict = promote.promote.fn(PromoteSettings())
+    assert verdict is not None
+    assert (verdict.against, verdict.promoted) == ("base", True)
+    assert project.aliases() == {"challenger": "1", "champion": "1"}
+
+
+def test_it_is_logged_to_the_run_that_made_the_adapter(project: Project) -> None:
+    """As flows.train does: the iteration's run logs the adapter before it is registered."""
+    project.trained("004", 30)
+    project.adapter("007", 45)
+    client, known = project.registry().client, params.load("params.yaml", PromoteParams)
+    experiment = store.experiment(client, project.root, "toy")
+    run_id = client.create_run(experiment).info.run_id
+    publish.logged_adapter(client, experiment, project.root / "run/007/adapter", publish.about(known), run_id)
+    shutil.rmtree(project.root / "run/007")
+    project.trained("007", 45)
+    promote.promote.fn(PromoteSettings())
+    assert project.tags("2")["verdict_run"] == run_id
+    assert {found.path for found in client.list_artifacts(run_id, "promotion")} >= {"promotion/verdict.json"}
+
+
+def test_the_verdict_is_in_the_models_card(project: Project) -> None:
+    project.trained("004", 43)
+    project.trained("007", 45)
+    promote.promote.fn(PromoteSettings())
+    first = project.registry().versions["2"].description
+    text, _, section = first.partition(card.VERDICT)
+    assert card.is_card(text)
+    assert "**Not promoted** (verdict `" in section
+    assert "| champion | **no** | " in section
+    assert "60 scenarios: 2 won and 0 lost against the champion." in section
+    promote.promote.fn(PromoteSettings())
+    assert project.registry().versions["2"].description == first
+    assert card.VERDICT not in project.registry().versions["1"].description
+
+
+def test_decisions_and_their_verdicts_are_rows_of_the_ledger(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused, refused again (which is no other decision), promoted, taken back."""
+    project.trained("004", 43)
+    project.trained("007", 45)
+    refused = promote.promote.fn(PromoteSettings())
+    promote.promote.fn(PromoteSettings())
+    project.trained("009", 58)
+    promoted = promote.promote.fn(PromoteSettings())
+    rollback.rollback(project.root, "toy", "previous", "wrong dates")
+    assert refused is not None
+    assert promoted is not None
+    one, two, three = (project.tags(number)["adapter_hash"] for number in "123")
+    with Ledger() as ledger, ledger.engine.connect() as link:
+        rows = [dataclasses.astuple(row)[:-1] for row in decisions.listed(link)]
+        assert rows == [
+            ("refusal", "toy", "2", two, "1", one, refused.reason, refused.hash),
+            ("promotion", "toy", "3", three, "1", one, promoted.reason, promoted.hash),
+            ("rollback", "toy", "1", one, "3", three, "wrong dates", None),
+        ]
+        assert [found["verdict"] for found in decisions.evidence(link)] == [
+            json.loads(verdict.text()) for verdict in (refused, promoted)
+        ]
+        back = questions.back("models:/toy/3", ledger)
+        assert [(found["verdict"], found["as"]) for found in back.verdicts] == [(promoted.hash, "challenger")]
+        assert back.verdicts[0]["wins"] == list(promoted.wins)
+        assert [found.event for found in back.decisions] == ["promotion", "rollback"]
+        old = questions.back("models:/toy@champion", ledger)
+        assert {(found["verdict"], found["as"]) for found in old.verdicts} == {
+            (refused.hash, "champion"),
+            (promoted.hash, "champion"),
+        }
+        touched = questions.forward("scenario", SCENARIOS[0].id, ledger)
+        assert {found["verdict"] for found in touched.verdicts} == {refused.hash, promoted.hash}
+        assert [found.event for found in touched.decisions] == ["refusal", "promotion"]
+        assert "scripted" not in {found.adapter for found in touched.evaluated}
+    capsys.readouterr()
+    assert main(["back", "models:/toy/3"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"verdict {promoted.hash} (here: challenger) for {three}: success 0.967 against 0.717 of the champion" in said
+    )
+    assert "15 won and 0 lost of 60 scenarios against the champion" in said
+    assert "rollback of toy 1, champion before: 3: wrong dates" in said
+
+
+def test_a_ledger_that_is_away_stops_neither(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.trained("004", 30)
+    project.trained("007", 45)
+    monkeypatch.setenv("FLYWHEEL_LEDGER_URL", "sqlite:////proc/no/ledger.db")
+    verdict = promote.promote.fn(PromoteSettings())
+    assert verdict is not None
+    assert project.aliases()["champion"] == "2"
+    rollback.rollback(project.root, "toy", "previous", "slow")
+    assert project.aliases()["champion"] == "1"
+    said = capsys.readouterr().err
+    assert said.count("The ledger was not written: ") == 2
+    assert len(said.splitlines()) == 2
+    monkeypatch.delenv("FLYWHEEL_LEDGER_URL")
+    with Ledger() as ledger:
+        index.add_verdict(project.root, ledger, f"run/promote/{project.tags('2')['adapter_hash']}")
+        assert [found["verdict"] for found in questions.back("models:/toy/2", ledger).verdicts] == [verdict.hash]
+
+
+def test_prefect_shows_the_table_and_the_picture(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.trained("004", 30)
+    project.trained("007", 45)
+    promote.promote.fn(PromoteSettings(dry_run=True))
+    (verdict,) = project.pages
+    (png,) = project.root.glob("run/promote/*/verdict.png")
+    made: dict[str, tuple[str, str]] = {}
+    for kind in ("markdown", "image"):
+
+        def keep(content: str, key: str, description: str, kind: str = kind) -> None:
+            made[kind] = (key, content)
+
+        monkeypatch.setattr(f"prefect.artifacts.create_{kind}_artifact", keep)
+    show_page(verdict, png)
+    assert made["markdown"] == ("promotion", gate.table(verdict))
+    key, content = made["image"]
+    assert key == "verdict"
+    assert base64.b64decode(content.removeprefix("data:image/png;base64,")) == png.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("other run", r"toy version 1 is adapter \w+, and run/007/adapter is \w+: run/ is of another run; bring that"),
+        ("no version", "toy has no version 9: give one of 1, 2, challenger, champion"),
+        ("no registry", "holds no version of another: `make train` registers one"),
+        ("no adapter", "run/007/adapter, which chain.yaml names as the best, does not exist: `dvc checkout`"),
+        ("no report", "run/scenarios/contamination.json does not exist: the stage scenarios makes it"),
+        ("no test", "run/007/test/summary.json does not exist: evaluate it again"),
+        ("not finished", "what was tested is not of these parameters: dvc.lock has no test@base"),
+        ("lost files", r"what MLflow holds of toy version 1 is not adapter \w+: its files were changed or lost"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(project: Project, what: str, says: str) -> None:
+    project.trained("004", 30)
+    project.trained("007", 45)
+    version = {"other run": "1", "no version": "9"}.get(what)
+    if what == "other run":
+        project.registry().client.set_registered_model_alias("toy", "champion", "2")
+    elif what == "no registry":
+        (project.root / "params.yaml").write_text(yaml.safe_dump(PARAMS | {"register": {"name": "another"}}))
+    elif what == "no adapter":
+        shutil.rmtree(project.root / "run/007/adapter")
+    elif what == "no report":
+        (project.root / "run/scenarios/contamination.json").unlink()
+    elif what == "no test":
+        shutil.rmtree(project.root / "run/007/test")
+    elif what == "not finished":
+        (project.root / "dvc.lock").unlink()
+    elif what == "lost files":
+        for path in (project.root / ".flywheel/mlartifacts").rglob("adapter_model.safetensors"):
+            path.write_bytes(b"others")
+    before = project.aliases() if what != "no registry" else {}
+    with pytest.raises(UserError, match=says) as problem:
+        promote.promote.fn(PromoteSettings(version=version or "challenger"))
+    assert "\n" not in str(problem.value)
+    assert what == "no registry" or project.aliases() == before
+
+
+def test_a_champion_that_changed_meanwhile_is_not_overwritten(project: Project) -> None:
+    project.trained("004", 30)
+    project.trained("007", 45)
+    registry = project.registry()
+    project.registry().crown("2")
+    with pytest.raises(UserError, match="the champion of toy has become version 2 meanwhile: run the same again"):
+        registry.crown("2")
+
+
+# --- Rollback
+
+
+def test_rollback_goes_to_the_previous_champion_and_says_why(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, wins in (("004", 20), ("007", 35), ("009", 50)):
+        project.trained(number, wins)
+        promote.promote.fn(PromoteSettings())
+    assert project.aliases() == {"challenger": "3", "champion": "3", "previous": "2"}
+    capsys.readouterr()
+
+    def command(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["rollback", *words])
+        code = rollback.main()
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    assert command("--why", "wrong dates", "--dry-run") == (
+        0,
+        "toy: champion was version 3, and would be version 2 (wrong dates)\n",
+    )
+    assert project.aliases()["champion"] == "3"
+    assert command("--why", "wrong dates") == (0, "toy: champion was version 3, and is version 2 (wrong dates)\n")
+    assert project.aliases() == {"challenger": "3", "champion": "2", "previous": "3"}
+    assert project.tags("3")["rolled_back"] == "to version 2: wrong dates"
+    assert project.tags("2")["restored"] == "from version 3: wrong dates"
+    assert command("--to", "1", "--why", "all of them")[0] == 0
+    assert project.aliases() == {"challenger": "3", "champion": "1", "previous": "2"}
+
+    for words, says in {
+        ("--to", "1"): "version 1 of toy is champion already",
+        ("--to", "9"): "toy has no version 9: give one of 1, 2, 3, challenger, champion, previous",
+        ("--to", "3"): "version 3 of toy is later than the champion, 1: forward it goes through the gate alone",
+    }.items():
+        code, said = command(*words, "--why", "x")
+        assert (code, says in said, said.count("\n")) == (2, True, 1), said
+    code, said = command("--why", " ")
+    assert (code, "--why is empty" in said) == (2, True)
+    assert project.aliases() == {"challenger": "3", "champion": "1", "previous": "2"}
+
+
+def test_rollback_without_a_previous_champion_is_one_sentence(project: Project) -> None:
+    project.trained("004", 30)
+    with pytest.raises(UserError, match="toy has no alias previous, for its champion never changed: name a version"):
+        rollback.rollback(project.root, "toy", "previous", "why not")
+    project.registry().client.delete_registered_model_alias("toy", "champion")
+    with pytest.raises(UserError, match="toy has no champion that could be taken back"):
+        rollback.rollback(project.root, "toy", "previous", "why not")
+
+
+# --- The command
+
+
+@pytest.mark.parametrize(("wins", "code"), [(45, 0), (31, promote.REFUSED)])
+def test_the_exit_code_says_whether_it_was_promoted(
+    project: Project, monkeypatch: pytest.MonkeyPatch, wins: int, code: int
+) -> None:
+    project.trained("004", 30)
+    project.trained("007", wins)
+    monkeypatch.setattr(promote, "promote", promote.promote.fn)  # without Prefect's engine and its server
+    monkeypatch.setattr(promote, "prepare", lambda: None)
+    monkeypatch.setattr(promote, "end_worker", lambda: None)
+    monkeypatch.setattr(command, "end_worker", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # for good, as in a process that ends then
+    monkeypatch.setattr(sys, "argv", ["promote", "--dry-run"])
+    assert promote.main() == code
+    monkeypatch.setattr(sys, "argv", ["promote", "--version", "9"])
+    assert promote.main() == 2

@@ -1,0 +1,254 @@
+"""The main job, for real: Prefect's server, the warm worker with vLLM and the trainer, DVC, MLflow. Small numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from steps.runner.handover import stop_workers, worker_pids
+from tests.conftest import SMALL, Project, change_params, copy_project, end, python, run, start
+from tests.support.judge_server import ByRule, Judge
+from tests.support.openai_server import Server
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def lock(folder: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load((folder / "dvc.lock").read_text())["stages"])
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    """When each stage last ran: its timings file."""
+    return {str(path): path.stat().st_mtime_ns for path in folder.glob("run/**/timings/*.json")}
+
+
+def test_ctrl_c_stops_cleanly(project: Project) -> None:
+    assert project.interrupted.returncode == 130, project.interrupted.stderr
+    assert "goes on from here" in project.interrupted.stderr
+    assert "Traceback" not in project.interrupted.stderr
+
+
+def test_the_flow_ends_well_and_says_what_is_next(project: Project) -> None:
+    assert project.finished.returncode == 0, project.finished.stderr
+    for word in ("iteration", "base", "trained", "steps.analytics.transcripts", "make mlflow", "make reproduce"):
+        assert word in project.finished.stdout
+    assert (project.folder / "run/learning_curve.png").stat().st_size > 5000
+    assert worker_pids(project.folder) == {}
+    assert not [path for path in project.folder.glob("run/**/*") if ".tmp" in path.name]
+
+
+def test_summary(project: Project) -> None:
+    found = json.loads((project.folder / "run/summary.json").read_text())
+    assert set(found) == {"task", "base", "trained", "iterations", "registered", "wall_seconds"}
+    assert found["base"]["n"] == found["trained"]["n"] == SMALL["scenarios"]["test"]
+    for who in ("base", "trained"):
+        low, high = found[who]["ci95"]
+        assert 0 <= low <= found[who]["success"] <= high <= 1
+    assert [row["iteration"] for row in found["iterations"]] == [1, 2]
+    for row in found["iterations"]:
+        assert set(row["seconds"]) == {"rollout", "score", "update", "evaluate"}
+        assert row["overhead_seconds"] > 0
+        assert row["tokens_per_second"] > 0
+    receipt = json.loads((project.folder / "run/receipt.json").read_text())
+    assert (found["registered"] is not None) == receipt["registered"]
+
+
+def test_every_episode_is_accounted_for(project: Project) -> None:
+    for iteration in ("001", "002"):
+        metrics = json.loads((project.folder / f"run/{iteration}/metrics.json").read_text())
+        assert metrics["collected"] == 24
+        assert metrics["collected"] == metrics["trained"] + metrics["quarantined"] + metrics["without_signal"]
+        assert metrics["sampler_kl"] < 1e-5
+    assert metrics["optimizer_steps"] == 16
+
+
+def test_prefect_shows_the_run(project: Project) -> None:
+    def ask(path: str) -> list[dict[str, Any]]:
+        request = urllib.request.Request(
+            f"{project.api}/{path}", data=b"{}", headers={"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as answer:
+            return list(json.loads(answer.read()))
+
+    flows = ask("flow_runs/filter")
+    assert "COMPLETED" in {found["state_type"] for found in flows}
+    tasks = {found["name"] for found in ask("task_runs/filter") if found["state_type"] == "COMPLETED"}
+    wanted = {
+        "scenarios",
+        "initialise",
+        "rollout@002",
+        "score@002",
+        "update@002",
+        "evaluate@002",
+        "test@best",
+        "register",
+    }
+    assert wanted <= tasks
+
+
+def test_again_runs_no_stage(project: Project) -> None:
+    before = stamps(project.folder), lock(project.folder)
+    again = project.train()
+    assert again.returncode == 0, again.stderr
+    assert (stamps(project.folder), lock(project.folder)) == before
+
+
+def test_dvc_says_up_to_date(project: Project) -> None:
+    status = run(["dvc", "status"], project.folder)
+    assert "up to date" in status.stdout, status.stdout + status.stderr
+
+
+def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(project: Project) -> None:
+    """By the rule's own opinion, told over HTTP: no group flips, and the updates are the rule's within rounding."""
+    before, sampled = stamps(project.folder), lock(project.folder)
+    with Server(Judge(ByRule("email_search", project.folder / "run/scenarios", -2.0, 2.0))) as server:
+        score = {"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": "m", "base_url": server.url}}}
+        words = python("flows.rescore", "--set", f"score={json.dumps(score)}", "--name", "again", "--update")
+        done = run(words, project.folder, PREFECT_API_URL=project.api)
+    assert done.returncode == 0, done.stderr
+    folder = project.folder / "run/rescored/again"
+    rows = json.loads((folder / "comparison.json").read_text())
+    assert [row["iteration"] for row in rows] == [1, 2]
+    for row in rows:
+        assert (row["before"], row["after"], row["trajectories"], row["flipped"]) == ("rule", "ruler", 24, {})
+        assert row["tau"] > 0.99
+        number = f"{row['iteration']:03d}"
+        first, again = (
+            json.loads((path / number / "metrics.json").read_text()) for path in (folder.parents[1], folder)
+        )
+        assert again["trained"] == first["trained"]
+        assert again["sampler_kl"] == first["sampler_kl"]
+        assert again["grad_norm"] == pytest.approx(first["grad_norm"], rel=0.05)
+        assert (folder / number / "adapter" / "adapter_model.safetensors").exists()
+    assert "tau +1.000" in done.stdout or "tau +0.99" in done.stdout
+    assert (stamps(project.folder).items() >= before.items(), lock(project.folder)) == (True, sampled)
+
+
+def test_repro_from_nothing_gives_the_same_hashes_with_and_without_the_worker(project: Project) -> None:
+    """The first update in processes of their own, which each import all there is, the rest by the worker."""
+    before = lock(project.folder)
+    shutil.rmtree(project.folder / "run")
+    shutil.rmtree(project.folder / ".dvc/cache")
+    shutil.rmtree(project.folder / ".dvc/tmp")
+    again = run(["dvc", "repro", "update@001"], project.folder, seconds=600, FLYWHEEL_WORKER="off")
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert worker_pids(project.folder) == {}
+    again = run(["dvc", "repro"], project.folder, seconds=600)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "Stage 'update@001' didn't change, skipping" in again.stdout
+    assert lock(project.folder) == before
+    assert stop_workers(project.folder) == 1
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_project(tmp_path_factory.mktemp("fresh"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rolout": {"attempts": 8}}, "rolout is not a known key"),
+        ({"rollout": {"attempts": 1}}, "rollout.attempts"),
+        ({"rollout": {"atempts": 8}}, "attempts"),
+        ({"update": {"loss_type": "ppo"}}, "update.loss_type"),
+    ],
+)
+def test_bad_params_end_in_a_sentence(fresh: Path, change: dict[str, Any], said: str) -> None:
+    kept = (fresh / "params.yaml").read_text()
+    try:
+        change_params(fresh, change)
+        found = run(python("flows.train"), fresh)
+    finally:
+        (fresh / "params.yaml").write_text(kept)
+    assert found.returncode == 2
+    assert said in found.stderr
+    assert len(found.stderr.strip().splitlines()) == 1
+    assert not (fresh / "run").exists()
+
+
+def test_a_missing_mailbox_is_a_sentence(fresh: Path, prefect_server: str) -> None:
+    moved = fresh / "tasks_data/email_search/mails.jsonl"
+    kept = moved.read_bytes()
+    moved.unlink()
+    try:
+        found = run(python("flows.train"), fresh, PREFECT_API_URL=prefect_server)
+    finally:
+        moved.write_bytes(kept)
+    assert found.returncode == 2
+    [line] = found.stderr.strip().splitlines()
+    assert "mails.jsonl" in line
+    assert "git checkout" in line
+    assert not list((fresh / "run").glob("*"))
+
+
+def test_a_base_model_that_cannot_be_loaded_is_a_sentence(fresh: Path, prefect_server: str) -> None:
+    kept = (fresh / "params.yaml").read_text()
+    try:
+        change_params(fresh, {"policy": {"base_model": "no/such-model"}})
+        found = run(python("flows.train"), fresh, PREFECT_API_URL=prefect_server, HF_HUB_OFFLINE="1")
+    finally:
+        (fresh / "params.yaml").write_text(kept)
+    assert found.returncode == 2
+    [line] = found.stderr.strip().splitlines()
+    assert "policy.base_model" in line
+    assert not (fresh / "run/000/adapter").exists()
+
+
+def test_set_refuses_and_keeps_the_file(fresh: Path) -> None:
+    kept = (fresh / "params.yaml").read_text()
+    found = run(python("flows.train", "--set", "rollout.attempts=1"), fresh)
+    assert found.returncode == 2
+    assert "rollout.attempts" in found.stderr
+    assert (fresh / "params.yaml").read_text() == kept
+
+
+def test_dry_run_prints_every_parameter_and_runs_nothing(fresh: Path) -> None:
+    found = run(python("flows.train", "--dry-run"), fresh)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["update"]["max_sampler_kl"] == 1e-3
+    assert not (fresh / "run/001").exists()
+
+
+def test_a_killed_flow_leaves_nothing_half_written(fresh: Path, prefect_server: str) -> None:
+    process = start(python("flows.train"), fresh, PREFECT_API_URL=prefect_server)
+    until = time.monotonic() + 120
+    while not (fresh / "run/scenarios").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    end(process, signal.SIGKILL)
+    run(python("steps.runner.handover", "--stop"), fresh)
+    assert (fresh / "run/scenarios/test.parquet").exists()
+    assert not (fresh / "run/000/evaluation").exists()
+
+
+def test_ctrl_c_on_a_terminal_ends_a_flow_with_a_server_of_its_own(fresh: Path) -> None:
+    """It reaches the server, too, which has to live until it knows how the run ended."""
+    log, until = fresh / ".flywheel/train.log", time.monotonic() + 120
+    log.unlink(missing_ok=True)
+    process = start(python("flows.train"), fresh)
+    try:
+        while not log.exists() or "Task run 'scenarios' - Finished" not in log.read_text():
+            assert process.poll() is None, process.communicate(timeout=60)
+            assert time.monotonic() < until, "no stage ended"
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)  # it waits for the server's end, which has the same stderr
+    finally:
+        end(process, signal.SIGKILL)
+    assert process.returncode == 130, err
+    assert err == "Stopped. The same command goes on from here.\n"
+    with contextlib.closing(sqlite3.connect(fresh / ".flywheel/prefect/prefect.db")) as database:
+        states = [row[0] for row in database.execute("SELECT state_type FROM flow_run")]
+    assert states == ["CRASHED"]
+    assert worker_pids(fresh) == {}

@@ -1,0 +1,134 @@
+"""`make ui` for real: MLflow, Prefect with its key, a worker; two deployed runs at a time, judged, made again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from flows.deployment.workspace import git
+from tests.conftest import copy_project, python, run
+from tests.support.ui_server import Ui, webhook
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def hook() -> Iterator[tuple[str, list[str]]]:
+    with webhook() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def ui(tmp_path_factory: pytest.TempPathFactory, hook: tuple[str, list[str]]) -> Iterator[Ui]:
+    made = Ui(copy_project(tmp_path_factory.mktemp("ui")), runs=2, environment={"FLYWHEEL_NOTIFY_URL": hook[0]})
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def test_two_runs_at_a_time_have_worktrees_of_their_own_and_are_kept_under_refs(ui: Ui) -> None:
+    before = git(ui.folder, "status", "--porcelain"), git(ui.folder, "rev-parse", "HEAD")
+    started = [ui.train("nightly"), ui.train("numbers", "multiplication")]
+    found = [ui.finished(one) for one in started]
+    assert [one["state_type"] for one in found] == ["COMPLETED", "COMPLETED"], [one["state"] for one in found]
+    assert max(one["start_time"] for one in found) < min(one["end_time"] for one in found), "one after the other"
+    assert (git(ui.folder, "status", "--porcelain"), git(ui.folder, "rev-parse", "HEAD")) == before
+    assert git(ui.folder, "for-each-ref", "--format=%(refname:lstrip=2)", "refs/runs").split() == ["nightly", "numbers"]
+    for name, task in (("nightly", "email_search"), ("numbers", "multiplication")):
+        kept = git(ui.folder, "show", "--format=", "--name-only", f"refs/runs/{name}").split()
+        assert set(kept) <= {"params.yaml", "chain.yaml", "dvc.lock"}
+        written = git(ui.folder, "show", f"refs/runs/{name}:params.yaml")
+        assert f"task: {task}" in written
+        assert "iterations: 1" in written
+    shown = ui.artifacts()
+    assert {"iterations", "progress", "trajectories", "learning-curve", "mlflow"} <= set(shown)
+    assert len(json.loads(shown["iterations"]["data"])) == 2
+    assert f"127.0.0.1:{ui.mlflow}/#/experiments/" in shown["mlflow"]["data"]
+
+
+def test_kept_runs_can_be_read(ui: Ui) -> None:
+    """The worktree is gone; DVC's cache has the run."""
+    page = f"http://127.0.0.1:{ui.view}"
+    with urllib.request.urlopen(page, timeout=240) as answer:
+        assert answer.status == 200
+        assert '<option value="nightly">nightly (kept, ' in answer.read().decode()
+    with urllib.request.urlopen(f"{page}/?run=nightly&kind=rollout", timeout=240) as answer:
+        shown = answer.read().decode()
+    assert "<strong>16</strong> of " in shown  # 4 scenarios, 4 attempts each
+    assert "cache lacks" not in shown
+
+
+def test_every_new_challenger_is_judged_by_itself(ui: Ui) -> None:
+    versions = {
+        (one["parameters"]["settings"]["model"], one["parameters"]["settings"]["version"]): ui.finished(one["id"])
+        for one in ui.until(lambda: ui.runs("evaluate"), 60, lambda: "no evaluate was started")
+    }
+    assert versions
+    assert all(one["state_type"] == "COMPLETED" for one in versions.values()), versions
+    assert "the lower end must exceed" in ui.artifacts()["promotion"]["data"]
+    assert list((ui.folder / ".flywheel/worktrees").iterdir()) == []
+
+
+def test_a_run_that_fails_says_why_and_notifies(ui: Ui, hook: tuple[str, list[str]]) -> None:
+    found = ui.finished(ui.start("train", task="email_search", name="bad", more={"rollout.attempts": "many"}))
+    assert found["state_type"] == "FAILED"
+    assert "rollout.attempts: Input should be a valid integer" in found["state"]["message"]
+    assert "Traceback" not in found["state"]["message"]
+    ui.until(lambda: hook[1], 60, lambda: "no notification")
+    assert any("rollout.attempts: Input should be a valid integer" in text for text in hook[1])
+    assert hook[0] not in json.dumps(ui.ask("block_documents/filter", {})), "the webhook's address is a secret"
+
+
+def test_the_forms_have_ranges_choices_and_help(ui: Ui) -> None:
+    for name in ("train", "evaluate", "promote", "rescore", "rollback"):
+        [form] = ui.deployment(name)["parameter_openapi_schema"]["definitions"].values()
+        assert all(one.get("description") for one in form["properties"].values()), name
+    form = ui.deployment("train")["parameter_openapi_schema"]["definitions"]["TrainSettings"]["properties"]
+    assert (form["iterations"]["type"], form["iterations"]["minimum"], form["iterations"]["maximum"]) == (
+        "integer",
+        1,
+        999,
+    )
+    assert "email_search" in form["task"]["enum"]
+    [schedule] = ui.deployment("train")["schedules"]
+    assert not schedule["active"]
+    with pytest.raises(urllib.error.HTTPError, match="409"):
+        ui.start("train", task="email_search", iterations=0)
+
+
+def test_prefect_asks_for_its_key_and_other_pages_are_not_let_in(ui: Ui) -> None:
+    for key in ("", "flywheel:wrong"):
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            ui.ask("deployments/filter", {}, key)
+    assert oct((ui.folder / ".flywheel/prefect.key").stat().st_mode & 0o777) == "0o600"
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{ui.prefect}/api/health", headers={"Origin": "http://evil.example"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.headers.get("access-control-allow-origin") in (None, f"http://127.0.0.1:{ui.prefect}")
+
+
+def test_a_run_beside_another_is_what_it_is_alone(ui: Ui) -> None:
+    done = run(python("flows.reproduce", "nightly", "--json"), ui.folder, seconds=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(rows) > 10
+    assert all(row["same"] for row in rows), [row for row in rows if not row["same"]]
+
+
+def test_one_stop_ends_all_of_it(ui: Ui) -> None:
+    """Nor do further ones stop it in that, as the one that make passes on, or an impatient Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        ui.process.send_signal(number)
+        time.sleep(0.3)
+    assert ui.process.wait(240) == 130
+    for port in (ui.prefect, ui.mlflow, ui.view):
+        with pytest.raises(urllib.error.URLError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)

@@ -1,0 +1,327 @@
+"""dvc.yaml is written by hand: these hold it to the stages' functions, parameters and imports.
+
+Each rule is a function that returns what breaks it, so that further tests can feed it something bad.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import importlib
+import itertools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from steps.core import params
+from steps.core.params import Params
+from steps.runner.stage import signature
+
+ROOT = Path(__file__).parent.parent.parent
+# The runner passes arguments in and bytes out: it decides nothing about what is in an output. Left out, so that a word in a
+# message does not make every stage of every run stale.
+RUNNER = {path.relative_to(ROOT).as_posix() for path in (ROOT / "steps/runner").glob("*.py")}
+# Errors, lines and progress that a person sees, masked; and how a file is put in place.
+RUNNER |= {f"steps/core/{name}.py" for name in ("errors", "files", "masking", "progress", "terminal")}
+# What a room is, in one docstring and no code: a test holds them to that.
+RUNNER |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "steps").rglob("__init__.py")}
+EMBEDDED = "tasks_data/embedded_policy"  # the default of policy.base_model, read through a parameter
+TASK = "tasks_data/${task}"  # a policy made for the task lies there
+
+Stage = dict[str, Any]
+
+
+def stages() -> dict[str, Stage]:
+    """Name -> stage, the body of `foreach` ones."""
+    written = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    return {name: stage.get("do", stage) for name, stage in written.items()}
+
+
+STAGES = stages()
+
+
+def module(stage: Stage) -> str:
+    return shlex.split(stage["cmd"])[2]
+
+
+def path(name: str) -> Path:
+    """The file of a module."""
+    found = ROOT / name.replace(".", "/")
+    return found / "__init__.py" if found.is_dir() else found.with_suffix(".py")
+
+
+def function(name: str) -> Callable[..., None]:
+    found: Callable[..., None] = getattr(importlib.import_module(name), name.rpartition(".")[2])
+    return found
+
+
+def options(stage: Stage) -> dict[str, str]:
+    words = shlex.split(stage["cmd"])
+    assert words[:2] == ["python", "-m"]
+    assert all(word.startswith("--") for word in words[3::2])
+    return {
+        word.removeprefix("--").replace("-", "_"): value for word, value in zip(words[3::2], words[4::2], strict=True)
+    }
+
+
+def declared(stage: Stage) -> type[Params] | None:
+    """The *Params class of a stage's function."""
+    kinds = [kind for kind, _, _ in signature(function(module(stage))).values() if kind.endswith("Params")]
+    assert len(kinds) <= 1
+    return getattr(params, kinds[0]) if kinds else None
+
+
+# --- Parameters
+
+
+def params_faults(stage: Stage) -> set[str]:
+    """Keys that dvc.yaml or the stage's *Params class has and the other has not."""
+    kind = declared(stage)
+    expected = {field.alias or name for name, field in kind.model_fields.items()} if kind else set()
+    return expected ^ set(stage.get("params", ()))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_params_are_what_the_stage_declares(name: str) -> None:
+    assert params_faults(STAGES[name]) == set()
+
+
+def test_the_rule_of_params_can_fail() -> None:
+    bad = copy.deepcopy(STAGES["rollout"])
+    bad["params"] = ["task", "seed", "policy", "update"]
+    assert params_faults(bad) == {"rollout", "update"}
+
+
+# --- Commands
+
+
+def command_faults(stage: Stage) -> list[str]:
+    """Options that do not fit the stage's function, and paths that dvc.yaml does not list as deps or outs."""
+    given, kinds = options(stage), signature(function(module(stage)))
+    faults = [f"{name} is no option" for name in given.keys() - kinds.keys()]
+    listed = {
+        "Input": list(stage.get("deps", ())),
+        "Output": [
+            next(iter(out)) if isinstance(out, dict) else out
+            for out in (*stage.get("outs", ()), *stage.get("metrics", ()))
+        ],
+    }
+    for name, (kind, required, _) in kinds.items():
+        if kind.endswith("Params"):
+            continue
+        if name not in given:
+            faults += [f"{name} is missing"] if required else []
+        elif kind in listed and given[name] not in listed[kind]:
+            faults.append(f"{given[name]} is no {'dep' if kind == 'Input' else 'out'}")
+    paths = {given[name] for name, (kind, _, _) in kinds.items() if kind == "Output" and name in given}
+    faults += [f"{out} is not written" for out in listed["Output"] if out not in paths]
+    paths = {given[name] for name, (kind, _, _) in kinds.items() if kind == "Input" and name in given}
+    data = [dep for dep in listed["Input"] if not dep.endswith(".py") and dep not in ("environments", EMBEDDED, TASK)]
+    faults += [f"{dep} is not read" for dep in data if dep not in paths]
+    return sorted(faults)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_commands_fit_their_stages(name: str) -> None:
+    assert command_faults(STAGES[name]) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("--iteration", "--number"), ["iteration is missing", "number is no option"]),
+        (("--scenarios run/scenarios", "--scenarios run/tasks"), ["run/scenarios is not read", "run/tasks is no dep"]),
+        (
+            ("trajectories.parquet", "episodes.parquet"),
+            ["run/${key}/episodes.parquet is no out", "run/${key}/trajectories.parquet is not written"],
+        ),
+    ],
+)
+def test_the_rule_of_commands_can_fail(change: tuple[str, str], expected: list[str]) -> None:
+    bad = copy.deepcopy(STAGES["rollout"])
+    bad["cmd"] = bad["cmd"].replace(*change)
+    assert command_faults(bad) == expected
+
+
+def test_the_policy_is_a_dependency_wherever_it_is_read() -> None:
+    """policy.base_model is a parameter, so no option names the folder; its bytes count all the same."""
+    reading = {name for name, stage in STAGES.items() if {EMBEDDED, TASK} <= set(stage["deps"])}
+    assert reading >= {"initialise", "rollout", "update", "evaluate", "test"}
+    assert all("policy" in STAGES[name]["params"] for name in reading)
+    assert Params().policy.base_model == EMBEDDED
+
+
+# --- Code
+
+
+def modules_imported(file: Path) -> Iterator[str]:
+    """Files of steps/ and environments/ that a module imports anywhere in it, for types too: those name its parameters."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            # `import a.b` runs a/__init__.py too
+            for part in itertools.accumulate(name.split("."), "{}.{}".format):
+                if part.partition(".")[0] in ("steps", "environments") and path(part).is_file():
+                    yield path(part).relative_to(ROOT).as_posix()
+
+
+def closure(start: str) -> set[str]:
+    """All files of steps/ and environments/ that a module imports, directly or not, itself included, the runner excepted."""
+    found, left = set(), [path(start).relative_to(ROOT).as_posix()]
+    while left:
+        file = left.pop()
+        if file not in found and file not in RUNNER:
+            found.add(file)
+            left += modules_imported(ROOT / file)
+    return found
+
+
+def loads_environments(file: str) -> bool:
+    """Whether a module finds a task's module by name, which no import shows."""
+    return "environments.load(" in (ROOT / file).read_text()
+
+
+def code_faults(stage: Stage) -> set[str]:
+    """Files that a stage's module imports and dvc.yaml does not list, or the other way round."""
+    needed = closure(module(stage))
+    listed = {dep for dep in stage["deps"] if dep.endswith(".py")}
+    if any(map(loads_environments, needed)):  # any of them may be the task
+        needed = {file for file in needed if not file.startswith("environments/")} | {"environments"}
+        listed |= {"environments"} & set(stage["deps"])
+    elif "environments" in stage["deps"]:
+        listed.add("environments")
+    return needed ^ listed
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_code_dependencies_are_what_the_stage_imports(name: str) -> None:
+    assert code_faults(STAGES[name]) == set()
+
+
+def test_the_rule_of_code_can_fail() -> None:
+    bad = copy.deepcopy(STAGES["rollout"])
+    bad["deps"].remove("steps/sampling/engine.py")
+    bad["deps"].remove("environments")
+    bad["deps"].append("steps/training/grpo.py")
+    assert code_faults(bad) == {"steps/sampling/engine.py", "environments", "steps/training/grpo.py"}
+
+
+def test_imports_are_found_wherever_they_stand(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "import steps.policy.chat\nfrom environments import base\n"
+        "def f():\n    from steps.sampling import engine, nothing\n    import torch\n"
+        "if TYPE_CHECKING:\n    from steps.core.params import Policy\n"
+    )
+    assert set(modules_imported(tmp_path / "a.py")) == {
+        "steps/__init__.py",
+        "steps/core/__init__.py",
+        "steps/policy/__init__.py",
+        "steps/sampling/__init__.py",
+        "steps/policy/chat.py",
+        "environments/__init__.py",
+        "environments/base.py",
+        "steps/sampling/engine.py",
+        "steps/core/params.py",
+    }
+
+
+def test_the_runner_imports_nothing_that_makes_a_difference() -> None:
+    """It is left out of deps: what it imports in turn must be the runner itself, or the parameters, which are listed."""
+    beyond = {imported for file in RUNNER for imported in modules_imported(ROOT / file)} - RUNNER
+    assert beyond <= {"steps/core/params.py"}
+    assert all("steps/core/params.py" in stage["deps"] for stage in STAGES.values() if declared(stage))
+
+
+def test_a_room_says_what_it_is_and_runs_no_code() -> None:
+    for file in (ROOT / "steps").rglob("__init__.py"):
+        body = ast.parse(file.read_text()).body
+        assert [type(node) for node in body] == [ast.Expr], file
+        assert ast.get_docstring(ast.parse(file.read_text())), file
+
+
+def test_dependencies_exist_and_are_listed_once() -> None:
+    for name, stage in STAGES.items():
+        assert len(set(stage["deps"])) == len(stage["deps"]), name
+        code = [dep for dep in stage["deps"] if dep.endswith(".py")]
+        assert all((ROOT / dep).is_file() for dep in code), name
+
+
+# --- As DVC reads it
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Name -> what DVC makes of each stage, in a copy, for a chain of three iterations of which the second is best."""
+    from dvc.repo import Repo
+
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("dvc.yaml", "params.yaml"):
+        shutil.copy(ROOT / name, folder)
+    chain = {
+        "iterations": {"001": {"prev": "000"}, "002": {"prev": "001"}, "003": {"prev": "002"}},
+        "evaluated": ["000", "001", "002", "003"],
+        "tested": {"base": "000", "best": "002"},
+    }
+    (folder / "chain.yaml").write_text(yaml.safe_dump(chain))
+    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    with Repo.init(os.fspath(folder), subdir=False) as repo:
+        return {
+            stage.name: {
+                "cmd": stage.cmd,
+                "deps": {os.path.relpath(dep.fs_path, folder) for dep in stage.deps if not hasattr(dep, "params")},
+                "outs": {os.path.relpath(out.fs_path, folder) for out in stage.outs},
+            }
+            for stage in repo.index.stages
+        }
+
+
+def test_dvc_makes_a_stage_of_each_iteration(listed: dict[str, dict[str, Any]]) -> None:
+    numbers = ("001", "002", "003")
+    expected = {"scenarios", "initialise", "register", "test@base", "test@best"}
+    expected |= {f"{name}@{number}" for name in ("rollout", "score", "update") for number in numbers}
+    expected |= {f"evaluate@{number}" for number in ("000", *numbers)}
+    assert listed.keys() - {"embedded_policy"} == expected
+
+
+def test_an_iteration_starts_from_the_one_before(listed: dict[str, dict[str, Any]]) -> None:
+    for number, before in (("001", "000"), ("002", "001"), ("003", "002")):
+        assert {f"run/{before}/adapter", f"run/{before}/successes.json"} <= listed[f"rollout@{number}"]["deps"]
+        assert f"--successes run/{before}/successes.json" in listed[f"rollout@{number}"]["cmd"]
+        assert f"--previous-successes run/{before}/successes.json" in listed[f"score@{number}"]["cmd"]
+        assert f"run/{before}/checkpoint" in listed[f"update@{number}"]["deps"]
+        assert f"--previous run/{before}/checkpoint" in listed[f"update@{number}"]["cmd"]
+    assert {"run/000/test", "run/002/test", "run/002/adapter"} <= listed["register"]["deps"]
+
+
+def test_every_input_of_the_run_is_made_by_one_stage(listed: dict[str, dict[str, Any]]) -> None:
+    made = [out for stage in listed.values() for out in stage["outs"]]
+    assert len(set(made)) == len(made)
+    read = {dep for stage in listed.values() for dep in stage["deps"] if dep.startswith("run/")}
+    assert read <= set(made)
+
+
+def test_commands_hold_no_placeholders(listed: dict[str, dict[str, Any]]) -> None:
+    for stage in listed.values():
+        assert "$" not in stage["cmd"]
+        assert not re.search(r"\s{2,}|\n", stage["cmd"])
+
+
+def test_the_committed_chain_is_one() -> None:
+    chain = yaml.safe_load((ROOT / "chain.yaml").read_text())
+    numbers = list(chain["iterations"])
+    assert numbers == [f"{number:03d}" for number in range(1, len(numbers) + 1)]
+    assert [one["prev"] for one in chain["iterations"].values()] == ["000", *numbers[:-1]]
+    assert chain["tested"]["base"] == "000"
+    assert chain["tested"]["best"] in numbers

@@ -1,0 +1,350 @@
+"""The project's own rules: where packages come from, who may import whom, what locks and texts must not hold.
+
+Each rule is a function that returns what breaks it, so that a second test can feed it something bad.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGES = ("flows", "steps", "environments")
+LOCKS = ("requirements/cpu.txt", "requirements/gpu.txt")
+
+# What the modules of a package may not import, anywhere in them.
+FORBIDDEN = {
+    "environments": {"flows", "steps", "benchmarks", "prefect", "mlflow", "dvc"},
+    "steps": {"flows", "benchmarks", "prefect"},
+    "flows": {"benchmarks"},
+}
+# The third writes traces into MLflow's store, with MLflow's own entities and conversion.
+MAY_IMPORT_MLFLOW = {"steps/register.py", "steps/tracking/tracker.py", "steps/tracing/to_mlflow.py"}
+# What no module of steps/ and environments/ may import before one of its functions is called.
+HEAVY = {"torch", "vllm", "trl", "peft", "transformers", "datasets", "accelerate", "mlflow", "prefect", "dvc"}
+
+
+# --- Imports
+
+
+def imported(node: ast.AST) -> set[str]:
+    """Full names that this one node imports: of `import`, `from … import`, and importlib with a literal name."""
+    match node:
+        case ast.Import(names=names):
+            return {alias.name for alias in names}
+        case ast.ImportFrom(module=str(module), names=names, level=0):
+            return {module, *(f"{module}.{alias.name}" for alias in names)}
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(module)), *_]):
+            return {module} if name in {"import_module", "__import__"} else set()
+    return set()
+
+
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """Nodes that run when the module is imported: not the bodies of functions, not `if TYPE_CHECKING:`."""
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                continue
+            case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"), orelse=orelse):
+                for other in orelse:
+                    yield other
+                    yield from at_import(other)
+            case _:
+                yield child
+                yield from at_import(child)
+
+
+def modules(root: Path) -> Iterator[tuple[str, str, ast.Module]]:
+    """Package, path from the root, and syntax tree of each module of the project."""
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            yield package, path.relative_to(root).as_posix(), ast.parse(path.read_text(), str(path))
+
+
+def upward_imports(root: Path) -> list[str]:
+    broken = []
+    for package, path, tree in modules(root):
+        forbidden = FORBIDDEN[package] | (set() if path in MAY_IMPORT_MLFLOW else {"mlflow"})
+        names = {name for node in ast.walk(tree) for name in imported(node)}
+        broken += [f"{path} imports {name}" for name in sorted(names) if name.split(".")[0] in forbidden]
+    return broken
+
+
+# Subclasses of vLLM's and torch's classes: as heavy as these, and imported by name or within a function.
+HEAVY_OURS = {"steps.sampling.lora_cpu", "steps.training.layers"}
+
+
+def heavy_imports(root: Path) -> list[str]:
+    broken = []
+    for package, path, tree in modules(root):
+        light = package != "flows" and path.removesuffix(".py").replace("/", ".") not in HEAVY_OURS
+        names = {name for node in at_import(tree) for name in imported(node)} if light else set()
+        heavy = {name for name in names if name.split(".")[0] in HEAVY or name in HEAVY_OURS}
+        broken += [f"{path} imports {name} at module level" for name in sorted(heavy)]
+    return broken
+
+
+def test_imports_run_downwards() -> None:
+    assert upward_imports(ROOT) == []
+
+
+def test_importing_a_module_imports_nothing_heavy() -> None:
+    assert heavy_imports(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "upward", "heavy"),
+    [
+        ("steps/a.py", "import flows.train", True, False),
+        ("steps/a.py", "def f():\n    from prefect import task", True, False),
+        ("steps/a.py", "from mlflow.entities import Run", True, True),
+        ("steps/a.py", "import importlib\nimportlib.import_module('mlflow')", True, True),
+        ("steps/tracking/tracker.py", "def f():\n    import mlflow", False, False),
+        ("steps/a.py", "def f():\n    import torch", False, False),
+        ("steps/a.py", "try:\n    import torch.nn as nn\nexcept ImportError:\n    nn = None", False, True),
+        ("steps/a.py", "class A:\n    import vllm", False, True),
+        ("steps/a.py", "from steps.training import layers", False, True),
+        ("steps/training/layers.py", "import torch", False, False),
+        ("steps/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", False, False),
+        ("steps/a.py", "import environments.base", False, False),
+        ("environments/a.py", "import steps.core.records", True, False),
+        ("environments/a.py", "from steps.core import records", True, False),
+        ("environments/deep/a.py", "from environments.base import Env", False, False),
+        ("flows/a.py", "import prefect\nimport steps.core.records", False, False),
+        ("flows/a.py", "def f():\n    import mlflow", True, False),
+    ],
+)
+def test_import_rules_can_fail(tmp_path: Path, path: str, source: str, upward: bool, heavy: bool) -> None:
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text(source)
+    assert (upward_imports(tmp_path) != [], heavy_imports(tmp_path) != []) == (upward, heavy)
+
+
+# --- The folder mlflow/
+
+
+def mlflow_origin(folder: Path) -> Path:
+    """The file that `import mlflow` would load for a program started in `folder`."""
+    command = [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('mlflow').origin)"]
+    out = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=240)
+    return Path(out.stdout.strip())
+
+
+def test_mlflow_is_the_installed_package() -> None:
+    assert mlflow_origin(ROOT).parent.parent.name == "site-packages"
+    assert list((ROOT / "mlflow").rglob("*.py")) == []
+
+
+def test_a_python_file_in_the_folder_would_hide_mlflow(tmp_path: Path) -> None:
+    (tmp_path / "mlflow").mkdir()
+    assert mlflow_origin(tmp_path).parent.parent.name == "site-packages"
+    (tmp_path / "mlflow" / "__init__.py").touch()
+    assert mlflow_origin(tmp_path) == tmp_path / "mlflow" / "__init__.py"
+
+
+# --- Locks
+
+
+def pins(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^([a-z0-9._-]+)==(\S+)", text, flags=re.M))
+
+
+def lock_faults(text: str) -> list[str]:
+    """Lines of a lock that are neither a pin nor a comment, and lines that say where to download from."""
+    address = re.compile(r"://|file:|\bindex\b|find-links|trusted-host| @ |(^|\s)-[a-z-]", re.I)
+    pin = re.compile(r"[a-z0-9._-]+(\[[a-z0-9,_-]+\])?==[^\s]+( ; .+)?|\s*#.*|")
+    return [line for line in text.splitlines() if address.search(line.replace("-r ", "")) or not pin.fullmatch(line)]
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_lock_names_packages_and_no_addresses(lock: str) -> None:
+    assert lock_faults((ROOT / lock).read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--index-url https://packages.example/simple",
+        "--find-links wheels",
+        "-f wheels",
+        "# from https://packages.example",
+        "torch @ file:wheels/torch.whl",
+        "torch>=2",
+    ],
+)
+def test_lock_rule_can_fail(line: str) -> None:
+    assert lock_faults(f"accelerate==1.0\n    # via -r requirements.in\n{line}\n") == [line]
+
+
+@pytest.mark.parametrize("extra", ["cpu", "gpu"])
+def test_lock_satisfies_pyproject(extra: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    locked = pins((ROOT / f"requirements/{extra}.txt").read_text())
+    for requirement in map(Requirement, project["dependencies"] + extras[extra] + extras["dev"]):
+        version = locked.get(requirement.name.lower())
+        assert version is not None, f"{requirement.name} is not in the lock for {extra}: run 'make lock'"
+        assert requirement.specifier.contains(version, prereleases=True), (
+            f"{requirement} is locked at {version}: run 'make lock'"
+        )
+
+
+def test_locks_agree_and_keep_the_cuda_companions_out() -> None:
+    cpu, gpu = (pins((ROOT / lock).read_text()) for lock in LOCKS)
+    assert cpu["torch"] == gpu["torch"] + "+cpu"
+    same = (
+        "prefect",
+        "mlflow",
+        "dvc",
+        "trl",
+        "peft",
+        "transformers",
+        "datasets",
+        "langfuse",
+        "sqlalchemy",
+        "uv",
+    )
+    assert {name: cpu[name] for name in same} == {name: gpu[name] for name in same}
+    assert not {"torchvision", "torchaudio", "torchcodec"} & (cpu.keys() | gpu.keys())
+
+
+# --- What the texts of the repository say
+
+# Put together from parts, for this file is searched too.
+ELSEWHERE = {
+    "a path of one machine": re.compile(
+        r"(?<![\w.~/-])/(" + "work|root|home/[a-z]|Users|opt/wheels|opt/py" + r")(/|\b)"
+    ),
+    "a package registry": re.compile(
+        "|".join(["pypi" + r"\.org", "python" + r"hosted\.org", r"download\.py" + "torch", "npm" + r"js\."])
+    ),
+}
+
+
+def texts(root: Path) -> Iterator[tuple[str, str]]:
+    """Path and text of each file that git tracks or would track."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    out = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True, timeout=240).stdout
+    for path in sorted(set(out.split("\0")) - {""}):
+        file = root / path
+        if file.is_file() and b"\0" not in (content := file.read_bytes()):
+            yield path, content.decode(errors="replace")
+
+
+def strays(root: Path) -> list[str]:
+    return [
+        f"{path}:{number} names {what}"
+        for path, text in texts(root)
+        for what, pattern in ELSEWHERE.items()
+        if pattern.search(text)  # whole files first: most have none, and some are long
+        for number, line in enumerate(text.splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_no_text_names_a_machine_or_a_registry() -> None:
+    assert strays(ROOT) == []
+
+
+def test_text_rule_can_fail(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True, timeout=240)
+    (tmp_path / "good.md").write_text("see docs/work/x.md, ~/root/y, and framework/root/z\n")
+    (tmp_path / "bad.md").write_text(
+        "one\n" + "see /" + "work/main\n" + "see /" + "root\n" + "https://py" + "pi.org/simple\n"
+    )
+    assert strays(tmp_path) == [
+        "bad.md:2 names a path of one machine",
+        "bad.md:3 names a path of one machine",
+        "bad.md:4 names a package registry",
+    ]
+
+
+# --- Makefile, Prefect
+
+
+def make(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs make on the project's Makefile in another folder, with none of the variables that decide what it does."""
+    mine = ("PIP_", "UV_", "MAKE", "MFLAGS", "GPU", "PYTHON")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(mine)}
+    command = ["make", "--file", str(ROOT / "Makefile"), *arguments]
+    return subprocess.run(command, cwd=folder, env=clean | environment, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "requirements").mkdir()
+    for name in ("Makefile", *LOCKS):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    return tmp_path
+
+
+def test_torch_comes_from_a_local_wheel_or_the_cpu_index(tree: Path) -> None:
+    def sync(*arguments: str, **environment: str) -> str:
+        plan = make(tree, "--dry-run", "environment", *arguments, **environment).stdout
+        return next(line for line in plan.splitlines() if "pip sync" in line)
+
+    assert "--torch-backend cpu requirements/cpu.txt" in sync()
+    empty = tree / "empty"
+    empty.mkdir()
+    assert "--torch-backend cpu requirements/cpu.txt" in sync(PIP_FIND_LINKS=str(empty))
+    wheels = tree / "wheels"
+    wheels.mkdir()
+    (wheels / "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").touch()
+    line = sync(PIP_FIND_LINKS=f"{empty} {wheels}")
+    assert f"--find-links {empty} --find-links {wheels} requirements/cpu.txt" in line
+    assert "--torch-backend" not in line
+    line = sync("GPU=1", PIP_FIND_LINKS=str(wheels))
+    assert "--find-links" not in line
+    assert "--torch-backend" not in line
+    assert "requirements/gpu.txt" in line
+
+
+def test_install_without_python_311_is_one_sentence(tree: Path) -> None:
+    done = make(tree, "install", PYTHON="python-that-is-missing")
+    assert done.returncode != 0
+    assert done.stderr.startswith("Python 3.11 with venv is needed and 'python-that-is-missing' is not it: ")
+    assert not (tree / ".venv").exists()
+
+
+def test_help_lists_every_target(tree: Path) -> None:
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), flags=re.M)
+    assert phony is not None
+    listed = re.findall(r"^  make (\S+) +\S", make(tree).stdout, flags=re.M)
+    assert set(listed) == set(phony.group(1).split()) - {"environment"}
+
+
+def test_prefect_reads_its_settings_from_pyproject() -> None:
+    program = (
+        "from prefect.settings import get_current_settings as settings; server = settings().server; "
+        "print(server.analytics_enabled, server.ephemeral.startup_timeout_seconds)"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    out = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=clean,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert out.stdout.split() == ["False", "120"]
+
+
+def test_deployments_point_at_flows() -> None:
+    for deployment in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]:
+        path, name = deployment["entrypoint"].split(":")
+        functions = [
+            node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)
+        ]
+        assert name in functions, f"prefect.yaml: {path} has no flow {name}"

@@ -1,0 +1,354 @@
+"""The gate: hand-computed differences and intervals, every check on its own, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from environments.base import Scenario
+from steps.core import slices
+from steps.core.errors import UserError
+from steps.core.params import Promote
+from steps.core.records import Evaluation, Reward, Trajectory, write_records
+from steps.core.stats import paired_bootstrap
+from steps.registry import gate
+from steps.registry.gate import Side, decide, read_side
+
+KINDS = ("sender", "month")
+
+
+def made(n: int, split: Any = "test") -> list[Scenario]:
+    """Scenarios of two kinds in turn; the last one is of a third."""
+    kinds = [KINDS[i % 2] for i in range(n - 1)] + ["rare"]
+    return [Scenario.make("toy", split, [], {"number": i, "kind": kind}) for i, kind in enumerate(kinds)]
+
+
+def side(name: str, wins: list[int] | range, n: int = 100, turns: float = 4.0, tokens: float = 50.0) -> Side:
+    """A policy that succeeds at the given places alone."""
+    success_N = np.zeros(n)
+    success_N[list(wins)] = 1
+    return Side(name, success_N, turns, tokens)
+
+
+def clean(n: int = 100, **changed: Any) -> dict[str, Any]:
+    return {"passed": True, "scenarios": {"test": n}, "found": {"content": 0, "source": 0}} | changed
+
+
+def verdict(challenger: Side, base: Side, report: Any = None, **more: Any) -> gate.Verdict:
+    """Of 100 scenarios; more: champion, scripted, and parameters."""
+    sides = {name: more.pop(name, None) for name in ("champion", "scripted")}
+    return decide(made(100), challenger, base, report or clean(), Promote(**more), **sides)
+
+
+def failed(found: gate.Verdict) -> list[str]:
+    assert found.promoted == all(check.passed for check in found.checks)
+    return [check.name for check in found.checks if not check.passed]
+
+
+def check(found: gate.Verdict, name: str) -> gate.Check:
+    return next(one for one in found.checks if one.name == name)
+
+
+# --- The bootstrap
+
+
+def test_the_interval_of_one_kind_of_difference_is_the_binomials() -> None:
+    """40 of 100 differ, all by +1: a resample's mean is Binomial(100, 0.4) / 100, with 2.5 % at 0.31 and 97.5 % at 0.50."""
+    shares = [math.comb(100, k) * 0.4**k * 0.6 ** (100 - k) for k in range(101)]
+    below = np.cumsum(shares)
+    expected = [int(np.searchsorted(below, level)) / 100 for level in (0.025, 0.975)]
+    assert expected == [0.31, 0.5]
+    found = paired_bootstrap(np.repeat([1, 0], [70, 30]), np.repeat([1, 0], [30, 70]), seed=0)
+    assert found[0] == pytest.approx(0.4)
+    assert found[1:] == pytest.approx((0.31, 0.5), abs=0.011)
+
+
+def test_pairs_and_not_shares_decide() -> None:
+    """Success 0.6 and 0.5 both times. Where the second's wins are among the first's, there is nothing but gain."""
+    first = np.repeat([1, 0], [60, 40])
+    nested = paired_bootstrap(first, np.repeat([1, 0], [50, 50]), seed=0)
+    apart = paired_bootstrap(first, np.repeat([0, 1], [50, 50]), seed=0)
+    assert nested[0] == apart[0] == pytest.approx(0.1)
+    assert nested[1:] == pytest.approx((0.05, 0.16), abs=0.011)  # Binomial(100, 0.1)
+    assert apart[1] < -0.05
+
+
+def test_scores_that_are_no_counts_too() -> None:
+    """Differences with standard deviation s: the interval is the mean ± 1.96 s / √n, near enough at n = 400."""
+    rng = np.random.default_rng(5)
+    other, gain = rng.random(400), rng.normal(0.05, 0.2, 400)
+    difference, low, high = paired_bootstrap(other + gain, other, seed=1)
+    half = 1.96 * gain.std() / 20
+    assert difference == pytest.approx(gain.mean())
+    assert (low, high) == pytest.approx((gain.mean() - half, gain.mean() + half), abs=0.002)
+
+
+def test_the_seed_is_all_that_is_random() -> None:
+    rng = np.random.default_rng(3)
+    one, other = rng.random(50), rng.random(50)
+    assert paired_bootstrap(one, other, seed=7) == paired_bootstrap(one, other, seed=7)
+    assert paired_bootstrap(one, other, seed=7) != paired_bootstrap(one, other, seed=8)
+    assert paired_bootstrap(one, one, seed=7) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("lengths", [(3, 4), (0, 0)])
+def test_what_cannot_be_paired_is_refused(lengths: tuple[int, int]) -> None:
+    with pytest.raises(UserError, match="cannot be paired: evaluate both on the same scenarios"):
+        paired_bootstrap(np.zeros(lengths[0]), np.zeros(lengths[1]), seed=0)
+
+
+# --- The decision
+
+
+def test_one_that_is_better_is_promoted_and_the_verdict_says_why() -> None:
+    found = verdict(side("c", range(20, 100)), side("b", range(60)))
+    assert (found.promoted, found.against, found.n) == (True, "base", 100)
+    ids = [scenario.id for scenario in made(100)]
+    assert found.wins == tuple(ids[60:])
+    assert found.losses == tuple(ids[:20])
+    assert check(found, "base").measured == pytest.approx(0.05, abs=0.02)  # 0.2 - 1.96 × √(0.6 - 0.04) / 10
+    assert found.reason.startswith("success 0.800 against 0.600 of the base: +0.200 [+0.0")
+    assert [one.name for one in found.checks] == [
+        "champion",
+        "base",
+        "scripted",
+        "slices",
+        "turns",
+        "tokens",
+        "contamination",
+    ]
+    assert check(found, "champion").text == "there is none: the base policy stands in for it"
+    assert {name: shown.adapter_hash for name, shown in found.sides.items()} == {"challenger": "c", "base": "b"}
+    assert found.parameters["seed"] == 0
+    assert verdict(side("c", range(20, 100)), side("b", range(60))).text() == found.text()
+    assert json.loads(found.text())["wins"] == list(found.wins)
+
+
+@pytest.mark.parametrize(
+    ("challenger", "more", "expected"),
+    [
+        (range(50), {}, ["base"]),  # the same scenarios: no difference, and an interval of nothing
+        (range(53), {}, ["base"]),  # 3 won: in 0.97^100 = 4.8 % of the resamples there is none, so that the end is 0
+        (range(54), {}, []),  # 4 won: 0.96^100 = 1.7 %, so that it is 0.01
+        (range(70), {"margin": 0.1}, []),  # +0.20, and 0.13 at the lower end
+        (range(70), {"margin": 0.15}, ["base"]),
+        (range(30), {}, ["base", "slices"]),
+    ],
+)
+def test_the_lower_end_must_exceed_the_margin(challenger: range, more: Any, expected: list[str]) -> None:
+    assert failed(verdict(side("c", challenger), side("b", range(50)), **more)) == expected
+
+
+def test_the_champion_stands_before_the_base_policy() -> None:
+    champion = side("champion", range(88))
+    found = verdict(side("c", range(80)), side("b", range(10)), champion=champion)
+    assert (found.against, failed(found)) == ("champion", ["champion"])
+    assert check(found, "base").passed
+    found = verdict(side("c", range(100)), side("b", range(10)), champion=champion)
+    assert failed(found) == []
+    assert found.losses == ()
+    assert len(found.wins) == 12
+
+
+def test_better_than_a_bad_champion_is_not_enough() -> None:
+    found = verdict(side("c", range(40)), side("b", range(50)), champion=side("champion", range(20)))
+    assert failed(found) == ["base"]
+    assert check(found, "base").bound == 0
+    same = verdict(side("c", range(50)), side("b", range(50)), champion=side("champion", range(20)))
+    assert failed(same) == ["base"], "not above"
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "expected"), [(None, []), (0.1, []), (0.05, ["scripted"]), (0.0, ["scripted"]), (1.0, [])]
+)
+def test_not_worse_than_the_scripted_player_where_that_is_asked(tolerance: float | None, expected: list[str]) -> None:
+    """0.8 against 0.9: a difference of 0.1 is within a tolerance of 0.1, whatever floating point makes of it."""
+    scripted = side("scripted", range(90))
+    found = verdict(side("c", range(80)), side("b", range(30)), scripted=scripted, scripted_tolerance=tolerance)
+    assert failed(found) == expected
+    assert check(found, "scripted").measured == pytest.approx(-0.1)
+    assert check(found, "scripted").bound == (None if tolerance is None else -tolerance)
+
+
+def test_a_scripted_player_that_is_asked_for_must_be_there() -> None:
+    found = verdict(side("c", range(80)), side("b", range(30)), scripted_tolerance=0.1)
+    assert failed(found) == ["scripted"]
+
+
+def test_no_slice_may_fall() -> None:
+    """`sender` is every even place (50), `month` every odd one but the last (49), `rare` the last alone."""
+    base = side("b", range(0, 40, 2))  # 20 of the 50 of sender
+    falls = side("c", [*range(0, 28, 2), *range(1, 99, 2)])  # 14 of them, and all of month
+    found = verdict(falls, base)
+    assert failed(found) == ["slices"]
+    assert check(found, "slices").measured == pytest.approx(-6 / 50)
+    assert check(found, "slices").text == "fallen: kind=sender (-0.120); too small to judge: kind=rare (1)"
+    assert [(one.name, one.n, one.judged) for one in found.slices] == [
+        ("kind=month", 49, True),
+        ("kind=rare", 1, False),
+        ("kind=sender", 50, True),
+    ]
+    just = side("c", [*range(0, 30, 2), *range(1, 99, 2)])  # 15: a drop of 0.1 is not more than 0.1
+    assert failed(verdict(just, base)) == []
+    assert failed(verdict(falls, base, max_slice_drop=0.12)) == []
+    assert failed(verdict(falls, base, min_slice=51)) == []
+
+
+def test_a_small_slice_decides_nothing_and_is_listed() -> None:
+    found = verdict(side("c", range(80)), side("b", [*range(30), 99]))
+    rare = next(one for one in found.slices if one.name == "kind=rare")
+    assert (rare.difference, rare.judged, failed(found)) == (-1, False, [])
+    assert "too small to judge: kind=rare (1)" in check(found, "slices").text
+
+
+def test_slices_are_of_kind_difficulty_and_language_where_there_are_any() -> None:
+    rows: list[dict[str, Any]] = [
+        {"kind": "a", "difficulty": 2},
+        {"language": "de", "difficulty": 1},
+        {"kind": None, "answer": "x"},
+        {"kind": "a", "difficulty": 1},
+    ]
+    found = slices.slices_of([Scenario.make("toy", "test", [], row) for row in rows])
+    assert found == {"kind=a": [0, 3], "difficulty=1": [1, 3], "difficulty=2": [0], "language=de": [1]}
+    assert list(found) == ["kind=a", "difficulty=1", "difficulty=2", "language=de"]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"turns": 6.0}, []),  # 1.5 times as many is allowed
+        ({"turns": 6.1}, ["turns"]),
+        ({"tokens": 76.0}, ["tokens"]),
+        ({"turns": 1.0, "tokens": 75.0}, []),
+    ],
+)
+def test_episodes_may_not_grow_too_long(more: dict[str, Any], expected: list[str]) -> None:
+    found = verdict(side("c", range(90), **more), side("b", range(30)))
+    assert failed(found) == expected
+    assert check(found, "turns").measured == more.get("turns", 4.0) / 4
+
+
+def test_from_nothing_no_ratio_is_right() -> None:
+    assert gate.growth("tokens", 0, 0, "base", 1.5).passed
+    assert not gate.growth("tokens", 1, 0, "base", 1.5).passed
+
+
+@pytest.mark.parametrize(
+    "report", [clean(passed=False), clean(found={"content": 0, "overlap": 2}), clean(passed="yes")]
+)
+def test_contaminated_scenarios_prove_nothing(report: dict[str, Any]) -> None:
+    assert failed(verdict(side("c", range(90)), side("b", range(30)), report=report)) == ["contamination"]
+
+
+@pytest.mark.parametrize("report", [clean(99), {"passed": True}])
+def test_a_contamination_report_of_other_scenarios_is_refused(report: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"is of (99|None) test scenarios, and there are 100: make both again"):
+        verdict(side("c", range(90)), side("b", range(30)), report=report)
+
+
+def test_the_same_adapter_is_no_challenger() -> None:
+    with pytest.raises(UserError, match="challenger and champion are the same adapter, c: there is nothing to compare"):
+        verdict(side("c", range(90)), side("b", range(30)), champion=side("c", range(90)))
+
+
+def test_sides_of_other_lengths_are_refused() -> None:
+    with pytest.raises(UserError, match="challenger and base are not of the same 100 scenarios"):
+        verdict(side("c", range(90)), side("b", range(30), n=99))
+
+
+# --- What it reads
+
+
+def write_side(folder: Path, scenarios: list[Scenario], wins: set[int], adapter: str = "a", **changed: Any) -> Path:
+    """An evaluation's files, in the form of the stage evaluate; no policy played them."""
+    folder.mkdir(parents=True)
+    ids = [scenario.id for scenario in scenarios]
+    summary: dict[str, Any] = {"split": "test", "adapter_hash": adapter, "n": len(ids), "success": len(wins) / len(ids)}
+    summary |= {"ci95": (0, 1), "reward": 0.5, "turns": 3.0, "tokens": 40.0} | changed
+    (folder / "summary.json").write_text(Evaluation(**summary).model_dump_json())
+    played = [
+        Trajectory(id=f"test-{name}-0", scenario_id=name, attempt=0, adapter_hash=adapter, turns=(), stop_reason="done")
+        for name in ids
+    ]
+    rewards = [
+        Reward(trajectory_id=one.id, scenario_id=one.scenario_id, name="rule", score=1.0, success=place in wins)
+        for place, one in enumerate(played)
+    ]
+    write_records(played, folder / "trajectories.parquet")
+    write_records(rewards, folder / "rewards.parquet")
+    return folder
+
+
+def test_an_evaluation_is_read(tmp_path: Path) -> None:
+    scenarios = made(10)
+    found = read_side(write_side(tmp_path / "e", scenarios, {0, 3}), scenarios)
+    assert found.success_N.tolist() == [1, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert (found.adapter_hash, found.turns, found.tokens, found.errors) == ("a", 3.0, 40.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("order", "is of 10 scenarios, which are in another order than the 10 of the test split"),
+        ("others", "is of 9 scenarios, which are others than the 10 of the test split"),
+        ("split", "is of the split val: what is registered is judged on the test split"),
+        ("missing", r"rewards.parquet does not exist: evaluate it again \(`dvc repro`"),
+        ("folder", r"summary.json does not exist: evaluate it again"),
+        ("broken", "is no evaluation: "),
+        ("edited", "summary.json does not fit the files beside it"),
+        ("adapter", "summary.json does not fit the files beside it"),
+    ],
+)
+def test_what_is_no_evaluation_of_these_scenarios_is_one_sentence(tmp_path: Path, what: str, says: str) -> None:
+    scenarios, folder = made(10), tmp_path / "e"
+    written = {"order": scenarios[::-1], "others": scenarios[:9]}.get(what, scenarios)
+    changes: dict[str, dict[str, Any]] = {
+        "split": {"split": "val"},
+        "edited": {"success": 0.9},
+        "adapter": {"adapter_hash": "b"},
+    }
+    if what != "folder":
+        write_side(folder, written, {0, 3}, **changes.get(what, {}))
+    if what == "missing":
+        (folder / "rewards.parquet").unlink()
+    elif what == "broken":
+        (folder / "trajectories.parquet").write_bytes(b"no parquet")
+    with pytest.raises(UserError, match=says) as problem:
+        read_side(folder, scenarios)
+    assert "\n" not in str(problem.value)
+
+
+# --- For a person
+
+
+def test_the_table_and_the_picture_say_what_the_verdict_says(tmp_path: Path) -> None:
+    champion, scripted = side("old", range(78)), side("scripted", range(95))
+    found = verdict(side("c", range(70)), side("b", range(30)), champion=champion, scripted=scripted)
+    text = gate.table(found)
+    assert text.startswith("# Not promoted\n\nfailed: champion; success 0.700 against 0.780 of the champion: -0.080 [")
+    assert "| champion | **no** | -0.1" in text
+    assert "| contamination | yes | +0.000 | +0.000 | 0 pairs" in text
+    assert "| scripted | scripted | 0.950 | 0.888 to 0.978 | 4.00 | 50.0 | 0 |" in text
+    assert "| kind=rare | 1 | +0.000 | +0.000 to +0.000 | too small |" in text
+    assert "100 scenarios: 0 won and 8 lost against the champion" in text
+    assert found.hash in text
+    for name in ("one.png", "two.png"):
+        gate.picture(found, tmp_path / name)
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "two.png"]
+
+
+def test_the_benchmark_measures_the_gates_own_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few trials: hardly ever promoted where nothing differs, nearly always at +0.3, never where the gate is shut."""
+    from benchmarks.gate import promoted
+
+    scenarios, params = made(200), Promote(resamples=1000)
+    assert promoted(40, scenarios, 0.5, 0.0, params, seed=1) <= 0.15  # 7 of 40 has probability 0.0001 at 2.5 %
+    assert promoted(20, scenarios, 0.5, 0.3, params, seed=1) == 1
+    assert promoted(20, scenarios, 0.5, 0.3, params.model_copy(update={"margin": 0.9}), seed=1) == 0

@@ -1,0 +1,461 @@
+"""The stage runner, the hand-over and the warm worker: real processes, on throw-away stages in a folder of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from steps.runner import handover, outputs
+
+STEPS = Path(handover.__file__).parent.parent
+CORE = ("__init__", "errors", "files", "masking", "progress", "terminal")  # what the runner imports of it
+TOY = '''
+"""Toy: a stage for tests.
+
+Not shown by --help.
+"""
+from __future__ import annotations
+import os
+import time
+from typing import TYPE_CHECKING
+from steps.core.errors import FreshProcessNeeded, UserError
+from steps.core.progress import progress, say
+from steps.runner.stage import Input, Output, main
+if TYPE_CHECKING:
+    from steps.core.params import ToyParams
+
+stages_run = 0
+
+def toy(source: Input, result: Output, params: ToyParams, previous: Input | None = None, do: str = "write",
+        files: int = 3, slow: float = 0.0, loud: bool = False) -> None:
+    """Write a directory of equal files."""
+    say(f"{os.getpid()} {__name__} {os.environ.get('TOY_COLOUR')} {os.getcwd()}")
+    os.environ["TOY_COLOUR"] = "left behind"
+    if do == "nothing":
+        return
+    global stages_run
+    stages_run += 1
+    result.mkdir()
+    if do == "never fits" or (do == "first" and stages_run > 1):
+        (result / "half").write_text("")
+        raise FreshProcessNeeded("another stage ran here before")
+    for number in range(files):
+        (result / f"{number}.txt").write_text(f"{source.read_text()} {params.word} {loud}")
+        progress(number + 1, files, "files")
+        time.sleep(slow / files)
+    if do == "fork":
+        from multiprocessing import get_context
+        child = get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        if slow:
+            (source.parent / "child").write_text(str(child.pid))
+            time.sleep(60)
+        child.terminate()
+        child.join(10)
+        say(f"child {child.exitcode}")
+    if do == "chdir":
+        os.chdir("/")
+    if do == "user error":
+        raise UserError("the word is wrong; choose another")
+    if do == "crash":
+        raise ValueError("a bug")
+    if do == "lost file":
+        open("no/such/file")
+    if do == "full disk":
+        try:
+            raise OSError(28, "No space left on device", "big.bin")
+        except OSError as problem:
+            raise RuntimeError("could not write") from problem
+
+if __name__ == "__main__":
+    main(toy)
+'''
+PARAMS = """
+from steps.core.errors import UserError
+class ToyParams:
+    word = ""
+def load(path, kind):
+    params = kind()
+    params.word = path.read_text().strip()
+    if params.word == "bad":
+        raise UserError(f"{path}: word: must not be 'bad'")
+    return params
+"""
+
+
+class Project:
+    """A folder with stages, and the processes that were started in it."""
+
+    def __init__(self, root: Path, runtime: Path) -> None:
+        self.root = root
+        self.started: list[subprocess.Popen[str]] = []
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith("FLYWHEEL_")}
+        self.env |= {"XDG_RUNTIME_DIR": str(runtime)}
+        (root / "steps/core").mkdir(parents=True)
+        shutil.copy(STEPS / "__init__.py", root / "steps")
+        shutil.copytree(STEPS / "runner", root / "steps/runner", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in CORE:
+            shutil.copy(STEPS / "core" / f"{name}.py", root / "steps/core")
+        (root / "steps/toy.py").write_text(TOY.lstrip())
+        (root / "steps/core/params.py").write_text(PARAMS)
+        (root / "params.yaml").write_text("hello\n")
+        (root / "source").write_text("one")
+
+    def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            cwd=self.root,
+            env=self.env | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def toy(self, *words: str, result: str = "out/result", **env: str) -> subprocess.Popen[str]:
+        return self.start("-m", "steps.toy", "--source", "source", "--result", result, *words, **env)
+
+    def run(self, *words: str, **env: str) -> tuple[int, str, str]:
+        return ended(self.toy(*words, **env))
+
+    def pids(self) -> list[int]:
+        return list(handover.worker_pids(self.root).values())
+
+    def files(self, folder: str = "out") -> dict[str, str]:
+        found = sorted(
+            path for path in (self.root / folder).rglob("*") if path.is_file() and "timings" not in path.parts
+        )
+        return {path.relative_to(self.root).as_posix(): path.read_text() for path in found}
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=240)
+    return process.returncode, out, err
+
+
+def eventually(condition: Callable[[], object], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "has not happened in time"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    runtime = Path(tempfile.mkdtemp(prefix="fly-", dir="/tmp"))  # short: a socket's path has at most 107 bytes
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    made = Project(tmp_path, runtime)
+    yield made
+    for process in made.started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    handover.stop_workers(tmp_path)
+    shutil.rmtree(runtime)
+
+
+def test_warm_and_cold_give_the_same(project: Project) -> None:
+    code, said, _ = project.run("--loud", TOY_COLOUR="red")
+    worker, *told = said.split()
+    assert (code, [int(worker)]) == (0, project.pids())
+    assert told == ["steps.toy", "red", str(project.root)], "the client's environment, and the module by its real name"
+    warm = project.files()
+    assert warm == {f"out/result/{number}.txt": "one hello True" for number in range(3)}
+    shutil.rmtree(project.root / "out")
+
+    code, said, _ = project.run("--loud", TOY_COLOUR="red", FLYWHEEL_WORKER="off")
+    assert (code, said.split()[1:], project.files()) == (0, told, warm)
+    assert said.split()[0] != worker
+
+    project.run("--do", "chdir")
+    code, said, _ = project.run("--previous", "out/result", "--result", "out/second")
+    assert said.split() == [worker, "steps.toy", "None", str(project.root)], "nothing stays from the stage before"
+    timing = json.loads((project.root / "out/timings/result.json").read_text())
+    assert timing.keys() == {"stage", "seconds"}
+    assert timing["stage"] == "toy"
+    assert 0 < timing["seconds"] < 1
+
+
+def test_help_starts_nothing(project: Project) -> None:
+    code, text, _ = ended(project.start("-m", "steps.toy", "--help"))
+    assert code == 0
+    assert "Toy: a stage for tests." in text
+    assert "Not shown" not in text
+    for option in ("--source PATH", "--result PATH", "--params PATH", "--files FILES", "--no-loud"):
+        assert option in text
+    assert project.pids() == []
+
+
+FAILURES = [
+    (["--source", "elsewhere"], 2, "error: --source: elsewhere does not exist; check the path"),
+    (["--previous", "run/000/adapter"], 2, "it is made by the stage update"),
+    (["--params", "bad.yaml"], 2, "error: bad.yaml: word: must not be 'bad'"),
+    (["--params", "none.yaml"], 2, "error: none.yaml does not exist"),
+    (["--result", "."], 2, "error: --result: . would replace"),
+    (["--sauce", "source"], 2, "unrecognized arguments: --sauce"),
+    (["--files", "many"], 2, "invalid int value: 'many'"),
+    (["--do", "user error"], 2, "error: the word is wrong; choose another\n"),
+    (["--do", "lost file"], 2, "error: no/such/file does not exist"),
+    (["--do", "full disk"], 2, "error: the disk is full (big.bin)"),
+    (["--do", "crash"], 1, "ValueError: a bug"),
+    (["--do", "nothing"], 1, "returned without writing --result"),
+]
+
+
+@pytest.mark.parametrize("worker", ["on", "off"])
+def test_failures_are_one_sentence_and_leave_nothing(project: Project, worker: str) -> None:
+    (project.root / "bad.yaml").write_text("bad")
+    for words, wanted, sentence in FAILURES:
+        code, _, text = project.run(*words, FLYWHEEL_WORKER=worker)
+        assert (code, sentence in text) == (wanted, True), f"{words}: {code} {text}"
+        assert ("Traceback" in text) == (wanted == 1)
+        assert not (project.root / "out").exists(), words
+    assert project.run(FLYWHEEL_WORKER=worker)[0] == 0
+    before = project.files()
+    (project.root / "source").write_text("two")
+    assert project.run("--do", "crash", FLYWHEEL_WORKER=worker)[0] == 1
+    assert project.files() == before, "the old result stands"
+    assert project.run(FLYWHEEL_WORKER=worker)[0] == 0
+    assert set(project.files().values()) == {"two hello False"}
+    if worker == "on":
+        assert "ValueError: a bug" in (project.root / handover.LOG).read_text()
+
+
+@pytest.mark.parametrize("victim", ["client", "worker", "cold"])
+def test_killed_at_any_moment_leaves_old_or_new(project: Project, victim: str) -> None:
+    chance = random.Random(victim)
+    options = {"FLYWHEEL_WORKER": "off"} if victim == "cold" else {}
+    assert project.run(**options)[0] == 0
+    for round_ in range(8):
+        (project.root / "source").write_text(f"round {round_}")
+        process = project.toy("--files", "40", "--slow", "0.05", **options)
+        time.sleep(chance.uniform(0.02, 0.2))
+        for pid in project.pids() if victim == "worker" else [process.pid]:
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+        result = project.files("out/result")
+        assert (len(result), len(set(result.values()))) in ((3, 1), (40, 1)), result
+    assert project.run(**options)[0] == 0
+    eventually(lambda: sorted(path.name for path in (project.root / "out").iterdir()) == ["result", "timings"])
+
+
+def test_a_folder_that_appears_while_leftovers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage's thread makes its output just when the watching thread has seen that there is none."""
+    (tmp_path / ".tmp-1.result").mkdir()
+    (tmp_path / ".tmp-1.result/0.txt").write_text("half")
+    monkeypatch.setattr(Path, "is_dir", lambda _: False)
+    outputs._remove_or_restore(tmp_path / ".tmp-1.result", tmp_path / "result")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_is_told_to_end_ends_whatever_goes_wrong(tmp_path: Path) -> None:
+    """Else the stage's thread waits for the outputs' lock for ever, and every later stage for the worker."""
+    program = """if True:
+        import os, pathlib
+        from steps.runner import stage, worker
+        class Running:
+            def abandon(self): raise PermissionError("no")
+        ending = object.__new__(worker.Worker)
+        ending.path, ending.lock, ending.run = pathlib.Path("w.sock"), os.open("w.lock", os.O_CREAT), Running()
+        ending.end("the client has gone", 130)
+    """
+    words = [sys.executable, "-c", program]
+    environment = os.environ | {"PYTHONPATH": str(STEPS.parent)}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, "PermissionError: no" in done.stderr) == (130, True)
+
+
+def test_other_code_or_environment_gets_another_worker(project: Project) -> None:
+    project.run()
+    (first,) = project.pids()
+    (project.root / "steps/toy.py").write_text(TOY.lstrip().replace("{loud}", "changed"))
+    project.run()
+    assert set(project.files().values()) == {"one hello changed"}
+    eventually(lambda: not handover.alive(first))
+    (second,) = project.pids()
+    project.run(FLYWHEEL_PROGRESS="progress.json", FLYWHEEL_LOG="log", TOY_COLOUR="blue")
+    assert project.pids() == [second]
+    project.run(VLLM_SOMETHING="1")
+    eventually(lambda: not handover.alive(second))
+    assert len(project.pids()) == 1
+
+
+def test_code_that_changes_in_mid_stage_ends_the_worker(project: Project) -> None:
+    process = project.toy("--slow", "0.5")
+    eventually(lambda: list((project.root / "out").glob(".tmp-*")))
+    (project.root / "steps/other.py").write_text("")
+    assert ended(process)[0] == 0
+    eventually(lambda: project.pids() == [])
+
+
+def test_idle_worker_ends_and_leaves_no_socket(project: Project) -> None:
+    project.run(FLYWHEEL_IDLE_SECONDS="0.2")
+    eventually(lambda: project.pids() == [])
+    eventually(lambda: list(handover.socket_folder().iterdir()) == [])
+    code, _, text = project.run(FLYWHEEL_IDLE_SECONDS="soon")
+    assert (code, text) == (2, "error: FLYWHEEL_IDLE_SECONDS=soon is no number of seconds\n")
+
+
+def test_stop_ends_workers_even_in_mid_stage(project: Project) -> None:
+    process = project.toy("--slow", "30")
+    eventually(lambda: list((project.root / "out").glob(".tmp-*")))
+    code, text, _ = ended(project.start("-m", "steps.runner.handover", "--stop"))
+    assert (code, text) == (0, "workers ended: 1\n")
+    code, _, text = ended(process)
+    assert code == 1
+    assert "error: the worker died while it ran steps.toy" in text
+    assert list(handover.socket_folder().iterdir()) == []
+    assert not (project.root / "out").exists()
+
+
+def test_simultaneous_clients_share_one_worker_in_turn(project: Project) -> None:
+    clients = [project.toy("--slow", "0.2", result=f"out/{number}") for number in range(4)]
+    answers = [ended(client) for client in clients]
+    assert [code for code, _, _ in answers] == [0] * 4, answers
+    assert len({said.split()[0] for _, said, _ in answers}) == 1
+    log = (project.root / handover.LOG).read_text().splitlines()
+    stages = ["took" in line for line in log if "steps.toy" in line]
+    assert stages == [False, True] * 4, "one stage at a time"
+
+
+def test_worker_killed_in_mid_stage(project: Project) -> None:
+    process = project.toy("--slow", "30")
+    eventually(lambda: list((project.root / "out").glob(".tmp-*")))
+    os.kill(project.pids()[0], signal.SIGKILL)
+    code, _, text = ended(process)
+    assert code == 1
+    assert "error: the worker died while it ran steps.toy" in text
+    assert "worker.log" in text
+    assert '"slow": 30.0' in text, "the end of the log"
+    assert project.run()[0] == 0, "the dead worker's socket is replaced"
+    assert sorted(path.name for path in (project.root / "out").iterdir()) == ["result", "timings"]
+
+
+def test_a_stage_that_needs_a_fresh_process_is_run_by_another_worker(project: Project) -> None:
+    assert project.run()[0] == 0
+    (first,) = project.pids()
+    code, said, text = project.run("--do", "first")
+    assert (code, text) == (0, "")
+    refused, ran = (int(line.split()[0]) for line in said.splitlines())
+    assert refused == first
+    assert project.pids() == [ran] != [first]
+    assert project.files() == {f"out/result/{number}.txt": "one hello False" for number in range(3)}
+    assert sorted(path.name for path in (project.root / "out").iterdir()) == ["result", "timings"]
+    eventually(lambda: not handover.alive(first))
+    assert "the stage needs a process of its own" in (project.root / handover.LOG).read_text()
+    assert project.run()[1].split()[0] == str(ran), "the new worker stays"
+
+
+def test_a_stage_that_no_process_fits_ends_with_an_error(project: Project) -> None:
+    code, said, text = project.run("--do", "never fits")
+    assert code == 1
+    assert text.startswith("error: the worker ended five times before it took steps.toy; the end of ")
+    assert 1 < len({line.split()[0] for line in said.splitlines()}) <= 5, "each attempt in a process of its own"
+    assert not (project.root / "out").exists()
+    eventually(lambda: project.pids() == [])
+    code, said, text = project.run("--do", "never fits", FLYWHEEL_WORKER="off")
+    assert (code, len(said.splitlines())) == (1, 1)
+    assert "FreshProcessNeeded: another stage ran here before" in text
+    assert not (project.root / "out").exists()
+    assert project.run()[0] == 0
+
+
+def test_a_forked_child_does_not_stand_in_for_the_worker(project: Project) -> None:
+    code, said, _ = project.run("--do", "fork")
+    assert code == 0, _
+    assert said.splitlines()[1] == f"child -{signal.SIGTERM}", "its signals are its own"
+    (worker,) = project.pids()
+    process = project.toy("--do", "fork", "--slow", "0.01")
+    eventually((project.root / "child").exists)
+    os.kill(worker, signal.SIGKILL)
+    assert ended(process)[0] == 1
+    assert project.run()[0] == 0
+    os.kill(int((project.root / "child").read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("worker", ["on", "off"])
+def test_interrupt_ends_client_and_worker(project: Project, number: int, worker: str) -> None:
+    process = project.toy("--slow", "30", "--files", "1", FLYWHEEL_WORKER=worker)
+    eventually(lambda: list((project.root / "out").glob(".tmp-*/*.txt")))
+    process.send_signal(number)
+    code, _, text = ended(process)
+    assert (code, text) == (130, "")
+    assert not (project.root / "out").exists()
+    assert project.pids() == []
+    assert project.run(FLYWHEEL_WORKER=worker)[0] == 0
+
+
+def ask(project: Project, request: bytes) -> dict:
+    """What the worker answers last to a raw request."""
+    (path,) = handover.worker_pids(project.root)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(10)
+        connection.connect(str(path))
+        connection.sendall(request + b"\n")
+        return list(handover._lines(connection))[-1]
+
+
+def test_foreign_modules_are_refused(project: Project) -> None:
+    project.run()
+    (worker,) = project.pids()
+    request = {"arguments": {"command": "touch touched"}, "environment": {}, "umask": 0o22, "idle_seconds": 60}
+    for module, function in (("os", "system"), ("stepsother.x", "f"), ("steps.toy", "os"), ("steps.toy", "UserError")):
+        answer = ask(project, json.dumps(request | {"module": module, "function": function}).encode())
+        assert answer["code"] == 2, answer
+    assert "error" in ask(project, b"not json")
+    assert not (project.root / "touched").exists()
+    assert project.run()[0] == 0
+    assert project.pids() == [worker]
+
+
+def test_progress_and_log_go_where_the_flow_looks(project: Project) -> None:
+    code, out, err = project.run("--files", "500", FLYWHEEL_PROGRESS="progress.json", FLYWHEEL_LOG="log.txt")
+    assert (code, out, err) == (0, "", "")
+    latest = json.loads((project.root / "progress.json").read_text())
+    assert latest == {"stage": "toy", "done": 500, "total": 500, "note": "files"}
+    assert "steps.toy" in (project.root / "log.txt").read_text()
+
+
+def test_the_hand_over_imports_the_standard_library_alone(project: Project) -> None:
+    project.run()
+    code, _, text = ended(
+        project.start("-X", "importtime", "-m", "steps.toy", "--source", "source", "--result", "out/x")
+    )
+    names = {line.rpartition("|")[2].strip().partition(".")[0] for line in text.splitlines() if "|" in line}
+    ours = {"steps", "imported package", "_distutils_hack", "sitecustomize", "usercustomize"}
+    assert code == 0
+    assert names - ours <= sys.stdlib_module_names
+    assert not names & {"inspect", "dataclasses", "tempfile", "subprocess", "threading", "asyncio"}
+
+
+def test_a_folder_that_others_can_open_is_refused(project: Project) -> None:
+    handover.socket_folder().chmod(0o755)
+    code, _, text = project.run()
+    assert code == 2
+    assert "nobody else can open" in text
+    (Path(project.env["XDG_RUNTIME_DIR"]) / "agent-flywheel").chmod(0o700)
+
+
+def test_a_worker_that_cannot_start(project: Project) -> None:
+    (project.root / "steps/runner/worker.py").write_text("raise RuntimeError('not today')")
+    code, _, text = project.run()
+    assert code == 1
+    assert "error: the worker could not start (exit code 1)" in text
+    assert "not today" in text

@@ -1,0 +1,501 @@
+"""The stage update on files: every trajectory is counted, what breaks the contract is set aside with its reason, and what
+another policy sampled is refused. On a random tiny Qwen3; in one process, and in two that `accelerate` starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from steps.core.errors import UserError
+from steps.core.params import Policy, Rollout, Update, UpdateParams
+from steps.core.records import Reward, Row, StopReason, Trajectory, Turn, write_records
+from steps.runner import stage
+from steps.training.batches import Example
+from steps.training.grpo import Trainer
+from steps.update import update
+from tests.conftest import ROOT, run
+from tests.support import tiny
+from tests.support.tiny import files, moved, plain_logps
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+END = 5  # of a turn
+SETTINGS = {"steps_per_generation": 2, "learning_rate": 1e-2}
+
+
+def turns_of(model: Any, rng: random.Random, prompt: Sequence[int], is_cut: bool) -> list[Turn]:
+    """One to three turns after a prompt, with the model's own logprobs; the last one is cut off, or all end."""
+    import torch
+
+    ids, turns = list(prompt), []
+    for left in reversed(range(rng.randint(1, 3))):
+        tokens = [rng.randrange(6, tiny.VOCABULARY) for _ in range(rng.randint(1, 4))]
+        finish_reason = "length" if is_cut and not left else "stop"
+        sampled = tokens if finish_reason == "length" else [*tokens, END]
+        with torch.no_grad():
+            logps = plain_logps(model, Row([*ids, *sampled], [], []), 1.0)[len(ids) - 1 :]
+        turn = {
+            "prompt_ids": tuple(ids),
+            "completion_ids": tuple(sampled),
+            "logprobs": tuple(min(0.0, value) for value in logps.tolist()),
+            "message": {"role": "assistant", "content": "text"},
+            "observations": (),
+            "finish_reason": finish_reason,
+        }
+        turns.append(Turn.model_validate(turn))
+        ids += [*sampled, *(rng.randrange(tiny.VOCABULARY) for _ in range(rng.randint(1, 3)))]
+    return turns
+
+
+class Batch:
+    """A previous checkpoint, and 6 attempts at each of 4 scenarios that its adapter made; changed before it is written."""
+
+    def __init__(self, folder: Path, policy: Policy) -> None:
+        self.folder, self.policy = folder, policy
+        trainer = moved(Trainer(policy, seed=1))
+        self.adapter_hash = trainer.save_adapter(folder / "previous-adapter")
+        trainer.save_checkpoint(folder / "previous", self.adapter_hash)
+        rng = random.Random(1)
+        self.trajectories: dict[str, Trajectory] = {}
+        self.rewards: dict[str, Reward] = {}
+        for scenario in range(4):
+            prompt = [rng.randrange(tiny.VOCABULARY) for _ in range(6)]
+            for attempt in range(6):
+                self.add(f"s{scenario}", attempt, turns_of(trainer.model, rng, prompt, is_cut=attempt == 5))
+                name = f"s{scenario}/{attempt}"
+                self.rewards[name] = reward(name, float(attempt % 3) + rng.random())
+
+    def add(self, scenario: str, attempt: int, turns: Sequence[Turn], stop_reason: StopReason | None = None) -> None:
+        name = f"{scenario}/{attempt}"
+        is_cut = bool(turns) and turns[-1].finish_reason == "length"
+        self.trajectories[name] = Trajectory(
+            id=name,
+            scenario_id=scenario,
+            attempt=attempt,
+            adapter_hash=self.adapter_hash,
+            turns=tuple(turns),
+            stop_reason=stop_reason or ("length" if is_cut else "done"),
+            error="boom" if stop_reason == "error" else None,
+        )
+
+    def change(self, name: str, **changes: Any) -> None:
+        self.trajectories[name] = self.trajectories[name].model_copy(update=changes)
+
+    def change_turn(self, name: str, **changes: Any) -> None:
+        """Its first turn."""
+        first, *others = self.trajectories[name].turns
+        self.change(name, turns=(first.model_copy(update=changes), *others))
+
+    def score(self, name: str, score: float | None) -> None:
+        self.rewards[name] = reward(name, score)
+
+    def drop(self, *names: str) -> None:
+        for name in names:
+            del self.trajectories[name], self.rewards[name]
+
+    def write(self) -> None:
+        write_records(self.trajectories.values(), self.folder / "trajectories.parquet")
+        write_records(self.rewards.values(), self.folder / "rewards.parquet")
+
+    def update(self, to: str = "new", temperature: float = 1.0, **knobs: Any) -> dict[str, Any]:
+        """Run the stage; what it wrote as metrics."""
+        self.write()
+        (self.folder / to).mkdir()
+        update(
+            self.folder / "trajectories.parquet",
+            self.folder / "rewards.parquet",
+            self.folder / "previous",
+            self.folder / to / "adapter",
+            self.folder / to / "checkpoint",
+            self.folder / to / "metrics.json",
+            UpdateParams(
+                seed=3,
+                policy=self.policy,
+                rollout=Rollout(temperature=temperature),
+                update=Update.model_validate(SETTINGS | knobs),
+            ),
+        )
+        return dict(json.loads((self.folder / to / "metrics.json").read_text()))
+
+    def adapter(self, to: str = "new") -> dict[str, bytes]:
+        return files(self.folder / to / "adapter")
+
+
+def reward(name: str, score: float | None) -> Reward:
+    is_success = score is not None and score > 1
+    return Reward(trajectory_id=name, scenario_id=name[:2], name="rule", score=score, success=is_success)
+
+
+@pytest.fixture
+def batch(tmp_path: Path, policy: Policy) -> Batch:
+    return Batch(tmp_path, policy)
+
+
+def counts(metrics: dict[str, Any]) -> tuple[int, ...]:
+    """(collected, trained, quarantined, without signal); what comes in goes out."""
+    names = ("collected", "trained", "quarantined", "without_signal")
+    collected, *others = (metrics[name] for name in names)
+    assert collected == sum(others)
+    assert metrics["quarantined"] == sum(map(len, metrics["quarantine"].values()))
+    return (collected, *others)
+
+
+def weights_of(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return dict(load_file(folder / "adapter_model.safetensors"))
+
+
+# --- What is trained on
+
+
+def test_a_whole_batch(batch: Batch) -> None:
+    measured = batch.update()
+    assert counts(measured) == (24, 24, 0, 0)
+    assert measured["quarantine"] == {}
+    assert (measured["groups"], measured["zero_variance_groups"], measured["truncated"]) == (4, 0, 4)
+    assert (measured["rows"], measured["optimizer_steps"]) == (24, 2)
+    assert measured["sampler_kl"] < 1e-9
+    scores = [one.score or 0.0 for one in batch.rewards.values()]
+    assert measured["reward_mean"] == pytest.approx(sum(scores) / 24)
+    assert measured["success"] == pytest.approx(sum(one.success for one in batch.rewards.values()) / 24)
+    turns = [turn for one in batch.trajectories.values() for turn in one.turns]
+    assert measured["turns"] == pytest.approx(len(turns) / 24)
+    assert measured["tokens"] == pytest.approx(sum(len(turn.completion_ids) for turn in turns) / 24)
+    assert batch.adapter() != files(batch.folder / "previous-adapter")
+
+
+def test_the_checkpoint_names_the_adapter_that_was_written_and_is_gone_on_from(batch: Batch) -> None:
+    from steps.policy.adapter import adapter_hash
+
+    batch.update()
+    trainer = Trainer(batch.policy, checkpoint=batch.folder / "new/checkpoint")
+    assert trainer.adapter_hash == adapter_hash(batch.folder / "new/adapter")
+    assert trainer.adapter_hash != batch.adapter_hash
+    assert trainer.steps == 2
+
+
+def test_the_same_files_give_the_same_bytes(batch: Batch) -> None:
+    batch.update("one")
+    batch.update("two")
+    for name in ("adapter", "checkpoint"):
+        assert files(batch.folder / "one" / name) == files(batch.folder / "two" / name)
+    assert (batch.folder / "one/metrics.json").read_bytes() == (batch.folder / "two/metrics.json").read_bytes()
+
+
+BREACHES: dict[str, Callable[[Batch], None]] = {
+    "the episode failed": lambda batch: batch.add("s0", 0, batch.trajectories["s0/0"].turns, "error"),
+    "no turn was sampled": lambda batch: batch.add("s0", 0, [], "context"),
+    "a turn without a prompt": lambda batch: batch.change_turn("s0/0", prompt_ids=()),
+    "a turn without sampled tokens": lambda batch: batch.change_turn("s0/0", completion_ids=(), logprobs=()),
+    "not as many logprobs as sampled tokens": lambda batch: batch.change_turn("s0/0", logprobs=(-1.0,) * 9),
+    "a logprob that is not finite or above zero": lambda batch: batch.change_turn(
+        "s0/0", logprobs=(0.5,) * len(batch.trajectories["s0/0"].turns[0].logprobs)
+    ),
+    "a token that the model does not know": lambda batch: batch.change_turn(
+        "s0/0", prompt_ids=(tiny.VOCABULARY, *batch.trajectories["s0/0"].turns[0].prompt_ids[1:])
+    ),
+    "a turn whose finish_reason does not fit its last token": lambda batch: batch.change_turn(
+        "s0/0", finish_reason="length"
+    ),
+    "a stop_reason that does not fit the last turn": lambda batch: batch.change("s0/0", stop_reason="length"),
+}
+
+
+@pytest.mark.parametrize("reason", BREACHES)
+def test_what_breaks_the_contract_is_set_aside_and_nothing_else_changes(batch: Batch, reason: str) -> None:
+    BREACHES[reason](batch)
+    measured = batch.update("with")
+    assert counts(measured) == (24, 23, 1, 0)
+    assert measured["quarantine"] == {reason: ["s0/0"]}
+    batch.drop("s0/0")
+    without = batch.update("without")
+    assert counts(without) == (23, 23, 0, 0)
+    assert batch.adapter("with") == batch.adapter("without")
+
+
+def test_a_batch_of_everything_is_counted_to_the_last(batch: Batch, capsys: pytest.CaptureFixture[str]) -> None:
+    batch.add("s0", 0, [], "error")
+    batch.add("s0", 1, [], "error")
+    batch.change("s1/0", stop_reason="length")
+    batch.score("s1/1", None)
+    for attempt in range(6):
+        batch.score(f"s2/{attempt}", 1.0)  # a flat group
+        batch.score(f"s3/{attempt}", None if attempt else 1.0)  # one score: nothing to compare with
+    measured = batch.update()
+    assert counts(measured) == (24, 8, 3, 13)
+    assert measured["quarantine"] == {
+        "the episode failed": ["s0/0", "s0/1"],
+        "a stop_reason that does not fit the last turn": ["s1/0"],
+    }
+    assert (measured["groups"], measured["zero_variance_groups"]) == (4, 2)
+    said = capsys.readouterr().out
+    assert "2 trajectories quarantined: the episode failed (s0/0, s0/1)" in said
+    assert "8 of 24 trajectories trained on, 2 groups without signal" in said
+
+
+def test_unscored_attempts_and_failed_episodes_neither_bias_nor_stop(batch: Batch) -> None:
+    """The update is the one of a batch without them."""
+    batch.score("s0/0", None)
+    batch.add("s1", 1, batch.trajectories["s1/1"].turns, "error")
+    batch.score("s1/1", -100.0)
+    batch.add("s2", 2, [], "error")
+    batch.score("s2/2", None)
+    for attempt in range(6):
+        batch.score(f"s3/{attempt}", None)
+    measured = batch.update("with")
+    assert counts(measured) == (24, 15, 2, 7)
+    batch.drop("s0/0", "s1/1", "s2/2", *(f"s3/{attempt}" for attempt in range(6)))
+    without = batch.update("without")
+    assert counts(without) == (15, 15, 0, 0)
+    assert batch.adapter("with") == batch.adapter("without")
+    assert measured["reward_mean"] == without["reward_mean"]
+    assert measured["reward_std"] == without["reward_std"]
+
+
+# --- Episodes that were cut off
+
+
+def test_truncated_episodes_are_kept(batch: Batch) -> None:
+    measured = batch.update("kept", truncated_completions="keep")
+    assert (counts(measured), measured["truncated"]) == ((24, 24, 0, 0), 4)
+    batch.update("default")
+    assert batch.adapter("kept") == batch.adapter("default")
+
+
+def test_truncated_episodes_are_masked_and_still_compared_with(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not trained on; the others' advantages are as they were."""
+    seen: list[list[Example]] = []
+    real = Trainer.update
+
+    def record(self: Trainer, examples: list[Example], *others: Any) -> dict[str, float]:
+        seen.append(examples)
+        return real(self, examples, *others)
+
+    monkeypatch.setattr(Trainer, "update", record)
+    measured = batch.update("masked", truncated_completions="mask")
+    batch.update("kept")
+    assert (counts(measured), measured["truncated"], measured["rows"]) == ((24, 20, 0, 4), 4, 20)
+    masked, kept = seen
+    cut = [row for one in batch.trajectories.values() if one.stop_reason == "length" for row in one.flatten()]
+    assert len(cut) == 4
+    assert [example for example in kept if example.row not in cut] == masked
+    assert {example.group for example in masked} == {"s0", "s1", "s2", "s3"}
+
+
+def test_truncated_episodes_are_penalised(batch: Batch) -> None:
+    measured = batch.update("penalised", truncated_completions="penalise", truncation_penalty=0.7)
+    assert (counts(measured), measured["truncated"]) == ((24, 24, 0, 0), 4)
+    for scenario in range(4):
+        name = f"s{scenario}/5"
+        before = batch.rewards[name].score
+        assert before is not None
+        batch.score(name, before - 0.7)
+    by_hand = batch.update("by hand")
+    assert batch.adapter("penalised") == batch.adapter("by hand")
+    assert measured["reward_mean"] == pytest.approx(by_hand["reward_mean"])
+    batch.score("s0/5", None)  # unscored stays unscored
+    assert counts(batch.update("unscored", truncated_completions="penalise")) == (24, 23, 0, 1)
+
+
+def test_an_episode_cut_off_by_the_context_is_truncated_too(batch: Batch) -> None:
+    batch.change("s0/0", stop_reason="context")
+    measured = batch.update(truncated_completions="mask")
+    assert (counts(measured), measured["truncated"]) == ((24, 19, 0, 5), 5)
+
+
+# --- What is refused
+
+
+def nothing_written(batch: Batch) -> bool:
+    return not any((batch.folder / "new").iterdir())
+
+
+def test_a_stale_adapter_is_refused(batch: Batch) -> None:
+    batch.change("s2/3", adapter_hash="stale")
+    with pytest.raises(UserError, match=r"^1 of 24 trajectories were sampled by adapter stale, but .*previous holds"):
+        batch.update()
+    assert nothing_written(batch)
+
+
+def test_a_batch_of_another_iteration_is_refused(batch: Batch) -> None:
+    trainer = moved(Trainer(batch.policy, checkpoint=batch.folder / "previous"))
+    trainer.save_checkpoint(batch.folder / "later", trainer.save_adapter(batch.folder / "later-adapter"))
+    (batch.folder / "previous").rename(batch.folder / "earlier")
+    (batch.folder / "later").rename(batch.folder / "previous")
+    with pytest.raises(UserError, match=rf"^24 of 24 trajectories were sampled by adapter {batch.adapter_hash}"):
+        batch.update()
+    assert nothing_written(batch)
+
+
+@pytest.mark.parametrize("fault", ["another temperature", "other weights", "logprobs of other turns"])
+def test_trajectories_of_another_policy_are_refused(batch: Batch, fault: str) -> None:
+    if fault == "other weights":  # under the same name
+        trainer = moved(Trainer(batch.policy, checkpoint=batch.folder / "previous"), 0.05, seed=2)
+        (batch.folder / "previous").rename(batch.folder / "earlier")
+        trainer.save_checkpoint(batch.folder / "previous", batch.adapter_hash)
+    if fault == "logprobs of other turns":
+        for name, one in batch.trajectories.items():
+            batch.change_turn(name, logprobs=one.turns[0].logprobs[::-1])
+    with pytest.raises(UserError, match="not sampled by the policy that is being trained: KL"):
+        batch.update(temperature=0.8 if fault == "another temperature" else 1.0)
+    assert nothing_written(batch)
+
+
+def test_rows_with_a_wrong_mask_are_set_aside(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or refused, where the contract does not look: both stand between a wrong mask and the loss."""
+    flatten = Trajectory.flatten
+
+    def shifted(one: Trajectory) -> list[Row]:
+        return [Row(row.ids, [*row.mask[1:], 1], row.logprobs) for row in flatten(one)]
+
+    monkeypatch.setattr(Trajectory, "flatten", shifted)
+    measured = batch.update("aside")
+    assert counts(measured) == (24, 0, 24, 0)
+    assert set(measured["quarantine"]) == {"a mask that does not alternate as the turns do"}
+    monkeypatch.setattr("steps.training.contract.rows_breach", lambda *_: None)
+    with pytest.raises(UserError, match="a stale adapter, another temperature or a wrong mask does this"):
+        batch.update()
+    assert nothing_written(batch)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda batch: batch.rewards.pop("s0/0"), "1 trajectories have no reward, and there are 23 rewards for 24"),
+        (
+            lambda batch: batch.rewards.update({"x": reward("x", 1.0)}),
+            "0 trajectories have no reward, and there are 25",
+        ),
+        (
+            lambda batch: batch.trajectories.pop("s0/0"),
+            "0 trajectories have no reward, and there are 24 rewards for 23",
+        ),
+    ],
+)
+def test_rewards_must_fit(batch: Batch, change: Callable[[Batch], None], said: str) -> None:
+    change(batch)
+    with pytest.raises(UserError, match=rf"rewards\.parquet does not fit .*trajectories\.parquet: {said}"):
+        batch.update()
+    assert nothing_written(batch)
+
+
+# --- Nothing to learn from
+
+
+def test_flat_groups_leave_the_adapter_as_it_was(batch: Batch) -> None:
+    for name in batch.rewards:
+        batch.score(name, float(name[1]))
+    measured = batch.update()
+    assert counts(measured) == (24, 0, 0, 24)
+    assert (measured["zero_variance_groups"], measured["rows"], measured["optimizer_steps"]) == (4, 0, 0)
+    assert "loss" not in measured
+    assert batch.adapter() == files(batch.folder / "previous-adapter")
+    assert files(batch.folder / "new/checkpoint") == files(batch.folder / "previous")
+
+
+def test_a_batch_of_failures_leaves_the_adapter_as_it_was(batch: Batch) -> None:
+    for name in list(batch.trajectories):
+        batch.add(name[:2], int(name[3:]), [], "error")
+        batch.score(name, None)
+    measured = batch.update()
+    assert counts(measured) == (24, 0, 24, 0)
+    assert (measured["reward_mean"], measured["reward_std"], measured["success"]) == (0.0, 0.0, 0.0)
+    assert batch.adapter() == files(batch.folder / "previous-adapter")
+
+
+# --- The command, in one process and in two
+
+
+def launched(batch: Batch, to: str, words: Sequence[str], **variables: str) -> dict[str, Any]:
+    """The command `… -m steps.update` with outputs in a folder; what it wrote as metrics."""
+    options = ["--params", "params.yaml", "--previous", "previous", "--metrics", f"{to}/metrics.json"]
+    options += [word for name in ("trajectories", "rewards") for word in (f"--{name}", f"{name}.parquet")]
+    options += [word for name in ("adapter", "checkpoint") for word in (f"--{name}", f"{to}/{name}")]
+    temporary = batch.folder / f"temporary of {to}"
+    temporary.mkdir()
+    done = run(
+        [*words, "-m", "steps.update", *options],
+        batch.folder,
+        240,
+        PYTHONPATH=str(ROOT),
+        OMP_NUM_THREADS="1",
+        TMPDIR=str(temporary),
+        **variables,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(temporary.glob("flywheel-*")) == []
+    assert [path.name for path in (batch.folder / ".flywheel").iterdir()] == ["prefect"], "a worker ran the stage"
+    return dict(json.loads((batch.folder / to / "metrics.json").read_text()))
+
+
+def below(folder: Path) -> list[str]:
+    return sorted(os.fspath(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_what_a_process_writes_beside_the_first_is_thrown_away(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in batch.rewards:
+        batch.score(name, 1.0)  # nothing to train: there is no other process here
+    batch.write()
+    (batch.folder / "params.yaml").write_text(yaml.safe_dump({"policy": batch.policy.model_dump()}))
+    names = {"trajectories": "trajectories.parquet", "rewards": "rewards.parquet", "previous": "previous"}
+    names |= {"adapter": "new/adapter", "checkpoint": "new/checkpoint", "metrics": "new/metrics.json"}
+    arguments = {name: str(batch.folder / path) for name, path in (names | {"params": "params.yaml"}).items()}
+    temporary = batch.folder / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setenv("RANK", "1")
+    stage.run(update, arguments)
+    assert list(temporary.iterdir()) == []
+    assert not (batch.folder / "new").exists()
+    monkeypatch.setenv("RANK", "0")
+    stage.run(update, arguments)
+    assert (batch.folder / "new/metrics.json").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_update_of_one(batch: Batch) -> None:
+    """Some steps have one row, and so none for one of the two. With `--cpu`, accelerate would start one process:
+    `--multi_gpu` is what it calls several, with GPUs or without.
+    """
+    for name, attempt in batch.trajectories.items():  # a little off, so that there is a KL to compare
+        batch.change_turn(name, logprobs=tuple(value - 0.01 for value in attempt.turns[0].logprobs))
+    batch.write()
+    params = {"seed": 3, "policy": batch.policy.model_dump(), "update": SETTINGS | {"steps_per_generation": 16}}
+    (batch.folder / "params.yaml").write_text(yaml.safe_dump(params))
+    accelerate = str(Path(sys.executable).parent / "accelerate")
+    launch = [accelerate, "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--main_process_port", "0"]
+    one = launched(batch, "one", [sys.executable], FLYWHEEL_WORKER="off")
+    two = launched(batch, "two", launch, FLYWHEEL_IDLE_SECONDS="5")
+
+    assert below(batch.folder / "two") == below(batch.folder / "one")
+    assert below(batch.folder / "two") == [
+        "adapter/adapter_config.json",
+        "adapter/adapter_model.safetensors",
+        "checkpoint/state.json",
+        "checkpoint/state.safetensors",
+        "metrics.json",
+        "timings/adapter.json",
+    ]
+    before, alone, shared = (
+        weights_of(batch.folder / name) for name in ("previous-adapter", "one/adapter", "two/adapter")
+    )
+    largest = max(float((value - before[name]).abs().max()) for name, value in alone.items())
+    gap = max(float((value - shared[name]).abs().max()) for name, value in alone.items())
+    assert largest > 1e-3
+    assert gap / largest < 1e-4
+    assert one["sampler_kl"] > 1e-5
+    assert one.pop("quarantine") == two.pop("quarantine") == {}
+    extremes = {name for name in one if name.endswith(("_min", "_max"))}  # of the rows of a micro-batch
+    assert one.keys() == two.keys()
+    for name in one.keys() - extremes:
+        assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-9), name

@@ -1,0 +1,186 @@
+"""One model family from a random tiny checkpoint: vLLM samples with an adapter, the trainer agrees and updates, vLLM serves.
+
+python -m tests.support.families qwen3 FOLDER      # prints what was found as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steps.core.params import Lora, Policy, Update
+from steps.core.records import Row
+from tests.support import tiny
+
+if TYPE_CHECKING:
+    from steps.training.grpo import Trainer
+
+ROOT = Path(__file__).parent.parent.parent
+EMBEDDED = ROOT / "tasks_data" / "embedded_policy"
+COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "vocab_size": 2339,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+}
+
+
+def config(family: str) -> Any:
+    import transformers as hf
+
+    if family == "qwen2.5":
+        return hf.Qwen2Config(**COMMON, num_key_value_heads=1)
+    if family == "qwen3":
+        return hf.Qwen3Config(**COMMON, num_key_value_heads=1, head_dim=32)
+    if family == "llama3":
+        return hf.LlamaConfig(**COMMON, num_key_value_heads=1)
+    if family == "kimi-k2":  # the architecture of DeepSeek-V3: latent attention, experts after the first layer
+        return hf.DeepseekV3Config(
+            **COMMON,
+            num_key_value_heads=2,
+            moe_intermediate_size=32,
+            n_routed_experts=8,
+            num_experts_per_tok=2,
+            n_shared_experts=1,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=1,
+            q_lora_rank=32,
+            kv_lora_rank=512,  # vLLM has kernels for these sizes alone
+            qk_rope_head_dim=64,
+            qk_nope_head_dim=128,
+            v_head_dim=128,
+            topk_method="noaux_tc",  # vLLM reads these two
+            scoring_func="sigmoid",
+        )
+    raise ValueError(f"unknown family {family}")
+
+
+def make(family: str, folder: Path) -> None:
+    """A random checkpoint with the embedded policy's tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config(family)).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy2(EMBEDDED / name, folder)
+
+
+PROMPTS = 4  # each with four attempts
+
+
+def prompts(rng: random.Random) -> list[list[int]]:
+    return [[rng.randrange(10, 2000) for _ in range(rng.randrange(5, 40))] for _ in range(PROMPTS)]
+
+
+def sample(policy: Policy, adapter: Path, asked: list[list[int]], temperature: float) -> list[Row]:
+    """Four attempts of vLLM at each prompt."""
+    from steps.sampling import engine
+
+    sampler = engine.sampler(policy, adapter, temperature, max_tokens=12, stop=2, seed=4)
+    for key in range(4 * PROMPTS):
+        sampler.submit(key, asked[key // 4])
+    done: dict[int, engine.Sampled] = {}
+    while sampler.pending:
+        done |= {one.key: one for one in sampler.step()}
+    rows = []
+    for key in range(4 * PROMPTS):
+        prompt, one = asked[key // 4], done[key]
+        logprobs = list(one.logprobs) or [0.0] * len(one.completion_ids)
+        ids = [*prompt, *one.completion_ids]
+        rows.append(Row(ids, [0] * len(prompt) + [1] * len(one.completion_ids), [0.0] * len(prompt) + logprobs))
+    return rows
+
+
+def kl(model: Any, rows: list[Row]) -> float:
+    """KL between who sampled the rows and the model, nats a token."""
+    import torch
+
+    from steps.training import loss, packing
+
+    with torch.no_grad():
+        logps, _ = packing.token_logps(model, packed := packing.pack(rows, torch.float32), 1.0)
+    old = [[x for x, is_sampled in zip(row.logprobs, row.mask, strict=True) if is_sampled] for row in rows]
+    return loss.sampler_kl(logps, torch.tensor(packing.padded(old)), packed.mask) / float(packed.mask.sum())
+
+
+def off(trainer: Trainer, adapter: Path, rows: list[Row]) -> float:
+    """The largest difference between the trainer's logprobs of the rows' last three tokens and stock PEFT's."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from steps.training import packing
+
+    stock = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(trainer.policy.base_model), adapter)
+    with torch.no_grad():
+        logps, _ = packing.token_logps(trainer.model, packing.pack(rows, torch.float32), 1.0)
+        plain = [stock(input_ids=torch.tensor([row.ids])).logits[0, -4:-1].log_softmax(-1) for row in rows]
+    expected = torch.stack([one[range(3), row.ids[-3:]] for one, row in zip(plain, rows, strict=True)])
+    return float((logps - expected).abs().max())
+
+
+def generated_alike(model: Any, rows: list[Row]) -> int:
+    """How many rows Hugging Face generate completes with the same tokens, greedily."""
+    import torch
+
+    model.eval()
+    same = 0
+    for row in rows:
+        count = sum(row.mask)
+        with torch.no_grad():
+            out = model.generate(
+                input_ids=torch.tensor([row.ids[:-count]]),
+                max_new_tokens=count,
+                do_sample=False,
+                eos_token_id=2,
+                pad_token_id=0,
+            )
+        same += out[0].tolist() == row.ids
+    return same
+
+
+def main(family: str, folder: Path) -> dict[str, Any]:
+    """Sample with an adapter, update on it, sample with the new one; where vLLM refuses, the trainer by itself."""
+    from steps.core.errors import UserError
+    from steps.training.batches import Example
+    from steps.training.grpo import Trainer
+
+    make(family, folder / "base")
+    policy = Policy(base_model=str(folder / "base"), context=256, lora=Lora(rank=8, alpha=16))
+    trainer = tiny.moved(Trainer(policy, seed=1), size=0.05, seed=2)
+    trainer.save_adapter(folder / "one")
+    layers = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in trainer.weights})
+    found: dict[str, Any] = {"family": family, "layers": layers}
+    rng = random.Random(3)
+    asked = prompts(rng)
+    try:
+        rows = sample(policy, folder / "one", asked, 1.0)
+    except UserError as refusal:
+        found["refused"] = str(refusal)
+        rows = [Row([*one, 7, 8, 2], [0] * len(one) + [1] * 3, [0.0] * (len(one) + 3)) for one in asked * 4]
+    examples = [Example(row, rng.gauss(0, 1), str(number // 4)) for number, row in enumerate(rows)]
+    update = Update(steps_per_generation=2, learning_rate=1e-2, max_sampler_kl=1e9)
+    found["kl"] = trainer.update(examples, update, 1.0, seed=5)["sampler_kl"]
+    trainer.save_adapter(folder / "two")
+    if "refused" in found:
+        return found | {"off": off(trainer, folder / "two", rows)}
+    found["kl_updated"] = kl(trainer.model, sample(policy, folder / "two", asked, 1.0))
+    found["kl_stale"] = kl(trainer.model, rows)
+    greedy = sample(policy, folder / "two", asked, 0.0)[::4]
+    return found | {"greedy_same": generated_alike(trainer.model, greedy), "greedy": len(greedy)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], Path(sys.argv[2]))))

@@ -1,0 +1,804 @@
+"""Traces of stored trajectories: their spans, and what receivers of them get, or do not get because they are away."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import json
+import shutil
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from environments.base import Scenario
+from steps.core.errors import UserError
+from steps.core.masking import MASK, Masker
+from steps.core.params import Params, Policy
+from steps.core.records import Judgement, Order, Reward, Trajectory, Turn, write_records
+from steps.project import store as register
+from steps.runner import stage
+from steps.sampling import players
+from steps.tracing import deliveries, files, langfuse
+from steps.tracing import sender as tracing
+from steps.tracing.episodes import About, episode, scores
+from steps.tracing.spans import Recorder, Trace
+from steps.tracing.to_mlflow import Mlflow, feedbacks
+from tests import conftest
+
+ABOUT = About("run0", "toy", "some/model", "001", "train", 1.0, 64, "training", 1_700_000_000.0)
+KEY = "sk-" + "Zx9Kq2Lm8Np4Rt6Vw1Yb3Cd5"
+
+
+def scenario(number: int = 0) -> Scenario:
+    messages = [{"role": "system", "content": "Look it up."}, {"role": "user", "content": f"What is {number}? {KEY}"}]
+    return Scenario.make("toy", "train", messages, {"answer": str(number)})
+
+
+def said(name: str, arguments: dict[str, Any], text: str = "") -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "content": text,
+        "tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}}],
+    }
+
+
+def trajectory(of: Scenario, attempt: int = 0, **more: Any) -> Trajectory:
+    """Two turns: a look-up, and the answer."""
+    heard = {"role": "tool", "name": "look", "content": "it is 7, password=letmein"}
+    first = Turn(
+        prompt_ids=(1, 2, 3),
+        completion_ids=(4, 5),
+        logprobs=(-0.5, -1.5),
+        message=said("look", {"what": "it", "api_key": "k-1"}, "<think>hm, where?</think>"),
+        observations=(heard,),
+        finish_reason="stop",
+    )
+    last = Turn(
+        prompt_ids=(1, 2, 3, 4, 5, 6),
+        completion_ids=(7,),
+        logprobs=(-0.25,),
+        message=said("answer", {"text": "7"}),
+        observations=({"role": "tool", "name": "answer", "content": "Error: too late"},),
+        finish_reason="stop",
+    )
+    given = {"turns": (first, last), "stop_reason": "done", "adapter_hash": "a" * 16} | more
+    return Trajectory(id=f"001-{of.id}-{attempt}", scenario_id=of.id, attempt=attempt, **given)
+
+
+def reward(of: Trajectory, score: float | None = 0.5, **more: Any) -> Reward:
+    given = {"name": "rule", "success": True, "components": {"found": 0.75, "turn": -0.25}} | more
+    given.setdefault("explanation", "found: 1 × 0.75: the right one; turn: 1 × -0.25: time")
+    return Reward(trajectory_id=of.id, scenario_id=of.scenario_id, score=score, **given)
+
+
+def traced(count: int = 1, attempt: int = 0, **more: Any) -> list[Trace]:
+    recorder, mask, found = Recorder(), Masker(), []
+    for number in range(count):
+        of = scenario(number)
+        one = trajectory(of, attempt, **more)
+        found.append(episode(recorder, mask, ABOUT, of, one, reward(one), None))
+    return found
+
+
+def by_name(trace: Trace) -> dict[str, Any]:
+    return {
+        span.name if span.name != "generation" else f"generation {place}": span
+        for place, span in enumerate(trace.spans)
+    }
+
+
+# --- Spans
+
+
+def test_the_tree_of_an_episode() -> None:
+    [found] = traced()
+    names = {span.context.span_id: span.name for span in found.spans}
+    tree = [(span.name, names.get(span.parent.span_id) if span.parent else None) for span in found.spans]
+    assert tree == [
+        ("episode", None),
+        ("turn 1", "episode"),
+        ("generation", "turn 1"),
+        ("look", "turn 1"),
+        ("turn 2", "episode"),
+        ("generation", "turn 2"),
+        ("answer", "turn 2"),
+    ]
+    assert {f"{span.context.trace_id:032x}" for span in found.spans} == {found.id}
+    kinds = [(span.attributes["langfuse.observation.type"], span.attributes["mlflow.spanType"]) for span in found.spans]
+    per_turn = [("span", "CHAIN"), ("generation", "CHAT_MODEL"), ("tool", "TOOL")]
+    assert kinds == [("agent", "AGENT"), *per_turn, *per_turn]
+
+
+def test_what_spans_say() -> None:
+    [found] = traced()
+    spans = by_name(found)
+    root = spans["episode"].attributes
+    assert json.loads(root["langfuse.observation.input"]) == {
+        "task": "toy",
+        "messages": [{"role": "system", "content": "Look it up."}, {"role": "user", "content": f"What is 0? {MASK}"}],
+    }
+    assert json.loads(root["langfuse.observation.output"]) == {
+        "result": {"name": "answer", "arguments": {"text": "7"}},
+        "reward": 0.5,
+        "success": True,
+        "stop_reason": "done",
+    }
+    first = spans["generation 2"].attributes
+    assert [one["role"] for one in json.loads(first["langfuse.observation.input"])] == ["system", "user"]
+    assert json.loads(first["langfuse.observation.usage_details"]) == {"input": 3, "output": 2, "total": 5}
+    assert json.loads(first["langfuse.observation.model.parameters"]) == {"temperature": 1.0, "max_tokens": 64}
+    assert first["langfuse.observation.model.name"] == "some/model"
+    assert first["langfuse.observation.metadata.mean_logprob"] == -1.0
+    assert first["langfuse.observation.metadata.reasoning"] == "hm, where?"
+    second = spans["generation 5"].attributes
+    told = json.loads(second["langfuse.observation.input"])
+    assert [one["role"] for one in told] == ["system", "user", "assistant", "tool"]
+    assert told[3]["tool_call_id"] == told[2]["tool_calls"][0]["id"]
+    new = json.loads(spans["turn 2"].attributes["langfuse.observation.input"])
+    assert new == told[3:], "what is new to the policy"
+    tool = spans["look"]
+    assert json.loads(tool.attributes["langfuse.observation.input"]) == {"what": "it", "api_key": MASK}
+    assert json.loads(tool.attributes["langfuse.observation.output"]) == f"it is 7, password={MASK}"
+    assert tool.status.is_ok
+    assert not spans["answer"].status.is_ok
+    assert spans["answer"].attributes["langfuse.observation.level"] == "ERROR"
+    for span in found.spans:
+        assert span.attributes["session.id"] == "run0"
+        assert span.attributes["langfuse.trace.tags"] == ("toy", "train", "iteration 001")
+        assert span.attributes["langfuse.trace.metadata.attempt"] == "0"
+        assert not {"k-1", "letmein", KEY} & set(json.dumps(dict(span.attributes)).split('"'))
+        assert KEY not in json.dumps(dict(span.attributes))
+    expected = {"task", "base_model", "adapter", "run", "iteration", "split", "scenario", "attempt", "trajectory"}
+    assert found.tags.keys() == expected | {"stop_reason", "times"}
+
+
+def test_ids_are_hashes() -> None:
+    again = [[(span.context.trace_id, span.context.span_id) for span in found.spans] for found in traced(3)]
+    assert again == [[(span.context.trace_id, span.context.span_id) for span in found.spans] for found in traced(3)]
+    assert len({trace for spans in again for trace, _ in spans}) == 3
+    assert len({span for spans in again for _, span in spans}) == 21
+    assert traced(1)[0].id != traced(1, attempt=1)[0].id != traced(1, adapter_hash="b" * 16)[0].id
+
+
+def test_attributes_are_those_that_the_tools_document() -> None:
+    from langfuse._client.attributes import LangfuseOtelSpanAttributes as Langfuse
+    from mlflow.entities import SpanType
+    from mlflow.tracing.constant import SpanAttributeKey as Key
+
+    used = {name for span in traced()[0].spans for name in span.attributes or {}}
+    documented = {str(value) for name, value in vars(Langfuse).items() if name.isupper()} | {"langfuse.session.id"}
+    prefixes = (f"{Langfuse.TRACE_METADATA}.", f"{Langfuse.OBSERVATION_METADATA}.")
+    mine = {name for name in used if name.startswith("langfuse.") and not name.startswith(prefixes)}
+    assert mine <= documented
+    assert mine >= {
+        Langfuse.OBSERVATION_TYPE,
+        Langfuse.OBSERVATION_USAGE_DETAILS,
+        Langfuse.OBSERVATION_MODEL_PARAMETERS,
+    }
+    theirs = {str(value) for name, value in vars(Key).items() if name.isupper()}
+    mlflows = {name for name in used if name.startswith("mlflow.") and not name.startswith(Key.TRACE_TAG_PREFIX)}
+    assert mlflows <= theirs
+    assert mlflows >= {Key.INPUTS, Key.OUTPUTS, Key.SPAN_TYPE, Key.CHAT_USAGE, Key.MODEL}
+    assert {"AGENT", "CHAIN", "CHAT_MODEL", "TOOL"} <= {str(value) for value in vars(SpanType).values()}
+
+
+def test_times_are_recorded_or_not_but_never_invented() -> None:
+    of = scenario()
+    one = trajectory(of)
+    times = [(100.0, 100.25, 100.5), (100.5, 101.0, 101.25)]
+    found = episode(Recorder(), Masker(), ABOUT, of, one, None, times)
+    lengths = {span.name: (span.start_time / 1e9, span.end_time / 1e9) for span in found.spans[:4]}
+    expected = {"episode": (100, 101.25), "turn 1": (100, 100.5), "generation": (100, 100.25), "look": (100.25, 100.5)}
+    assert lengths == expected
+    assert found.spans[2].attributes["langfuse.observation.metadata.latency_seconds"] == 0.25
+    assert found.tags["times"] == "recorded"
+    [unknown] = traced()
+    assert {(span.start_time, span.end_time) for span in unknown.spans} == {(1_700_000_000 * 10**9,) * 2}
+    assert unknown.tags["times"] == "not recorded"
+    assert "latency_seconds" not in unknown.spans[2].attributes
+
+
+def test_failures_and_what_is_not_scored() -> None:
+    of = scenario()
+    failed = trajectory(of, stop_reason="error", error=f"OSError: token {KEY}", turns=())
+    found = episode(Recorder(), Masker(), ABOUT, of, failed, reward(failed, None, success=False, components={}), None)
+    assert [span.name for span in found.spans] == ["episode"]
+    assert not found.spans[0].status.is_ok
+    assert found.tags["error"] == f"OSError: token {MASK}"
+    assert "unscored" in found.tags
+    assert [(one.name, one.value) for one in found.scores] == [("success", False)]
+
+
+def test_scores() -> None:
+    one = trajectory(scenario())
+    by_rule = {(of.name, of.value, of.by_model, of.comment) for of in scores(reward(one), Masker())}
+    assert by_rule >= {
+        ("reward/found", 0.75, False, "1 × 0.75: the right one"),
+        ("success", True, False, "by the environment's rule"),
+    }
+    mixed = reward(one, 0.9, name="rule+ruler", rule=0.5, components={"rule/found": 0.1, "ruler/ruler": 0.8})
+    found = {of.name: of.by_model for of in scores(mixed, Masker())}
+    expected = {"success": False, "reward": True, "rule": False, "reward/rule/found": False, "reward/ruler/ruler": True}
+    assert found == expected
+
+
+def judgement(of: Trajectory, score: float | None = 0.75, problem: str = "") -> Judgement:
+    """Two orders of three attempts; it stands first, then last, and is scored 0.8 and 0.7."""
+    others = ("x", "y")
+    orders = (
+        Order(attempts=(of.id, *others), scores=(0.8, 0.1, None), calls=("a",)),
+        Order(attempts=(*others[::-1], of.id), scores=(None, 0.1, 0.7), calls=("b",)),
+    )
+    known: dict[str, Any] = {"scenario_id": of.scenario_id, "judge": "cafe", "orders": orders, "problem": problem}
+    return Judgement(scores={of.id: score, "y": None}, reasons={of.id: f"It looked first. {KEY}"}, **known)
+
+
+def test_what_a_judge_said_is_a_score_of_its_own() -> None:
+    """Beside the rule's, before any weight, whatever it counts in the reward."""
+    of = scenario()
+    one = trajectory(of)
+    ruled = reward(one, 0.5, name="rule")
+    found = episode(Recorder(), Masker(), ABOUT, of, one, ruled, None, judgement(one))
+    by_name = {score.name: score for score in found.scores}
+    assert len(by_name) == len(found.scores)
+    assert {name: score.by_model for name, score in by_name.items()} == {
+        "success": False, "reward": False, "reward/found": False, "reward/turn": False, "ruler": True,
+    }  # fmt: skip
+    assert by_name["ruler"][1:] == (
+        0.75,
+        f"It looked first. {MASK} (in 2 orders: 0.8 as number 1 of 3; 0.7 as number 3 of 3)",
+        True,
+        "ruler cafe",
+    )
+    [told] = [body for body in langfuse.bodies(found) if body["name"] == "ruler"]
+    assert told["metadata"] == {"source": "LLM_JUDGE", "judge": "ruler cafe"}
+    sources = {of.name: (of.source.source_type, of.source.source_id, of.rationale) for of in feedbacks(found)}
+    assert sources["ruler"] == ("LLM_JUDGE", "ruler cafe", by_name["ruler"].comment)
+    assert sources["reward"][0] == "CODE"
+    assert "not_judged" not in found.tags
+
+
+def test_what_a_judge_did_not_score_is_none() -> None:
+    of = scenario()
+    one = trajectory(of)
+    for said, why in (
+        (judgement(one, None, "the server hung"), "the server hung"),
+        (judgement(one, None), "not shown"),
+    ):
+        found = episode(Recorder(), Masker(), ABOUT, of, one, reward(one), None, said)
+        assert "ruler" not in {score.name for score in found.scores}
+        assert found.tags["not_judged"].startswith(why)
+
+
+def test_the_same_scenarios_are_traced_in_every_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [scenario(number).id for number in range(1000)]
+    few, more = ([name for name in names if files.is_chosen(name, share)] for share in (0.1, 0.3))
+    assert 70 <= len(few) <= 130
+    assert set(few) < set(more)
+    assert [files.is_chosen(names[0], share) for share in (0, 1)] == [False, True]
+    monkeypatch.setenv("FLYWHEEL_TRACE_RATE", "2")
+    with pytest.raises(UserError, match="FLYWHEEL_TRACE_RATE is 2: give the share"):
+        files.rate()
+    monkeypatch.setenv("FLYWHEEL_TRACE_RATE", "0.5")
+    assert files.rate() == 0.5
+
+
+def test_a_stage_keeps_its_turns_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside its outputs, found again by what was said, and not by what has the same id."""
+    import environments
+    from steps import evaluate
+
+    env = environments.load("multiplication")
+    data = env.load(Path("tasks_data/multiplication"))
+    some = env.scenarios(data, "val", 3, 1)
+    kept: list[Any] = []
+
+    def fake(evaluation: stage.Output) -> None:
+        kept.extend(players.play(Policy(kind="scripted"), env, data, [(one, 0) for one in some], prefix="val"))
+        evaluation.write_text("")
+
+    fake.__module__ = evaluate.__name__
+    fake.__annotations__["evaluation"] = "Output"
+    before = time.time()
+    (tmp_path / "001").mkdir()
+    stage.run(fake, {"evaluation": tmp_path / "001/evaluation"})
+    path = tmp_path / "001/timings/evaluation.turns.json"
+    times = files.read_times(path)
+    for one in kept:
+        found = times[one.trajectory.fingerprint()]
+        assert len(found) == len(one.trajectory.turns)
+        for asked, answered, done in found:
+            assert before <= asked <= answered <= done <= time.time()
+        other = one.trajectory.model_copy(update={"adapter_hash": "another"})
+        assert other.fingerprint() not in times
+        write_records([one.trajectory], tmp_path / "x.parquet")
+        [back] = files.read(Trajectory, tmp_path / "x.parquet", "scenario_id", 1)
+        assert back.fingerprint() == one.trajectory.fingerprint()
+    assert files.read_times(tmp_path / "none.json") == {}
+    path.write_text("{")
+    assert files.read_times(path) == {}
+
+
+def test_sampled_episodes_keep_their_turns_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns are asked, answered and done in this order, also where an episode fails or has no room."""
+    import environments
+    from steps.sampling import episodes
+
+    env = environments.load("multiplication")
+    data = env.load(Path("tasks_data/multiplication"))
+    some = env.scenarios(data, "val", 4, 1)
+
+    class Sampler:
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+
+        @property
+        def pending(self) -> int:
+            return len(self.asked)
+
+        def submit(self, key: int, prompt_ids: list[int]) -> None:
+            self.asked.append(key)
+
+        def step(self) -> list[Any]:
+            time.sleep(0.01)
+            key = self.asked.pop(0)
+            given: dict[str, Any] = {"key": key, "completion_ids": (3, 4), "logprobs": (-0.1, -0.2)}
+            return [SimpleNamespace(**given, finish_reason="length" if key == 1 else "stop")]
+
+    def parse(ids: Any) -> Any:
+        return SimpleNamespace(message={"role": "assistant", "content": "hm"}, problems=())
+
+    chat: Any = SimpleNamespace(prompt_ids=lambda _: [1, 2], parse=parse, suffix_ids=lambda _: [5])
+    kept: dict[str, Any] = {}
+
+    def keep(began: float, turns: dict[str, Any]) -> None:
+        kept.update(turns)
+
+    monkeypatch.setattr(episodes, "measure_turns", keep)
+    played = episodes.play(
+        Sampler(), chat, env, data, [(one, 0) for one in some], prefix="x", adapter_hash="a", context=20, max_tokens=4,
+    )  # fmt: skip
+    assert played[1].stop_reason == "length"
+    for one in played:
+        found = kept[one.fingerprint()]
+        assert len(found) == len(one.turns) > 0
+        assert all(asked + 0.009 <= answered <= done for asked, answered, done in found)
+        assert all(before[2] <= after[0] + 1e-4 for before, after in pairwise(found))
+
+
+# --- Receivers
+
+
+class Receiver:
+    """Langfuse's side: what was posted, decoded. `how`: a status to answer with, or seconds to wait first."""
+
+    def __init__(self, statuses: dict[str, int] | None = None, seconds: float = 0.0) -> None:
+        self.spans: list[Any] = []
+        self.scores: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    body = gzip.decompress(body)
+                time.sleep(seconds)
+                status = (statuses or {}).get(self.path, 200)
+                if status == 200:
+                    receiver.take(self.path, body, {name.lower(): value for name, value in self.headers.items()})
+                self.send_response(status)
+                self.send_header("Content-Length", "2")
+                self.send_header("Location", "http://127.0.0.1:9/elsewhere")
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def take(self, path: str, body: bytes, headers: dict[str, str]) -> None:
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+        self.headers.append(headers)
+        if path == "/api/public/otel/v1/traces":
+            sent = ExportTraceServiceRequest.FromString(body)
+            self.spans += [span for group in sent.resource_spans for scope in group.scope_spans for span in scope.spans]
+        elif path == "/api/public/scores":
+            self.scores += json.loads(body)
+        elif path == "/api/public/ingestion":
+            self.events += json.loads(body)["batch"]
+        else:
+            raise AssertionError(path)
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@contextlib.contextmanager
+def receiving(**how: Any) -> Iterator[Receiver]:
+    receiver = Receiver(**how)
+    try:
+        yield receiver
+    finally:
+        receiver.close()
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("LANGFUSE_BASE_URL", "LANGFUSE_TRACING_ENVIRONMENT", "LANGFUSE_TRACING_ENABLED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", "pk-lf-1")
+    monkeypatch.setenv("LANGFUSE_SECRET_KEY", "sk-lf-2")
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there
+    return monkeypatch
+
+
+def test_five_hundred_episodes_reach_langfuse_whole(keys: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    some = traced(500)
+    with receiving() as host:
+        keys.setenv("LANGFUSE_HOST", host.address)
+        project = langfuse.connect(told.append)
+        assert project is not None
+        project.send(some)
+        assert project.deliveries.settle(10)
+        first = {(span.trace_id, span.span_id) for span in host.spans}
+        assert len(first) == len(host.spans) == 3500
+        project.send(some)
+        assert project.deliveries.settle(10)
+    assert told == []
+    assert {(span.trace_id, span.span_id) for span in host.spans} == first, "again makes no doubles"
+    assert len({span.trace_id for span in host.spans}) == 500
+    names = Counter(span.name for span in host.spans[:3500])
+    assert names == Counter(episode=500, generation=1000, look=500, answer=500) + Counter(
+        {"turn 1": 500, "turn 2": 500}
+    )
+    for span in host.spans[:3500]:
+        names_of = {one.key for one in span.attributes}
+        assert not any(name.startswith("mlflow.") for name in names_of)
+        assert {"langfuse.observation.type", "langfuse.observation.input", "langfuse.trace.name"} <= names_of
+        assert {
+            "session.id",
+            "langfuse.trace.tags",
+            "langfuse.environment",
+            "langfuse.trace.metadata.scenario",
+        } <= names_of
+        model = {"langfuse.observation.model.name", "langfuse.observation.usage_details"}
+        assert (model <= names_of) == (span.name == "generation")
+    assert len({one["id"] for one in host.scores}) == 2000
+    assert len(host.scores) == 4000
+    [success] = [one for one in host.scores[:2000] if one["traceId"] == some[0].id and one["name"] == "success"]
+    assert success.items() >= {"value": 1.0, "dataType": "BOOLEAN", "environment": "training"}.items()
+    [given] = [one for one in host.scores[:2000] if one["traceId"] == some[0].id and one["name"] == "reward"]
+    assert given.items() >= {"value": 0.5, "dataType": "NUMERIC"}.items()
+    assert given["metadata"] == {"source": "CODE", "judge": "rule"}
+    login = base64.b64encode(b"pk-lf-1:sk-lf-2").decode()
+    for headers in host.headers:
+        expected = {
+            "authorization": f"Basic {login}",
+            "x-langfuse-ingestion-version": "4",
+            "x-langfuse-public-key": "pk-lf-1",
+        }
+        assert headers.items() >= expected.items()
+
+
+def test_scores_have_the_form_of_langfuses_client(keys: pytest.MonkeyPatch) -> None:
+    from langfuse.api.scores.types.score_body import ScoreBody
+
+    fields = {field.alias or name for name, field in ScoreBody.model_fields.items()} | {
+        "traceId", "dataType", "timestamp",
+    }  # fmt: skip
+    for one in langfuse.bodies(traced()[0]):
+        assert one.keys() <= fields
+        ScoreBody.model_validate(one)
+
+
+def test_an_older_langfuse_gets_scores_as_it_knows_them(keys: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    with receiving(statuses={"/api/public/scores": 400}) as host:
+        keys.setenv("LANGFUSE_HOST", host.address)
+        project = langfuse.connect(told.append)
+        assert project is not None
+        project.send(traced(2))
+        assert project.deliveries.settle(10)
+    assert told == []
+    assert {one["type"] for one in host.events} == {"score-create"}
+    assert len({one["id"] for one in host.events}) == 8
+
+
+def test_langfuse_only_with_keys(keys: pytest.MonkeyPatch) -> None:
+    found = langfuse.connect(print)
+    assert found is not None
+    assert found.host == "https://cloud.langfuse.com"
+    keys.setenv("LANGFUSE_TRACING_ENABLED", "false")
+    assert langfuse.connect(print) is None
+    keys.delenv("LANGFUSE_TRACING_ENABLED")
+    keys.delenv("LANGFUSE_SECRET_KEY")
+    assert langfuse.connect(print) is None
+
+
+NOBODY_WAITS = deliveries.PATIENCE[1]  # seconds: less than one answer of a host that hangs; it takes 0.01
+
+
+def eventful(address: str, keys: pytest.MonkeyPatch, rounds: int = 3) -> tuple[float, float, list[str]]:
+    """(seconds of the slowest hand-over, of settling, what was told) for some iterations."""
+    told: list[str] = []
+    keys.setenv("LANGFUSE_HOST", address)
+    project = langfuse.connect(told.append)
+    assert project is not None
+    some, slowest = traced(20), 0.0
+    for _ in range(rounds):
+        began = time.perf_counter()
+        project.send(some)
+        slowest = max(slowest, time.perf_counter() - began)
+    began = time.perf_counter()
+    project.deliveries.settle(2.0 * rounds)
+    return slowest, time.perf_counter() - began, told
+
+
+def test_a_host_that_refuses(keys: pytest.MonkeyPatch) -> None:
+    slowest, _, told = eventful(f"http://127.0.0.1:{conftest.free_port()}", keys)
+    assert slowest < NOBODY_WAITS
+    assert len(told) == 2
+    assert "does not take traces" in told[0]
+    assert told[1].startswith("240 scores and 60 traces did not reach Langfuse at http://127.0.0.1")
+
+
+def test_a_host_that_says_no(keys: pytest.MonkeyPatch) -> None:
+    paths = ("/api/public/otel/v1/traces", "/api/public/scores")
+    with receiving(statuses={paths[0]: 401, paths[1]: 301}) as host:
+        slowest, _, told = eventful(host.address, keys)
+    assert slowest < NOBODY_WAITS
+    assert len(told) == 2
+    assert "HTTP" in told[0]
+    assert "sk-lf-2" not in told[0]
+
+
+def test_a_host_that_hangs(keys: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        slowest, settled, told = eventful(f"http://127.0.0.1:{silent.getsockname()[1]}", keys)
+    assert slowest < NOBODY_WAITS
+    assert settled < 20  # 6 on an idle machine
+    assert len(told) == 2
+    assert told[1].startswith("240 scores and 60 traces")
+
+
+def test_a_host_that_is_slow_gets_all(keys: pytest.MonkeyPatch) -> None:
+    with receiving(seconds=1.0) as host:
+        slowest, _, told = eventful(host.address, keys)
+    assert slowest < NOBODY_WAITS
+    assert told == []
+    assert len(host.spans) == 3 * 20 * 7
+
+
+# --- MLflow
+
+
+@pytest.fixture
+def store(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str, str]:
+    """(client, experiment, run) of a database."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / ".flywheel").mkdir()
+    shutil.copy(empty_store, tmp_path / ".flywheel/mlflow.db")
+    client = register.connect(tmp_path)
+    experiment = register.experiment(client, tmp_path, "toy")
+    return client, experiment, client.create_run(experiment).info.run_id
+
+
+def checked(client: Any, experiment: str, run: str, count: int) -> None:
+    """All that is searched for is found, and said once."""
+
+    def search(query: str = "", **more: Any) -> list[Any]:
+        found = client.search_traces(
+            locations=[experiment], filter_string=query, max_results=500, include_spans=False, **more
+        )
+        return list(found)
+
+    assert len(search(run_id=run)) == count
+    want = traced()[0]
+    one = client.get_trace(f"tr-{want.id}")
+    assert one.info.tags.items() >= want.tags.items()
+    assert one.info.tags["mlflow.traceName"] == "episode"
+    assert one.info.token_usage == {"input_tokens": 9, "output_tokens": 3, "total_tokens": 12}
+    assert one.info.trace_metadata["mlflow.trace.session"] == "run0"
+    feedback = {of.name: (of.value, of.source.source_type, of.rationale) for of in one.info.assessments}
+    assert len(one.info.assessments) == 4
+    assert feedback["success"] == (True, "CODE", "by the environment's rule")
+    assert feedback["reward"][:2] == (0.5, "CODE")
+    assert feedback["reward/turn"] == (-0.25, "CODE", "1 × -0.25: time")
+    spans = {span.name: span for span in one.data.spans}
+    assert len(one.data.spans) == 7
+    assert spans["look"].span_type == "TOOL"
+    assert spans["generation"].span_type == "CHAT_MODEL"
+    assert spans["generation"].inputs["model"] == "some/model"
+    assert spans["generation"].outputs["choices"][0]["message"]["role"] == "assistant"
+    assert spans["episode"].inputs["task"] == "toy"
+    assert spans["episode"].outputs["success"] is True
+    assert not [name for name in spans["look"].attributes if name.startswith("langfuse.")]
+    for query, expected in (
+        ("feedback.success = 'true'", count),
+        ("feedback.reward > 0.4", count),
+        ("feedback.reward > 0.6", 0),
+        ("tags.iteration = '001'", count),
+        ("tags.stop_reason = 'error'", 0),
+        (f"tags.scenario = '{want.tags['scenario']}'", 1),
+    ):
+        assert len(search(query)) == expected, query
+
+
+def test_mlflows_database(store: tuple[Any, str, str], tmp_path: Path) -> None:
+    client, experiment, run = store
+    sender = Mlflow(client, register.address(tmp_path), experiment, print)
+    assert sender.deliveries is None
+    some = traced(120)
+    sender.send(some, run)
+    sender.send(some, run)
+    checked(client, experiment, run, 120)
+
+
+@pytest.fixture(scope="module")
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[str]:
+    """MLflow's own server, on this machine alone."""
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    port = conftest.free_port()
+    words = ["mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    words += [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/mlflow.db",
+        "--artifacts-destination",
+        str(folder / "artifacts"),
+    ]
+    process = conftest.start(
+        conftest.python(*words), folder, folder / "log", MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false"
+    )
+    try:
+        conftest.wait_for(f"http://127.0.0.1:{port}/health", process)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        conftest.end(process)
+
+
+@pytest.mark.slow
+def test_mlflows_server_gets_five_hundred(mlflow_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
+    client = register.connect(tmp_path)
+    experiment = register.experiment(client, tmp_path, "toy")
+    run = client.create_run(experiment).info.run_id
+    told: list[str] = []
+    sender = Mlflow(client, mlflow_server, experiment, told.append)
+    assert sender.deliveries is not None
+    some = traced(500)
+    sender.send(some, run)
+    assert sender.deliveries.delivered.total() < 500, "nobody waits for the server"
+    assert sender.deliveries.settle(60), told
+    sender.send(some[:20], run)
+    assert sender.deliveries.settle(20)
+    assert told == []
+    checked(client, experiment, run, 500)
+
+
+# --- A run
+
+
+@pytest.fixture
+def finished(tmp_path: Path, store: tuple[Any, str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one iteration and its test, 6 scenarios each."""
+    monkeypatch.setenv("FLYWHEEL_TRACE_RATE", "1")
+    for name in ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    some = [scenario(number) for number in range(6)]
+    folder = tmp_path / "run/001"
+    for name in ("evaluation", "test", "../scenarios", "../000/evaluation"):
+        (folder / name).mkdir(parents=True)
+    for split in ("train", "val", "test"):
+        write_records(some, tmp_path / f"run/scenarios/{split}.parquet")
+    base = tmp_path / "run/000/evaluation"
+    for place, name in ((folder, "001"), (folder / "evaluation", "val"), (folder / "test", "test"), (base, "base")):
+        played = [trajectory(one).model_copy(update={"id": f"{name}-{one.id}-0"}) for one in some]
+        write_records(played, place / "trajectories.parquet")
+        write_records([reward(one) for one in played], place / "rewards.parquet")
+    said = [judgement(trajectory(one).model_copy(update={"id": f"001-{one.id}-0"})) for one in some]
+    lines = [one.model_copy(update={"problem": "line\u2028break"}).model_dump_json() for one in said]
+    (folder / "judgements.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return tmp_path
+
+
+def test_a_run_is_traced(finished: Path, store: tuple[Any, str, str]) -> None:
+    client, experiment, run = store
+    told: list[str] = []
+
+    def once() -> tracing.Tracing:
+        found = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, told.append)
+        found.base("key", run, 1_700_000_000.0)
+        found.iteration("key", run, "001", 1_700_000_000.0)
+        tested = {"best": "001", "base": "000"}
+        assert found.finish("key", run, tested, {"seed": "1", "api_key": "abc"}, {"success": 0.5}, (1e9, 1e9 + 5))
+        return found
+
+    assert once().traced == 24
+    once()
+    assert told == []
+    every = client.search_traces(locations=[experiment], run_id=run, max_results=500)
+    assert Counter(one.info.tags["mlflow.traceName"] for one in every) == {"episode": 24, "training": 1}
+    splits = Counter(one.info.tags.get("split") for one in every)
+    assert splits == {"train": 6, "val": 12, "test": 6, None: 1}
+    iterations = Counter(one.info.tags.get("iteration") for one in every)
+    assert iterations == {"000": 6, "001": 18, None: 1}
+    by_judge = [one for one in every if any(of.source.source_type == "LLM_JUDGE" for of in one.info.assessments)]
+    assert len(by_judge) == 6
+    assert {one.info.tags["split"] for one in by_judge} == {"train"}
+    [whole] = [one for one in every if one.info.tags["mlflow.traceName"] == "training"]
+    assert whole.data.spans[0].inputs == {"seed": "1", "api_key": MASK}
+    assert whole.data.spans[0].outputs["metrics"] == {"success": 0.5}
+    assert whole.info.execution_duration == 5000
+    assert whole.info.tags.keys() >= {"cpus", "memory", "machine", "episodes_traced", "seconds"}
+
+
+@pytest.mark.parametrize(("seconds", "patience"), [(1.0, deliveries.SECONDS), (30.0, 0.1)])
+def test_eight_iterations_are_waited_for_two_seconds_each_at_most(
+    finished: Path, store: tuple[Any, str, str], keys: pytest.MonkeyPatch, seconds: float, patience: float
+) -> None:
+    """A host that is slow gets all of eight iterations, the base's validation and the end; one that hangs is left."""
+    client, experiment, run = store
+    told: list[str] = []
+    keys.setattr(tracing, "SECONDS", patience)
+    with receiving(seconds=seconds) as host:
+        keys.setenv("LANGFUSE_HOST", host.address)
+        found = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, told.append)
+        began = time.perf_counter()
+        found.base("key", run, 1.0)
+        for _ in range(8):
+            found.iteration("key", run, "001", 1.0)
+        assert time.perf_counter() - began < 8  # of nine seconds and more, if somebody waited
+        began = time.perf_counter()
+        arrived = found.finish("key", run, {"best": "001", "base": "000"}, {}, {}, (1.0, 2.0))
+        waited = time.perf_counter() - began
+    assert found.sent == 8
+    assert deliveries.SECONDS <= 2.0
+    assert arrived == (seconds == 1.0)
+    assert waited < (15 if arrived else NOBODY_WAITS)
+    assert ["does not take traces" in line for line in told] == ([] if arrived else [True, False])
+
+
+def test_what_goes_wrong_is_said_once_and_stops_nothing(finished: Path, store: tuple[Any, str, str]) -> None:
+    client, experiment, run = store
+    told: list[str] = []
+    (finished / "run/001/trajectories.parquet").write_text("no parquet")
+    found = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, told.append)
+    for _ in range(2):
+        found.iteration("key", run, "001", 1.0)
+    assert len(told) == 1
+    assert told[0].startswith("traces are left out: ArrowInvalid")
+    assert not found.finish("key", run, {}, {}, {}, (1.0, 2.0)), "and is not marked as sent"
+
+
+def test_a_rate_of_zero_sends_nothing(
+    finished: Path, store: tuple[Any, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, experiment, run = store
+    monkeypatch.setenv("FLYWHEEL_TRACE_RATE", "0")
+    found = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, print)
+    found.iteration("key", run, "001", 1.0)
+    assert found.finish("key", run, {"best": "001"}, {}, {}, (1.0, 2.0))
+    assert client.search_traces(locations=[experiment]) == []

@@ -1,0 +1,579 @@
+"""Tracking, on a real MLflow store in a folder of its own, and a run of few bytes in DVC's form."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from steps.core.errors import UserError
+from steps.core.params import Update
+from steps.core.records import OUTPUTS, Evaluation
+from steps.policy import adapter
+from steps.project.chain import read_chain
+from steps.project.git import git_state
+from steps.project.lock import read_lock
+from steps.project.store import make_store
+from steps.tracking.system_metrics import Sample
+from steps.tracking.tracker import Tracker, start
+
+ROOT = Path(__file__).parent.parent.parent
+PARAMS: dict[str, Any] = {
+    "task": "toy",
+    "seed": 3,
+    "policy": {"base_model": "tasks_data/embedded_policy", "lora": {"rank": 4, "alpha": 8}},
+    "scenarios": {"train": 20, "val": 8, "test": 8},
+    "rollout": {"scenarios": 2, "attempts": 4},
+    "score": {"judges": {"rule": 1}},
+    "update": {"learning_rate": 1e-05},
+    "evaluate": {"max_tokens": 64},
+    "register": {"name": "toy"},
+    "train": {"iterations": 2, "patience": 1},
+}
+READS = {  # stage -> its parameters, and what it reads and writes
+    "scenarios": ("task seed scenarios", "", "run/scenarios"),
+    "initialise": ("seed policy", "tasks_data/embedded_policy", "run/000/adapter run/000/checkpoint"),
+    "rollout": ("task seed policy rollout", "run/scenarios run/{p}/adapter", "run/{n}/trajectories.parquet"),
+    "score": ("task score", "run/scenarios run/{n}/trajectories.parquet", "run/{n}/rewards.parquet"),
+    "update": (
+        "seed policy rollout update",
+        "run/{n}/rewards.parquet run/{n}/trajectories.parquet run/{p}/checkpoint",
+        "run/{n}/adapter run/{n}/checkpoint run/{n}/metrics.json",
+    ),
+    "evaluate": ("task policy evaluate", "run/{n}/adapter run/scenarios", "run/{n}/evaluation"),
+    "test": ("task policy evaluate", "run/{n}/adapter run/scenarios", "run/{n}/test"),
+}
+
+
+def evaluation(folder: Path, split: str, success: float, adapter_hash: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = Evaluation(
+        split=split,
+        adapter_hash=adapter_hash,
+        n=8,
+        success=success,
+        ci95=(success - 0.1, success + 0.1),
+        reward=success * 2,
+        turns=3.0,
+        tokens=40.0,
+        slices={"by sender": success, "date: last?": 0.5},
+    )
+    (folder / "summary.json").write_text(summary.model_dump_json() + "\n")
+
+
+def md5_of(root: Path, path: str) -> str:
+    """As DVC would have it; a folder's is of its files' contents here, which is all that a key needs."""
+    found = root / path
+    if found.is_dir():
+        every = b"".join(file.read_bytes() for file in sorted(found.rglob("*")) if file.is_file())
+        return hashlib.md5(every).hexdigest() + ".dir"
+    return hashlib.md5(found.read_bytes() if found.exists() else path.encode()).hexdigest()
+
+
+class Project:
+    """A finished run of some iterations, as it lies on disk."""
+
+    def __init__(self, root: Path, iterations: int = 2, **params: Any) -> None:
+        self.root, self.params = root, copy.deepcopy(PARAMS) | params
+        for number in range(iterations + 1):
+            self.add(number)
+        self.write()
+
+    def add(self, number: int) -> None:
+        folder = self.root / "run" / f"{number:03d}"
+        (folder / "adapter").mkdir(parents=True)
+        (folder / "adapter/adapter_config.json").write_text("{}")
+        (folder / "adapter/adapter_model.safetensors").write_bytes(f"{number} {self.params['seed']}".encode())
+        name = adapter.adapter_hash(folder / "adapter")
+        evaluation(folder / "evaluation", "val", 0.3 + number / 10, name)
+        evaluation(folder / "test", "test", 0.2 + number / 10, name)
+        if number:
+            (folder / "trajectories.parquet").write_text(f"trajectories {number}")
+            (folder / "rewards.parquet").write_text(f"rewards {number}")
+            metrics = {"reward_mean": 0.5 * number, "success": 0.25, "tokens": 40.0, "turns": 3, "collected": 8}
+            metrics |= {"clip_ratio/region_mean": 0.01, "grad_norm": 1.5, "trained": 6, "quarantined": 0}
+            (folder / "metrics.json").write_text(json.dumps(metrics))
+            (folder / "timings").mkdir()
+            for stage in OUTPUTS:
+                (folder / f"timings/{OUTPUTS[stage]}.json").write_text(json.dumps({"stage": stage, "seconds": 2.0}))
+
+    def write(self) -> None:
+        """params.yaml, chain.yaml and dvc.lock of what is there."""
+        numbers = sorted(folder.name for folder in (self.root / "run").glob("[0-9]*"))
+        (self.root / "params.yaml").write_text(yaml.safe_dump(self.params))
+        chain = {
+            "iterations": {n: {"prev": p} for p, n in pairwise(numbers)},
+            "evaluated": numbers,
+        }
+        (self.root / "chain.yaml").write_text(yaml.safe_dump(chain | {"tested": {"base": "000", "best": numbers[-1]}}))
+        names = ["scenarios", "initialise"]
+        names += [f"{stage}@{n}" for n in numbers for stage in OUTPUTS if n != "000" or stage == "evaluate"]
+        names += ["test@base", "test@best"]
+        self.lock({name: self.entry(name, numbers) for name in names})
+
+    def entry(self, name: str, numbers: list[str]) -> dict[str, Any]:
+        stage, _, key = name.partition("@")
+        number = {"base": numbers[0], "best": numbers[-1]}.get(key, key)
+        params, reads, writes = READS[stage]
+        fields = {"n": number, "p": f"{int(number or 1) - 1:03d}"}
+
+        def files(paths: str) -> list[dict[str, Any]]:
+            found = [path.format(**fields) for path in paths.split()]
+            return [{"path": path, "hash": "md5", "md5": md5_of(self.root, path), "size": 1} for path in found]
+
+        recorded = {"params.yaml": {key: self.params[key] for key in params.split()}}
+        deps = [*files(reads), {"path": f"steps/{stage}.py", "hash": "md5", "md5": "c" * 32, "size": 9}]
+        return {"cmd": f"python -m steps.{stage} {number}", "deps": deps, "params": recorded, "outs": files(writes)}
+
+    def lock(self, stages: dict[str, Any]) -> None:
+        (self.root / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}, sort_keys=False))
+
+    def log(self, *numbers: str, finish: bool = True) -> tuple[Tracker, list[str]]:
+        """What a flow does; returns what was told as well."""
+        told: list[str] = []
+        tracker = start(self.root, told.append)
+        for number in numbers or read_chain(self.root)["iterations"]:
+            tracker.iteration(number, 0.25)
+        if finish:
+            tracker.finish()
+        return tracker, told
+
+
+@pytest.fixture
+def project(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FLYWHEEL_TRACE_RATE", "0")  # its trajectories are no such; tests/test_traces.py has real ones
+    root = tmp_path / "a project"  # paths with a space are common
+    (root / ".flywheel").mkdir(parents=True)
+    shutil.copy(empty_store, root / ".flywheel/mlflow.db")
+    yield Project(root)
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        os.environ.pop(name)
+
+
+def runs(tracker: Tracker, parent: bool = False) -> list[Any]:
+    found = tracker.client.search_runs([tracker.experiment], order_by=["tags.iteration ASC"])
+    return [run for run in found if ("iteration" not in run.data.tags) == parent]
+
+
+def everything(root: Path) -> dict[str, int]:
+    """Rows of each table of the store, and how many artifacts lie beside it."""
+    with sqlite3.connect(root / ".flywheel/mlflow.db") as link:
+        names = [name for (name,) in link.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        count = {name: link.execute(f'SELECT COUNT(*) FROM "{name}"').fetchone()[0] for name in names}
+    return count | {"artifacts": sum(path.is_file() for path in (root / ".flywheel/mlartifacts").rglob("*"))}
+
+
+def test_a_run_is_logged_whole(project: Project) -> None:
+    tracker, told = project.log()
+    assert told == []
+    (parent,), nested = runs(tracker, parent=True), runs(tracker)
+    assert [run.info.run_name for run in nested] == [f"iteration 00{n} of {parent.info.run_name}" for n in (1, 2)]
+    second = nested[1].data
+    assert second.metrics["reward_mean"] == 1.0
+    assert second.metrics["val/success"] == 0.5
+    assert second.metrics["val/ci95_low"] == pytest.approx(0.4)
+    assert second.metrics["val/success_date_ last_"] == 0.5
+    assert second.metrics["clip_ratio/region_mean"] == 0.01
+    assert second.metrics["seconds/update"] == 2.0
+    assert second.metrics["overhead_seconds"] == 0.25
+    assert second.metrics["tokens_per_second"] == 40 * 8 / 2
+    assert second.params["update.learning_rate"] == "1e-05"
+    assert second.params["update.beta"] == str(Update().beta), "a default that params.yaml does not hold"
+    assert "train.iterations" not in second.params
+    assert nested[1].info.end_time - nested[1].info.start_time >= 8000
+    assert second.tags["mlflow.parentRunId"] == parent.info.run_id
+    name = adapter.adapter_hash(project.root / "run/002/adapter")
+    expected = {"task": "toy", "base_model": "tasks_data/embedded_policy", "iteration": "002", "adapter_hash": name}
+    assert second.tags.items() >= expected.items()
+
+    inputs = {item.dataset.name: item.dataset.digest for item in nested[1].inputs.dataset_inputs}
+    paths = {"scenarios": "scenarios", "trajectories": "002/trajectories.parquet", "rewards": "002/rewards.parquet"}
+    assert inputs == {key: md5_of(project.root, f"run/{path}") for key, path in paths.items()}
+    (output,) = nested[1].outputs.model_outputs
+    model = tracker.client.get_logged_model(output.model_id)
+    assert model.tags["adapter_hash"] == name
+    assert model.source_run_id == nested[1].info.run_id
+    assert {metric.key: metric.value for metric in model.metrics}["val/success"] == 0.5
+
+    run_id = parent.info.run_id
+    history = tracker.client.get_metric_history(run_id, "val/success")
+    assert sorted((point.step, point.value) for point in history) == [(0, 0.3), (1, 0.4), (2, 0.5)]
+    assert [point.step for point in tracker.client.get_metric_history(run_id, "reward_mean")] == [1, 2]
+    assert (parent.data.metrics["test/success"], parent.data.metrics["test_base/success"]) == (0.4, 0.2)
+    assert parent.data.tags.items() >= {"best_iteration": "002", "train.patience": "1"}.items()
+    assert parent.data.params == second.params
+    assert {item.path for item in tracker.client.list_artifacts(run_id)} == {"dvc.lock", "params.yaml", "chain.yaml"}
+    assert parent.info.status == "FINISHED"
+    assert parent.info.artifact_uri.startswith(f"{(project.root / '.flywheel/mlartifacts/toy').as_uri()}/")
+    assert "experiment toy" in tracker.where()
+
+
+def test_what_compare_shows(project: Project) -> None:
+    """Two runs that differ in judges, data and a knob: names, tags, parameters and intervals tell them apart."""
+    git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost", "-C", str(project.root)]
+    for words in (["init", "--quiet"], ["commit", "--quiet", "--allow-empty", "--message", "one"]):
+        subprocess.run([*git, *words], check=True)
+    tracker, _ = project.log()
+    (project.root / "run/scenarios").mkdir()
+    (project.root / "run/scenarios/train.parquet").write_text("others")
+    ruler = {"endpoint": {"model": "gpt-5-mini"}}
+    project.params["score"] = {"judges": {"rule": 0.5, "ruler": 1}, "ruler": ruler}
+    project.params["update"] = {"learning_rate": 2e-05, "loss_type": "grpo"}
+    project.write()
+    project.log()
+    parents = sorted(runs(tracker, parent=True), key=lambda run: run.info.start_time)
+    shown = [run.data.tags for run in parents]
+    assert [tags["judge"] for tags in shown] == ["rule 1", "rule 0.5, ruler 1 (gpt-5-mini)"]
+    assert shown[1]["data_hash"] == md5_of(project.root, "run/scenarios") != shown[0]["data_hash"]
+    assert (
+        parents[0].info.run_name
+        == f"toy seed 3, learning_rate 1e-05, scenarios 2, attempts 4, {shown[0]['run_key'][:6]}"
+    )
+    assert parents[1].info.run_name.startswith(
+        "toy seed 3, rule 0.5, ruler 1 (gpt-5-mini), loss_type grpo, learning_rate 2e-05"
+    )
+    nested = runs(tracker)
+    assert len({run.info.run_name for run in nested}) == 4
+    for run in nested:
+        parent = next(one for one in parents if one.info.run_id == run.data.tags["mlflow.parentRunId"])
+        for name in ("task", "base_model", "base_revision", "judge", "data_hash", "git_commit", "git_dirty"):
+            assert run.data.tags[name] == parent.data.tags[name], name
+        assert run.data.metrics.keys() >= {"val/success", "val/ci95_low", "val/ci95_high"}
+    for run in parents:
+        assert run.data.metrics.keys() >= {
+            f"{of}/{key}" for of in ("test", "test_base") for key in ("success", "ci95_low")
+        }
+
+
+def test_system_metrics_go_to_the_iteration(project: Project) -> None:
+    samples = [Sample(1_000_000 + 2000 * n, {"system/cpu_utilization_percentage": 10.0 * n}) for n in range(3)]
+    tracker = start(project.root)
+    run_id = tracker.iteration("001", 0.25, samples)
+    assert run_id is not None
+    tracker.iteration("001", 0.25, samples)
+    tracker.iteration("002", 0.25)
+    history = tracker.client.get_metric_history(run_id, "system/cpu_utilization_percentage")
+    assert [(one.step, one.timestamp, one.value) for one in history] == [
+        (0, 1_000_000, 0.0),
+        (1, 1_002_000, 10.0),
+        (2, 1_004_000, 20.0),
+    ]
+    assert [any(name.startswith("system/") for name in run.data.metrics) for run in runs(tracker)] == [True, False]
+    assert not any(name.startswith("system/") for name in runs(tracker, parent=True)[0].data.metrics)
+
+
+def test_logging_again_adds_nothing(project: Project) -> None:
+    project.log()
+    before = everything(project.root)
+    tracker, _ = project.log()
+    tracker.iteration("001")
+    tracker.finish()
+    assert tracker.logged == []
+    assert everything(project.root) == before
+
+
+def test_an_artifact_of_the_flow_goes_to_the_parent(project: Project) -> None:
+    tracker, told = project.log()
+    (project.root / "curve.png").write_bytes(b"png")
+    start(project.root, told.append).log_artifact(project.root / "curve.png")
+    (parent,) = runs(tracker, parent=True)
+    assert "curve.png" in {item.path for item in tracker.client.list_artifacts(parent.info.run_id)}
+
+
+def test_going_on_later_finds_the_same_parent(project: Project) -> None:
+    tracker, _ = project.log()
+    project.add(3)
+    project.params["train"] = {"iterations": 3}  # of the flow alone: it is the same run
+    project.write()
+    later, told = project.log("001", "002", "003", finish=False)
+    assert (told, later.logged) == ([], ["003"])
+    (parent,) = runs(tracker, parent=True)
+    assert parent.info.status == "RUNNING"
+    later.finish()
+    (parent,) = runs(tracker, parent=True)
+    assert (parent.info.status, len(runs(tracker))) == ("FINISHED", 3)
+    assert parent.data.tags["train.iterations"] == "3"
+    assert parent.data.metrics["test/success"] == pytest.approx(0.5)
+    later.finish("KILLED")
+    assert runs(tracker, parent=True)[0].info.status == "KILLED"
+
+
+@pytest.mark.parametrize(("problem", "status"), [(OSError("full"), "FAILED"), (KeyboardInterrupt(), "KILLED")])
+def test_a_flow_that_does_not_get_to_its_end_leaves_no_run_running(
+    project: Project, monkeypatch: pytest.MonkeyPatch, problem: BaseException, status: str
+) -> None:
+    from flows import train
+
+    def fails(*_: object) -> None:
+        raise problem
+
+    tracker, _ = project.log("001", finish=False)
+    monkeypatch.setattr(train, "open_tracker", lambda: tracker)
+    monkeypatch.setattr(train.pipeline, "write_chain", fails)
+    with pytest.raises(type(problem)):
+        train.train_here()
+    assert tracker.iteration("002") is None, "what is still being logged beside the flow does not bring it to life"
+    assert runs(tracker, parent=True)[0].info.status == status
+    later, _ = project.log("001", "002", finish=False)
+    assert later.logged == ["002"]
+    assert runs(tracker, parent=True)[0].info.status == "RUNNING"
+    later.finish()
+    later.stop("FAILED")
+    assert runs(tracker, parent=True)[0].info.status == "FINISHED"
+
+
+def test_a_store_that_is_away_hides_nothing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker, _ = project.log("001", finish=False)
+    client = tracker.client
+    monkeypatch.setattr(tracker, "client", None)
+    tracker.stop("FAILED")
+    monkeypatch.setattr(tracker, "client", client)
+    assert runs(tracker, parent=True)[0].info.status == "RUNNING"
+
+
+def test_an_interrupted_iteration_is_completed(project: Project) -> None:
+    tracker, _ = project.log()
+    before = everything(project.root)
+    tracker.client.update_run(runs(tracker)[1].info.run_id, status="RUNNING")
+    again, _ = project.log()
+    assert again.logged == ["002"]
+    assert everything(project.root) == before
+
+
+def test_what_ran_again_takes_the_place_of_what_was_there(project: Project) -> None:
+    tracker, _ = project.log()
+    old = runs(tracker)[1]
+    (project.root / "run/002/rewards.parquet").write_text("judged again")
+    project.write()
+    again, told = project.log()
+    assert (told, again.logged) == ([], ["002"])
+    new = runs(tracker)[1]
+    assert len(runs(tracker)) == 2
+    assert new.info.run_id != old.info.run_id
+    gone = tracker.client.get_run(old.info.run_id)
+    assert gone.info.lifecycle_stage == "deleted"
+    assert gone.data.tags["superseded_by"] == new.data.tags["iteration_key"]
+    assert new.outputs.model_outputs[0].model_id == old.outputs.model_outputs[0].model_id, "the adapter is the same"
+
+
+def test_other_parameters_or_code_are_another_run(project: Project) -> None:
+    tracker, _ = project.log()
+    project.params["update"] = {"learning_rate": 2e-05}
+    project.write()
+    project.log()
+    assert len(runs(tracker, parent=True)) == 2
+    lock = read_lock(project.root)
+    for name, entry in lock.items():
+        if name.startswith("evaluate@"):
+            entry["deps"][-1]["md5"] = "d" * 32
+    project.lock(lock)
+    project.log()
+    assert len(runs(tracker, parent=True)) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "reason", "metrics"),
+    [
+        ("run/002/metrics.json", "run/002/metrics.json is missing", {"val/success", "seconds/score"}),
+        ("run/002/evaluation", "run/002/evaluation/summary.json is missing", {"reward_mean", "seconds/score"}),
+        ("run/002/timings/rewards.json", "run/002/timings/rewards.json is missing", {"reward_mean", "val/success"}),
+        ("run/002/adapter", "run/002/adapter is missing", {"reward_mean", "val/success", "seconds/score"}),
+    ],
+)
+def test_what_is_missing_is_left_out_and_said(project: Project, path: str, reason: str, metrics: set[str]) -> None:
+    lost = project.root / path
+    shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+    tracker, told = project.log()
+    assert [text for text in told if "test" not in text] == [f"{reason}, and is left out"]
+    found = runs(tracker)[1].data.metrics
+    assert found.keys() & {"reward_mean", "val/success", "seconds/score"} == metrics
+
+
+def test_what_is_not_what_dvc_recorded_is_left_out(project: Project) -> None:
+    (project.root / "run/002/metrics.json").write_text('{"reward_mean": 9}')
+    (project.root / "run/001/adapter/adapter_config.json").write_text('{"r": 8}')
+    tracker, told = project.log()
+    assert "run/001/evaluation is of another adapter" in told[0]
+    assert "run/002/metrics.json is not what dvc.lock recorded" in told[1]
+    first, second = runs(tracker)
+    assert "val/success" not in first.data.metrics
+    assert "reward_mean" not in second.data.metrics
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("params", "params.yaml is not what rollout@001 ran with (`dvc repro` runs it again)"),
+        ("unfinished", "dvc.lock has no update@002, evaluate@002: not finished yet"),
+        ("stale", "run/001/adapter has changed since rollout@002 ran"),
+        ("no lock", "dvc.lock has no rollout@001"),
+    ],
+)
+def test_what_is_not_finished_is_not_logged(project: Project, change: str, reason: str) -> None:
+    lock = read_lock(project.root)
+    if change == "params":
+        (project.root / "params.yaml").write_text(yaml.safe_dump(PARAMS | {"rollout": {"scenarios": 3}}))
+    elif change == "unfinished":
+        project.lock({name: entry for name, entry in lock.items() if name not in ("update@002", "evaluate@002")})
+    elif change == "stale":
+        lock["update@001"]["outs"][0]["md5"] = "e" * 32
+        lock["evaluate@001"]["deps"][0]["md5"] = "e" * 32
+        project.lock(lock)
+    else:
+        (project.root / "dvc.lock").unlink()
+    tracker, told = project.log()
+    assert any(reason in text for text in told)
+    assert len(runs(tracker)) == (0 if change in ("params", "no lock") else 1)
+
+
+def test_git_is_recorded(project: Project) -> None:
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(
+            ["git", "-C", str(project.root), *who, *words], check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    (project.root / ".gitignore").write_text("/run/\n/.flywheel/\n")
+    (project.root / "code.py").write_text("a = 1\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    (project.root / "dvc.lock").write_text((project.root / "dvc.lock").read_text() + "\n")
+    clean, difference = git_state(project.root)
+    assert clean == {"git_commit": git("rev-parse", "HEAD"), "git_dirty": "false"} | {
+        "mlflow.source.git.commit": git("rev-parse", "HEAD")
+    }
+    assert difference == "", "dvc.lock is the run's own"
+    (project.root / "code.py").write_text("a = 2\n")
+    (project.root / "new.py").touch()
+    tracker, _ = project.log()
+    (parent,) = runs(tracker, parent=True)
+    assert parent.data.tags["git_dirty"] == "true"
+    text = Path(tracker.client.download_artifacts(parent.info.run_id, "git.diff")).read_text()
+    assert "?? new.py" in text
+    assert "+a = 2" in text
+
+
+def test_without_git_there_is_no_commit(tmp_path: Path) -> None:
+    assert git_state(tmp_path) == ({}, "")
+
+
+def test_the_store_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.store.db import utils
+
+    def interrupted(engine: Any) -> None:
+        made(engine)
+        raise KeyboardInterrupt
+
+    made = utils._initialize_tables
+    monkeypatch.setattr(utils, "_initialize_tables", interrupted)
+    database = tmp_path / ".flywheel" / "mlflow.db"
+    with pytest.raises(KeyboardInterrupt):
+        make_store(database)
+    assert list(database.parent.iterdir()) == []
+    monkeypatch.undo()
+    make_store(database)
+    first = database.stat().st_ino
+    make_store(database)  # as another process does that began at the same time
+    assert database.stat().st_ino == first
+    assert [path.name for path in database.parent.iterdir()] == ["mlflow.db"]
+    with sqlite3.connect(database) as link:
+        assert link.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_server_that_is_away_is_one_sentence(project: Project, monkeypatch: pytest.MonkeyPatch, silent: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        if not silent:
+            server.close()
+        else:
+            monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+        port = server.getsockname()[1] if silent else 9
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://anna:secret@127.0.0.1:{port}")
+        started = time.monotonic()
+        with pytest.raises(UserError, match=r"cannot be reached.*correct MLFLOW_TRACKING_URI, or unset it") as caught:
+            start(project.root)
+    assert time.monotonic() - started < 30
+    assert "secret" not in str(caught.value)
+
+
+def test_a_store_that_cannot_be_used_is_one_sentence(project: Project) -> None:
+    (project.root / ".flywheel/mlflow.db").write_bytes(b"not a database" * 100)
+    with pytest.raises(UserError, match=r"MLflow at sqlite:.*not a database.*run the same again"):
+        start(project.root)
+
+
+def test_a_deleted_experiment_is_one_sentence(project: Project) -> None:
+    tracker, _ = project.log()
+    tracker.client.delete_experiment(tracker.experiment)
+    with pytest.raises(UserError, match=r"toy was deleted.*restore --experiment-id"):
+        start(project.root)
+
+
+def command(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    env |= {"PYTHONPATH": str(ROOT)}
+    line = [sys.executable, "-m", "steps.tracking", *words]
+    return subprocess.run(line, cwd=root, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_by_hand(project: Project) -> None:
+    first = command(project.root)
+    assert (first.returncode, first.stderr) == (0, "")
+    assert "logged: 001, 002; in MLflow now: 001, 002\n" in first.stdout
+    shutil.rmtree(project.root / "run/002")
+    (project.root / "params.yaml").unlink()
+    second = command(project.root)
+    assert (second.returncode, second.stdout) == (2, "")
+    assert "params.yaml does not exist" in second.stderr
+
+
+@pytest.mark.slow
+def test_through_a_server(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    store, artifacts = project.root / ".flywheel/mlflow.db", tmp_path / "artifacts"
+    line = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    line += ["--backend-store-uri", f"sqlite:///{store}", "--artifacts-destination", artifacts.as_uri()]
+    env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    with (tmp_path / "server.log").open("w") as log:
+        server = subprocess.Popen(line, cwd=tmp_path, env=env, stdout=log, stderr=log, start_new_session=True)
+    try:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+        deadline = time.monotonic() + 120
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert server.poll() is None, (tmp_path / "server.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        tracker, told = project.log()
+        assert (told, tracker.logged) == ([], ["001", "002"])
+        again, _ = project.log()
+        assert again.logged == []
+        (parent,), nested = runs(tracker, parent=True), runs(tracker)
+        assert len(nested) == 2
+        assert {item.path for item in tracker.client.list_artifacts(parent.info.run_id)} >= {"dvc.lock", "params.yaml"}
+        assert any(artifacts.rglob("adapter_model.safetensors"))
+        assert not any(project.root.rglob("mlartifacts/**/adapter_model.safetensors"))
+    finally:
+        os.killpg(server.pid, 15)
+        server.wait(240)

@@ -1,0 +1,361 @@
+"""Weights & Biases, really run offline: what it would send is read back from its own file. Nothing goes out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from environments.base import Scenario, error, use
+from steps.core.params import Params, Update
+from steps.core.records import Reward, Trajectory, Turn, write_records
+from steps.policy.adapter import adapter_hash
+from steps.project import lock
+from steps.tracking import wandb, wandb_process
+from tests.support.wandb_file import Sent
+from tests.tracking.test_tracking import Project
+
+ROOT = Path(wandb.__file__).parent.parent.parent
+PLANTED = {  # in the environment, in a prompt, in a call's arguments, in what a tool answered
+    "SHOP_API_KEY": "s3cr3t-of-the-shop",
+    "prompt": "sk-proj-Abcdefgh1234567890xyz",
+    "arguments": "hunter2-hunter2",
+    "answer": "ghp_0123456789abcdefghijABCDEFGHIJ012345",
+}
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_", "FLYWHEEL_ROOT"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """Two iterations, with episodes in which secrets were planted."""
+    made = Project(tmp_path / "a project")
+    root = made.root
+    asked = [{"role": "user", "content": f"How far is the moon? {PLANTED['prompt']}"}]
+    scenario = Scenario.make("toy", "train", asked, {})
+    (root / "run/scenarios").mkdir(exist_ok=True)
+    write_records([scenario], root / "run/scenarios/train.parquet")
+    for number in ("001", "002"):
+        batch = episodes(number, scenario, 6)
+        write_records(batch, root / "run" / number / "trajectories.parquet")
+        rewards = [
+            Reward(trajectory_id=one.id, scenario_id=scenario.id, name="rule", score=0.5, success=True) for one in batch
+        ]
+        write_records(rewards, root / "run" / number / "rewards.parquet")
+    made.write()
+    return made
+
+
+@pytest.fixture
+def store(project: Project, empty_store: Path) -> Iterator[None]:
+    """A real MLflow store for it."""
+    (project.root / ".flywheel").mkdir(parents=True)
+    shutil.copy(empty_store, project.root / ".flywheel/mlflow.db")
+    yield
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        os.environ.pop(name)
+
+
+def episodes(number: str, scenario: Scenario, count: int, turns: int = 2) -> list[Trajectory]:
+    """Each asks so many times, and is answered with an error at last."""
+    message = use("measure", text=f"password: {PLANTED['arguments']}", name=f"of {PLANTED['SHOP_API_KEY']}")
+    told = [f"384400 km, {PLANTED['answer']}"] * (turns - 1) + [error("no such thing")]
+    made = [
+        Turn(
+            prompt_ids=(1,),
+            completion_ids=(2, 3),
+            logprobs=(-0.1, -0.1),
+            message=message,
+            observations=({"role": "tool", "name": "measure", "content": text},),
+            finish_reason="stop",
+        )
+        for text in told
+    ]
+    fields: dict[str, Any] = {"scenario_id": scenario.id, "adapter_hash": "a", "turns": tuple(made)}
+    return [Trajectory(id=f"{number}-{n}", attempt=n, stop_reason="max_turns", **fields) for n in range(count)]
+
+
+def tracked(project: Project) -> list[str]:
+    """What a flow does, with a real tracker; returns what was told."""
+    from steps.tracking.tracker import start
+
+    told: list[str] = []
+    tracker = start(project.root, told.append)
+    tracker.beside = wandb.start(tracker)
+    assert tracker.beside is not None
+    for number in ("001", "002"):
+        tracker.iteration(number, 0.25)
+        tracker.beside.iteration(number)
+    tracker.finish()
+    tracker.beside.finish("002")
+    return told
+
+
+def sent(root: Path) -> list[Sent]:
+    return [Sent(folder) for folder in sorted((root / ".flywheel/wandb").glob("offline-run-*"))]
+
+
+def test_an_offline_run_holds_it_all(project: Project, store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("SHOP_API_KEY", PLANTED["SHOP_API_KEY"])
+    assert tracked(project) == []
+    assert (project.root / ".flywheel/wandb.log").read_text() == ""
+    [found] = sent(project.root)
+    key = str(lock.run_key(lock.read_lock(project.root)))
+    assert (found.run.run_id, found.run.project, found.run.run_group) == (key, "agent-flywheel", "toy")
+    assert found.run.display_name == f"toy seed 3 {key[:6]}"
+    assert found.run.resume
+    assert found.exit_code == 0
+
+    assert {name: found.config[name] for name in ("seed", "update.learning_rate", "update.loss_type")} == {
+        "seed": 3,
+        "update.learning_rate": 1e-05,
+        "update.loss_type": "dapo",
+    }
+    assert [row["_step"] for row in found.history] == [0, 1, 2]
+    base, _, last = found.history
+    assert base["val/success"] == 0.3
+    assert "average_reward" not in base
+    expected = {"average_reward": 1.0, "success_rate": 0.25, "average_episode_length": 3.0, "reward_mean": 1.0}
+    expected |= {"val/success": 0.5, "seconds/update": 2.0, "overhead_seconds": 0.25}
+    assert last.items() >= expected.items()
+    assert found.summary["test/success"] == 0.4
+    assert found.summary["best_iteration"] == "002"
+
+    columns, rows = found.table(2, "episodes")
+    assert (columns, len(rows)) == (wandb_process.EPISODES, 6)
+    row = dict(zip(columns, rows[0], strict=True))
+    assert (row["episode"], row["turns"], row["tokens"], row["reward"], row["success"]) == ("002-0", 2, 4, 0.5, True)
+    assert row["prompt"] == "How far is the moon? [masked]"
+    columns, rows = found.table(1, "actions")
+    assert (columns, len(rows)) == (wandb_process.ACTIONS, 12)
+    row = dict(zip(columns, rows[0], strict=True))
+    assert (row["turn"], row["action"], row["is_error"]) == (1, "measure", False)
+    assert row["answer"] == "384400 km, [masked]"
+    assert rows[1][-1] is True
+
+    name = adapter_hash(project.root / "run/002/adapter")
+    [adapter] = [one for one in found.artifacts if one.type == "model"]
+    assert (adapter.name, set(adapter.aliases)) == (f"adapter-{name}", {"latest", "best"})
+    assert {one.path for one in adapter.manifest.contents} == {"adapter_config.json", "adapter_model.safetensors"}
+
+    everything = [
+        path for path in (project.root / ".flywheel").rglob("*") if path.is_file() and "mlflow" not in path.name
+    ]
+    assert any(path.suffix == ".wandb" for path in everything)
+    unmasked = str(wandb_process.rows(project.root / "run", "001"))
+    assert all(secret in unmasked for secret in PLANTED.values()), "they would be sent"
+    for path in everything:
+        content = path.read_bytes()
+        assert [name for name, secret in PLANTED.items() if secret.encode() in content] == [], path
+    names = {path.name for path in found.files.rglob("*")}
+    assert names.isdisjoint({"wandb-metadata.json", "requirements.txt", "output.log", "diff.patch", "code"}), names
+    assert not {field.name for field, _ in found.run.ListFields()} & {"git", "host"}
+
+
+def test_an_interrupted_run_is_ended_and_gone_on_with(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    told: list[str] = []
+    interrupted = wandb.Beside(fake(project.root, told))
+    interrupted.iteration("001")
+    process = interrupted.process
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()  # as the flow's end does
+    assert process.wait(240) == 0
+    [first] = sent(project.root)
+    assert ([row["_step"] for row in first.history], first.exit_code) == ([0, 1], 1)
+    time.sleep(1.05 - time.time() % 1)  # offline runs are named by the second
+    all_of_it(wandb.Beside(fake(project.root, told)), 2)
+    [_, second] = sent(project.root)
+    assert second.run.run_id == first.run.run_id == lock.run_key(lock.read_lock(project.root))
+    assert ([row["_step"] for row in second.history], second.exit_code) == ([0, 1, 2], 0)
+    assert told == []
+
+
+def test_without_it_nothing_is_imported_or_started() -> None:
+    code = "import sys; from steps.tracking import wandb; print(wandb.start(None), 'wandb' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.stdout == "None False\n", done.stderr
+
+
+def test_switched_off_in_spite_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    assert wandb.start(fake(Path(), [])) is not None
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert wandb.start(fake(Path(), [])) is None
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.delenv("WANDB_API_KEY")
+    assert wandb.start(fake(Path(), [])) is None
+
+
+def test_a_key_without_the_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    told: list[str] = []
+    assert wandb.start(fake(Path(), told)) is None
+    [said] = told
+    assert "(WANDB_API_KEY), and the package wandb is not installed" in said
+    assert "k" * 40 not in said
+
+
+# --- What goes wrong
+
+
+def fake(root: Path, told: list[str]) -> Any:
+    """What Beside reads of a tracker."""
+    parent = SimpleNamespace(data=SimpleNamespace(metrics={"test/success": 0.4, "val/success": 0.2}))
+    return SimpleNamespace(
+        root=root, tell=told.append, params=Params(task="toy"), parent=parent, metrics=lambda number: {"loss": 0.5}
+    )
+
+
+def beside(root: Path, program: str) -> tuple[wandb.Beside, list[str]]:
+    """In place of the process one that runs this."""
+    told: list[str] = []
+    return wandb.Beside(fake(root, told), (sys.executable, "-c", program)), told
+
+
+def all_of_it(one: wandb.Beside, iterations: int = 3) -> float:
+    started = time.monotonic()
+    for number in range(1, iterations + 1):
+        one.iteration(f"{number:03d}")
+    one.finish("001")
+    return time.monotonic() - started
+
+
+def test_one_that_fails_is_one_warning(tmp_path: Path) -> None:
+    one, told = beside(tmp_path, "print('noise\\nerror: CommError: no such key'); raise SystemExit(1)")
+    all_of_it(one)
+    one.iteration("004")
+    one.finish("001")
+    [said] = told
+    assert said.startswith("Weights & Biases does not log this run (CommError: no such key; ")
+    assert said.endswith("; the run goes on without it")
+
+
+def test_one_that_ends_at_once_is_one_warning(tmp_path: Path) -> None:
+    one, told = beside(tmp_path, "")
+    one.iteration("001")
+    assert one.process is not None
+    one.process.wait(240)
+    all_of_it(one)
+    assert len(told) == 1
+
+
+def test_one_that_cannot_be_started_is_one_warning(tmp_path: Path) -> None:
+    told: list[str] = []
+    one = wandb.Beside(fake(tmp_path, told), (str(tmp_path / "missing"),))
+    all_of_it(one)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("iterations", [3, 2000])  # the second fills the line, and the writer would wait
+def test_one_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, iterations: int) -> None:
+    monkeypatch.setattr(wandb, "PATIENCE", 0.3)
+    one, told = beside(tmp_path, "import time; time.sleep(60)")
+    taken = all_of_it(one, iterations)
+    assert one.process is not None
+    os.killpg(one.process.pid, signal.SIGKILL)
+    one.process.wait(240)
+    assert taken < 30  # of the 60 for which it hangs
+    [said] = told
+    assert ("the upload goes on by itself" in said) == (iterations == 3)
+
+
+def test_a_server_that_does_not_answer_holds_nothing_up(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real wandb, online, against a port at which nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+        monkeypatch.setattr(wandb, "PATIENCE", 1.0)
+        told: list[str] = []
+        one = wandb.Beside(fake(project.root, told))
+        taken = all_of_it(one)
+        assert one.process is not None
+        assert one.process.poll() is None, "it waits by itself"
+        os.killpg(one.process.pid, signal.SIGKILL)
+        one.process.wait(240)
+    assert taken < 30  # of the 60 for which it hangs
+    assert ["the upload goes on by itself" in said for said in told] == [True]
+    assert "k" * 40 not in "".join(
+        path.read_text(errors="replace") for path in (project.root / ".flywheel").rglob("*.log")
+    )
+
+
+# --- Parts
+
+
+def test_usual_names() -> None:
+    given = {
+        "loss": 0.1,
+        "kl": 0.2,
+        "entropy": 0.3,
+        "reward_mean": 0.4,
+        "success": 0.5,
+        "turns": 6.0,
+        "optimizer_steps": 8,
+    }
+    found = wandb_process.usual(given, Update(learning_rate=1e-4))
+    assert {name: found[name] for name in found.keys() - given.keys()} == {
+        "policy_loss": 0.1,
+        "kl_divergence": 0.2,
+        "average_reward": 0.4,
+        "success_rate": 0.5,
+        "average_episode_length": 6.0,
+        "learning_rate": 1e-4,
+    }
+    assert found.items() >= given.items()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),  # after 1, 2, 3, 6 and 11 steps of a rate of 1, two steps of warm-up, ten in all
+    [
+        ({"lr_scheduler_type": "constant"}, (0, 0.5, 1, 1, 1)),
+        ({"lr_scheduler_type": "linear", "max_steps": 10}, (0, 0.5, 1, 0.625, 0)),
+        ({"lr_scheduler_type": "cosine", "max_steps": 10}, (0, 0.5, 1, (1 + 0.3826834323650898) / 2, 0)),
+    ],
+)
+def test_the_rate_is_the_schedules(schedule: dict[str, Any], rates: Sequence[float]) -> None:
+    update = Update(learning_rate=1.0, warmup_steps=2, **schedule)
+    assert [wandb_process.rate(update, steps) for steps in (1, 2, 3, 6, 11)] == pytest.approx(rates)
+
+
+def test_tables_are_bounded_and_of_the_whole_batch(tmp_path: Path) -> None:
+    scenario = Scenario.make("toy", "train", [{"role": "user", "content": "w" * 900}], {})
+    (tmp_path / "001").mkdir()
+    (tmp_path / "scenarios").mkdir()
+    write_records([scenario], tmp_path / "scenarios/train.parquet")
+    write_records(episodes("001", scenario, 450, turns=7), tmp_path / "001/trajectories.parquet")
+    first, actions = wandb_process.rows(tmp_path, "001")
+    assert (len(first), len(actions)) == (200, 196)  # 28 whole episodes of seven actions
+    assert int(first[-1][1].partition("-")[2]) > 440
+    assert len({row[1] for row in actions}) == 28
+    assert {len(row[3]) for row in first} == {wandb_process.CHARACTERS}
+    assert len(wandb_process.rows(tmp_path, "002")[0]) == 0
+
+
+def test_an_adapter_that_names_a_secret_is_not_sent(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": "https://me:pa55word@hub/model"})
+    )
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
+    said: list[str] = []
+    wandb_process.send_adapter(None, tmp_path, said.append)
+    wandb_process.send_adapter(None, tmp_path / "missing", said.append)
+    assert ["holds what looks like a secret" in said[0], "is not there" in said[1]] == [True, True]

@@ -1,0 +1,494 @@
+"""The loss of an update: its gradient against the formulas in float64 and against TRL's own trainer on padded rows, the
+sampler's share in it by hand, and trajectories of another policy refused.
+
+On a random Qwen3 of a few thousand parameters; the trainer, TRL's loss and PEFT are the real ones.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steps.core.errors import UserError
+from steps.core.params import Policy, Update
+from steps.core.records import Row
+from steps.training.batches import Example
+from steps.training.grpo import Trainer
+from steps.training.loss import TrlLoss, check_sampler, sampler_kl, sampler_ratio
+from tests.support import tiny
+from tests.support.tiny import (
+    LOOSE,
+    moved,
+    plain_logits,
+    plain_logps,
+    random_rows,
+    relative,
+    sampled_by,
+    twin,
+    weights,
+    with_advantages,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LOSSES = ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo"]
+TEMPERATURE = 0.8
+CORRECTED = {"vllm_importance_sampling_correction": True}
+
+
+@pytest.fixture
+def gradients(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """The gradient at each optimiser step, before it is clipped."""
+    import torch
+
+    seen: list[list[Any]] = []
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def record(weights: Any, limit: float) -> Any:
+        weights = list(weights)
+        seen.append([value.grad.clone() for value in weights])
+        return clip(weights, limit)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", record)
+    return seen
+
+
+def update_of(loss_type: str, **knobs: Any) -> Update:
+    """Clips often, and keeps so still that every step starts where the first did."""
+    given = {"loss_type": loss_type, "beta": 0.02, "steps_per_generation": 1, "learning_rate": 1e-12, **LOOSE}
+    return Update.model_validate(given | ({"epsilon_high": 1.2} if loss_type == "cispo" else {}) | knobs)
+
+
+def noisy_examples(model: Any, seed: int) -> list[Example]:
+    """Rows that share prompts, in uneven groups; their noise moves ratios out of the clipping range on both sides."""
+    rows = random_rows(24, seed, longest=20, alike=0.5)
+    return with_advantages(sampled_by(model, rows, TEMPERATURE, noise=0.4), seed, sizes=[5, 1, 7, 2, 6])
+
+
+def parts_of(trainer: Trainer, examples: list[Example], update: Update) -> list[list[Example]]:
+    """The examples of each optimiser step of an update with seed 9."""
+    return [
+        [example for batch in step.batches for example in batch["examples"]]
+        for step in trainer._steps(examples, update, 9)
+    ]
+
+
+def expected_loss(
+    update: Update, model: Any, examples: list[Example], context: int, tokens: int, before: Any = None
+) -> Any:
+    """The loss of one optimiser step, from the formulas alone.
+
+    Clipped surrogate (cispo: a clipped weight of the logprob; gspo: the ratio of the row's mean) and k3 estimate of the KL
+    for each sampled token; then averaged within each row and over rows (grpo, gspo), over all tokens (bnpo), over rows
+    times a constant (dr_grpo), over the tokens of an average step (dapo, cispo). Ratios are to the sampler's logprobs, or to
+    those of the policy `before`, weighted by how far the sampler was from it.
+    """
+    import torch
+
+    sums, counts = [], []
+    for row, advantage, _ in examples:
+        places = torch.tensor(row.mask[1:]).nonzero()[:, 0]
+        new = plain_logps(model, row, TEMPERATURE)[places]
+        old = sampling = torch.tensor(row.logprobs[1:], dtype=torch.float64)[places]
+        with torch.no_grad(), model.disable_adapter():
+            reference = plain_logps(model, row, TEMPERATURE)[places]
+        weight: Any = 1.0
+        if before is not None:
+            with torch.no_grad():
+                old = plain_logps(before, row, TEMPERATURE)[places]
+            weight = importance(update, old - sampling)
+        ratio = (new - old).mean().exp() if update.loss_type == "gspo" else (new - old).exp()
+        if update.loss_type == "cispo":
+            gain = ratio.detach().clamp(max=update.epsilon_high) * advantage * new
+        else:
+            assert update.epsilon is not None
+            assert update.epsilon_high is not None
+            clipped = ratio.clamp(1 - update.epsilon, 1 + update.epsilon_high)
+            gain = torch.minimum(ratio * advantage, clipped * advantage)
+        kl = torch.exp(reference - new) - (reference - new) - 1
+        if update.use_bias_correction_kl:
+            kl = kl * ratio
+        sums.append((update.beta * kl - weight * gain).sum())
+        counts.append(len(places))
+    total = torch.stack(sums)
+    by_rows = (total / torch.tensor(counts)).mean()
+    by_window = total.sum() / (tokens / update.steps_per_generation)
+    return {
+        "grpo": by_rows,
+        "gspo": by_rows,
+        "bnpo": total.sum() / sum(counts),
+        "dr_grpo": total.sum() / (len(examples) * context),
+        "dapo": by_window,
+        "cispo": by_window,
+    }[update.loss_type]
+
+
+def importance(update: Update, difference: Any) -> Any:
+    """Weights of a row's sampled tokens: ratios of trainer to sampler within bounds."""
+    import torch
+
+    level, _, what = str(update.vllm_importance_sampling_mode).partition("_")
+    ratio = (difference.sum(0, keepdim=True) if level == "sequence" else difference).exp()
+    low, high = update.vllm_importance_sampling_clip_min or 0.0, update.vllm_importance_sampling_clip_max or math.inf
+    inside = (ratio >= low) & (ratio <= high)
+    return torch.where(inside, ratio, 0.0) if what == "mask" else ratio.clamp(low, high)
+
+
+def clipped_share(measured: dict[str, float]) -> float:
+    return measured.get("clip_ratio/region_mean", measured.get("cispo_clip_ratio", 0.0))
+
+
+# --- The gradient
+
+
+@pytest.mark.parametrize("budget", [64, 100_000], ids=["micro-batches", "one batch"])
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_gradient_equals_that_of_the_formulas(
+    policy: Policy, gradients: list[list[Any]], tmp_path: Path, loss_type: str, steps: int, budget: int
+) -> None:
+    import torch
+
+    trainer = moved(Trainer(policy, seed=1))
+    model = twin(trainer, tmp_path)
+    examples = noisy_examples(model, seed=5)
+    update = update_of(loss_type, steps_per_generation=steps, tokens_per_micro_batch=budget)
+    parts = parts_of(trainer, examples, update)
+    # the test would not see a wrong weight of a micro-batch if there were one alone
+    assert all((len(step.batches) > 1) == (budget == 64) for step in trainer._steps(examples, update, 9))
+    measured = trainer.update(examples, update, TEMPERATURE, seed=9)
+    assert len(gradients) == len(parts) == steps
+    assert 0.05 < clipped_share(measured) < 0.95
+
+    tokens = sum(sum(example.row.mask) for example in examples)
+    losses = []
+    for found, part in zip(gradients, parts, strict=True):
+        loss = expected_loss(update, model, part, policy.context, tokens)
+        expected = torch.autograd.grad(loss, weights(model))
+        assert relative(found, expected) < 1e-5
+        assert max(float(value.abs().max()) for value in expected) > 1e-3, "a gradient this small would equal anything"
+        losses.append(loss.item())
+    assert measured["loss"] == pytest.approx(sum(losses) / steps, rel=1e-5, abs=3e-6)  # a small rest of terms near 1
+
+
+def trl_trainer(model: Any, update: Update, context: int, folder: Path) -> Any:
+    """TRL's own trainer around a stock model. Its forward pass alone is replaced: by one with all logits, in float32."""
+    import torch
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+    from trl import GRPOConfig, GRPOTrainer
+
+    arguments = GRPOConfig(
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        num_generations=2,
+        per_device_train_batch_size=2,
+        loss_type="grpo" if update.loss_type == "gspo" else update.loss_type,
+        importance_sampling_level="sequence" if update.loss_type == "gspo" else "token",
+        beta=update.beta,
+        use_bias_correction_kl=bool(update.use_bias_correction_kl),
+        epsilon=update.epsilon or 0.2,
+        epsilon_high=update.epsilon_high,
+        max_completion_length=context,
+    )
+    words = Tokenizer(models.WordLevel({str(token): token for token in range(tiny.VOCABULARY)}, unk_token="0"))
+    trainer = GRPOTrainer(
+        model=model,
+        args=arguments,
+        reward_funcs=lambda **_: [0.0],
+        train_dataset=Dataset.from_dict({"prompt": ["1"]}),
+        processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="1"),
+    )
+    trainer.args.steps_per_generation = update.steps_per_generation
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = update.vllm_importance_sampling_correction
+
+    def forward(model: Any, ids: Any, attention: Any, count: int, **_: Any) -> Any:
+        logits = model(input_ids=ids, attention_mask=attention).logits[:, -count - 1 : -1].float() / TEMPERATURE
+        logps = torch.log_softmax(logits, -1)
+        chosen = logps.gather(-1, ids[:, -count:, None])[..., 0]
+        return chosen, -(logps.exp() * logps).sum(-1), None
+
+    trainer._get_per_token_logps_and_entropies = forward
+    return trainer
+
+
+def trl_batch(model: Any, examples: list[Example], tokens: int, update: Update) -> dict[str, Any]:
+    """What TRL's trainer makes of trajectories: prompts [B, P] padded on the left, the rest [B, T] on the right."""
+    import torch
+
+    prompts = [row.mask.index(1) for row, _, _ in examples]
+    longest = max(prompts)
+    after = max(len(row.ids) - prompt for (row, _, _), prompt in zip(examples, prompts, strict=True))
+
+    def left(values: list[list[Any]]) -> Any:
+        return torch.tensor([[0] * (longest - len(one)) + one for one in values])
+
+    def right(values: list[list[Any]]) -> Any:
+        return torch.tensor([one + [0] * (after - len(one)) for one in values])
+
+    def rest(name: str) -> Any:
+        return right([getattr(row, name)[prompt:] for (row, _, _), prompt in zip(examples, prompts, strict=True)])
+
+    def by_row(of: Any) -> Any:
+        with torch.no_grad():
+            found = [[0.0, *plain_logps(of, row, TEMPERATURE).tolist()] for row, _, _ in examples]
+        return right([one[prompt:] for one, prompt in zip(found, prompts, strict=True)])
+
+    batch = {
+        "prompt_ids": left([row.ids[:prompt] for (row, _, _), prompt in zip(examples, prompts, strict=True)]),
+        "prompt_mask": left([[1] * prompt for prompt in prompts]),
+        "completion_ids": rest("ids"),
+        "completion_mask": right([[1] * (len(e.row.ids) - p) for e, p in zip(examples, prompts, strict=True)]),
+        "tool_mask": rest("mask"),
+        "advantages": torch.tensor([advantage for _, advantage, _ in examples]),
+        "old_per_token_logps": rest("logprobs"),
+        "num_items_in_batch": torch.tensor(float(tokens)),
+    }
+    with model.disable_adapter():
+        batch["ref_per_token_logps"] = by_row(model)
+    if update.vllm_importance_sampling_correction:
+        batch["old_per_token_logps"] = by_row(model)
+        difference = (batch["old_per_token_logps"] - rest("logprobs")) * batch["tool_mask"]
+        batch["importance_sampling_ratio"] = torch.stack([importance(update, one) for one in difference])
+    return batch
+
+
+@pytest.mark.parametrize("knobs", [{}, CORRECTED], ids=["plain", "corrected"])
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_loss_and_gradient_are_those_of_trl_on_padded_rows(
+    policy: Policy, gradients: list[list[Any]], tmp_path: Path, loss_type: str, steps: int, knobs: dict[str, Any]
+) -> None:
+    """An adapter near the base policy: far from it single terms of the KL drown the rest, and its digits, in rounding."""
+    import torch
+
+    for seed in range(3):
+        trainer = moved(Trainer(policy, seed=1), size=0.05, seed=seed)
+        model = twin(trainer, tmp_path / f"adapter {seed}", double=False)
+        examples = noisy_examples(model, seed)
+        update = update_of(loss_type, steps_per_generation=steps, tokens_per_micro_batch=64, **knobs)
+        parts = parts_of(trainer, examples, update)
+        gradients.clear()
+        measured = trainer.update(examples, update, TEMPERATURE, seed=9)
+
+        theirs = trl_trainer(model, update, policy.context, tmp_path / "trl")
+        tokens = sum(sum(example.row.mask) for example in examples)
+        losses = []
+        for found, part in zip(gradients, parts, strict=True):
+            loss = theirs._compute_loss(model, trl_batch(model, part, tokens, update))
+            assert relative(found, torch.autograd.grad(loss, weights(model))) < 1e-5
+            losses.append(loss.item())
+        assert measured["loss"] == pytest.approx(sum(losses) / steps, rel=1e-5, abs=1e-5)  # a small rest of large terms
+        for name, values in theirs._metrics["train"].items():
+            if steps == 1 and not name.startswith("clip_ratio"):  # of rows with gspo, and of the worst row
+                assert measured[name] == pytest.approx(values[0], rel=1e-5, abs=1e-5), name
+
+
+def test_metrics_are_those_of_the_formulas(policy: Policy, tmp_path: Path) -> None:
+    import torch
+
+    trainer = moved(Trainer(policy, seed=1))
+    model = twin(trainer, tmp_path)
+    examples = noisy_examples(model, seed=5)
+    kl = entropy = clipped = difference = 0.0
+    tokens = sum(sum(example.row.mask) for example in examples)
+    with torch.no_grad():
+        for row, advantage, _ in examples:
+            places = torch.tensor(row.mask[1:]).nonzero()[:, 0]
+            new = plain_logps(model, row, TEMPERATURE)[places]
+            gap = new - torch.tensor(row.logprobs[1:], dtype=torch.float64)[places]
+            difference += float((gap.exp() - 1 - gap).sum())
+            clipped += float((gap.exp() < 0.8 if advantage < 0 else gap.exp() > 1.28).sum())
+            with model.disable_adapter():
+                gap = plain_logps(model, row, TEMPERATURE)[places] - new
+            kl += float((gap.exp() - 1 - gap).sum())
+            spread = torch.distributions.Categorical(logits=plain_logits(model, row, TEMPERATURE))
+            entropy += float(spread.entropy()[places].sum())
+    examples = [example._replace(group=str(number)) for number, example in enumerate(examples)]  # each is in the sample
+    knobs = {"use_bias_correction_kl": False, "steps_per_generation": 2, "tokens_per_micro_batch": 64}
+    update = Update.model_validate({**knobs, "learning_rate": 1e-12, **LOOSE})
+    measured = trainer.update(examples, update, TEMPERATURE, seed=9)
+    assert measured["kl"] == pytest.approx(kl / tokens, rel=1e-4)
+    assert measured["entropy"] == pytest.approx(entropy / tokens, rel=1e-4)
+    assert measured["clip_ratio/region_mean"] == pytest.approx(clipped / tokens, rel=1e-4)
+    assert all(math.isfinite(value) for value in measured.values())
+    assert measured["sampler_kl"] == pytest.approx(difference / tokens, rel=1e-4)
+
+
+@pytest.mark.parametrize("knobs", [{}, CORRECTED], ids=["plain", "corrected"])
+def test_a_second_pass_compares_with_the_policy_before_the_first(
+    policy: Policy, gradients: list[list[Any]], tmp_path: Path, knobs: dict[str, Any]
+) -> None:
+    """What an update keeps from its first pass (the base policy's logprobs, those before the update) must not move."""
+    import torch
+
+    update = update_of("dapo", learning_rate=1e-3, tokens_per_micro_batch=64, **knobs)
+    trainer = moved(Trainer(policy, seed=1))
+    before = twin(trainer, tmp_path / "before")
+    examples = noisy_examples(before, seed=5)
+    trainer.update(examples, update, TEMPERATURE, seed=9)
+    after = twin(trainer, tmp_path / "after")
+    gradients.clear()
+    again = moved(Trainer(policy, seed=1))
+    again.update(examples, update.model_copy(update={"num_iterations": 2}), TEMPERATURE, seed=9)
+    tokens = sum(sum(example.row.mask) for example in examples)
+    first, second = (
+        torch.autograd.grad(
+            expected_loss(update, model, examples, policy.context, tokens, before if knobs else None), weights(model)
+        )
+        for model in (before, after)
+    )
+    assert relative(gradients[0], first) < 1e-5
+    assert relative(gradients[1], second) < 1e-5
+    assert relative(first, second) > 0.01
+
+
+def test_trl_reads_nothing_that_the_stand_in_lacks() -> None:
+    """A knob that TRL adds to its loss must fail loudly: the stand-in has no attribute that answers for it."""
+    loss = TrlLoss(Update(), None, 1.0, 64)
+    with pytest.raises(AttributeError):
+        loss.a_knob_of_the_future  # type: ignore[attr-defined] # noqa: B018
+
+
+def test_a_gradient_step_raises_what_was_good_and_lowers_what_was_bad(policy: Policy) -> None:
+    import torch
+
+    trainer = moved(Trainer(policy, seed=1))
+    rows = sampled_by(trainer.model, random_rows(2, seed=7), 1.0)
+    before = [sum(row.logprobs) for row in rows]
+    update = Update(beta=0, steps_per_generation=1, learning_rate=1e-2)
+    trainer.update([Example(rows[0], 1.0), Example(rows[1], -1.0)], update, 1.0, seed=1)
+    with torch.no_grad():
+        after = [sum(row.logprobs) for row in sampled_by(trainer.model, rows, 1.0)]
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+
+
+# --- The sampler's share
+
+
+RATIOS = [[2.0, 0.5, 4.0, 9.0], [0.25, 1.0, 9.0, 9.0], [3.0, 9.0, 9.0, 9.0]]  # trainer / sampler
+SAMPLED = [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "low", "high", "expected"),
+    [
+        ("token_truncate", None, 3, [[2, 0.5, 3], [0.25, 1], [3]]),
+        ("token_truncate", 0.4, 3, [[2, 0.5, 3], [0.4, 1], [3]]),
+        ("token_truncate", 0.4, None, [[2, 0.5, 4], [0.4, 1], [3]]),
+        ("token_truncate", None, None, [[2, 0.5, 4], [0.25, 1], [3]]),
+        ("token_mask", None, 3.001, [[2, 0.5, 0], [0.25, 1], [3]]),
+        ("token_mask", 0.4, 2.5, [[2, 0.5, 0], [0, 1], [0]]),
+        ("token_mask", 0.4, None, [[2, 0.5, 4], [0, 1], [3]]),
+        ("token_mask", None, None, [[2, 0.5, 4], [0.25, 1], [3]]),
+        # of rows: 2 × 0.5 × 4 = 4, 0.25 × 1, 3
+        ("sequence_truncate", None, 3.5, [[3.5], [0.25], [3]]),
+        ("sequence_truncate", 0.4, 2, [[2], [0.4], [2]]),
+        ("sequence_truncate", 0.4, None, [[4], [0.4], [3]]),
+        ("sequence_truncate", None, None, [[4], [0.25], [3]]),
+        ("sequence_mask", None, 3.5, [[0], [0.25], [3]]),
+        ("sequence_mask", 0.4, 2, [[0], [0], [0]]),
+        ("sequence_mask", 0.4, None, [[4], [0], [3]]),
+        ("sequence_mask", None, None, [[4], [0.25], [3]]),
+    ],
+)
+def test_sampler_ratio_by_hand(mode: str, low: float | None, high: float | None, expected: list[list[float]]) -> None:
+    import torch
+
+    bounds = {"vllm_importance_sampling_clip_min": low, "vllm_importance_sampling_clip_max": high}
+    update = Update.model_validate(CORRECTED | {"vllm_importance_sampling_mode": mode}).model_copy(update=bounds)
+    sampling = torch.tensor([[-1.0, -2.0, -3.0, -4.0]] * 3)
+    old, mask = sampling + torch.tensor(RATIOS).log(), torch.tensor(SAMPLED, dtype=torch.float32)
+    found = sampler_ratio(old, sampling, mask, update)
+    assert found.shape == ((3, 1) if mode.startswith("sequence") else (3, 4))
+    for row, values in zip(found.tolist(), expected, strict=True):
+        assert row[: len(values)] == pytest.approx(values, abs=1e-5)
+        assert all(math.isfinite(value) for value in row)
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "gspo", "cispo"])
+def test_corrected_gradient_equals_that_of_the_formulas(
+    policy: Policy, gradients: list[list[Any]], tmp_path: Path, loss_type: str, mode: str
+) -> None:
+    import torch
+
+    knobs = {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": 1.3} | CORRECTED
+    update = update_of(loss_type, tokens_per_micro_batch=64, vllm_importance_sampling_clip_min=0.8, **knobs)
+    trainer = moved(Trainer(policy, seed=1))
+    model = twin(trainer, tmp_path)
+    examples = noisy_examples(model, seed=5)
+    trainer.update(examples, update, TEMPERATURE, seed=9)
+    tokens = sum(sum(example.row.mask) for example in examples)
+
+    def gradient(update: Update) -> Any:
+        loss = expected_loss(update, model, examples, policy.context, tokens, before=model)
+        return torch.autograd.grad(loss, weights(model))
+
+    assert relative(gradients[0], gradient(update)) < 1e-5
+    for name in ("vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max"):
+        assert relative(gradients[0], gradient(update.model_copy(update={name: None}))) > 0.01, "no ratio was outside"
+
+
+# --- Trajectories of another policy
+
+
+def test_sampler_kl_by_hand() -> None:
+    """Two sampled tokens, ratios 2 and 1/2: (2 - 1 - ln 2) + (1/2 - 1 + ln 2) = 0.5; the others do not count."""
+    import torch
+
+    sampling = torch.tensor([[-1.0, -2.0, -9.0]])
+    logps = sampling + torch.tensor([[math.log(2), -math.log(2), 5.0]])
+    assert sampler_kl(logps, sampling, torch.tensor([[1.0, 1.0, 0.0]])) == pytest.approx(0.5, abs=1e-6)
+
+
+def test_sampler_kl_sees_small_differences() -> None:
+    """About d² / 2 each: in float32 that of 1e-4 would be lost in rounding."""
+    import torch
+
+    sampling = torch.zeros(1, 4)
+    assert sampler_kl(sampling + 1e-4, sampling, torch.ones(1, 4)) == pytest.approx(2e-8, rel=1e-3)
+
+
+@pytest.mark.parametrize("kl", [0.0011, 1.0, math.inf, math.nan])
+def test_check_sampler_refuses(kl: float) -> None:
+    with pytest.raises(
+        UserError, match=r"not sampled by the policy that is being trained.*update\.max_sampler_kl is 1e-03"
+    ):
+        check_sampler(kl, 1e-3)
+
+
+def test_check_sampler_accepts() -> None:
+    assert check_sampler(0.0, 1e-3) == 0.0
+    assert check_sampler(1e-3, 1e-3) == 1e-3
+
+
+@pytest.mark.parametrize("knobs", [{}, CORRECTED], ids=["plain", "corrected"])
+@pytest.mark.parametrize("fault", ["none", "stale adapter", "other temperature", "wrong mask"])
+def test_trajectories_must_come_from_the_policy_that_is_trained(
+    policy: Policy, fault: str, knobs: dict[str, Any]
+) -> None:
+    trainer = moved(Trainer(policy, seed=1))
+    rows = sampled_by(trainer.model, random_rows(8, seed=2), 1.0)
+    if fault == "wrong mask":
+        rows = [Row(row.ids, [0] + [1] * (len(row.ids) - 1), row.logprobs) for row in rows]
+    if fault == "stale adapter":
+        moved(trainer, 0.05, seed=1)
+    before = {name: value.detach().clone() for name, value in trainer.weights.items()}
+    temperature = 0.8 if fault == "other temperature" else 1.0
+    update = Update.model_validate({"steps_per_generation": 2} | knobs)
+    if fault == "none":
+        measured = trainer.update(with_advantages(rows), update, temperature, seed=1)
+        assert measured["sampler_kl"] < 1e-6
+        return
+    with pytest.raises(UserError, match="not sampled by the policy that is being trained"):
+        trainer.update(with_advantages(rows), update, temperature, seed=1)
+    assert trainer.steps == 0
+    assert all((value == before[name]).all() for name, value in trainer.weights.items())

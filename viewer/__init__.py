@@ -1,0 +1,1 @@
+"""Pages to browse trajectories: no Prefect, and no flow imports it."""
