@@ -13,7 +13,6 @@ import urllib.request
 from base64 import b64encode
 from pathlib import Path
 
-from flows.ui import KEY
 from steps.core.errors import UserError
 
 PATIENCE = 180.0  # seconds for a server to answer
@@ -84,7 +83,7 @@ def headers(environment: dict[str, str]) -> dict[str, str]:
     return {"Authorization": f"Basic {b64encode(key.encode()).decode()}"} if key else {}
 
 
-def key(path: Path = KEY, user: str = "flywheel:") -> str:
+def key(path: Path, user: str = "flywheel:") -> str:
     """An API's key, made on the first call: Prefect's is a user and a password."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

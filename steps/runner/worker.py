@@ -1,9 +1,10 @@
 """Warm worker: the process in which stages run, one after the other, so that heavy imports are paid once.
 
-It is started by the first stage's command (steps/runner/handover.py), or by hand with `python -m steps.runner.worker`
-to see its output. It ends by itself after FLYWHEEL_IDLE_SECONDS (120) without work, on SIGTERM, or when code or environment are
-no longer those it began with. If the client of the running stage goes away, the process ends at once: the stage may sit in a C++
-loop that nothing else interrupts. Only functions of steps.* and environments.* are run, only for the user who started it.
+The first stage's command starts it (steps/runner/handover.py); `python -m steps.runner.worker` starts one by hand, to see
+its output. It ends by itself after FLYWHEEL_IDLE_SECONDS (120) without work, on SIGTERM, or when the code or the environment
+are no longer those it began with. If the client of the running stage goes away, the process ends at once, because the stage
+may sit in a C++ loop that nothing else interrupts. It runs only functions of steps.* and environments.*, and only for the
+user who started it.
 """
 
 from __future__ import annotations

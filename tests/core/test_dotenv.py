@@ -36,7 +36,7 @@ OF_TOOLS = {"HF_ENDPOINT", "OPENAI_API_KEY"}  # read by a library, or under the 
 def read_by_code(root: Path) -> set[str]:
     """The names that stand in modules, outside tests."""
     found: set[str] = set()
-    for package in ("flows", "steps", "environments"):
+    for package in ("flows", "steps", "environments", "viewer"):
         for path in (root / package).rglob("*.py"):
             found.update(NAME.findall(path.read_text()))
     return found

@@ -13,7 +13,7 @@ from tests.conftest import ROOT, python, run
 # `exec` is where CPython takes note of an interrupt for its own exit code, which only `python -m` comes to.
 MODULE = """
 import os, signal, sys
-from flows import command
+from flows.terminal import command
 
 def work():
     exec("os.kill(os.getpid(), signal.SIGINT); [None for _ in range(10**6)]")

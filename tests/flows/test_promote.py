@@ -135,7 +135,7 @@ def project(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) 
     shutil.copy(empty_store, tmp_path / ".flywheel/mlflow.db")
     monkeypatch.chdir(tmp_path)
     made = Project(tmp_path)
-    monkeypatch.setattr(promote, "run_stage", made.evaluate)
+    monkeypatch.setattr(judging, "run_stage", made.evaluate)
     monkeypatch.delenv("FLYWHEEL_LEDGER_URL", raising=False)
     monkeypatch.setattr(judging, "show_page", lambda verdict, _: made.pages.append(verdict))  # needs Prefect's server
     yield made

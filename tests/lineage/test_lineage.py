@@ -711,7 +711,7 @@ def test_ten_thousand_trajectories_without_their_turns(made: Run, ledger: Ledger
 
 def test_importing_loads_nothing_heavy() -> None:
     heavy = "torch vllm transformers mlflow prefect dvc pyarrow".split()
-    program = f"import sys, steps.lineage; print([name for name in {heavy} if name in sys.modules])"
+    program = f"import sys, steps.lineage.questions; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stdout == "[]\n"
 

@@ -319,8 +319,8 @@ def test_a_server_that_counts_no_tokens() -> None:
 
 PROGRAM = """
 import sys
-from steps.llm import Request, ask_all
-from steps.params import Endpoint
+from steps.llm.client import Request, ask_all
+from steps.core.params import Endpoint
 asked = [Request([{"role": "user", "content": str(number)}]) for number in range(40)]
 for reply in ask_all(Endpoint(model="m", base_url=sys.argv[1], max_connections=4), asked):
     print(reply.text)

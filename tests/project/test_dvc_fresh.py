@@ -1,0 +1,38 @@
+"""What an edit makes stale, as `dvc status` says after a real run: what the edited file feeds, and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conftest import Project, python, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def stale(project: Project) -> set[str]:
+    """The stages that DVC would run again, without their iterations."""
+    done = run(python("dvc", "status", "--json"), project.folder)
+    assert done.returncode == 0, done.stderr
+    return {name.partition("@")[0] for name in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize(
+    ("edited", "expected"),
+    [
+        ("steps/sampling/engine.py", {"rollout", "evaluate", "test"}),
+        ("steps/training/grpo.py", {"initialise", "update"}),
+        ("steps/registry/card.py", {"register"}),
+    ],
+)
+def test_an_edit_makes_only_what_it_feeds_stale(project: Project, edited: str, expected: set[str]) -> None:
+    before = stale(project)
+    path = project.folder / edited
+    text = path.read_text()
+    try:
+        path.write_text(text + "# edited\n")
+        assert stale(project) - before == expected
+    finally:
+        path.write_text(text)
+    assert stale(project) == before

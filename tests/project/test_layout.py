@@ -1,0 +1,185 @@
+"""The rooms and their levels: who may import whom, and that nothing imports in a circle.
+
+Each rule is a function that returns what breaks it, so that further tests can feed it something bad.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGES = ("environments", "steps", "flows", "viewer")
+STAGES = ("scenarios", "initialise", "rollout", "score", "update", "evaluate", "register")
+FLOWS = "train evaluate promote rescore rollback reproduce export serve ui deploy".split()
+# A room imports rooms of lower levels only, never a peer. Stages are above all rooms of steps/, flows above all of theirs.
+LEVELS = {
+    "steps": {
+        "core": 1,
+        **dict.fromkeys(("runner", "policy", "project"), 2),
+        **dict.fromkeys(("llm", "training", "supervised", "registry"), 3),
+        **dict.fromkeys(("data", "judging", "sampling", "tracing", "lineage"), 4),
+        "analytics": 5,
+        "tracking": 6,
+        **dict.fromkeys(STAGES, 7),
+    },
+    "flows": {
+        "repro": 1,
+        "terminal": 2,
+        "deployment": 3,
+        "promotion": 4,
+        **dict.fromkeys(FLOWS, 5),
+    },
+}
+RUNNERS = (*STAGES, "runner", "supervised")  # rooms whose modules are run as stages
+
+
+def module_of(path: Path, root: Path) -> str:
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def modules(root: Path) -> dict[str, ast.Module]:
+    """Name -> syntax tree of every module of the project."""
+    files = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
+    return {module_of(path, root): ast.parse(path.read_text(), str(path)) for path in files}
+
+
+def imports(tree: ast.Module, names: dict[str, ast.Module], at_import: bool = False) -> set[str]:
+    """The project's modules that a module imports anywhere in it, or only those that it imports when it is imported."""
+    found = set()
+    for node in running(tree) if at_import else ast.walk(tree):
+        match node:
+            case ast.Import(names=aliases):
+                found |= {alias.name for alias in aliases}
+            case ast.ImportFrom(module=str(module), names=aliases, level=0):
+                submodules = {f"{module}.{alias.name}" for alias in aliases} & names.keys()
+                found |= submodules or {module}
+    return found & names.keys()
+
+
+def running(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when a module is imported: neither bodies of functions nor `if TYPE_CHECKING:`."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from running(child)
+
+
+def room_of(module: str) -> str:
+    """The room of a module of steps/ or flows/; a flat module is a room by itself."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def layout_faults(root: Path) -> list[str]:
+    """Imports that run upwards or sideways, rooms without a level, and runners where none belongs."""
+    names, faults = modules(root), []
+    for importer, tree in names.items():
+        package, room = importer.partition(".")[0], room_of(importer)
+        levels = LEVELS.get(package, {})
+        if room and levels and room not in levels:
+            faults.append(f"{importer}: {package}/ has no room and no stage or flow named {room}")
+            continue
+        for imported in sorted(imports(tree, names)):
+            other = room_of(imported)
+            if package == "flows" and imported.startswith("viewer"):
+                faults.append(f"{importer} imports {imported}: no flow imports the viewer")
+            if package == "viewer" and imported.startswith("flows"):
+                faults.append(f"{importer} imports {imported}: the viewer imports no flow")
+            if imported.partition(".")[0] != package or room == other or not levels or not other:
+                continue
+            if levels.get(other, 0) >= levels[room]:
+                faults.append(f"{importer} imports {imported}: level {levels.get(other)} from level {levels[room]}")
+            entry = importer.endswith(".__main__")
+            if package == "steps" and other == "runner" and room not in RUNNERS and not entry:
+                faults.append(f"{importer} imports {imported}: only stages, supervised and __main__ are run")
+    return faults
+
+
+def circles(root: Path) -> list[str]:
+    """A circle of imports between modules, wherever they import; types alone (`if TYPE_CHECKING:`) excepted."""
+    names = modules(root)
+    graph = {name: imports(without_types(tree), names) - {name} for name, tree in names.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def without_types(tree: ast.Module) -> ast.Module:
+    """The tree without `if TYPE_CHECKING:`, whose imports never run."""
+
+    class Remover(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.AST | list[ast.AST]:
+            self.generic_visit(node)
+            typing = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+            return list(node.orelse) if typing else node
+
+    return Remover().visit(tree)
+
+
+def test_no_room_imports_upwards_or_sideways() -> None:
+    assert layout_faults(ROOT) == []
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    assert circles(ROOT) == []
+
+
+def test_steps_shows_its_stages_and_flows_its_flows() -> None:
+    flat = {folder: {path.stem for path in (ROOT / folder).glob("[!_]*.py")} for folder in ("steps", "flows")}
+    assert flat == {"steps": set(STAGES), "flows": set(FLOWS)}
+
+
+def test_tests_mirror_the_rooms() -> None:
+    rooms = {path.parent.name for path in (ROOT / "steps").glob("*/__init__.py")}
+    tested = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and list(path.glob("test_*.py"))}
+    assert rooms | {"stages", "flows", "viewer", "environments", "browser", "project"} == tested | {"browser"}
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "fault"),
+    [
+        ("steps/core/a.py", "from steps.policy import b", "steps.core.a imports steps.policy.b: level 2 from level 1"),
+        ("steps/data/a.py", "def f():\n    import steps.judging.b", "steps.data.a imports steps.judging.b: level 4"),
+        ("steps/analytics/a.py", "from steps.update import update", "level 7 from level 5"),
+        ("steps/update.py", "import steps.rollout", "steps.update imports steps.rollout: level 7 from level 7"),
+        ("steps/tracing/a.py", "from steps.runner.stage import main", "only stages, supervised and __main__ are run"),
+        ("steps/helpers/a.py", "", "steps/ has no room and no stage or flow named helpers"),
+        ("steps/more.py", "", "steps/ has no room and no stage or flow named more"),
+        ("flows/train.py", "from flows import promote", "flows.train imports flows.promote: level 5 from level 5"),
+        ("flows/repro/a.py", "import flows.terminal.b", "flows.repro.a imports flows.terminal.b: level 2 from level 1"),
+        ("flows/train.py", "import viewer.app", "no flow imports the viewer"),
+        ("viewer/app.py", "from flows.terminal import b", "the viewer imports no flow"),
+        ("steps/update.py", "from steps.training import b\nfrom steps.runner import stage", ""),
+        ("steps/tracking/__main__.py", "from steps.runner.stage import main", ""),
+        ("steps/data/a.py", "if TYPE_CHECKING:\n    from steps.llm.b import Reply", ""),
+    ],
+)
+def test_a_planted_violation_is_found(tmp_path: Path, path: str, source: str, fault: str) -> None:
+    stood_in = "steps/policy/b.py steps/judging/b.py steps/update.py steps/rollout.py steps/runner/stage.py"
+    stood_in += " steps/training/b.py steps/llm/b.py flows/promote.py flows/terminal/b.py viewer/app.py"
+    for name in stood_in.split():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text(source)
+    faults = layout_faults(tmp_path)
+    assert (len(faults), fault in "".join(faults)) == (1 if fault else 0, True)
+
+
+def test_a_planted_circle_is_found(tmp_path: Path) -> None:
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps/a.py").write_text("def f():\n    from steps import b")
+    (tmp_path / "steps/b.py").write_text("import steps.c")
+    (tmp_path / "steps/c.py").write_text("if TYPE_CHECKING:\n    import steps.a")
+    assert circles(tmp_path) == []
+    (tmp_path / "steps/c.py").write_text("import steps.a")
+    assert set(circles(tmp_path)) == {"steps.a", "steps.b", "steps.c"}
