@@ -26,7 +26,7 @@ from environments.base import Env, Scenario, Split
 from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.progress import report_to, say
-from steps.core.terminal import Display, exit_code
+from steps.core.terminal import ProgressDisplay, exit_code
 from steps.data.generated import SPLITS, Candidate, essence, take
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def run(words: argparse.Namespace) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    display = Display("generate")
+    display = ProgressDisplay("generate")
     report_to(display)
     try:
         return exit_code(lambda: run(parse(words)), display)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from steps.core.errors import UserError
 from steps.core.files import write_json
 from steps.core.progress import report_to, take_measurements
-from steps.core.terminal import Display, exit_code
+from steps.core.terminal import ProgressDisplay, exit_code
 
 if TYPE_CHECKING:
     from steps.runner.outputs import Outputs
@@ -105,18 +105,18 @@ def is_warm() -> bool:
 
 def command(module: str, name: str, arguments: dict, warm: bool) -> int:
     """Run a stage for a person, or a flow: shows how far it is, explains an error; returns the exit code."""
-    show = Display(module.rpartition(".")[2])
+    display = ProgressDisplay(module.rpartition(".")[2])
 
     def stage() -> None:
         if warm:
             from steps.runner import handover
 
-            handover.hand_over(module, name, arguments, show)
+            handover.hand_over(module, name, arguments, display)
         else:
-            report_to(show if os.environ.get("RANK", "0") == "0" else lambda _: None)
+            report_to(display if os.environ.get("RANK", "0") == "0" else lambda _: None)
             run(find(module, name), arguments)
 
-    return exit_code(stage, show)
+    return exit_code(stage, display)
 
 
 def find(module: str, name: str) -> Callable:
