@@ -43,7 +43,8 @@ def _advice(error: BaseException) -> str:
     for cause in causes(error):
         if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(cause):
             where = getattr(cause, "filename", None) or Path.cwd()
-            return f"the disk is full ({where}); free some space and run the same command again: nothing half-written is left"
+            cure = "free some space and run the same command again: nothing half-written is left"
+            return f"the disk is full ({where}); {cure}"
     if isinstance(error, FileNotFoundError):
         if error.filename is not None:
             return f"{error.filename} does not exist; check the command's paths and those in params.yaml"

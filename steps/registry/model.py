@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.project.store import address, connect, explained, hidden
+from steps.registry.versions import pages
 
 
 class Registry(NamedTuple):
@@ -46,7 +47,8 @@ def read_registry(root: Path, name: str) -> Registry:
     """The model as MLflow has it; UserError where there is none."""
     with explained(address(root)):
         client = connect(root)
-        versions = {str(one.version): one for one in client.search_model_versions(f"name = '{name}'")}
+        entities = pages(client.search_model_versions, filter_string=f"name = '{name}'")
+        versions = {str(version.version): version for version in entities}
         if not versions:
             raise UserError(f"MLflow at {hidden(address(root))} holds no version of {name}: `make train` registers one")
         aliases = client.get_registered_model(name).aliases

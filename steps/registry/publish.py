@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 from steps.project.git import git_state
 from steps.project.lock import ancestry, lineage
 from steps.project.store import address, connect, default, experiment, explained
+from steps.registry.versions import registered_version
 
 
 def read_test(folder: Path) -> Evaluation:
@@ -82,14 +83,6 @@ def about(params: RegisterParams | Params) -> dict[str, str]:
     """Tags: the task and the base policy."""
     policy = params.policy
     return {"task": params.task, "base_model": policy.base_model, "base_revision": str(policy.revision)}
-
-
-def registered_version(name: str, adapter_hash: str, root: Path | None = None) -> str | None:
-    """The version of model `name` that holds this adapter."""
-    root = root or Path.cwd()
-    with explained(address(root)):
-        holding = connect(root).search_model_versions(f"tags.adapter_hash = '{adapter_hash}'")
-    return min((str(one.version) for one in holding if one.name == name), key=int, default=None)
 
 
 def logged_adapter(
