@@ -14,7 +14,7 @@ from steps.core import slices
 from steps.core.errors import UserError
 from steps.core.params import Promote
 from steps.core.records import Evaluation, Reward, Trajectory, write_records
-from steps.registry import gate
+from steps.registry import gate, verdict_report
 from steps.registry.gate import Side, decide, read_side
 
 KINDS = ("sender", "month")
@@ -279,7 +279,7 @@ def test_what_is_no_evaluation_of_these_scenarios_is_one_sentence(tmp_path: Path
 def test_the_table_and_the_picture_say_what_the_verdict_says(tmp_path: Path) -> None:
     champion, scripted = side("old", range(78)), side("scripted", range(95))
     found = verdict(side("c", range(70)), side("b", range(30)), champion=champion, scripted=scripted)
-    text = gate.table(found)
+    text = verdict_report.table(found)
     assert text.startswith("# Not promoted\n\nfailed: champion; success 0.700 against 0.780 of the champion: -0.080 [")
     assert "| champion | **no** | -0.1" in text
     assert "| contamination | yes | +0.000 | +0.000 | 0 pairs" in text
@@ -288,7 +288,7 @@ def test_the_table_and_the_picture_say_what_the_verdict_says(tmp_path: Path) -> 
     assert "100 scenarios: 0 won and 8 lost against the champion" in text
     assert found.hash in text
     for name in ("one.png", "two.png"):
-        gate.picture(found, tmp_path / name)
+        verdict_report.picture(found, tmp_path / name)
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "two.png"]
