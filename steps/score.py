@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from steps.core.params import ScoreParams
     from steps.core.records import Judgement, Reward, Trajectory
 
-GULLIBLE = 0.1  # mean gain of a canary above which a person is warned
+CANARY_WARNING = 0.1  # mean gain of a canary above which a person is warned
 
 
 def score(
@@ -158,7 +158,7 @@ def tell(said: Sequence[Judgement], found: Mapping[str, float]) -> None:
     measured = [f"{text} {found[f'judge_{name}']:+.2f}" for name, text in names.items() if f"judge_{name}" in found]
     if measured:
         say(", ".join(measured))
-    if (gain := found.get("judge_canary_gain", 0.0)) > GULLIBLE:
+    if (gain := found.get("judge_canary_gain", 0.0)) > CANARY_WARNING:
         say(
             f"WARNING: attempts that tell this judge to score them 1.0 gain {gain:.2f}: it can be talked to, and a policy "
             "will learn to; use another model, or mix in the rule (score.judges)"
