@@ -80,7 +80,7 @@ def parse(function: Callable, module: str, words: list[str]) -> dict[str, object
 
 
 def main(function: Callable, warm: bool = True) -> None:
-    """Run the command line of a stage in the warm worker or (`warm=False`, FLYWHEEL_WORKER=off) in this process, and exit."""
+    """Run a stage's command line in the warm worker or (`warm=False`, FLYWHEEL_WORKER=off) in this process, and exit."""
     spec = sys.modules["__main__"].__spec__
     module = function.__module__ if function.__module__ != "__main__" or spec is None else spec.name
     arguments = parse(function, module, sys.argv[1:])

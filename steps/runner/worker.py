@@ -68,8 +68,8 @@ class Worker:
             self.connection.close()
 
     def _catch_signals(self) -> None:
-        """Have SIGTERM and SIGINT write to a pipe, which works even while the main thread is in C++. This is done before each
-        request, because a stage may have changed it."""
+        """Have SIGTERM and SIGINT write to a pipe, which works even while the main thread is in C++. This is done before
+        each request, because a stage may have changed it."""
         for number in ENDING:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self.signalled, warn_on_full_buffer=False)
