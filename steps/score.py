@@ -87,6 +87,7 @@ def by_ruler(
 ) -> list[Judgement]:
     """A judgement of each group, in the order of their first trajectories. Failed episodes are not shown to the judge."""
     from steps.judging import ruler
+    from steps.judging.prompts import Group
 
     assert params.score.ruler is not None
     groups: dict[str, list[Trajectory]] = {}
@@ -94,7 +95,7 @@ def by_ruler(
         if one.stop_reason != "error":
             groups.setdefault(one.scenario_id, []).append(one)
     return ruler.judge_all(
-        [ruler.Group(known[name], attempts) for name, attempts in groups.items()],
+        [Group(known[name], attempts) for name, attempts in groups.items()],
         params.score.ruler,
         [tool.schema for tool in env.tools().values()],
         rubric,
