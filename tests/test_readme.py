@@ -206,6 +206,14 @@ def wrong_tree(text: str, folders: set[str]) -> list[str]:
     return faults + [f"{folder}/ is left out" for folder in sorted(folders) if f"{folder}/" not in names]
 
 
+def wrong_rooms(text: str, rooms: set[str]) -> list[str]:
+    """Rooms in docs/architecture.md's table that do not exist, and rooms of steps/ that it leaves out."""
+    named = set(re.findall(r"^\| \d \| (\w+) \|", text, re.MULTILINE))
+    return [f"{room} does not exist" for room in sorted(named - rooms)] + [
+        f"{room} is left out" for room in sorted(rooms - named)
+    ]
+
+
 def unlinked_pages(entrances: list[Path], pages: list[Path]) -> list[str]:
     """Pages to which none of the entrances has a link."""
     linked = {
@@ -256,6 +264,11 @@ def test_the_tree_is_the_tree() -> None:
         name.partition("/")[0] for name in listed.stdout.splitlines() if "/" in name and not name.startswith(".")
     }
     assert wrong_tree(README.read_text(), folders) == []
+
+
+def test_the_rooms_are_the_rooms() -> None:
+    rooms = {path.parent.name for path in (ROOT / "steps").glob("*/__init__.py")}
+    assert wrong_rooms((ROOT / "docs" / "architecture.md").read_text(), rooms) == []
 
 
 def test_every_page_is_linked() -> None:
@@ -330,6 +343,11 @@ def test_a_link_that_leads_nowhere_is_a_fault(target: str) -> None:
 def test_a_tree_that_is_wrong_is_a_fault() -> None:
     tree = "## Tree\n\n```\nsteps/  the stages\nstages/  gone\nrun/  made\n```\n"
     assert wrong_tree(tree, {"steps", "flows"}) == ["stages/ does not exist", "flows/ is left out"]
+
+
+def test_a_table_of_rooms_that_is_wrong_is_a_fault() -> None:
+    table = "| 1 | core | all |\n| 2 | cellar | gone |\n"
+    assert wrong_rooms(table, {"core", "runner"}) == ["cellar does not exist", "runner is left out"]
 
 
 def test_a_page_that_is_not_linked_is_a_fault(tmp_path: Path) -> None:
