@@ -64,7 +64,7 @@ def commands(text: str) -> list[list[str]]:
     """The commands of a page as words: the lines of its shell blocks, and code within sentences. Variables set in front of a
     command and comments are left out."""
     lines = [line for body in blocks(text, "sh") for line in body.replace("\\\n", " ").splitlines()] + inline(text)
-    found = []
+    listed = []
     for line in lines:
         for part in re.split(r" && ", re.split(r"(?:^|\s)#\s", line)[0]):
             try:
@@ -74,8 +74,8 @@ def commands(text: str) -> list[list[str]]:
             while words and re.match(r"[A-Z_]+=", words[0]):
                 words.pop(0)
             if words:
-                found.append(words)
-    return found
+                listed.append(words)
+    return listed
 
 
 def make_commands(text: str) -> list[list[str]]:
@@ -315,8 +315,8 @@ def test_a_module_that_cannot_be_run_is_a_fault(module: str) -> None:
     ],
 )
 def test_an_option_that_does_not_exist_is_a_fault(line: str, fault: str) -> None:
-    [found] = rejected_options(SHELL.format(f"{line}   # and a comment"))
-    assert fault in found
+    [answer] = rejected_options(SHELL.format(f"{line}   # and a comment"))
+    assert fault in answer
 
 
 @pytest.mark.parametrize("block", ["update: {learning_rat: 1}", "seed: -1", "seed: [", "score: {judges: {ruler: 1}}"])
