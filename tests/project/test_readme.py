@@ -21,7 +21,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from steps.params import Params
+from steps.core.params import Params
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "Makefile").exists())
 README = ROOT / "README.md"
