@@ -70,9 +70,8 @@ def update(
         for row in rows[trajectory.id]
     ]
 
-    measured = {}
-    if examples:
-        measured = trainer.update(examples, params.update, params.rollout.temperature, params.seed)
+    temperature = params.rollout.temperature
+    measured = trainer.train(examples, params.update, temperature, params.seed) if examples else {}
     trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
 
     trained = sum(kind in TRAINED for kind in decided.values())

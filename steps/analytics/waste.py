@@ -56,7 +56,7 @@ def waste(folder: Path) -> Waste:
             f"{folder}/fates.json does not fit trajectories.parquet beside it: they are of different updates (`dvc repro` "
             "runs it again)"
         )
-    tokens = dict.fromkeys(FATES, 0)
+    tokens: dict[str, int] = dict.fromkeys(FATES, 0)
     if "turns" in batch.column_names:  # [N] lists of turns, each a list of tokens
         turns = batch["turns"].combine_chunks()
         lengths = pc.list_value_length(pc.struct_field(pc.list_flatten(turns), "completion_ids"))
@@ -117,6 +117,6 @@ def _fates(path: Path) -> dict[str, str]:
         fates = json.loads(path.read_text())
     except ValueError as problem:
         raise UserError(f"{path} cannot be read ({problem}): make it again (`dvc repro`)") from None
-    if not isinstance(fates, dict) or not set(fates.values()) <= set(FATES):
+    if not isinstance(fates, dict) or not all(fate in FATES for fate in fates.values()):
         raise UserError(f"{path} cannot be read (it holds no fates): make it again (`dvc repro`)")
     return fates

@@ -60,10 +60,10 @@ class Counting(grpo.Trainer):
     def __init__(self, *_: Any, **__: Any) -> None:
         self.adapter_hash, self.vocabulary, self.steps = ADAPTER, 10, 0
 
-    def update(
-        self, examples: Sequence[Example], update: params.Update, temperature: float, seed: int
+    def train(
+        self, examples: Sequence[Example], settings: params.Update, temperature: float, seed: int
     ) -> dict[str, float]:
-        Counting.tokens = sum(step.tokens for step in self._steps(examples, update, seed))
+        Counting.tokens = sum(step.tokens for step in self._steps(examples, settings, seed))
         return {}
 
     def _batch(self, examples: Sequence[Example], window: float) -> dict[str, Any]:

@@ -290,13 +290,13 @@ def test_truncated_episodes_are_kept(batch: Batch) -> None:
 def test_truncated_episodes_are_masked_and_still_compared_with(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not trained on; the others' advantages are as they were."""
     seen: list[list[Example]] = []
-    real = Trainer.update
+    real = Trainer.train
 
     def record(self: Trainer, examples: list[Example], *others: Any) -> dict[str, float]:
         seen.append(examples)
         return real(self, examples, *others)
 
-    monkeypatch.setattr(Trainer, "update", record)
+    monkeypatch.setattr(Trainer, "train", record)
     measured = batch.update("masked", truncated_completions="mask")
     batch.update("kept")
     assert (counts(measured), measured["truncated"], measured["rows"]) == ((24, 20, 0, 4), 4, 20)
