@@ -177,8 +177,8 @@ def records(episodes: Sequence[Episode], policy: str, began: float, start: float
     trajectories = [episode.trajectory(policy) for episode in episodes]
     times = {
         trajectory.fingerprint(): [
-            (round(asked - start, 5), round(answered - start, 5), round(done - start, 5))
-            for asked, answered, done in episode.times
+            (round(asked - start, 5), round(answered - start, 5), round(observed - start, 5))
+            for asked, answered, observed in episode.times
         ]
         for trajectory, episode in zip(trajectories, episodes, strict=True)
     }

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from steps.core.params import Policy, Update
 
-# The base model with its adapter's layers, by policy; at most one. A warm process runs many updates in a row, and loading
-# the model again would take longer than a small one: the adapter's weights alone are replaced from the checkpoint.
+# The base model with its adapter's layers, by policy; at most one. Global, because stages are plain functions, and a warm
+# process runs many updates in a row: each replaces the adapter's weights instead of loading the base model again.
 _bases: dict[str, Any] = {}
 
 
