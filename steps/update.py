@@ -57,16 +57,16 @@ def update(
     ]
     groups = [trajectory.scenario_id for trajectory in batch]
     gains, flat = batches.advantages(scores, groups, params.update.scale_rewards)
-    decided = {
+    fate_by_id = {
         trajectory.id: fate(trajectory.id in bad, score, gain, trajectory.id in masked)
         for trajectory, score, gain in zip(batch, scores, gains, strict=True)
     }
-    if len(decided) != len(batch):
-        raise AssertionError(f"{len(batch)} trajectories have {len(decided)} ids: some would be lost")
+    if len(fate_by_id) != len(batch):
+        raise AssertionError(f"{len(batch)} trajectories have {len(fate_by_id)} ids: some would be lost")
     examples = [
         batches.Example(row, gain, trajectory.scenario_id)
         for trajectory, gain in zip(batch, gains, strict=True)
-        if gain is not None and decided[trajectory.id] in TRAINED
+        if gain is not None and fate_by_id[trajectory.id] in TRAINED
         for row in rows[trajectory.id]
     ]
 
@@ -74,13 +74,13 @@ def update(
     measured = trainer.train(examples, params.update, temperature, params.seed) if examples else {}
     trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
 
-    trained = sum(kind in TRAINED for kind in decided.values())
+    trained = sum(kind in TRAINED for kind in fate_by_id.values())
     scored = [score for score in scores if score is not None]
     measured |= {
         "collected": len(batch),
         "trained": trained,
         "quarantined": len(bad),
-        "without_signal": len(decided) - trained - len(bad),
+        "without_signal": len(fate_by_id) - trained - len(bad),
         "truncated": len(cut),
         "rows": len(examples),
         "zero_variance_groups": flat,
@@ -94,7 +94,7 @@ def update(
     }
     metrics.write_text(json.dumps(dict(sorted(measured.items())) | {"quarantine": quarantine}, indent=2) + "\n")
     if fates is not None:
-        fates.write_text(json.dumps(decided, indent=2) + "\n")
+        fates.write_text(json.dumps(fate_by_id, indent=2) + "\n")
     for reason, names in quarantine.items():
         first = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         say(f"{len(names)} trajectories quarantined: {reason} ({first})")
