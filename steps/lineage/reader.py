@@ -339,7 +339,14 @@ def code_judge(name: str, entry: dict[str, Any]) -> str:
     """The identity of a judge that is code: its name, and a hash of the code, task and parameters that dvc.lock recorded."""
     given = (entry.get("params") or {}).get("params.yaml") or {}
     code = {dep["path"]: dep.get("md5") for dep in entry.get("deps", [])}
-    parts = [code.get("environments"), code.get(f"steps/{name}.py"), given.get("task")]
+    paths = (f"steps/judging/{name}.py", f"steps/{name}.py")  # the second one in locks of before the move
+    own = next((code[path] for path in paths if path in code), None)
+    if own is None:
+        raise UserError(
+            f"dvc.lock records no code of the judge {name} ({paths[0]} under the deps of score): which {name} judged "
+            "cannot be said; `dvc repro` scores again"
+        )
+    parts = [code.get("environments"), own, given.get("task")]
     return f"{name}-{digest([*parts, (given.get('score') or {}).get(name)])}"
 
 

@@ -527,6 +527,20 @@ def test_what_is_not_what_dvc_recorded_is_not_linked(made: Run, sqlite: Ledger) 
     assert one != two
 
 
+def test_a_judge_that_is_code_needs_its_code_in_the_lock() -> None:
+    """Where that is recorded before and after the move into rooms; a judge without code has no identity."""
+    entry = {"deps": [{"path": path, "md5": md5} for path, md5 in CODE.items()]}
+    identity = reader.code_judge("rule", entry)
+    moved = {"deps": [dep | {"path": dep["path"].replace("judging/", "")} for dep in entry["deps"]]}
+    assert reader.code_judge("rule", moved) == identity
+    entry["deps"][1]["md5"] = "0" * 32
+    assert reader.code_judge("rule", entry) != identity
+    with pytest.raises(
+        UserError, match=r"no code of the judge rule \(steps/judging/rule\.py under the deps of score\)"
+    ):
+        reader.code_judge("rule", {"deps": entry["deps"][:1]})
+
+
 @pytest.mark.parametrize(
     ("path", "content", "reason"),
     [
