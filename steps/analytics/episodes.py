@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steps.analytics.waste import columns
+from steps.core.parquet import read_columns
 
 # Where run/NNN has each split's episodes.
 SPLITS = {"train": "trajectories.parquet", "val": "evaluation", "test": "test"}
@@ -75,9 +75,9 @@ def read_episodes(folder: Path, split: str, slices: Mapping[str, tuple[str, ...]
     if not path.is_file():
         return []
     turns = [f"turns.list.element.{name}" for name in ("completion_ids", "message", "observations", "finish_reason")]
-    rows = columns(path, ["id", "scenario_id", "adapter_hash", "stop_reason", "error", *turns]).to_pylist()
+    rows = read_columns(path, ["id", "scenario_id", "adapter_hash", "stop_reason", "error", *turns]).to_pylist()
     beside = path.with_name("rewards.parquet")
-    rewards = columns(beside, ["trajectory_id", "score", "success"]).to_pylist() if beside.is_file() else []
+    rewards = read_columns(beside, ["trajectory_id", "score", "success"]).to_pylist() if beside.is_file() else []
     scored = {row["trajectory_id"]: row for row in rewards}
     times = read_times(folder / "timings" / f"{place.stem}.turns.json")
     found = []

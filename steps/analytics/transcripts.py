@@ -200,8 +200,6 @@ def _mean_logprob(turns: Sequence[Turn]) -> str:
 
 def read(kind: type[R], path: Path, what: str) -> list[R]:
     """The records of a file; UserError where it is missing or holds something else."""
-    from pyarrow import ArrowException
-    from pydantic import ValidationError
 
     from steps.core.records import read_records
 
@@ -209,7 +207,7 @@ def read(kind: type[R], path: Path, what: str) -> list[R]:
         raise UserError(f"{path} does not exist; name a file of {what}, or the folder that holds it")
     try:
         return read_records(kind, path)
-    except (ArrowException, ValidationError, ValueError) as problem:
+    except ValueError as problem:  # of pydantic or of JSON
         reason = str(problem).strip().splitlines()[0]
         raise UserError(f"{path} holds no {what} ({reason}); name the file that the stage wrote") from None
 

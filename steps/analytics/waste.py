@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+from steps.core.parquet import read_columns
 from steps.core.records import OUTPUTS, Record
 
 if TYPE_CHECKING:
@@ -61,10 +62,10 @@ def waste(folder: Path, update: Update | None = None) -> Waste:
 
     text = _text(folder / "metrics.json", "update")
     counted: dict[str, Any] = json.loads(text)
-    batch = columns(
+    batch = read_columns(
         folder / "trajectories.parquet", ["id", "scenario_id", "stop_reason", "turns.list.element.completion_ids"]
     )
-    rewards = columns(folder / "rewards.parquet", ["trajectory_id", "score"])
+    rewards = read_columns(folder / "rewards.parquet", ["trajectory_id", "score"])
     scores = dict(zip(rewards["trajectory_id"].to_pylist(), rewards["score"].to_pylist(), strict=True))
     names, groups, stops = (batch[name].to_pylist() for name in ("id", "scenario_id", "stop_reason"))
     sampled = [0] * len(names)
@@ -170,21 +171,6 @@ def _update(folder: Path) -> Update:
 
     path = folder.resolve().parent.parent / "params.yaml"
     return params.load(path, params.Params).update if path.is_file() else params.Update()
-
-
-def columns(path: Path, names: list[str]) -> Any:
-    """These columns of a parquet file. UserError where it is missing or no such file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: the stages rollout and score make it (`dvc repro`)")
-    try:
-        return pq.ParquetFile(path).read(columns=names, use_threads=False)
-    except pa.ArrowException as problem:
-        raise UserError(
-            f"{path} cannot be read ({str(problem).splitlines()[0]}): make it again (`dvc repro`)"
-        ) from None
 
 
 def _text(path: Path, maker: str) -> str:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
+from steps.core.parquet import read_columns
 from steps.core.records import OUTPUTS
 from steps.project import chain, git
 from steps.project.lock import Lock, digest, lineage, read_lock, run_key
@@ -279,18 +280,8 @@ class Reader:
 
     def table(self, path: str, columns: list[str]) -> list[dict[str, Any]]:
         """These columns alone: the turns of a batch are a hundred times as large as its ids."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            with pq.ParquetFile(self.root / path) as file:
-                if not file.metadata.num_rows:  # a file of no records has no columns either
-                    return []
-                if missing := sorted(set(columns) - set(file.schema_arrow.names)):
-                    raise unreadable(path, "records", f"no column {', '.join(missing)}")
-                return file.read(columns=columns).to_pylist()
-        except (pa.ArrowException, OSError) as problem:
-            raise unreadable(path, "parquet", str(problem)) from None
+        rows: list[dict[str, Any]] = read_columns(self.root / path, columns).to_pylist()
+        return rows
 
 
 def evidence(folder: Path, name: str) -> dict[str, Any]:

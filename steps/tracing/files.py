@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+from steps.core.parquet import read_columns
 
 if TYPE_CHECKING:
     from environments.base import Scenario
@@ -62,13 +63,14 @@ def read_batch(
 def read(kind: Any, path: Path, column: str, share: float) -> list[Any]:
     """The records of a file whose scenario is traced."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    from steps.core.records import _unpack
+    from steps.core.records import unpack
 
-    table = pq.read_table(path)
+    table = read_columns(path)
+    if not table.num_rows:  # it has no columns then
+        return []
     kept = table.filter(pa.array([is_chosen(name, share) for name in table[column].to_pylist()], pa.bool_()))
-    return [kind.model_validate(_unpack(row)) for row in kept.to_pylist()]
+    return [kind.model_validate(unpack(row)) for row in kept.to_pylist()]
 
 
 def read_judgements(path: Path, share: float) -> dict[str, Judgement]:

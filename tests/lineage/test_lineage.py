@@ -544,11 +544,11 @@ def test_a_judge_that_is_code_needs_its_code_in_the_lock() -> None:
 @pytest.mark.parametrize(
     ("path", "content", "reason"),
     [
-        ("run/001/trajectories.parquet", b"PAR1 not really", "run/001/trajectories.parquet holds no parquet"),
+        ("run/001/trajectories.parquet", b"PAR1 not really", "run/001/trajectories.parquet cannot be read .Parquet"),
         (
             "run/001/rewards.parquet",
             None,
-            "run/001/rewards.parquet holds no records .no column name, score, success, tr",
+            "run/001/rewards.parquet cannot be read .it has no column name, score, success, tr",
         ),
         ("run/001/judgements.jsonl", b'{"scenario_id": 1}\n', "run/001/judgements.jsonl, line 1 holds no judgement"),
         ("run/001/metrics.json", b"[1]", "run/001/metrics.json holds no JSON object .it is list"),
