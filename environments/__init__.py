@@ -19,15 +19,15 @@ def load(task: str) -> type[Env]:
 
     name = task if "." in task else f"environments.{task}"
     module = importlib.import_module(name)
-    found = [
+    classes = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Env) and value.__module__ == name
     ]
-    if len(found) != 1:
-        raise ValueError(f"{name} defines {len(found)} environments; a task's module defines exactly one Env class")
-    if lacking := sorted(found[0].__abstractmethods__):
+    if len(classes) != 1:
+        raise ValueError(f"{name} defines {len(classes)} environments; a task's module defines exactly one Env class")
+    if lacking := sorted(classes[0].__abstractmethods__):
         raise ValueError(
-            f"{name}: {found[0].__name__} does not define {', '.join(lacking)}; see environments/_template.py"
+            f"{name}: {classes[0].__name__} does not define {', '.join(lacking)}; see environments/_template.py"
         )
-    return found[0]
+    return classes[0]

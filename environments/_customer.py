@@ -84,11 +84,11 @@ def split_sentences(text: str) -> list[str]:
 
 def asked_for(text: str) -> list[str]:
     """The details that a text asks for."""
-    found: dict[str, None] = {}
+    details: dict[str, None] = {}
     for sentence in split_sentences(text):
         if ASKING.search(sentence) and not REFUSAL.search(sentence):
-            found |= dict.fromkeys(detail for detail, pattern in ASKED.items() if re.search(pattern, sentence))
-    return list(found)
+            details |= dict.fromkeys(detail for detail, pattern in ASKED.items() if re.search(pattern, sentence))
+    return list(details)
 
 
 def refuses(text: str) -> bool:
@@ -99,8 +99,8 @@ def refuses(text: str) -> bool:
 
 def claims(text: str) -> set[str]:
     """What a text says was done."""
-    said = [sentence for sentence in split_sentences(text) if not UNSURE.search(sentence)]
-    return {action for action, pattern in CLAIMS.items() if any(pattern.search(sentence) for sentence in said)}
+    sentences = [sentence for sentence in split_sentences(text) if not UNSURE.search(sentence)]
+    return {action for action, pattern in CLAIMS.items() if any(pattern.search(sentence) for sentence in sentences)}
 
 
 def says_day(text: str, day: str) -> bool:

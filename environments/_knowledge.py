@@ -177,7 +177,7 @@ def documents_of(entity: Entity, province: str, rng: Random) -> list[dict[str, A
         "invention": f"The {entity.name} comes from the province of {province}. {rng.choice(USES)}",
     }[entity.kind]
     written = rng.randrange(1990, 2000)
-    made = []
+    documents = []
     for facts in [entity.facts, *entity.former]:
         sentences = [
             ATTRIBUTES[entity.kind][key].states.format(name=entity.name, value=value) for key, value in facts.items()
@@ -185,9 +185,9 @@ def documents_of(entity: Entity, province: str, rng: Random) -> list[dict[str, A
         rng.shuffle(sentences)
         date = f"{written}-{rng.randrange(1, 13):02d}-{rng.randrange(1, 29):02d}"
         title = f"{entity.name} ({written})"
-        made.append({"title": title, "date": date, "text": " ".join([opening, *sentences]), "facts": facts})
+        documents.append({"title": title, "date": date, "text": " ".join([opening, *sentences]), "facts": facts})
         written -= rng.randrange(8, 20)
-    return made
+    return documents
 
 
 def questions_of(
@@ -227,18 +227,18 @@ def questions_of(
                 continue
             middle = by_name[entity.facts[first]]
             for key, then in ATTRIBUTES[LEADS_TO[first]].items():
-                said = [value for facts in [entity.facts, *entity.former] for value in facts.values()]
-                if middle.facts.get(key) not in (entity.name, *said):  # no shortcut
+                stated = [value for facts in [entity.facts, *entity.former] for value in facts.values()]
+                if middle.facts.get(key) not in (entity.name, *stated):  # no shortcut
                     text = then.asks.format(x=attribute.names.format(x=entity.shown))
                     chains.append((entity, first, middle, key, text))
     rng.shuffle(chains)
-    wanted = {True: TWO_HOPS, False: TWO_HOPS_UNANSWERABLE}
+    quota = {True: TWO_HOPS, False: TWO_HOPS_UNANSWERABLE}
     for entity, first, middle, key, text in chains:
-        known = key in middle.facts
-        wanted[known] -= 1
-        if wanted[known] < 0:
+        answerable = key in middle.facts
+        quota[answerable] -= 1
+        if quota[answerable] < 0:
             continue
-        if known:
+        if answerable:
             changed = ATTRIBUTES[middle.kind][key].changes and middle.former
             hops = [sources[entity.name, first], sources[middle.name, key]]
             ask("two-hop", text, 5 if changed else 3, key, middle, hops)
@@ -252,16 +252,16 @@ def main(folder: str) -> None:
     rng = Random(SEED)
     fresh = names(rng)
     provinces = [(next(fresh), make_province(fresh, rng)) for _ in range(PROVINCES)]
-    made = [
+    written = [
         (province, entity, documents_of(entity, province, rng))
         for province, entities in provinces
         for entity in entities
     ]
-    numbers = list(range(1, sum(len(documents) for _, _, documents in made) + 1))
+    numbers = list(range(1, sum(len(documents) for _, _, documents in written) + 1))
     rng.shuffle(numbers)
     rows: list[dict[str, Any]] = []
     sources: dict[tuple[str, str], list[str]] = {}  # which documents say of an entity what is so now
-    for _, entity, documents in made:
+    for _, entity, documents in written:
         for document in documents:
             document["id"] = f"d{numbers.pop():03d}"
             for key, value in document.pop("facts").items():

@@ -200,12 +200,12 @@ def main(folder: str) -> None:
     for split, count in OWNERS.items():
         inboxes, asked = make_mailbox((owners.pop() for _ in range(count)), rng)
         mails += inboxes
-        questions[split] = {one["question"]: {"split": split} | {key: one[key] for key in KEPT} for one in asked}
+        questions[split] = {row["question"]: {"split": split} | {key: row[key] for key in KEPT} for row in asked}
     # The same words, asked of another inbox, are kept once, in the test split first: no question is in two splits.
     for split, others in (("val", ("test",)), ("train", ("test", "val"))):
         taken = {words for other in others for words in questions[other]}
-        questions[split] = {words: one for words, one in questions[split].items() if words not in taken}
-    lines = [one for split in OWNERS for one in questions[split].values()]
+        questions[split] = {words: row for words, row in questions[split].items() if words not in taken}
+    lines = [row for split in OWNERS for row in questions[split].values()]
     for name, rows in (("mails.jsonl", mails), ("questions.jsonl", lines)):
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (Path(folder) / name).write_text(text, encoding="utf-8")

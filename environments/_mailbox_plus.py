@@ -108,9 +108,9 @@ class Inbox:
             if asked:
                 request = self._say(words.requests, project, matter)
                 self._mail(self.owner, sender, day - rng.randrange(1, 4), subject, request, thread=thread)
-            said = (rng.choice(words.openers), self._say(words.statements, project, matter, value=value))
+            body = (rng.choice(words.openers), self._say(words.statements, project, matter, value=value))
             headline = ("Re: " if asked else "") + subject
-            mail = self._mail(sender, self.owner, day, headline, *said, rng.choice(words.closers), thread=thread)
+            mail = self._mail(sender, self.owner, day, headline, *body, rng.choice(words.closers), thread=thread)
             others = [other for _, _, other in stated if other != value]
             self._ask("sender", project, matter, value, others, sender=sender, sources=[mail])
             dates = [FIRST_DAY + timedelta(other) for other in days]
@@ -132,9 +132,9 @@ class Inbox:
             speakers = [starter, *rng.sample([name for name in self.people if name not in starters], 2)]
             proposals = []
             for place, (speaker, value) in enumerate(zip(speakers, offered, strict=True)):
-                said = (rng.choice(words.openers), self._say(words.proposal, project, matter, value=value))
+                body = (rng.choice(words.openers), self._say(words.proposal, project, matter, value=value))
                 headline = ("Re: " if place else "") + subject
-                proposals.append(self._mail(speaker, self.owner, first + 2 * place, headline, *said, thread=thread))
+                proposals.append(self._mail(speaker, self.owner, first + 2 * place, headline, *body, thread=thread))
             taken = rng.randrange(3)
             closing = self._say(words.decision, project, matter, person=speakers[taken])
             last = self._mail(starter, self.owner, first + 8, "Re: " + subject, closing, thread=thread)
@@ -150,17 +150,17 @@ class Inbox:
         versions = rng.sample(range(1, 10), 3)
         files = [f"{stem}_v{version}.{rng.choice(EXTENSIONS)}" for version in versions]
         for sender, file in zip(rng.sample(self.people, 3), files, strict=True):
-            said = (rng.choice(words.openers), self._say(words.attached, project, matter), rng.choice(words.closers))
-            mail = self._mail(sender, self.owner, rng.randrange(DAYS), subject, *said)
+            body = (rng.choice(words.openers), self._say(words.attached, project, matter), rng.choice(words.closers))
+            mail = self._mail(sender, self.owner, rng.randrange(DAYS), subject, *body)
             mail["attachments"] = [file]
             others = [other for other in files if other != file]
             self._ask("attachment", project, matter, file, others, sender=sender, sources=[mail])
 
     def _noise(self, project: str, matter: Matter) -> None:
         rng, words = self.rng, self.words
-        said = self._say(words.requests + words.chatter, project, matter)
+        body = self._say(words.requests + words.chatter, project, matter)
         subject = fill(words.subject, **self._fields(project, matter))
-        self._mail(rng.choice(self.people), self.owner, rng.randrange(DAYS), subject, rng.choice(words.openers), said)
+        self._mail(rng.choice(self.people), self.owner, rng.randrange(DAYS), subject, rng.choice(words.openers), body)
 
 
 def make_mailbox(seed: int = SEED) -> tuple[list[Row], dict[str, list[Row]]]:
@@ -185,7 +185,7 @@ def make_mailbox(seed: int = SEED) -> tuple[list[Row], dict[str, list[Row]]]:
 def main(folder: str) -> None:
     """Write mails.jsonl and questions.jsonl."""
     mails, questions = make_mailbox()
-    lines = [{"split": split} | {key: one[key] for key in KEPT} for split in INBOXES for one in questions[split]]
+    lines = [{"split": split} | {key: row[key] for key in KEPT} for split in INBOXES for row in questions[split]]
     for name, rows in (
         ("mails.jsonl", [{key: mail[key] for key in MAIL} for mail in mails]),
         ("questions.jsonl", lines),

@@ -47,16 +47,16 @@ NAMES = {"min": "max", "max": "min", "lower": "upper", "upper": "lower", "all": 
 def mutants(code: str) -> list[str]:
     """Every program that differs from this one by one small mistake, in the order of the code; none twice."""
     tree = ast.parse(code)
-    found: dict[str, None] = {}
+    programs: dict[str, None] = {}
     for place, node in enumerate(ast.walk(tree)):
         for number in range(len(list(_changed(node)))):
             broken = copy.deepcopy(tree)
             target = list(ast.walk(broken))[place]
             changed = list(_changed(target))[number]
             vars(target).update(vars(changed))
-            found[ast.unparse(broken) + "\n"] = None
-    found.pop(ast.unparse(tree) + "\n", None)
-    return list(found)
+            programs[ast.unparse(broken) + "\n"] = None
+    programs.pop(ast.unparse(tree) + "\n", None)
+    return list(programs)
 
 
 def _changed(node: ast.AST) -> Iterator[ast.AST]:
@@ -65,9 +65,9 @@ def _changed(node: ast.AST) -> Iterator[ast.AST]:
         case ast.BinOp(op=op) | ast.BoolOp(op=op) | ast.AugAssign(op=op):
             for other in SWAPS.get(type(op), ()):
                 yield _with(node, op=other())
-        case ast.Compare(ops=[op, *rest]):
+        case ast.Compare(ops=[op, *others]):
             for other in SWAPS.get(type(op), ()):
-                yield _with(node, ops=[other(), *rest])
+                yield _with(node, ops=[other(), *others])
         case ast.Constant(value=bool(value)):
             yield _with(node, value=not value)
         case ast.Constant(value=int(value)):

@@ -170,9 +170,9 @@ def allow_files(libc: Library, scratch: str, library: Iterable[str]) -> bool:
     if abi < 1:
         return False
     read, change = 1 << 2 | 1 << 3, 1 << 1 | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 13 | 1 << 14
-    known = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
+    supported = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     size = 8 if abi < 4 else 16 if abi < 6 else 24
-    handled = (ctypes.c_uint64 * 3)(known, 3, 3)  # files; TCP; signals and abstract sockets
+    handled = (ctypes.c_uint64 * 3)(supported, 3, 3)  # files; TCP; signals and abstract sockets
     rules = libc.syscall(create, handled, ctypes.c_size_t(size), 0)
     system = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")  # what modules of C are linked to
     for path in (scratch, *library, *system):
@@ -183,12 +183,12 @@ def allow_files(libc: Library, scratch: str, library: Iterable[str]) -> bool:
             continue
         if not os.path.isdir(path):  # noqa: PTH112
             rights = 1 << 2
-        beneath = (rights & known).to_bytes(8, "little") + folder.to_bytes(4, "little")
+        beneath = (rights & supported).to_bytes(8, "little") + folder.to_bytes(4, "little")
         libc.syscall(add, rules, 1, ctypes.c_char_p(beneath), 0)
         os.close(folder)
-    done = bool(libc.syscall(restrict, rules, 0) == 0)
+    restricted = bool(libc.syscall(restrict, rules, 0) == 0)
     os.close(rules)
-    return done
+    return restricted
 
 
 def forbid_calls(libc: Library) -> bool:

@@ -82,7 +82,7 @@ def run(
         )
         os.close(channel)
         try:
-            output, found, stopped = _listen(child, results, request.encode("utf-8", "surrogatepass"), seconds)
+            output, reported, stopped = _listen(child, results, request.encode("utf-8", "surrogatepass"), seconds)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -91,7 +91,7 @@ def run(
             for pipe in (child.stdin, child.stdout):
                 if pipe is not None:
                     pipe.close()
-    return _read(found, output, stopped or _ending(status), len(calls))
+    return _read(reported, output, stopped or _ending(status), len(calls))
 
 
 def _listen(child: subprocess.Popen[bytes], results: int, request: bytes, seconds: float) -> tuple[bytes, bytes, str]:
@@ -109,9 +109,9 @@ def _listen(child: subprocess.Popen[bytes], results: int, request: bytes, second
         for source in heard:
             selector.register(source, selectors.EVENT_READ)
         while selector.get_map() and not stopped:
-            left = until - time.monotonic()
-            ready = selector.select(left) if left > 0 else []
-            if left <= 0:
+            remaining = until - time.monotonic()
+            ready = selector.select(remaining) if remaining > 0 else []
+            if remaining <= 0:
                 stopped = f"stopped after {limit:g} s"
             for key, _ in ready:
                 part = os.read(key.fd, 65_536)
@@ -122,8 +122,8 @@ def _listen(child: subprocess.Popen[bytes], results: int, request: bytes, second
                     until, limit, started = time.monotonic() + seconds, seconds, True
                 if len(heard[key.fd]) > most[key.fd][0]:
                     stopped = f"stopped: more than {most[key.fd][0]} bytes were {most[key.fd][1]}"
-    output, found = (bytes(part) for part in heard.values())
-    return output[:MOST_OUTPUT], found, stopped
+    output, reported = (bytes(part) for part in heard.values())
+    return output[:MOST_OUTPUT], reported, stopped
 
 
 def _ending(status: int) -> str:
@@ -134,10 +134,10 @@ def _ending(status: int) -> str:
     return f"the process ended by {signal.Signals(-status).name}" if status < 0 else f"the process exited with {status}"
 
 
-def _read(found: bytes, output: bytes, stopped: str, calls: int) -> Outcome:
+def _read(reported: bytes, output: bytes, stopped: str, calls: int) -> Outcome:
     """What the child told. It may have told anything: only what has the right form is taken."""
     problem, loaded, answers, refused, walls = "", False, list[Answer](), list[str](), list[str]()
-    for line in found.split(b"\n"):
+    for line in reported.split(b"\n"):
         try:
             [(kind, value)] = json.loads(line).items()
         except (ValueError, AttributeError, RecursionError):
@@ -167,18 +167,18 @@ def printable(text: str) -> str:
     return re.sub(r"\b0x[0-9a-f]{6,}", "0x…", text)
 
 
-def same(given: Any, expected: Any) -> bool:
+def same(value: Any, expected: Any) -> bool:
     """Equal plain values; True is not 1, and floats may differ by one part in 10^9."""
-    if isinstance(given, bool) or isinstance(expected, bool):
-        return given is expected
-    if isinstance(given, int | float) and isinstance(expected, int | float):
-        if isinstance(given, int) and isinstance(expected, int):
-            return given == expected
+    if isinstance(value, bool) or isinstance(expected, bool):
+        return value is expected
+    if isinstance(value, int | float) and isinstance(expected, int | float):
+        if isinstance(value, int) and isinstance(expected, int):
+            return value == expected
         with contextlib.suppress(OverflowError):  # a whole number larger than any float
-            return math.isclose(given, expected, rel_tol=1e-9)
+            return math.isclose(value, expected, rel_tol=1e-9)
         return False
-    if isinstance(given, list) and isinstance(expected, list):
-        return len(given) == len(expected) and all(map(same, given, expected))
-    if isinstance(given, dict) and isinstance(expected, dict):
-        return given.keys() == expected.keys() and all(same(given[key], expected[key]) for key in given)
-    return type(given) is type(expected) and bool(given == expected)
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(map(same, value, expected))
+    if isinstance(value, dict) and isinstance(expected, dict):
+        return value.keys() == expected.keys() and all(same(value[key], expected[key]) for key in value)
+    return type(value) is type(expected) and bool(value == expected)

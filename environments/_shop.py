@@ -126,7 +126,7 @@ def _dates(status: str, days: int, today: date) -> Record:
 
 def _arrange(words: Record, kind: str, variant: str, order: Record, today: date, rng: Random) -> Record:
     """Make an order fit a variant; the item that it is about."""
-    product = rng.choice([one for one in words["products"] if one["sizes"] or kind != "exchange"])
+    product = rng.choice([entry for entry in words["products"] if entry["sizes"] or kind != "exchange"])
     if "large" in variant:
         product = rng.choice(words["costly"])
     sale = (
@@ -135,7 +135,7 @@ def _arrange(words: Record, kind: str, variant: str, order: Record, today: date,
     item = _item(product, rng, sale)
     if variant == "gift card":
         item = {"name": "gift card", "price": rng.choice((20, 40, 60, 100)), "sale": sale, "sizes": [], "size": ""}
-    others = [one for one in order["items"] if one["name"] != item["name"] and one["price"] != item["price"]]
+    others = [entry for entry in order["items"] if entry["name"] != item["name"] and entry["price"] != item["price"]]
     order["items"] = [*others[:2], item]
     rng.shuffle(order["items"])
     days = rng.randrange(2, REFUND_DAYS + 1)

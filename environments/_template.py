@@ -56,15 +56,15 @@ class Template(Env):
 
     @classmethod
     def scenarios(cls, data: Facts, split: Split, count: int, seed: int) -> list[Scenario]:
-        known = [country for country in data if split_of(country, SHARES) == split]
-        if count > len(known):
-            raise ValueError(f"{count} scenarios need as many countries, and {split} has {len(known)}: ask for fewer")
-        made = []
-        for country in Random(f"{split} {seed}").sample(known, count):
+        names = [country for country in data if split_of(country, SHARES) == split]
+        if count > len(names):
+            raise ValueError(f"{count} scenarios need as many countries, and {split} has {len(names)}: ask for fewer")
+        scenarios = []
+        for country in Random(f"{split} {seed}").sample(names, count):
             asked = {"role": "user", "content": f"What is the capital of {country}?"}  # EDIT: what the policy sees
             hidden = {"country": country, "answer": data[country]}  # EDIT: what it does not; "kind" splits the results
-            made.append(Scenario.make("_template", split, [asked], hidden))
-        return made
+            scenarios.append(Scenario.make("_template", split, [asked], hidden))
+        return scenarios
 
     @tool
     def look_up(self, country: str) -> str:  # EDIT: the tools. Type hints and docstrings are what the policy is told.
@@ -99,8 +99,8 @@ class Template(Env):
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:  # EDIT, or leave out
-        given = _answer(messages)
-        return Outcome(given, scenario.data["answer"], optimal_turns=2, required={"answer": given is not None})
+        answer = _answer(messages)
+        return Outcome(answer, scenario.data["answer"], optimal_turns=2, required={"answer": answer is not None})
 
     # EDIT: the players. They show that the task can be done, that the reward tells good from bad, and how hard it is.
 
@@ -119,9 +119,8 @@ class Template(Env):
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """Guesses."""
-        return use(
-            "answer", capital=rng.choice([one for one in self.data.values() if one != self.scenario.data["answer"]])
-        )
+        wrong = [capital for capital in self.data.values() if capital != self.scenario.data["answer"]]
+        return use("answer", capital=rng.choice(wrong))
 
 
 def _answer(messages: Sequence[Message]) -> str | None:

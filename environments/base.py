@@ -190,7 +190,7 @@ class Env(ABC):
         """The tools by name, in the order in which the class defines them."""
         if "_tools" not in cls.__dict__:
             methods = [value for value in vars(cls).values() if getattr(value, "is_tool", False)]
-            cls._tools = {made.name: made for made in map(_make_tool, methods)}
+            cls._tools = {entry.name: entry for entry in map(_make_tool, methods)}
         return cls._tools
 
     _tools: ClassVar[dict[str, Tool]]
@@ -202,15 +202,15 @@ class Env(ABC):
 
     def call(self, name: str, arguments: Any) -> str:
         """Run one tool call and return what the policy sees of it."""
-        known = self.tools()
-        if name not in known:
-            return error(f"there is no tool named {_shorten(name)}; the tools are {', '.join(known)}")
+        tools = self.tools()
+        if name not in tools:
+            return error(f"there is no tool named {_shorten(name)}; the tools are {', '.join(tools)}")
         if not isinstance(arguments, dict):
             return error(f"the arguments of {name} must be an object, not {_shorten(arguments)}")
         if unwritable(arguments):
             return error(f"the arguments of {name} hold characters that are no text, or are nested too deeply")
         try:
-            checked = known[name].arguments.model_validate(arguments)
+            checked = tools[name].arguments.model_validate(arguments)
         except ValidationError as problem:
             return error(f"wrong arguments for {name}: {_say(problem)}")
         return str(getattr(self, name)(**{key: getattr(checked, key) for key in type(checked).model_fields}))
@@ -238,17 +238,17 @@ def read_lines(path: Path, maker: str = "") -> list[dict[str, Any]]:
     return [json.loads(line) for line in read_text(path, maker).split("\n") if line]
 
 
-def sample_kinds(rng: Random, known: Mapping[str, Sequence[T]], count: int, where: str) -> list[T]:
+def sample_kinds(rng: Random, by_kind: Mapping[str, Sequence[T]], count: int, where: str) -> list[T]:
     """As many of each kind, so that none is learnt at the cost of another, shuffled. ValueError where there are too few."""
     chosen: list[T] = []
-    for place, kind in enumerate(known):
-        wanted = (count + len(known) - 1 - place) // len(known)
-        if wanted > len(known[kind]):
+    for place, kind in enumerate(by_kind):
+        quota = (count + len(by_kind) - 1 - place) // len(by_kind)
+        if quota > len(by_kind[kind]):
             raise ValueError(
-                f"{count} scenarios need {wanted} questions of the kind {kind}, and {where} has {len(known[kind])}: "
-                f"ask for {len(known[kind]) * len(known)} or fewer"
+                f"{count} scenarios need {quota} questions of the kind {kind}, and {where} has {len(by_kind[kind])}: "
+                f"ask for {len(by_kind[kind]) * len(by_kind)} or fewer"
             )
-        chosen += rng.sample(known[kind], wanted)
+        chosen += rng.sample(by_kind[kind], quota)
     rng.shuffle(chosen)
     return chosen
 
@@ -291,7 +291,7 @@ def unwritable(value: Any) -> bool:
         return not math.isfinite(value)
     level = [value]
     for _ in range(50):
-        level = [part for one in level for part in _parts(one)]
+        level = [part for container in level for part in _parts(container)]
         if any(isinstance(part, str | float) and unwritable(part) for part in level):
             return True
         if not level:
@@ -340,8 +340,8 @@ def _shorten(value: Any, limit: int = 60) -> str:
 def _say(problem: ValidationError) -> str:
     """Pydantic's findings in one line."""
     return "; ".join(
-        f"{'.'.join(map(str, found['loc']))[:60] or 'arguments'}: {found['msg'][:1].lower()}{found['msg'][1:]}"
-        for found in problem.errors(include_url=False, include_input=False)[:3]
+        f"{'.'.join(map(str, finding['loc']))[:60] or 'arguments'}: {finding['msg'][:1].lower()}{finding['msg'][1:]}"
+        for finding in problem.errors(include_url=False, include_input=False)[:3]
     )
 
 

@@ -97,7 +97,7 @@ class CodeRepair(Env):
 
     @classmethod
     def from_problem(cls, split: Split, problem: dict[str, Any], mutant: dict[str, Any] | None) -> Scenario:
-        shown = [f"{written_call(problem['name'], given)} == {expected!r}" for given, expected in problem["examples"]]
+        shown = [f"{written_call(problem['name'], inputs)} == {expected!r}" for inputs, expected in problem["examples"]]
         task = f"Write the function {problem['signature']}."
         if mutant is not None:
             task = f"Mend the function {problem['signature']}: its code has one mistake."
@@ -185,10 +185,9 @@ class CodeRepair(Env):
             if _all_right(answer):
                 return use("submit", code=code)
         candidates = _candidates(str(messages[1]["content"]))
-        left = [code for code in candidates if code not in {code for code, _ in tried}]
-        return use(
-            "run_code" if len(tried) < self.max_turns - 1 and left else "submit", code=rng.choice(left or candidates)
-        )
+        fresh = [code for code in candidates if code not in {code for code, _ in tried}]
+        name = "run_code" if len(tried) < self.max_turns - 1 and fresh else "submit"
+        return use(name, code=rng.choice(fresh or candidates))
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
         return use(rng.choice(("run_code", "run_code", "submit")), code=rng.choice(_candidates(messages[1]["content"])))
@@ -251,21 +250,21 @@ def _failed(outcome: Outcome) -> str:
 
 
 def _refused(outcome: Outcome) -> str:
-    named = "; ".join(dict.fromkeys(shorten(" ".join(one.split()), 80) for one in outcome.refused[:3]))
+    named = "; ".join(dict.fromkeys(shorten(" ".join(refusal.split()), 80) for refusal in outcome.refused[:3]))
     return f"Refused {len(outcome.refused)}: {named}"
 
 
 def _times_refused(call: tuple[str, dict[str, Any], Message]) -> int:
-    found = re.match(r"(?:Passed \d+ of \d+\.\n)?Refused (\d+): ", str(call[2]["content"]))
-    return int(found[1]) if found else 0
+    match = re.match(r"(?:Passed \d+ of \d+\.\n)?Refused (\d+): ", str(call[2]["content"]))
+    return int(match[1]) if match else 0
 
 
 def submitted(messages: Sequence[Message]) -> tuple[int, int] | None:
     """How many hidden tests of how many passed; None where nothing was handed in."""
     for name, _, answer in tool_calls(messages):
-        found = re.match(r"Passed (\d+) of (\d+)\.", str(answer["content"])) if name == "submit" else None
-        if found:
-            return int(found[1]), int(found[2])
+        match = re.match(r"Passed (\d+) of (\d+)\.", str(answer["content"])) if name == "submit" else None
+        if match:
+            return int(match[1]), int(match[2])
     return None
 
 

@@ -116,8 +116,8 @@ class EmailSearch(Env):
 
     @classmethod
     def scenarios(cls, data: Mailbox, split: Split, count: int, seed: int) -> list[Scenario]:
-        known = {kind: [one for one in data.questions[split] if one["kind"] == kind] for kind in cls.kinds}
-        chosen = sample_kinds(Random(f"{split} {seed}"), known, count, cls.task)
+        by_kind = {kind: [row for row in data.questions[split] if row["kind"] == kind] for kind in cls.kinds}
+        chosen = sample_kinds(Random(f"{split} {seed}"), by_kind, count, cls.task)
         return [cls.from_question(split, question) for question in chosen]
 
     @classmethod
@@ -239,11 +239,11 @@ class EmailSearch(Env):
         answer = final_answer(messages)
         if answer is None or cls._gives_up(answer["answer"]):
             return False
-        given, right = cls._plain(answer["answer"]), cls._plain(scenario.data["answer"])
+        answered, right = cls._plain(answer["answer"]), cls._plain(scenario.data["answer"])
         others = {word for other in scenario.data["conflicting"] for word in cls._plain(other).split()}
-        if others & set(given.split()) - set(right.split()):
+        if others & set(answered.split()) - set(right.split()):
             return False  # an answer that also names another statement's value hedges
-        return f" {right} " in f" {given} " and len(given.split()) <= 20
+        return f" {right} " in f" {answered} " and len(answered.split()) <= 20
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
@@ -285,11 +285,11 @@ class EmailSearch(Env):
         value = self._value(str(observation["content"]), query) if name in self.readers else None
         if value is not None:
             return use("return_final_answer", answer=value, source_ids=[arguments["id"]])
-        asked = {str(given.get("id")) for _, given, _ in calls}
-        left = [found for found in seen_ids(messages) if found not in asked]
-        if not left or len(calls) >= self.max_turns - 1:
+        asked = {str(inputs.get("id")) for _, inputs, _ in calls}
+        unread = [id for id in seen_ids(messages) if id not in asked]
+        if not unread or len(calls) >= self.max_turns - 1:
             return use("return_final_answer", answer=UNKNOWN, source_ids=[])
-        return self._open(left[0])
+        return self._open(unread[0])
 
     def _open(self, name: str) -> Message:
         return use("read_email", id=name)
@@ -353,7 +353,7 @@ def shown(rows: Sequence[Sequence[Any]], count: int) -> str:
 def seen_ids(messages: Sequence[Message]) -> list[str]:
     """Ids of the rows that were shown, in order."""
     texts = [str(message["content"]) for message in messages if message["role"] == "tool"]
-    return list(dict.fromkeys(found for text in texts for found in re.findall(r" \| (m\d+)$", text, re.MULTILINE)))
+    return list(dict.fromkeys(id for text in texts for id in re.findall(r" \| (m\d+)$", text, re.MULTILINE)))
 
 
 def days_of(year: int, month: int) -> dict[str, str]:

@@ -116,13 +116,13 @@ class EmailSearchPlus(EmailSearch):
         """
         if self.results is None:
             return error("there are no results to filter; call search_emails first")
-        wanted = unified(text).casefold().strip()
-        if not wanted:
+        sought = unified(text).casefold().strip()
+        if not sought:
             return error("text must hold at least one letter or digit")
         query = "select id, sender, subject, body, attachments from mail_by_id where owner = ?"
         place = ("sender", "subject", "body", "attachment").index(field) + 1
         mails = self.data.mails.execute(query, (self.scenario.data["owner"],))
-        held = {mail[0] for mail in mails if wanted in unified(mail[place]).casefold()}
+        held = {mail[0] for mail in mails if sought in unified(mail[place]).casefold()}
         kept = [row for row in self.results if row[3] in held]
         if not kept:
             return f"0 emails. The last results stay: {len(self.results)} emails."
@@ -167,18 +167,17 @@ class EmailSearchPlus(EmailSearch):
             id: the id of the thread, or of any email in it
         """
         columns = "id, date, sender, attachments, body, thread, subject"
-        of = "(select thread from mail_by_id where owner = :owner and id = :id)"
-        query = (
-            f"select {columns} from mail_by_id where owner = :owner and thread = coalesce({of}, :id) order by date, id"
-        )
+        thread = "(select thread from mail_by_id where owner = :owner and id = :id)"
+        where = f"owner = :owner and thread = coalesce({thread}, :id)"
+        query = f"select {columns} from mail_by_id where {where} order by date, id"
         rows = self.data.mails.execute(query, {"owner": self.scenario.data["owner"], "id": id}).fetchall()
         if not rows:
             return error("there is no email with this id, nor a thread")
-        left = len(rows) - MOST
+        omitted = len(rows) - MOST
         parts = [f"thread: {rows[0][5]}\nsubject: {rows[0][6]}\nemails: {len(rows)}"]
-        for name, day, sender, files, body, *_ in rows if left <= 0 else [rows[0], *rows[1 - MOST :]]:
-            if len(parts) == 2 and left > 0:
-                parts.append(f"({left} emails are left out)")
+        for name, day, sender, files, body, *_ in rows if omitted <= 0 else [rows[0], *rows[1 - MOST :]]:
+            if len(parts) == 2 and omitted > 0:
+                parts.append(f"({omitted} emails are left out)")
             attached = f"attachments: {files}\n" if files else ""
             text = body if len(body) <= CUT else body[:CUT] + "…"
             parts.append(f"id: {name}\ndate: {day}\nfrom: {sender}\n{attached}{text}")
@@ -213,13 +212,13 @@ class EmailSearchPlus(EmailSearch):
         return use("read_thread" if kind == "thread" else "read_email", id=name)
 
     def _query(self, question: str) -> dict[str, Any]:
-        kind, found = _take_apart(question)
-        query: dict[str, Any] = {"keywords": [found["project"], *found["matter"].split()]}
-        if "sender" in found:
-            query |= {"sender": found["sender"], "sort": "oldest"}
+        kind, parts = _take_apart(question)
+        query: dict[str, Any] = {"keywords": [parts["project"], *parts["matter"].split()]}
+        if "sender" in parts:
+            query |= {"sender": parts["sender"], "sort": "oldest"}
         elif kind == "month":
-            months = MONTHS if found["language"] == "en" else LANGUAGES[found["language"]]().months
-            query |= days_of(int(found["year"]), months.index(found["month"]) + 1)
+            months = MONTHS if parts["language"] == "en" else LANGUAGES[parts["language"]]().months
+            query |= days_of(int(parts["year"]), months.index(parts["month"]) + 1)
         else:
             query["sort"] = "newest"
         return query
@@ -233,7 +232,7 @@ class EmailSearchPlus(EmailSearch):
         mails = mail.split("\n\n")[1:]
         if kind != "thread":
             return _stated(mails[0], STATED)
-        taken = next((found[1] for part in mails for found in re.finditer(DECIDED, part)), None)
+        taken = next((match[1] for part in mails for match in re.finditer(DECIDED, part)), None)
         offers = [part for part in mails if f"\nfrom: {taken}\n" in part]
         return next((value for part in offers if (value := _stated(part.split("\n")[-1], OFFERED))), None)
 
@@ -290,10 +289,10 @@ DECIDED = r"(?:proposal of |(?<!\S)(?=\S+님의 제안)|على اقتراح )([^
 def _take_apart(question: str) -> tuple[str, dict[str, str]]:
     """A question's kind, and its parts by name. No template of the task fits: the words alone."""
     for language, kind, pattern in QUESTIONS:
-        if found := re.fullmatch(pattern, question):
-            return kind, found.groupdict() | {"language": language}
+        if match := re.fullmatch(pattern, question):
+            return kind, match.groupdict() | {"language": language}
     return "", {"project": question[:LONGEST], "matter": "", "language": ""}
 
 
 def _stated(text: str, patterns: Sequence[str]) -> str | None:
-    return next((found[1] for pattern in patterns if (found := re.search(pattern, text))), None)
+    return next((match[1] for pattern in patterns if (match := re.search(pattern, text))), None)

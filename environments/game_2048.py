@@ -123,7 +123,7 @@ def worth(row: Row) -> float:
     steps = [after**2 - before**2 for before, after in itertools.pairwise(logs)]  # squares: large tiles matter more
     bends = min(sum(step for step in steps if step > 0), -sum(step for step in steps if step < 0))
     tiles = [log for log in logs if log]
-    return row.count(0) + 2.0 * sum(one == other for one, other in itertools.pairwise(tiles)) - 0.1 * bends
+    return row.count(0) + 2.0 * sum(tile == other for tile, other in itertools.pairwise(tiles)) - 0.1 * bends
 
 
 def expectimax(board: Board, depth: int) -> tuple[float, Direction | None]:
@@ -132,8 +132,8 @@ def expectimax(board: Board, depth: int) -> tuple[float, Direction | None]:
     for direction in DIRECTIONS:
         moved, score = swipe(board, direction)
         if moved != board:
-            found = (math.log2(1 + score) * 0.5 + expected(moved, depth - 1), direction)
-            best = max(best, found, key=lambda one: one[0])
+            candidate = (math.log2(1 + score) * 0.5 + expected(moved, depth - 1), direction)
+            best = max(best, candidate, key=lambda pair: pair[0])
     return best
 
 
@@ -199,7 +199,7 @@ def score_of(messages: Sequence[Message]) -> int:
 def smoothness(board: Board) -> float:
     """1 where all tiles are equal, less the more neighbours differ: 1 - mean |log2 a - log2 b| / log2 of the largest."""
     lines = [[tile.bit_length() - 1 for tile in line if tile] for line in (*board, *zip(*board, strict=True))]
-    gaps = [abs(one - other) for line in lines for one, other in itertools.pairwise(line)]
+    gaps = [abs(tile - other) for line in lines for tile, other in itertools.pairwise(line)]
     return 1 - sum(gaps) / len(gaps) / (largest(board).bit_length() - 1) if gaps else 1.0
 
 
@@ -238,17 +238,18 @@ class Game2048(Env):
 
     @classmethod
     def scenarios(cls, data: dict[str, Any], split: Split, count: int, seed: int) -> list[Scenario]:
-        if count > len(known := seeds_of(split)):
-            raise ValueError(f"{count} scenarios need as many seeds, and game_2048 has {len(known)}")
-        made: list[Scenario] = []
-        for number in Random(f"{split} {seed}").sample(known, len(known)):
-            if len(made) == count:
+        if count > len(seeds := seeds_of(split)):
+            raise ValueError(f"{count} scenarios need as many seeds, and game_2048 has {len(seeds)}")
+        scenarios: list[Scenario] = []
+        for number in Random(f"{split} {seed}").sample(seeds, len(seeds)):
+            if len(scenarios) == count:
                 break
             if can_be_won(data, number):
-                made.append(cls.from_seed(data, split, number))
-        if len(made) < count:
-            raise ValueError(f"{count} scenarios need as many games that can be won, and game_2048 has {len(made)}")
-        return made
+                scenarios.append(cls.from_seed(data, split, number))
+        if len(scenarios) < count:
+            held = len(scenarios)
+            raise ValueError(f"{count} scenarios need as many games that can be won, and game_2048 has {held}")
+        return scenarios
 
     @classmethod
     def from_seed(cls, data: dict[str, Any], split: Split, number: int) -> Scenario:
@@ -278,13 +279,13 @@ class Game2048(Env):
         moved, _ = swipe(self.board, direction)
         if moved == self.board:
             return error(f"no tile can move {direction}")
-        known = self.scenario.data
+        hidden = self.scenario.data
         self.moves += 1
-        self.board = spawn(moved, known["opening"] + self.moves + 1, known["seed"])
-        if largest(self.board) >= known["target"]:
-            ending = f"\nYou reached {known['target']}."
+        self.board = spawn(moved, hidden["opening"] + self.moves + 1, hidden["seed"])
+        if largest(self.board) >= hidden["target"]:
+            ending = f"\nYou reached {hidden['target']}."
         else:
-            ending = "\nGame over." if self.moves >= known["max_moves"] or not legal(self.board) else ""
+            ending = "\nGame over." if self.moves >= hidden["max_moves"] or not legal(self.board) else ""
         self.done = bool(ending)
         return show(self.board) + ending
 

@@ -82,9 +82,9 @@ def build_index(documents: Sequence[dict[str, str]]) -> sqlite3.Connection:
     index = sqlite3.connect(":memory:", check_same_thread=False)
     index.execute("create virtual table found using fts5(id unindexed, title, text, tokenize='porter unicode61')")
     index.execute("create table document (id primary key, title, date, text) without rowid")
-    for one in documents:
-        index.execute("insert into found values (?, ?, ?)", (one["id"], one["title"], one["text"]))
-        index.execute("insert into document values (?, ?, ?, ?)", (one["id"], one["title"], one["date"], one["text"]))
+    for row in documents:
+        index.execute("insert into found values (?, ?, ?)", (row["id"], row["title"], row["text"]))
+        index.execute("insert into document values (?, ?, ?, ?)", (row["id"], row["title"], row["date"], row["text"]))
     return index
 
 
@@ -105,8 +105,8 @@ class KnowledgeSearch(Env):
 
     @classmethod
     def scenarios(cls, data: Store, split: Split, count: int, seed: int) -> list[Scenario]:
-        known = {kind: data.questions[split, kind] for kind in KINDS}
-        chosen = sample_kinds(Random(f"{split} {seed}"), known, count, f"the split {split} of knowledge_search")
+        by_kind = {kind: data.questions[split, kind] for kind in KINDS}
+        chosen = sample_kinds(Random(f"{split} {seed}"), by_kind, count, f"the split {split} of knowledge_search")
         return [cls.from_question(split, question) for question in chosen]
 
     @classmethod
@@ -170,13 +170,13 @@ class KnowledgeSearch(Env):
         counts["invalid_id"] = sum("no document with this id" in text for text in errors)
         counts["error"] = len(errors) - counts["invalid_id"]
         counts["turn"] = max(0, count_turns(messages) - NEEDED[scenario.data["kind"]])
-        given = final_answer(messages)
-        if given is None:
+        answer = final_answer(messages)
+        if answer is None:
             counts["no_answer"] = 1
         else:
-            right = is_right(scenario, given["text"])
-            cited = set(given["citations"])
-            counts["correct" if right else "unknown" if is_unknown(given["text"]) else "wrong"] = 1
+            right = is_right(scenario, answer["text"])
+            cited = set(answer["citations"])
+            counts["correct" if right else "unknown" if is_unknown(answer["text"]) else "wrong"] = 1
             if right and hops:
                 counts["cited"] = sum(bool(cited & set(hop)) for hop in hops) / len(hops)
             counts["bad_citation"] = len(cited - {source for hop in hops for source in hop})
@@ -185,22 +185,22 @@ class KnowledgeSearch(Env):
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         """The right answer with a citation that supports it; where there is none, that it is not known, without any."""
-        given = final_answer(messages)
-        if given is None or not is_right(scenario, given["text"]):
+        answer = final_answer(messages)
+        if answer is None or not is_right(scenario, answer["text"]):
             return False
         supporting = {source for hop in scenario.data["sources"] for source in hop}
-        return bool(supporting & set(given["citations"])) if supporting else not given["citations"]
+        return bool(supporting & set(answer["citations"])) if supporting else not answer["citations"]
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
-        known, given = scenario.data, final_answer(messages)
-        calls = [(name, arguments.get("id")) for name, arguments, found in tool_calls(messages) if not is_error(found)]
+        hidden, answer = scenario.data, final_answer(messages)
+        calls = [(name, arguments.get("id")) for name, arguments, seen in tool_calls(messages) if not is_error(seen)]
         required = {"search": any(name == "search" for name, _ in calls)}
-        for number, hop in enumerate(known["sources"], 1):
+        for number, hop in enumerate(hidden["sources"], 1):
             required[f"open {number}"] = any(name == "open" and opened in hop for name, opened in calls)
-        required["answer"] = given is not None
-        text = given and (UNKNOWN if is_unknown(given["text"]) else given["text"])
-        return Outcome(text, known["answer"] or UNKNOWN, NEEDED[known["kind"]], required)
+        required["answer"] = answer is not None
+        text = answer and (UNKNOWN if is_unknown(answer["text"]) else answer["text"])
+        return Outcome(text, hidden["answer"] or UNKNOWN, NEEDED[hidden["kind"]], required)
 
     # The players.
 
@@ -209,8 +209,8 @@ class KnowledgeSearch(Env):
         calls, question = tool_calls(messages), str(messages[1]["content"])
         if not calls:
             return use("search", query=question.rstrip("?"))
-        name, arguments, found = calls[-1]
-        text = str(found["content"])
+        name, arguments, observation = calls[-1]
+        text = str(observation["content"])
         if name == "search":
             return (
                 use("open", id=text.partition(" | ")[0]) if " | " in text else use("answer", text=UNKNOWN, citations=[])
@@ -233,11 +233,11 @@ class KnowledgeSearch(Env):
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
         """Opens what the answer rests on, then gives it; where there is no answer, searches once."""
         sources = [hop[0] for hop in self.scenario.data["sources"]]
-        done = len(tool_calls(messages))
-        if done == 0:
+        calls = len(tool_calls(messages))
+        if calls == 0:
             return use("search", query=self.scenario.data["question"])
-        if done <= len(sources):
-            return use("open", id=sources[done - 1])
+        if calls <= len(sources):
+            return use("open", id=sources[calls - 1])
         return use("answer", text=self.scenario.data["answer"] or UNKNOWN, citations=sources)
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
@@ -267,10 +267,10 @@ def extract(question: str, document: str) -> str:
         "^Who invented": rf"invented by ({name})",
         "company makes": rf"made by ({name})",
     }
-    for asked, told in patterns.items():
-        found = re.search(told, document) if re.search(asked, question) else None
-        if found:
-            return found[1]
+    for asked, states in patterns.items():
+        match = re.search(states, document) if re.search(asked, question) else None
+        if match:
+            return match[1]
     return ""
 
 
@@ -286,11 +286,11 @@ def is_right(scenario: Scenario, text: str) -> bool:
     """Whether an answer says what is so and nothing besides: one that names another value too hedges."""
     if not scenario.data["answer"]:
         return is_unknown(text)
-    given, right = normalise(text), normalise(scenario.data["answer"])
-    if f" {right} " not in f" {given} ":
+    answered, right = normalise(text), normalise(scenario.data["answer"])
+    if f" {right} " not in f" {answered} ":
         return False
     question = set(normalise(scenario.data["question"]).split())
-    extra = [word for word in given.split() if word not in {*right.split(), *question, *FILLERS}]
+    extra = [word for word in answered.split() if word not in {*right.split(), *question, *FILLERS}]
     others = {word for value in scenario.data["conflicting"] for word in normalise(value).split()}
     number_besides = right.isdigit() and any(word.isdigit() for word in extra)
     return len(extra) <= 1 and not others & set(extra) and not number_besides

@@ -32,8 +32,8 @@ def answer(text: str) -> int | None:
 def written_out(a: int, b: int) -> str:
     """47 * 36: 47 * 30 = 1410, 47 * 6 = 282, 1410 + 282 = 1692."""
     parts = [a * part for part in (b // 10 * 10, b % 10) if part]
-    said = [f"{a} * {part} = {a * part}" for part in (b // 10 * 10, b % 10) if part]
-    return ", ".join([*said, f"{' + '.join(map(str, parts))} = {a * b}"] if len(parts) > 1 else said)
+    steps = [f"{a} * {part} = {a * part}" for part in (b // 10 * 10, b % 10) if part]
+    return ", ".join([*steps, f"{' + '.join(map(str, parts))} = {a * b}"] if len(parts) > 1 else steps)
 
 
 def scenario(split: Split, a: int, b: int) -> Scenario:
@@ -71,10 +71,10 @@ class Multiplication(Env):
     ) -> Scenario:
         """The question alone counts: what it is answered with is computed, and where it belongs is decided by the pair."""
         asked = [str(message["content"]) for message in candidate["messages"]]
-        found = re.fullmatch(r"What is (\d{1,9}) \* (\d{1,9})\?", asked[0]) if len(asked) == 1 else None
-        if found is None or candidate["messages"][0]["role"] != "user":
+        match = re.fullmatch(r"What is (\d{1,9}) \* (\d{1,9})\?", asked[0]) if len(asked) == 1 else None
+        if match is None or candidate["messages"][0]["role"] != "user":
             raise ValueError('the messages must be one of the user, "What is a * b?"')
-        a, b = int(found[1]), int(found[2])
+        a, b = int(match[1]), int(match[2])
         own = split_of_pair(a, b)
         if (a, b) not in data[own]:
             raise ValueError("a factor is out of range")
@@ -111,11 +111,11 @@ class Multiplication(Env):
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
-        said: Any = messages[-1].get("content") if messages[-1]["role"] == "assistant" else None
-        return answer(str(said or "")) == int(scenario.data["answer"])
+        content: Any = messages[-1].get("content") if messages[-1]["role"] == "assistant" else None
+        return answer(str(content or "")) == int(scenario.data["answer"])
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
-        said: Any = messages[-1].get("content") if messages[-1]["role"] == "assistant" else None
-        number = answer(str(said or ""))
+        content: Any = messages[-1].get("content") if messages[-1]["role"] == "assistant" else None
+        number = answer(str(content or ""))
         return Outcome(None if number is None else str(number), str(scenario.data["answer"]), optimal_turns=1)

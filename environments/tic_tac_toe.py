@@ -129,7 +129,7 @@ def best_result(board: str, side: str, opponent: str, seed: int) -> tuple[int, i
             result = {side: 1, None: 0}.get(winner(after), -1)
         else:
             result = best_result(after, side, opponent, seed)[0]
-        best = max(best, (result, cell), key=lambda found: found[0])
+        best = max(best, (result, cell), key=lambda pair: pair[0])
         if result == 1:
             break
     return best
@@ -152,8 +152,8 @@ def last_board(messages: Sequence[Message]) -> str:
 
 
 def seen_side(messages: Sequence[Message]) -> str:
-    told = next(str(message["content"]) for message in messages if message["role"] == "user")
-    return told.removeprefix("You are ")[0]
+    opening = next(str(message["content"]) for message in messages if message["role"] == "user")
+    return opening.removeprefix("You are ")[0]
 
 
 def result(messages: Sequence[Message]) -> str:
@@ -197,17 +197,17 @@ class TicTacToe(Env):
 
     @classmethod
     def scenarios(cls, data: dict[str, Any], split: Split, count: int, seed: int) -> list[Scenario]:
-        known = seeds_of(split)
-        made: list[Scenario] = []
-        if count <= len(known):
-            for number in Random(f"{split} {seed}").sample(known, len(known)):
-                if len(made) == count:
-                    return made
-                made += cls.from_seed(data, split, number)
-        if len(made) < count:
-            held = f"{len(made)} that can be won" if made else str(len(known))
+        seeds = seeds_of(split)
+        scenarios: list[Scenario] = []
+        if count <= len(seeds):
+            for number in Random(f"{split} {seed}").sample(seeds, len(seeds)):
+                if len(scenarios) == count:
+                    return scenarios
+                scenarios += cls.from_seed(data, split, number)
+        if len(scenarios) < count:
+            held = f"{len(scenarios)} that can be won" if scenarios else str(len(seeds))
             raise ValueError(f"{count} scenarios need as many seeds, and the split {split} of tic_tac_toe has {held}")
-        return made
+        return scenarios
 
     @classmethod
     def from_seed(cls, data: dict[str, Any], split: Split, number: int) -> list[Scenario]:
@@ -260,8 +260,8 @@ class TicTacToe(Env):
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
         """Knows what the opponent will answer: wins wherever this opponent can be beaten."""
-        known = self.scenario.data
-        return use("move", cell=best_result(self.board, self.side, known["opponent"], known["seed"])[1] + 1)
+        hidden = self.scenario.data
+        return use("move", cell=best_result(self.board, self.side, hidden["opponent"], hidden["seed"])[1] + 1)
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """A taken cell; on an empty board any cell first."""
