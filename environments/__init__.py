@@ -1,7 +1,7 @@
 """The tasks: one module each, found by name.
 
-`load("email_search")` gives the one `Env` class of environments/email_search.py; a dotted name is any importable
-module of the user's own (`load("my_package.my_task")`).
+`load("email_search")` returns the `Env` class that environments/email_search.py defines. A dotted name loads a module of
+your own (`load("my_package.my_task")`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def load(task: str) -> type[Env]:
-    """The environment class of a task. ModuleNotFoundError or ValueError says what is missing where."""
+    """The environment class of a task. A ModuleNotFoundError or ValueError says what is missing and where."""
     from environments.base import Env
 
     name = task if "." in task else f"environments.{task}"

@@ -1,7 +1,7 @@
 """What all tasks share: seeds, splits, players, rewards, errors, secrets, rendering, and answers to malformed turns.
 
-    pytest tests/test_environments.py                     # every task of environments/, and its template
-    pytest tests/test_environments.py --task my_task      # one; a dotted module works too
+    pytest tests/environments/test_environments.py                 # every task of environments/, and its template
+    pytest tests/environments/test_environments.py --task my_task  # one task; a dotted module works, too
 
 Each check is held to a broken task at the end of this file. What is a task's own (is this the right reward?) stands in
 tests/test_<task>.py.
