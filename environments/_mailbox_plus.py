@@ -20,20 +20,9 @@ from environments._mailbox import DAYS, FIRST_DAY
 
 SEED = 20240229
 INBOXES = {"train": 3, "val": 1, "test": 2}  # of each language; no inbox is in two splits
-FACTS, DECISIONS, FILES, NOISE = (
-    16,
-    10,
-    10,
-    40,
-)  # per inbox: pairs (project, matter) of three sorts, and mails of small talk
+FACTS, DECISIONS, FILES, NOISE = 16, 10, 10, 40  # per inbox: pairs (project, matter) of three sorts, and small talk
 EXTENSIONS = ("pdf", "xlsx", "docx", "csv")
-DIFFICULTY = {
-    "sender": 1,
-    "month": 2,
-    "latest": 2,
-    "attachment": 2,
-    "thread": 3,
-}  # plus 1 for other languages than English
+DIFFICULTY = {"sender": 1, "month": 2, "latest": 2, "attachment": 2, "thread": 3}  # plus 1 if not in English
 
 Row = dict[str, Any]
 KEPT = ("owner", "language", "kind", "difficulty", "question", "answer", "conflicting", "source_ids")

@@ -134,9 +134,8 @@ def main() -> int:
         print(f"The task {name} could not be written, and nothing was: {problem}.", file=sys.stderr)
         return 1
     print("wrote " + ", ".join(str(path.relative_to(ROOT)) for path in written))
-    print(
-        f"edit them where it says EDIT; check: python -m pytest tests/environments/test_environments.py --task {name}"
-    )
+    check = f"python -m pytest tests/environments/test_environments.py --task {name}"
+    print(f"edit them where it says EDIT; check: {check}")
     return 0
 
 

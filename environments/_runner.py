@@ -123,10 +123,7 @@ symlink 88 -1, symlinkat 266 36, link 86 -1, linkat 265 37, mknod 133 -1, mknoda
 setpgid 109 154, shmget 29 194, msgget 68 186, semget 64 190, mq_open 240 180, inotify_init1 294 26,
 reboot 169 142, init_module 175 105
 """
-MACHINES = {
-    "x86_64": (0, 0xC000003E),
-    "aarch64": (1, 0xC00000B7),
-}  # the column above and the kernel's number for the machine
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # the column above, the kernel's number
 EPERM = 1
 
 Library = ctypes.CDLL

@@ -25,9 +25,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-Message = dict[
-    str, Any
-]  # as in the OpenAI chat format: role, content, and tool_calls of an assistant that called tools
+Message = dict[str, Any]  # as in the OpenAI chat format: role, content, and an assistant's tool_calls
 Split = Literal["train", "val", "test"]
 
 
@@ -123,10 +121,8 @@ class Env(ABC):
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
-        """What judges compare (steps/judging/criteria.py).
-
-        By default the texts in the last call of the last turn, or the turn's words if it calls no tool, are compared with
-        `answer` in the hidden data. No optimum is stated and no action is required.
+        """What judges compare (steps/judging/criteria.py). By default the texts of the last turn's last call, or its words
+        if it calls no tool, are compared with `answer` in the hidden data; no optimum is stated, no action is required.
         """
         last = next((message for message in reversed(messages) if message["role"] == "assistant"), {})
         given = str(last.get("content") or "")
@@ -145,9 +141,8 @@ class Env(ABC):
         """
         raise ValueError(f"{cls.__name__} takes no generated scenarios: it does not define `accept`")
 
-    # Players return the next turn for the transcript so far; `play` makes a whole episode. They need no model and serve as
-    # baselines, as demonstrations for a small policy, and for the checks that every task must pass
-    # (tests/environments/test_environments.py).
+    # Players return the next turn for a transcript; `play` makes a whole episode. They need no model: they are baselines,
+    # demonstrations for a small policy, and what every task is checked with (tests/environments/test_environments.py).
 
     @abstractmethod
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:

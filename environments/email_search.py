@@ -99,13 +99,7 @@ class EmailSearch(Env):
     maker: ClassVar[str] = "_mailbox"  # the module that generates the data
     system: ClassVar[str] = SYSTEM
     kinds: ClassVar[tuple[str, ...]] = KINDS
-    kept: ClassVar[tuple[str, ...]] = (
-        "owner",
-        "kind",
-        "answer",
-        "conflicting",
-        "source_ids",
-    )  # fields of a question that become hidden data
+    kept: ClassVar[tuple[str, ...]] = ("owner", "kind", "answer", "conflicting", "source_ids")  # hidden data
     lists: ClassVar[tuple[str, ...]] = ("search_emails",)  # tools that list emails
     readers: ClassVar[tuple[str, ...]] = ("read_email",)  # tools that show the text of emails
 

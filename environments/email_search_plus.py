@@ -29,14 +29,7 @@ from environments.email_search import (
 
 CUT = 200  # characters of each email in a thread
 MOST = 8  # emails shown of a thread
-UNKNOWN = {
-    "모르겠습니다",
-    "잘 모르겠습니다",
-    "모릅니다",
-    "لا اعرف",
-    "لا ادري",
-    "غير معروف",
-}  # in the spelling of `unified`
+UNKNOWN = {"모르겠습니다", "잘 모르겠습니다", "모릅니다", "لا اعرف", "لا ادري", "غير معروف"}  # as `unified` spells
 SYSTEM = (
     "You answer questions about the emails of one person, in the language of the question. Search the inbox, filter or "
     "sort the results, read the email or the thread that holds the answer, then give the answer and the ids of its "

@@ -46,14 +46,7 @@ IDLE_TURNS = 4  # turns in a row without a move end the game; a player who sees 
 WIN = 1.0  # in the mode "win" only the target counts in full
 NEARLY = 0.5  # weight of the largest tile, so that failed attempts still differ
 LARGEST = "log2 of the largest tile over log2 of the target"
-PARTS = (
-    "win",
-    "largest",
-    "score",
-    "empty",
-    "smoothness",
-    "invalid",
-)  # components in the mode "shaped"; game.json holds their weights
+PARTS = ("win", "largest", "score", "empty", "smoothness", "invalid")  # in the mode "shaped", with weights
 KEYS = {"target", "opening", "max_moves", "depth", "reward", "weights"}  # of game.json
 SEEDS = 200_000
 
@@ -127,9 +120,7 @@ def start(seed: int, opening: int = 0) -> Board:
 def worth(row: Row) -> float:
     """The value of a row or column: empty cells, equal neighbours, and tiles in rising or falling order count for it."""
     logs = [tile.bit_length() - 1 if tile else 0 for tile in row]
-    steps = [
-        after**2 - before**2 for before, after in itertools.pairwise(logs)
-    ]  # squares, because large tiles matter more
+    steps = [after**2 - before**2 for before, after in itertools.pairwise(logs)]  # squares favour large tiles
     bends = min(sum(step for step in steps if step > 0), -sum(step for step in steps if step < 0))
     tiles = [log for log in logs if log]
     return row.count(0) + 2.0 * sum(tile == other for tile, other in itertools.pairwise(tiles)) - 0.1 * bends
@@ -217,9 +208,7 @@ class Game2048(Env):
 
     sources = ("seed",)
     openings_repeat = True  # boards of few tiles
-    max_turns = (
-        250  # sixty moves with three turns without a move before each, and a few more; the upper bound of max_moves
-    )
+    max_turns = 250  # sixty moves, each after three turns without one, and a few more; also bounds max_moves
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
         super().__init__(scenario, data)

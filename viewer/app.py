@@ -106,9 +106,7 @@ def serve(run: Path, port: int) -> None:
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m viewer", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument(
-        "--port", type=int, default=8600, help="port on 127.0.0.1; 0 takes any free one (default: 8600)"
-    )
+    parser.add_argument("--port", type=int, default=8600, help="on 127.0.0.1; 0 takes any free port (default: 8600)")
     parser.add_argument("--run", type=Path, default=Path("run"), help="a run's folder (default: run)")
     options = parser.parse_args(words)
     return exit_code(lambda: serve(options.run, options.port))

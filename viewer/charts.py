@@ -121,11 +121,10 @@ def stacked(title: str, shares: Mapping[str, Mapping[str, float]], order: Sequen
 def actions(analysis: Analysis, split: str) -> Chart | None:
     """The agent's actions as shares of all its actions; None if the split has none."""
     lines = [line for line in analysis.lines if line.group[1] == split and line.actions]
-    totals = [sum(line.actions.values()) for line in lines]
-    shares = {
-        line.group[0]: {name: count / total for name, count in line.actions.items()}
-        for line, total in zip(lines, totals, strict=True)
-    }
+    shares = {}
+    for line in lines:
+        total = sum(line.actions.values())
+        shares[line.group[0]] = {name: count / total for name, count in line.actions.items()}
     order = [name for name in analysis.total.actions if any(name in parts for parts in shares.values())]
     return stacked(f"Actions: {SPLITS[split]}", shares, order) if shares else None
 

@@ -58,9 +58,7 @@ class FullAttempt(NamedTuple):
     explanation: str
     to_mean: float | None  # reward minus the mean of its group
     logprob: float | None  # mean of all sampled tokens, nats
-    duplicate_of: (
-        int | None
-    )  # the first attempt that sampled exactly the same tokens: there is nothing to learn from both
+    duplicate_of: int | None  # the first attempt with exactly the same sampled tokens
 
 
 class ShownScenario(NamedTuple):
@@ -212,7 +210,6 @@ def opinion(batch: TrajectoryFile, scenario: str) -> Opinion | None:
         for line in lines:
             if scenario in line and (judgement := json.loads(line)).get("scenario_id") == scenario:
                 orders = judgement.get("orders", ())
-                return Opinion(
-                    judgement["scores"], judgement.get("reasons", {}), len(orders), judgement.get("problem", "")
-                )
+                reasons, problem = judgement.get("reasons", {}), judgement.get("problem", "")
+                return Opinion(judgement["scores"], reasons, len(orders), problem)
     return None

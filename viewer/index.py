@@ -102,9 +102,8 @@ class TrajectoryFile:
         columns = [table[name].to_pylist() for name in COLUMNS]
         for row, (name, scenario, number, adapter, stop, error) in enumerate(zip(*columns, strict=True)):
             reward, success = scores.get(name, (None, None))
-            attempt = AttemptSummary(
-                name, number, reward, success, turns[row], tokens[row], stop, error or "", adapter or "", row
-            )
+            sizes = turns[row], tokens[row]
+            attempt = AttemptSummary(name, number, reward, success, *sizes, stop, error or "", adapter or "", row)
             attempts.setdefault(scenario, []).append(attempt)
         return tuple(
             AttemptGroup(

@@ -516,7 +516,7 @@ def outputs(task: Task, seed: int) -> Iterator[tuple[str, str]]:
     ]
     known += [(name, example(task, name)) for name in task.env.tools() for _ in range(1 + len(known) // 4)]
     known = known or [("answer", {"text": "word"})]
-    kinds = [kind for kind in HEAVY for _ in range(8)]
+    kinds = [kind for kind in HEAVY for _ in range(3)]
     kinds += [KINDS[at % len(KINDS)] for at in range(OUTPUTS - len(kinds))]
     rng.shuffle(kinds)
     for kind in kinds:
