@@ -131,7 +131,7 @@ def actions(analysis: Analysis, split: str) -> Chart | None:
 
 def fates(analysis: Analysis) -> Chart | None:
     """What became of the sampled tokens of each iteration; None without updates."""
-    from steps.analytics.waste import FATES
+    from steps.training.fates import FATES
 
     shares = {name: waste.shares for name, waste in analysis.waste.items()}
     order = [fate for fate in FATES if any(parts[fate] for parts in shares.values())]

@@ -211,8 +211,8 @@ class Pages:
     def analytics(self, request: Request, opened: OpenedRun) -> Response:
         """Numbers by iteration and split, computed again when a file has changed."""
         from steps.analytics import analysis
-        from steps.analytics.waste import FATES
         from steps.core.records import OUTPUTS
+        from steps.training.fates import FATES
         from viewer import charts
 
         run = opened.choice.folder
