@@ -3,7 +3,7 @@
     python -m environments._new my_task      # or: make new-task NAME=my_task
 
 Writes environments/my_task.py, capitals.json and rubric.md in tasks_data/my_task/, and tasks_data/my_task.yaml. They pass
-`python -m pytest tests/test_environments.py --task my_task` as they are, and `make train TASK=my_task` trains on them. A
+`make check-task NAME=my_task` as they are, and `make train TASK=my_task` trains on them. A
 name that will not do is refused with a sentence and exit code 2, and a failure on the way leaves nothing behind.
 """
 
@@ -134,7 +134,7 @@ def main() -> int:
         print(f"The task {name} could not be written, and nothing was: {problem}.", file=sys.stderr)
         return 1
     print("wrote " + ", ".join(str(path.relative_to(ROOT)) for path in written))
-    print(f"edit them where it says EDIT; check: python -m pytest tests/test_environments.py --task {name}")
+    print(f"edit them where it says EDIT; check: make check-task NAME={name}")
     return 0
 
 
