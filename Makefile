@@ -111,7 +111,7 @@ check-task: dev  ## test what every task must keep, on this one (NAME=my_task, o
 
 test: check  ## set up, check, and run every test (ARGS="-k name")
 	@echo "test: pytest"
-	@$(RUN) python -m pytest $(ARGS)
+	@$(RUN) python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 faults: dev  ## stop DVC's own work at 600 places, by Ctrl-C and by kill, and go on from each (ARGS="--points 50")
 	@$(RUN) python -m tests.support.interrupted --points 300 $(ARGS)
