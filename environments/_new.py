@@ -3,8 +3,8 @@
     python -m environments._new my_task      # or: make new-task NAME=my_task
 
 It writes environments/my_task.py, capitals.json and rubric.md in tasks_data/my_task/, and tasks_data/my_task.yaml. They pass
-`python -m pytest tests/environments/test_environments.py --task my_task` unchanged, and `make train TASK=my_task` trains on
-them. An unusable name is refused with a sentence and exit code 2. A failure on the way leaves nothing behind.
+`make check-task NAME=my_task` unchanged, and `make train TASK=my_task` trains on them. An unusable name is refused with a
+sentence and exit code 2. A failure on the way leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -134,8 +134,7 @@ def main() -> int:
         print(f"The task {name} could not be written, and nothing was: {problem}.", file=sys.stderr)
         return 1
     print("wrote " + ", ".join(str(path.relative_to(ROOT)) for path in written))
-    check = f"python -m pytest tests/environments/test_environments.py --task {name}"
-    print(f"edit them where it says EDIT; check: {check}")
+    print(f"edit them where it says EDIT; check: make check-task NAME={name}")
     return 0
 
 

@@ -40,6 +40,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--task", action="append", default=[], metavar="NAME", help=names)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `-n 2` one process runs the slow tests, which share a project that was trained once and an engine, and the other
+    runs the rest, a file at a time."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)  # stable: the long half begins at once
+    for item in items:
+        name = "slow" if item.get_closest_marker("slow") else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(name))
+
+
 def copy_project(folder: Path) -> Path:
     """The working tree as git sees it (files not yet committed included), in a repository of its own."""
     listed = subprocess.run(
