@@ -13,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from environments.base import Message, Scenario, Split
-from steps.analytics.analysis import Analysis, Line, Pattern, Percentiles
+from steps.analytics.analysis import Analysis, GroupSummary, Pattern, Percentiles
 from steps.core.records import Judgement, Order, Reward, Trajectory, Turn, write_records
 from tests.conftest import ROOT
 from viewer import app, charts, compare, group, index, links, pages, tokens
@@ -109,6 +109,7 @@ def make_run(folder: Path, iterations: int = 2, groups: int = 4, attempts: int =
             count = len(told)
             counted = {"collected": count, "trained": count, "quarantined": 0, "without_signal": 0}
             (folder / name / "metrics.json").write_text(json.dumps(counted))
+            (folder / name / "fates.json").write_text(json.dumps({one.id: "gradient" for one in told}))
     return folder
 
 
@@ -438,16 +439,15 @@ def test_analytics(client: TestClient) -> None:
 
 
 def test_analytics_of_a_run_that_cannot_be_counted(own: Path) -> None:
-    (own / "001" / "metrics.json").write_text(json.dumps({"collected": 1}))
+    (own / "001" / "fates.json").write_text(json.dumps({"001-x-0": "gradient"}))
     with browse(own) as client:
         assert "waste of 001 is left out" in read(client, "/analytics")
-        (own / "001" / "metrics.json").unlink()
 
 
-def a_line(iteration: str, split: str, success: float, second: float | None) -> Line:
+def a_line(iteration: str, split: str, success: float, second: float | None) -> GroupSummary:
     few = Percentiles(p50=10, p90=20, p99=30)
     latency = None if second is None else Percentiles(p50=second, p90=second, p99=second)
-    return Line(
+    return GroupSummary(
         group=(iteration, split),
         n=10,
         success=success,
