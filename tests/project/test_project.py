@@ -163,7 +163,7 @@ def test_what_is_imported_is_declared_and_nothing_else() -> None:
         *PROJECT["optional-dependencies"]["cpu"],
         *PROJECT["optional-dependencies"]["wandb"],
     ]
-    declared = {canonicalize_name(Requirement(text).name) for text in texts} - UNIMPORTED.keys()
+    declared = {str(canonicalize_name(Requirement(text).name)) for text in texts} - UNIMPORTED.keys()
     ours = {*PACKAGES, "benchmarks", "tests", *sys.stdlib_module_names}
     assert dependency_faults(imports - ours, declared, packages_distributions()) == []
 
