@@ -59,7 +59,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install environment train new-task test faults check format reproduce mlflow prefect ui serve view browser ledger lock clean distclean
+.PHONY: help install environment train new-task test faults bench check format reproduce mlflow prefect ui serve view browser ledger lock clean distclean
 
 help:  ## what there is (this list)
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -104,6 +104,9 @@ test: check  ## set up, check, and run every test (ARGS="-k name")
 
 faults: install  ## stop DVC's own work at 600 places, by Ctrl-C and by kill, and go on from each (ARGS="--points 50")
 	@$(RUN) python -m tests.interrupted --points 300 $(ARGS)
+
+bench: install  ## the quick forms of all benchmarks, rows as they come, and one table of them (ARGS="gate judge")
+	@$(RUN) python -m benchmarks $(ARGS)
 
 check: install  ## lint, formatting and types
 	@echo "check: ruff, mypy"
