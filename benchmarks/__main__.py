@@ -102,6 +102,12 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
+def ending(outcome: Outcome) -> str:
+    """How a benchmark ended, as an item of a list."""
+    failure = f", failed with exit code {outcome.code}" if outcome.code else ""
+    return f"- {outcome.name}: {duration(outcome.seconds)}{failure}"
+
+
 def table(rows: list[dict[str, Any]], outcomes: list[Outcome]) -> str:
     """Markdown of all rows, and of how each benchmark ended."""
     revision = subprocess.run(
