@@ -105,7 +105,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 def ending(outcome: Outcome) -> str:
     """How a benchmark ended, as an item of a list."""
     failure = f", failed with exit code {outcome.code}" if outcome.code else ""
-    return f"- {outcome.name}: {duration(outcome.seconds)}{failure}"
+    return f"- {outcome.name}: {outcome.seconds:.0f} s{failure}"
 
 
 def table(rows: list[dict[str, Any]], outcomes: list[Outcome]) -> str:
@@ -120,16 +120,13 @@ def table(rows: list[dict[str, Any]], outcomes: list[Outcome]) -> str:
         "",
         *(f"| {' | '.join(line)} |" for line in (heading, ["---"] * len(heading), *map(cells, rows))),
         "",
-        *(
-            f"{one.name}: {duration(one.seconds)}{f', failed with exit code {one.code}' * bool(one.code)}"
-            for one in outcomes
-        ),
+        *map(ending, outcomes),
     ]
     return "\n".join(lines) + "\n"
 
 
 def run_all(
-    names: Sequence[str], folder: Path, command: Callable[[str], Sequence[str]] = quick, factor: float = 1.0
+    names: Sequence[str], folder: Path, command: Callable[[str], Sequence[str]], factor: float
 ) -> list[Outcome]:
     """Run the benchmarks one after another; their rows go to standard output and to files in `folder` as they come.
 
@@ -175,7 +172,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
     tell(announcement("all", sum(BENCHMARKS[name].quick for name in names), factor))
     try:
-        outcomes = run_all(names, FOLDER, factor=factor)
+        outcomes = run_all(names, FOLDER, quick, factor)
     except KeyboardInterrupt:
         tell(f"Stopped; the rows so far are in {FOLDER}.")
         return 130
