@@ -40,7 +40,8 @@ FAKES: dict[str, dict[str, Any]] = {
     "iteration": {"compare": ROW},
 }
 ROWS = {"environments": len(import_module("benchmarks.environments").tasks()), "rollout": 2, "tracing": 5, "update": 4}
-ROWS |= {"iteration": 2}  # the others have one
+ROWS |= {"iteration": 2, "learning": 2}  # the others have one
+WORDS = {"learning": ["--seeds", "1", "2"]}  # more than the quick form's one row
 
 
 def call(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +96,7 @@ def test_quick_rows_come_one_by_one(
     monkeypatch.setattr(os, "chdir", lambda _: None)
     for variable in ("FLYWHEEL_LEDGER_URL", "NO_PROXY"):  # the judge's benchmark sets them for good
         monkeypatch.setenv(variable, os.environ.get(variable, ""))
-    call(name, ["--quick", "--json"], monkeypatch)
+    call(name, ["--quick", "--json", *WORDS.get(name, [])], monkeypatch)
     printed.extend(capsys.readouterr().out.splitlines())
     rows = [json.loads(line) for line in printed]
     assert len(rows) == ROWS.get(name, 1)
