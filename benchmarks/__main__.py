@@ -29,6 +29,10 @@ from benchmarks._runs import ROOT
 FOLDER = ROOT / ".flywheel" / "bench"
 GRACE = 60.0  # seconds in which a benchmark that is stopped may end its own processes
 BESIDE = ("benchmark", "name", "host", "ratio", "load", "load_before", "quick", "second")  # not among a row's numbers
+HEADING = (
+    "| benchmark | row | ratio | which is | also measured | load | after, s |",
+    "| --- | --- | --- | --- | --- | --- | --- |",
+)
 
 
 class Outcome(NamedTuple):
@@ -113,28 +117,24 @@ def table(rows: list[dict[str, Any]], outcomes: list[Outcome]) -> str:
     revision = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    heading = ["benchmark", "row", "ratio", "which is", "also measured", "load", "after, s"]
     lines = [
         f"Quick forms, {time.strftime('%Y-%m-%d %H:%M')}, revision {revision.stdout.strip() or 'unknown'}, "
         f"{len(os.sched_getaffinity(0))} cores. Load: mean number of processes at work in the minute before the row.",
         "",
-        *(f"| {' | '.join(line)} |" for line in (heading, ["---"] * len(heading), *map(cells, rows))),
+        *HEADING,
+        *(f"| {' | '.join(cells(row))} |" for row in rows),
         "",
         *map(ending, outcomes),
     ]
     return "\n".join(lines) + "\n"
 
 
-def run_all(
-    names: Sequence[str], folder: Path, command: Callable[[str], Sequence[str]], factor: float
-) -> list[Outcome]:
-    """Run the benchmarks one after another; their rows go to standard output and to files in `folder` as they come.
-
-    `factor` is that of `slowness`.
-    """
+def run_all(names: Sequence[str], folder: Path, command: Callable[[str], Sequence[str]]) -> list[Outcome]:
+    """Run the benchmarks one after another; their rows go to standard output and to files in `folder` as they come."""
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     outcomes: list[Outcome] = []
+    print(*HEADING, sep="\n", flush=True)
     with (folder / "rows.jsonl").open("w") as file:
 
         def take(row: dict[str, Any]) -> None:
@@ -143,7 +143,7 @@ def run_all(
             print(f"| {' | '.join(cells(row))} |", flush=True)
 
         for name in names:
-            tell(announcement(f"benchmarks.{name} --quick", BENCHMARKS[name].quick, factor))
+            tell(announcement(f"benchmarks.{name} --quick", BENCHMARKS[name].quick, slowness()))
             try:
                 outcomes.append(run(name, command(name), folder, take))
             finally:
@@ -154,8 +154,9 @@ def run_all(
 
 
 def stop(*_: object) -> None:
-    """SIGTERM is as Ctrl-C, and a second one does not disturb the end."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """SIGTERM is as Ctrl-C, and a second one does not disturb the end, which takes `GRACE` at most."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
@@ -168,11 +169,11 @@ def main() -> int:
     names = parser.parse_args().names or list(BENCHMARKS)
     if unknown := sorted(set(names) - set(BENCHMARKS)):
         parser.error(f"there is no benchmark {unknown[0]}: choose from {', '.join(BENCHMARKS)}")
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     tell(announcement("all", sum(BENCHMARKS[name].quick for name in names), factor))
     try:
-        outcomes = run_all(names, FOLDER, quick, factor)
+        outcomes = run_all(names, FOLDER, quick)
     except KeyboardInterrupt:
         tell(f"Stopped; the rows so far are in {FOLDER}.")
         return 130

@@ -15,8 +15,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 
 class Benchmark(NamedTuple):
@@ -77,6 +77,16 @@ def parser(name: str, doc: str | None, quick: str) -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="one JSON object per row in place of the table")
     parser.add_argument("--quick", action="store_true", help=f"every row in a short form, marked `quick`: {quick}")
     return parser
+
+
+def command(main: Callable[[], None]) -> NoReturn:
+    """Run a benchmark as a command: Ctrl-C ends it with one line and exit code 130."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        tell("Stopped.")
+        raise SystemExit(130) from None
+    raise SystemExit(0)
 
 
 class Rows:

@@ -166,6 +166,16 @@ def test_the_gates_quick_form_for_real() -> None:
     assert done.stderr.startswith("benchmarks.gate --quick: about ")
 
 
+def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as end:
+        _rows.command(interrupted)
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "Stopped.\n"
+
+
 def python(script: str, *words: object) -> list[str]:
     return [sys.executable, "-c", script, *map(str, words)]
 
@@ -187,7 +197,7 @@ print("log line", file=sys.stderr)
         "judge": python("raise SystemExit(3)"),
         "rollout": python('print(\'{"name": "last"}\')'),
     }
-    outcomes = runner.run_all(list(commands), tmp_path, commands.__getitem__, 1.0)
+    outcomes = runner.run_all(list(commands), tmp_path, commands.__getitem__)
     assert [(one.name, one.code) for one in outcomes] == [("gate", 0), ("judge", 3), ("rollout", 0)]
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [(row["benchmark"], row["name"]) for row in rows] == [
@@ -198,7 +208,7 @@ print("log line", file=sys.stderr)
     assert rows[1]["in_time"]
     assert (tmp_path / "gate.log").read_text() == "log line\n"
     shown = capsys.readouterr()
-    assert len(shown.out.splitlines()) == 3
+    assert len(shown.out.splitlines()) == 5
     assert "judge failed with exit code 3" in shown.err
     written = (tmp_path / "table.md").read_text()
     lines = [line.split(" | ") for line in written.splitlines() if line.startswith("| ")]
@@ -233,7 +243,7 @@ raise SystemExit(runner.main())
     command = [*python(script, tmp_path, fake), "gate", "judge"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert "first" in process.stdout.readline()
+        assert "| gate | first |" in [process.stdout.readline() for _ in range(3)][2]
         [row] = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
         os.kill(row["child"], 0)
         process.send_signal(number)
