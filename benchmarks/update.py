@@ -13,7 +13,7 @@ GRPOTrainer is stock, fed by `rollout_func`, without dynamo, at the fastest of s
 
 Each runs in a process of its own (benchmarks/_update.py). Both make the same steps from the same adapter, and their
 adapters must agree: that is the check that both did the same work. `max_adapter_difference` is the distance between them
-after three steps (with --quick, one), relative to the way that TRL's has come; `worst_matrix` the same of the one matrix B
+after three steps (with --quick, two), relative to the way that TRL's has come; `worst_matrix` the same of the one matrix B
 that is furthest off. Floating-point operations are counted as 4·N for each token that passes through linear layers of N
 parameters (forward, and backward of the activations) and 6·n for their adapters; of attention none are.
 """
@@ -61,12 +61,14 @@ class Size(NamedTuple):
     """How much of both sides is done."""
 
     groups: int  # of 8 trajectories
-    steps: int  # after which the adapters are compared
+    steps: (
+        int  # after which the adapters are compared: two or more, for matrix B is zero in the first and A does not move
+    )
     timed: int  # timed steps, after those
     batches: tuple[int, ...]  # that TRL is tried with; 128 is slower
 
 
-FULL, QUICK = Size(GROUPS, 3, 3, (8, 16, 32)), Size(4, 1, 2, (16,))
+FULL, QUICK = Size(GROUPS, 3, 3, (8, 16, 32)), Size(4, 2, 1, (16,))
 
 
 def measure(work: str, folder: Path, **options: object) -> dict[str, Any]:

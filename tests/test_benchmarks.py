@@ -42,6 +42,15 @@ def test_adapters_that_differ_are_seen(tmp_path: Path) -> None:
     assert worst == pytest.approx(1e-3, rel=1e-3)
 
 
+def test_adapters_are_compared_once_every_matrix_has_moved(tmp_path: Path) -> None:
+    """Matrix B is zero at first, so that A has no gradient in the first step: after one, `difference` would refuse."""
+    trainer = grpo.Trainer(tiny.make_policy(tmp_path), seed=1)
+    starts_at_zero = [bool((weight == 0).all()) for weight in trainer.weights.values()]
+    assert any(starts_at_zero)
+    assert not all(starts_at_zero)
+    assert min(update.FULL.steps, update.QUICK.steps) >= 2
+
+
 def _first(folder: Path, trainer: grpo.Trainer) -> list[Any]:
     from safetensors.torch import load_file
 
