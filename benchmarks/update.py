@@ -61,9 +61,7 @@ class Size(NamedTuple):
     """How much of both sides is done."""
 
     groups: int  # of 8 trajectories
-    steps: (
-        int  # after which the adapters are compared: two or more, for matrix B is zero in the first and A does not move
-    )
+    steps: int  # after which the adapters are compared: two at least, for A does not move while B is zero
     timed: int  # timed steps, after those
     batches: tuple[int, ...]  # that TRL is tried with; 128 is slower
 
