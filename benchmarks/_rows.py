@@ -20,13 +20,14 @@ from typing import Any, NamedTuple, NoReturn
 
 
 class Benchmark(NamedTuple):
-    """What is known of a benchmark before it runs: seconds on 2 cores at `REFERENCE`, and what its ratio compares."""
+    """What is known of a benchmark before it runs: roughly its seconds on 2 idle cores, and what its ratio compares."""
 
     full: float
     quick: float
     ratio: str
 
 
+# Full forms: from runs on idle cores. Quick forms: from runs beside other work, divided by `slowness` at the time.
 BENCHMARKS = {
     "environments": Benchmark(60, 12, "steps per second / those of multiplication"),
     "gate": Benchmark(60, 7, "false promotions / the 0.05 that are allowed"),
@@ -38,7 +39,7 @@ BENCHMARKS = {
     "update": Benchmark(1200, 160, "TRL's seconds per step / ours"),
     "iteration": Benchmark(480, 140, "TRL's seconds per iteration / ours"),
 }
-REFERENCE = 6000.0  # rounds per second of `slowness` where the seconds above were measured
+REFERENCE = 6000.0  # rounds of `slowness` per second of a core there (6,181 were measured)
 CORES = 2
 
 
@@ -66,7 +67,7 @@ def duration(seconds: float) -> str:
 
 def announcement(name: str, seconds: float, factor: float) -> str:
     """The line that is printed before a measurement; `seconds` at `REFERENCE`, `factor` as `slowness` gives it."""
-    nominal = f"{duration(seconds)} on the {CORES} idle cores it was timed on, which are {factor:.1f} times as fast"
+    nominal = f"{duration(seconds)} on {CORES} idle cores, times {factor:.1f} for this machine as busy as it is"
     return f"{name}: about {duration(seconds * factor)} (an estimate: {nominal})"
 
 

@@ -134,7 +134,8 @@ def test_a_row_does_not_wait_in_a_buffer(as_json: bool, monkeypatch: pytest.Monk
 
 
 def test_how_long_it_takes_is_said_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert announcement("x", 100.0, 2.0).startswith("x: about 3 minutes (an estimate: 2 minutes on the 2 idle cores")
+    expected = "x: about 3 minutes (an estimate: 2 minutes on 2 idle cores, times 2.0 for this machine"
+    assert announcement("x", 100.0, 2.0).startswith(expected)
     assert announcement("x", 30.0, 2.0).startswith("x: about 60 seconds (")
     monkeypatch.setattr(_rows, "slowness", lambda: 3.0)
     monkeypatch.setitem(BENCHMARKS, "gate", _rows.Benchmark(80.0, 10.0, ""))
