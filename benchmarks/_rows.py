@@ -27,7 +27,8 @@ class Benchmark(NamedTuple):
     ratio: str
 
 
-# Full forms: from runs on idle cores. Quick forms: from runs beside other work, divided by `slowness` at the time.
+# Full forms: as earlier runs were recorded. Quick forms of environments, gate, judge, tracing: from runs beside other work,
+# divided by `slowness` at the time; those of the others are expected from their parts and not timed on idle cores yet.
 BENCHMARKS = {
     "environments": Benchmark(60, 12, "steps per second / those of multiplication"),
     "gate": Benchmark(60, 7, "false promotions / the 0.05 that are allowed"),
