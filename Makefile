@@ -62,7 +62,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev environment train new-task check-task test faults check format reproduce mlflow prefect ui serve view browser ledger lock clean distclean
+.PHONY: help install dev environment train new-task check-task test faults bench check format reproduce mlflow prefect ui serve view browser ledger lock clean distclean
 
 help:  ## what there is (this list)
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -115,6 +115,9 @@ test: check  ## set up, check, and run every test (ARGS="-k name")
 
 faults: dev  ## stop DVC's own work at 600 places, by Ctrl-C and by kill, and go on from each (ARGS="--points 50")
 	@$(RUN) python -m tests.support.interrupted --points 300 $(ARGS)
+
+bench: dev  ## the quick forms of all benchmarks, rows as they come, and one table of them (ARGS="gate judge")
+	@$(RUN) python -m benchmarks $(ARGS)
 
 check: dev  ## lint, formatting and types
 	@echo "check: ruff, mypy"

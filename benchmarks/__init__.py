@@ -1,1 +1,1 @@
-"""Measurements that anyone can run: `python -m benchmarks.<name>`, with --json one JSON object a line."""
+"""Measurements that anyone can run: `python -m benchmarks.<name>`, or the quick forms of all, `python -m benchmarks`."""

@@ -2,43 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-ENVIRONMENT = {
-    "TORCHDYNAMO_DISABLE": "1",  # compilation takes longer than the steps
-    "FLYWHEEL_WORKER": "off",
-    "HF_HUB_OFFLINE": "1",
-    "TRL_EXPERIMENTAL_SILENCE": "1",
-}
 LEARNING_RATE = 1e-4
-
-
-def tell(text: str) -> None:
-    """Progress, beside the results on standard output."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def child(words: list[str], folder: Path = ROOT) -> str:
-    """This Python on the words, in this process group; its standard output."""
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=os.environ | ENVIRONMENT, capture_output=True, text=True
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(words)} failed:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
-    return done.stdout
-
-
-def last_line(text: str) -> dict[str, Any]:
-    """What a child has printed as JSON."""
-    return dict(json.loads(text.splitlines()[-1]))
 
 
 def train(

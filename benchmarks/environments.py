@@ -1,37 +1,49 @@
-"""How fast are the environments alone, without a model? A row a task, on one core.
+"""How fast are the environments alone, without a model? One row for each task, on one core.
 
     python -m benchmarks.environments                      # every task, about 3 × 2 s each
+    python -m benchmarks.environments --quick              # 3 × 0.3 s each
     python -m benchmarks.environments --json --seconds 0.5 --tasks email_search multiplication
 
 A step is `Env.step` of one turn of the random player. The turns are made beforehand and replayed on fresh environments, so
 that the player's own time does not count; making an environment does. The scripted player's time is given beside it
 where an episode of it takes longer than 10 ms. Rendering, parsing and sampling are no part of this: see benchmarks.rollout.
+
+`ratio` is the task's steps per second over those of multiplication, the plainest task, which is measured first: it says what
+an environment costs independently of the machine.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import environments
+from benchmarks import _rows
 from environments.base import Env, Message, Scenario
 
 ROOT = Path(__file__).parent.parent
 EPISODES = 32  # that are replayed, over and over
 SCENARIOS = 32  # made in one go
 DEAR = 0.010  # seconds an episode, from which on the scripted player has a number of its own
-COLUMNS = ("steps_per_second", "episodes_per_second", "scenarios_per_second", "scripted_seconds_per_episode")
+PLAINEST = "multiplication"
+SECONDS, QUICK = 2.0, 0.3  # spent on each number
+COLUMNS = {
+    "task": "name",
+    "of multiplication": "ratio",
+    "steps/s": "steps_per_second",
+    "episodes/s": "episodes_per_second",
+    "scenarios/s": "scenarios_per_second",
+    "scripted player, s/episode": "scripted_seconds_per_episode",
+}
 
 Play = tuple[Scenario, list[Message]]  # a scenario and an episode's turns
 
 
 def tasks() -> list[str]:
-    found = (path.stem for path in (ROOT / "environments").glob("*.py"))
-    return sorted(name for name in found if not name.startswith("_") and name != "base")
+    names = (path.stem for path in (ROOT / "environments").glob("*.py"))
+    return sorted(name for name in names if not name.startswith("_") and name != "base")
 
 
 def rate(work: Callable[[], int], seconds: float) -> float:
@@ -63,7 +75,7 @@ def replay(env: type[Env], data: Any, plays: list[Play]) -> int:
 
 
 def measure(name: str, seconds: float) -> dict[str, Any]:
-    """One task's row."""
+    """One task's row, without its ratio."""
     env = environments.load(name)
     data = env.load(ROOT / "tasks_data" / name.rpartition(".")[2])
     made = env.scenarios(data, "train", EPISODES, 1)
@@ -81,25 +93,22 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    description = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.environments", description=description)
+    parser = _rows.parser("environments", __doc__, f"{QUICK} s for each number in place of {SECONDS:g} s")
     parser.add_argument(
         "--tasks", nargs="+", metavar="NAME", help="these only (default: all); a dotted module works too"
     )
-    parser.add_argument("--seconds", type=float, default=2.0, help="spent on each number (default: 2)")
-    parser.add_argument("--json", action="store_true", help="one JSON object a task instead of the table")
+    parser.add_argument("--seconds", type=float, help=f"spent on each number (default: {SECONDS:g}; quick: {QUICK})")
     options = parser.parse_args()
-    if not options.json:
-        print("| task | steps/s | episodes/s | scenarios/s | scripted player, s/episode |")
-        print("|---|---|---|---|---|")
-    for name in options.tasks or tasks():
-        row = measure(name, options.seconds)
-        if options.json:
-            print(json.dumps(row), flush=True)
-        else:
-            numbers = (f"{row[column]:,}" if column in row else "" for column in COLUMNS)
-            print(f"| {name} | {' | '.join(numbers)} |", flush=True)
+    usual = QUICK if options.quick else SECONDS
+    seconds = options.seconds or usual
+    names = options.tasks or tasks()
+    rows = _rows.begin("environments", options, COLUMNS, len(names) / len(tasks()) * seconds / usual)
+    plainest = measure(PLAINEST, seconds)
+    for name in names:
+        row = plainest if name == PLAINEST else measure(name, seconds)
+        ratio = row["steps_per_second"] / plainest["steps_per_second"]
+        rows.add({"name": name, "ratio": float(f"{ratio:.3g}")} | row)
 
 
 if __name__ == "__main__":
-    main()
+    _rows.command(main)

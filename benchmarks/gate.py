@@ -1,22 +1,25 @@
 """How often does the gate promote a challenger that is no better, and how often one that is? Simulated evaluations.
 
     python -m benchmarks.gate                              # 4 × 2,000 trials on one core: about a minute
-    python -m benchmarks.gate --json --trials 200
+    python -m benchmarks.gate --quick                      # 4 × 200
+    python -m benchmarks.gate --json --trials 500
 
 Each scenario has a difficulty of its own: the other policy's chance p of success there, from a beta distribution with the
 given mean (concentration 4). Given p, the outcomes of both policies are independent. The challenger's chance is p, or
 p + gain × (1 - p) / (1 - mean), whose mean is higher by exactly the gain and which stays within 1. Scenarios are of three
 kinds; turns, tokens and the contamination report are in order, and there is no champion. Every decision is
 `gate.decide`'s, with the defaults of steps/core/params.py. No model is asked: what real tasks add, such as errors that
-come in clusters of alike scenarios, is not in it.
+come in
+clusters of alike scenarios, is not in it. `ratio` is the larger of the two shares of false promotions over the 0.05 that
+are allowed; `power` is the share of better challengers that are promoted, which should be at least 0.80.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from typing import TYPE_CHECKING
+
+from benchmarks import _rows
 
 if TYPE_CHECKING:
     from environments.base import Scenario
@@ -24,7 +27,18 @@ if TYPE_CHECKING:
 
 KINDS = ("a", "b", "c")
 CONCENTRATION = 4.0
-MOST_FALSE, LEAST_POWER = 0.05, 0.80
+MOST_FALSE = 0.05
+TRIALS, QUICK = 2000, 200  # of each of the four settings
+COLUMNS = {
+    "benchmark": "name",
+    "worst / allowed": "ratio",
+    "promoted without a difference": "false_promotions",
+    "with one": "power",
+    "without, base success 0.8": "false_promotions_at_0.8",
+    "with": "power_at_0.8",
+    "trials": "trials",
+    "ms per decision": "milliseconds_per_decision",
+}
 
 
 def promoted(trials: int, scenarios: list[Scenario], mean: float, gain: float, params: Promote, seed: int) -> float:
@@ -54,13 +68,18 @@ def measure(trials: int, n: int, gain: float) -> dict[str, float | str]:
 
     params = Promote()
     scenarios = [Scenario.make("simulated", "test", [], {"number": i, "kind": KINDS[i % len(KINDS)]}) for i in range(n)]
-    row: dict[str, float | str] = {"name": "gate"}
+    shares: dict[str, float] = {}
     began = time.perf_counter()
     for mean, suffix in ((0.5, ""), (0.8, "_at_0.8")):
-        row[f"false_promotions{suffix}"] = promoted(trials, scenarios, mean, 0.0, params, seed=1)
-        row[f"power{suffix}"] = promoted(trials, scenarios, mean, gain, params, seed=2)
+        shares[f"false_promotions{suffix}"] = promoted(trials, scenarios, mean, 0.0, params, seed=1)
+        shares[f"power{suffix}"] = promoted(trials, scenarios, mean, gain, params, seed=2)
+        _rows.tell(f"base success {mean}: done")
     seconds = (time.perf_counter() - began) / (4 * trials)
-    return row | {
+    worst = max(shares["false_promotions"], shares["false_promotions_at_0.8"])
+    return {
+        "name": "gate",
+        "ratio": round(worst / MOST_FALSE, 2),
+        **shares,
         "trials": trials,
         "scenarios": n,
         "gain": gain,
@@ -69,26 +88,17 @@ def measure(trials: int, n: int, gain: float) -> dict[str, float | str]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gate", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--trials", type=int, default=2000, help="of each of the four settings")
+def main() -> None:
+    parser = _rows.parser("gate", __doc__, f"{QUICK} trials of each setting in place of {TRIALS:,}")
+    parser.add_argument("--trials", type=int, help=f"of each of the four settings (default: {TRIALS}; quick: {QUICK})")
     parser.add_argument("--scenarios", type=int, default=400)
     parser.add_argument("--gain", type=float, default=0.10, help="in success, where there is a difference")
-    words = parser.parse_args()
-    row = measure(words.trials, words.scenarios, words.gain)
-    if words.json:
-        print(json.dumps(row))
-        return 0
-    for mean, suffix in (("0.5", ""), ("0.8", "_at_0.8")):
-        false, power = row[f"false_promotions{suffix}"], row[f"power{suffix}"]
-        print(f"base success {mean}: promoted without a difference {false:.4f} (at most {MOST_FALSE}), ", end="")
-        print(f"with {words.gain:+.2f} {power:.4f} (at least {LEAST_POWER:.2f})")
-    print(
-        f"{words.trials} trials of {words.scenarios} scenarios each, {row['milliseconds_per_decision']} ms a decision"
-    )
-    return 0
+    options = parser.parse_args()
+    usual = QUICK if options.quick else TRIALS
+    trials = options.trials or usual
+    rows = _rows.begin("gate", options, COLUMNS, trials / usual)
+    rows.add(measure(trials, options.scenarios, options.gain))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    _rows.command(main)

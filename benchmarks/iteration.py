@@ -1,6 +1,7 @@
 """A whole iteration against TRL's own loop: 128 episodes sampled, scored and trained on with the task's own small policy.
 
     python -m benchmarks.iteration              # about 8 minutes on 2 cores
+    python -m benchmarks.iteration --quick      # one timed iteration of 64 episodes, TRL at one batch size
     python -m benchmarks.iteration --json
 
 Ours is `flows.train` itself, in a clone of the committed tree: the median seconds of rollout, score and update, and beside
@@ -15,65 +16,66 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks import _trl
-from benchmarks._trl import LEARNING_RATE, ROOT, child, tell
+from benchmarks import _rows, _runs, _trl
+from benchmarks._rows import tell
+from benchmarks._runs import ROOT, child
+from benchmarks._trl import LEARNING_RATE
 from steps.sampling.engine import Sampled
 
 MAX_TOKENS = {"multiplication": 64, "email_search": 64}  # of a turn
 BATCHES = {"multiplication": (32, 128), "email_search": (16, 32)}  # for TRL
-WARM = 2  # steps before those that count
+COLUMNS = {
+    "task": "name",
+    "TRL / ours": "ratio",
+    "ours, s": "seconds_ours",
+    "TRL, s": "seconds_trl",
+    "the pipeline adds, s": "overhead_seconds",
+}
 
 
-def ours(task: str, folder: Path, count: int) -> dict[str, Any]:
-    """Medians over iterations of a run of the flow, in seconds: its stages' own work, and the rest."""
-    root = folder / "ours"
-    subprocess.run(["git", "clone", "--quiet", os.fspath(ROOT), os.fspath(root)], check=True)
+class Size(NamedTuple):
+    """How much of both sides is done."""
+
+    warm: int  # iterations before those that count
+    timed: int  # iterations that count
+    scenarios: int  # of an iteration, with 8 attempts each
+    batches: int  # sizes that TRL is tried with, of BATCHES
+
+
+FULL, QUICK = Size(2, 5, 16, 2), Size(1, 1, 8, 1)
+
+
+def ours(task: str, root: Path, size: Size) -> dict[str, Any]:
+    """Medians over iterations of a run of the flow in a clone, in seconds: its stages' own work, and the rest."""
+    _runs.clone(root)
     chosen = {
         "rollout.max_tokens": MAX_TOKENS[task],
-        "rollout.scenarios": 16,
+        "rollout.scenarios": size.scenarios,
         "update.beta": 0,
         "update.steps_per_generation": 1,
         "update.learning_rate": LEARNING_RATE,
-        "train.iterations": WARM + count,
-        "train.patience": WARM + count,
+        "train.iterations": size.warm + size.timed,
+        "train.patience": size.warm + size.timed,
         "scenarios.val": 16,
         "scenarios.test": 16,
     }
-    words = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
-    subprocess.run(
-        [sys.executable, "-m", "flows.train", "--task", task, *words],
-        cwd=root,
-        check=True,
-        stdout=sys.stderr,
-        stderr=sys.stderr,
-    )
-    rows = json.loads((root / "run" / "summary.json").read_text())["iterations"][WARM:]
+    _runs.train(root, ["--task", task, *_runs.settings(chosen)])
+    rows = json.loads((root / "run" / "summary.json").read_text())["iterations"][size.warm :]
     stages = ("rollout", "score", "update")
-    found = {stage: median(row["seconds"][stage] for row in rows) for stage in stages}
-    return found | {
+    seconds = {stage: median(row["seconds"][stage] for row in rows) for stage in stages}
+    return seconds | {
         "compute": median(sum(row["seconds"][stage] for stage in stages) for row in rows),
         "overhead": median(row["overhead_seconds"] for row in rows),
     }
 
 
-def prepare(task: str, folder: Path) -> None:
-    """The scenarios and the first adapter, by the stages."""
-    data = f"tasks_data/{task}"
-    child(["-m", "steps.scenarios", "--task-data", data, "--scenarios", f"{folder}/scenarios"], folder / "ours")
-    child(
-        ["-m", "steps.initialise", "--adapter", f"{folder}/adapter", "--checkpoint", f"{folder}/start"], folder / "ours"
-    )
-
-
-def run_trl(task: str, folder: Path, count: int, batch: int) -> list[float]:
-    """Seconds of each of TRL's iterations."""
+def run_trl(task: str, folder: Path, steps: int, batch: int) -> list[float]:
+    """Seconds of each of TRL's iterations, on the scenarios and from the first adapter of our side's run."""
     import environments
     from environments.base import Scenario
     from steps.core.params import Params, load
@@ -81,28 +83,33 @@ def run_trl(task: str, folder: Path, count: int, batch: int) -> list[float]:
 
     params = load(folder / "ours" / "params.yaml", Params)
     env = environments.load(task)
-    scenarios = read_records(Scenario, folder / "scenarios" / "train.parquet")[: params.rollout.scenarios]
-    told = {json.dumps(list(one.messages)): one for one in scenarios}
+    scenarios = read_records(Scenario, folder / "ours" / "run" / "scenarios" / "train.parquet")[
+        : params.rollout.scenarios
+    ]
+    by_prompt = {json.dumps(list(scenario.messages)): scenario for scenario in scenarios}
     settings: dict[str, Any] = {"max_completion_length": MAX_TOKENS[task], "temperature": params.rollout.temperature}
     rollout = None
     if task == "email_search":
         data, settings["max_completion_length"] = env.load(ROOT / "tasks_data" / task), params.policy.context
 
         def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-            return in_step(env, data, [told[json.dumps(prompt)] for prompt in prompts], trainer, params)
+            return in_step(env, data, [by_prompt[json.dumps(prompt)] for prompt in prompts], trainer, params)
 
     def reward(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
         if "transcript" in columns:
             completions = columns["transcript"]
-        pairs = zip((told[json.dumps(prompt)] for prompt in prompts), completions, strict=True)
-        return [sum(part.value for part in env.reward(one, [*one.messages, *said])) for one, said in pairs]
+        pairs = zip((by_prompt[json.dumps(prompt)] for prompt in prompts), completions, strict=True)
+        return [
+            sum(part.value for part in env.reward(scenario, [*scenario.messages, *answers]))
+            for scenario, answers in pairs
+        ]
 
     return _trl.train(
         params.policy.base_model,
-        folder / "start",
-        [list(one.messages) for one in scenarios],
+        folder / "ours" / "run" / "000" / "checkpoint",
+        [list(scenario.messages) for scenario in scenarios],
         reward,
-        WARM + count,
+        steps,
         batch,
         folder,
         rollout,
@@ -165,26 +172,30 @@ def in_step(env: Any, data: Any, scenarios: list[Any], trainer: Any, params: Any
         context=params.policy.context,
         max_tokens=settings.max_tokens,
     )
-    starts = [len(one.turns[0].prompt_ids) for one in played]
-    rows = [row for one in played for [row] in [one.flatten()]]
+    starts = [len(trajectory.turns[0].prompt_ids) for trajectory in played]
+    rows = [row for trajectory in played for [row] in [trajectory.flatten()]]
     cut = list(zip(rows, starts, strict=True))
     return {
         "prompt_ids": [row.ids[:start] for row, start in cut],
         "completion_ids": [row.ids[start:] for row, start in cut],
         "env_mask": [row.mask[start:] for row, start in cut],
         "logprobs": [row.logprobs[start:] for row, start in cut],
-        "transcript": [[said for turn in one.turns for said in (turn.message, *turn.observations)] for one in played],
+        "transcript": [
+            [message for turn in trajectory.turns for message in (turn.message, *turn.observations)]
+            for trajectory in played
+        ],
     }
 
 
-def compare(task: str, folder: Path, count: int) -> dict[str, Any]:
+def compare(task: str, folder: Path, size: Size) -> dict[str, Any]:
+    """Both sides of a task: its row."""
     tell(f"{task}: the flow")
-    own = ours(task, folder, count)
-    prepare(task, folder)
+    own = ours(task, folder / "ours", size)
     trials = {}
-    for batch in BATCHES[task]:
-        words = ["--trl", task, "--folder", os.fspath(folder), "--count", str(count), "--batch", str(batch)]
-        trials[batch] = median(_trl.last_line(child(["-m", "benchmarks.iteration", *words]))["seconds"][WARM:])
+    for batch in BATCHES[task][: size.batches]:
+        words = ["--trl", task, "--folder", os.fspath(folder), "--steps", str(size.warm + size.timed)]
+        seconds = _runs.last_line(child(["-m", "benchmarks.iteration", *words, "--batch", str(batch)]))["seconds"]
+        trials[batch] = median(seconds[size.warm :])
         tell(f"{task}: TRL with batches of {batch}: {trials[batch]:.2f} s an iteration")
     best = min(trials, key=lambda batch: trials[batch])
     return {
@@ -199,25 +210,26 @@ def compare(task: str, folder: Path, count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.iteration", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object a task instead of the table")
+    quick = f"{QUICK.timed} timed iteration of {8 * QUICK.scenarios} episodes in place of {FULL.timed} of "
+    quick += f"{8 * FULL.scenarios}, and TRL at the first of its batch sizes alone, which need not be its fastest"
+    parser = _rows.parser("iteration", __doc__, quick)
     parser.add_argument("--tasks", nargs="+", choices=list(MAX_TOKENS), default=list(MAX_TOKENS))
-    parser.add_argument("--count", type=int, default=5, help="timed iterations of each side")
+    parser.add_argument("--count", type=int, help=f"timed iterations (default: {FULL.timed}; quick: {QUICK.timed})")
     parser.add_argument("--trl", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.trl:
-        print(json.dumps({"seconds": run_trl(options.trl, options.folder, options.count, options.batch)}))
+        print(json.dumps({"seconds": run_trl(options.trl, options.folder, options.steps, options.batch)}))
         return
-    if not options.json:
-        print("| task | TRL / ours | ours, s | TRL, s | the pipeline adds, s |\n|---|---|---|---|---|", flush=True)
+    size = QUICK if options.quick else FULL
+    size = size._replace(timed=options.count or size.timed)
+    rows = _rows.begin("iteration", options, COLUMNS, len(options.tasks) / len(MAX_TOKENS))
     for task in options.tasks:
         with tempfile.TemporaryDirectory(prefix="iteration-") as folder:
-            row = compare(task, Path(folder), options.count)
-        columns = ("name", "ratio", "seconds_ours", "seconds_trl", "overhead_seconds")
-        print(json.dumps(row) if options.json else f"| {' | '.join(str(row[key]) for key in columns)} |", flush=True)
+            rows.add(compare(task, Path(folder), size))
 
 
 if __name__ == "__main__":
-    main()
+    _rows.command(main)

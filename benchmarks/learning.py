@@ -1,44 +1,52 @@
 """Does it learn? The main job with several seeds, each from a fresh clone; a table and the curves of README.
 
-    python -m benchmarks.learning                # seeds 1 2 3, 15 to 25 minutes on 2 cores
+    python -m benchmarks.learning                # seeds 1 2 3
+    python -m benchmarks.learning --quick        # seed 1, three iterations
     python -m benchmarks.learning --json
     python -m benchmarks.learning --ruler 0.1    # the reward is RULER's, of a simulated judge with this noise
 
 Each seed draws its own scenarios, first adapter and samples. Test success is greedy, on scenarios whose inboxes and
-questions are in no other split. Writes benchmarks/learning.json and learning.png, but not with --ruler: there a
-server in a process of its own judges (tests/support/judge_server.py), by the task's rule from 0 to 1 with normal noise on
-a score.
+questions are in no other split. `ratio` is the trained policy's over the base policy's. Writes benchmarks/learning.json and
+learning.png, but not with --quick or --ruler. With --ruler a server in a process of its own judges
+(tests/support/judge_server.py), by the task's rule from 0 to 1 with normal noise on a score.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks import _rows, _runs
 from benchmarks.judge import served
 
 HERE = Path(__file__).parent
+SEEDS = [1, 2, 3]
+QUICK: dict[str, object] = {"train.iterations": 3}
+COLUMNS = {
+    "seed": "seed",
+    "trained / base": "ratio",
+    "base, test success": "base",
+    "trained, test success": "trained",
+    "scenarios": "scenarios",
+    "best of iterations": "iterations",
+    "seconds": "seconds",
+}
 
 
-def run_seed(seed: int, folder: Path, ruler: float | None = None) -> dict[str, Any]:
+def run_seed(seed: int, folder: Path, ruler: float | None, settings: dict[str, object]) -> dict[str, Any]:
     """`flows.train` with this seed in a clone of the committed tree; its summary and validation curve."""
-    root = folder / f"seed{seed}"
-    subprocess.run(["git", "clone", "--quiet", os.fspath(HERE.parent), os.fspath(root)], check=True)
-    command = [sys.executable, "-m", "flows.train", "--set", f"seed={seed}"]
+    root = _runs.clone(folder / f"seed{seed}")
+    words = _runs.settings({"seed": seed} | settings)
     judged = ("--task", "email_search", "--scenarios", os.fspath(root / "run" / "scenarios"), "--noise", str(ruler))
     with contextlib.nullcontext() if ruler is None else served(*judged) as address:
         if address is not None:
             score = {"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": f"noise {ruler}", "base_url": address}}}
-            command += ["--set", f"score={json.dumps(score)}"]
-        print(f"seed {seed}: {' '.join(command[1:])}", file=sys.stderr, flush=True)
-        subprocess.run(command, cwd=root, check=True, stdout=sys.stderr)
+            words += ["--set", f"score={json.dumps(score)}"]
+        _runs.train(root, words)
     summary = json.loads((root / "run" / "summary.json").read_text())
     curve = [
         json.loads((root / "run" / f"{iteration:03d}" / "evaluation" / "summary.json").read_text())
@@ -48,7 +56,7 @@ def run_seed(seed: int, folder: Path, ruler: float | None = None) -> dict[str, A
 
 
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
-    """Validation success by iteration, a line a seed, with 95 % intervals."""
+    """Validation success by iteration, one line for each seed, with 95 % intervals."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -67,39 +75,40 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
-def interval(found: dict[str, Any]) -> str:
-    low, high = found["ci95"]
-    return f"{found['success']:.3f} [{low:.3f}, {high:.3f}]"
+def interval(result: dict[str, Any]) -> str:
+    low, high = result["ci95"]
+    return f"{result['success']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def add(rows: _rows.Rows, run: dict[str, Any]) -> None:
+    """A seed's row."""
+    summary = run["summary"]
+    base, trained = summary["base"], summary["trained"]
+    ratio = round(trained["success"] / base["success"], 3) if base["success"] else None
+    row = {"name": f"learning seed {run['seed']}", "ratio": ratio, "base": base, "trained": trained}
+    row |= {"seed": run["seed"], "seconds": round(summary["wall_seconds"])}
+    best = f"{trained['iteration']} of {len(summary['iterations'])}"
+    rows.add(row, base=interval(base), trained=interval(trained), scenarios=str(trained["n"]), iterations=best)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--json", action="store_true", help="one JSON object a seed instead of the table")
+    quick = f"seed 1 alone, {QUICK['train.iterations']} iterations in place of 10, and no files written"
+    parser = _rows.parser("learning", __doc__, quick)
+    parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--ruler", type=float, metavar="NOISE", help="learn from a simulated judge of this noise")
     options = parser.parse_args()
+    usual = SEEDS[:1] if options.quick else SEEDS
+    seeds = options.seeds or usual
+    rows = _rows.begin("learning", options, COLUMNS, len(seeds) / len(usual))
+    runs = []
     with tempfile.TemporaryDirectory(prefix="learning-") as folder:
-        runs = [run_seed(seed, Path(folder), options.ruler) for seed in options.seeds]
-    if options.ruler is None:
+        for seed in seeds:
+            runs.append(run_seed(seed, Path(folder), options.ruler, QUICK if options.quick else {}))
+            add(rows, runs[-1])
+    if options.ruler is None and not options.quick:
         (HERE / "learning.json").write_text("".join(json.dumps(run) + "\n" for run in runs))
         draw(runs, HERE / "learning.png")
-    if not options.json:
-        print("| seed | base, test success | trained, test success | scenarios | best of iterations | seconds |")
-        print("|---|---|---|---|---|---|")
-    for run in runs:
-        found = run["summary"]
-        base, trained = found["base"], found["trained"]
-        if options.json:
-            ratio = trained["success"] / base["success"] if base["success"] else None
-            print(
-                json.dumps({"name": f"learning seed {run['seed']}", "ratio": ratio, "base": base, "trained": trained})
-            )
-            continue
-        print(
-            f"| {run['seed']} | {interval(base)} | {interval(trained)} | {trained['n']} | "
-            f"{trained['iteration']} of {len(found['iterations'])} | {found['wall_seconds']:.0f} |"
-        )
 
 
 if __name__ == "__main__":
-    main()
+    _rows.command(main)

@@ -1,6 +1,7 @@
 """The rollout stage against raw vLLM: tokens per second of the same prompts and lengths, in the same process and engine.
 
     python -m benchmarks.rollout             # a minute on 2 cores
+    python -m benchmarks.rollout --quick     # one timed run of each side
     python -m benchmarks.rollout --json
 
 The stage plays a batch at default size: chat template, tools, environment, trajectories to parquet. Then `LLM.generate`
@@ -13,9 +14,7 @@ it comes, `ratio_same_operators` against vLLM with them: what template, tools, e
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import sys
 import tempfile
@@ -23,8 +22,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from benchmarks import _rows
+from benchmarks._runs import ROOT
+
 TASKS = ("email_search", "multiplication")
+RUNS, QUICK = 5, 1  # timed runs of each side
+COLUMNS = {
+    "task": "name",
+    "stage / raw": "ratio",
+    "same operators": "ratio_same_operators",
+    "stage, tokens/s": "tokens_per_second",
+    "raw, tokens/s": "tokens_per_second_raw",
+    "tokens": "tokens",
+}
 
 
 def stock(params: Any) -> Any:
@@ -60,8 +70,8 @@ def raw(llm: Any, folder: Path, params: Any, own_operators: bool) -> tuple[float
 
     prompts: list[Any] = []
     sampling: list[Any] = []
-    for one in read_records(Trajectory, folder / "trajectories.parquet"):
-        for turn in one.turns:
+    for trajectory in read_records(Trajectory, folder / "trajectories.parquet"):
+        for turn in trajectory.turns:
             count = len(turn.completion_ids)
             prompts.append({"prompt_token_ids": list(turn.prompt_ids)})
             sampling.append(
@@ -82,7 +92,7 @@ def raw(llm: Any, folder: Path, params: Any, own_operators: bool) -> tuple[float
     llm.generate(prompts, sampling, use_tqdm=False, lora_request=lora)
     seconds = time.perf_counter() - started
     lora_cpu.OneAdapter.enabled = True
-    return seconds, sum(one.max_tokens for one in sampling)
+    return seconds, sum(parameters.max_tokens for parameters in sampling)
 
 
 def measure(task: str, folder: Path, runs: int) -> dict[str, Any]:
@@ -114,25 +124,16 @@ def measure(task: str, folder: Path, runs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rollout", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object a task instead of the table")
+    parser = _rows.parser("rollout", __doc__, f"{QUICK} timed run of each side in place of {RUNS}")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--runs", type=int, default=5, help="timed runs of each side")
+    parser.add_argument("--runs", type=int, help=f"timed runs of each side (default: {RUNS}; quick: {QUICK})")
     options = parser.parse_args()
     os.chdir(ROOT)
-    if not options.json:
-        print(
-            "| task | stage / raw | same operators | stage, tokens/s | raw, tokens/s | tokens |\n|---|---|---|---|---|---|",
-            flush=True,
-        )
+    rows = _rows.begin("rollout", options, COLUMNS, len(options.tasks) / len(TASKS))
     with tempfile.TemporaryDirectory(prefix="rollout-") as folder:
         for task in options.tasks:
-            row = measure(task, Path(folder) / task, options.runs)
-            columns = ("name", "ratio", "ratio_same_operators", "tokens_per_second", "tokens_per_second_raw", "tokens")
-            print(
-                json.dumps(row) if options.json else f"| {' | '.join(str(row[key]) for key in columns)} |", flush=True
-            )
+            rows.add(measure(task, Path(folder) / task, options.runs or (QUICK if options.quick else RUNS)))
 
 
 if __name__ == "__main__":
-    main()
+    _rows.command(main)

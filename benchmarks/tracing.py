@@ -1,6 +1,7 @@
 """What a Langfuse that is away costs a run: the main job once for each kind of host, and once without any.
 
     python -m benchmarks.tracing                # some 10 minutes on 2 cores
+    python -m benchmarks.tracing --quick        # one run without a host; each host on logging that run again
     python -m benchmarks.tracing --json --iterations 3
     python -m benchmarks.tracing --full         # with the sizes of params.yaml, in place of small ones
 
@@ -8,31 +9,31 @@ Each run is `flows.train` in a fresh clone of the committed tree, on stores of i
 one warms the machine up and is not counted. The hosts are stand-ins in this process: one that refuses (nobody listens), one
 that hangs (accepts, and never answers), one that is slow (a second an answer), one that fails (500).
 
-A run may take 2 % longer for it, or 2 s an iteration where that is more. `warnings` counts those that the person sees,
-`same_outputs` whether dvc.lock has the hashes of the run without a host; `delivered` are the traces that the host took,
-`lost` those that the run says did not arrive, or did not in time.
+With --quick the main job runs once, without a host and for one iteration. The hosts are then measured on copies of that run
+with `python -m steps.tracking`, which writes down and sends the same traces and waits for them in the same way; what it
+takes longer than without a host is `extra_seconds_per_iteration`, and `seconds` are the run's with that added.
+
+A run may take 2 % longer for it, or 2 s an iteration where that is more. `ratio` is `seconds` over those of the run without
+a host. `warnings` counts those that the person sees, `same_outputs` whether dvc.lock has the hashes of the run without a
+host; `delivered` are the traces that the host took, `lost` those that the run says did not arrive, or did not in time.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gzip
-import json
-import os
 import re
+import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks._trl import ROOT, tell
+from benchmarks import _rows, _runs
 
 KINDS = ("none", "refusing", "hanging", "slow", "failing")
 SECONDS = 1.0  # until a slow host answers
@@ -44,13 +45,18 @@ SMALL = {
     "rollout.scenarios": 6,
     "rollout.attempts": 4,
 }
-OURS = (
-    "FLYWHEEL_",
-    "LANGFUSE_",
-    "MLFLOW_",
-    "PREFECT_",
-    "WANDB_",
-)  # variables of the tools, that would reach other stores
+ITERATIONS = 3
+COLUMNS = {
+    "host": "host",
+    "with / without": "ratio",
+    "seconds": "seconds",
+    "extra, s per iteration": "extra_seconds_per_iteration",
+    "allowed": "allowed_seconds_per_iteration",
+    "warnings": "warnings",
+    "same outputs": "same_outputs",
+    "delivered": "delivered",
+    "lost": "lost",
+}
 WARNING = "does not take traces"  # of steps/tracing/deliveries.py, as is the next
 LOST = re.compile(r"^.*did not reach Langfuse.*$", re.MULTILINE)
 
@@ -77,8 +83,8 @@ def host(kind: str, seconds: float = SECONDS) -> Iterator[Stand]:
                 try:
                     yield Stand(address, set())
                 finally:
-                    for one in held:
-                        one.close()
+                    for connection in held:
+                        connection.close()
                 return
         yield Stand(address, set())  # closed: nobody else is given a port so soon
         return
@@ -142,52 +148,33 @@ class Run(NamedTuple):
     delivered: int
 
 
-def run(kind: str, folder: Path, words: list[str]) -> Run:
-    """`flows.train` in a clone of the committed tree, beside a host of this kind."""
-    root = folder / kind
-    subprocess.run(["git", "clone", "--quiet", os.fspath(ROOT), os.fspath(root)], check=True)
-    command = [sys.executable, "-m", "flows.train", *words]
+def run(kind: str, root: Path, words: list[str]) -> Run:
+    """`flows.train` in a clone of the committed tree at `root`, beside a host of this kind."""
+    _runs.clone(root)
     with host(kind) as stand:
-        tell(f"{kind}: {' '.join(command[1:])}")
-        began = time.perf_counter()
-        done = subprocess.run(
-            command,
-            cwd=root,
-            env=environment(root, stand.address),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        seconds = time.perf_counter() - began
-    tell(done.stdout)
-    if done.returncode:
-        raise SystemExit(
-            f"the run with the host {kind} failed (exit code {done.returncode}): see {root}/.flywheel/train.log"
-        )
+        shown = _runs.train(root, words, environment(root, stand.address))
     log = (root / ".flywheel" / "train.log").read_text(errors="replace")
-    return Run(seconds, done.stdout, log, outputs(root / "dvc.lock"), len(stand.traces))
+    return Run(shown.seconds, shown.text, log, outputs(root / "dvc.lock"), len(stand.traces))
+
+
+def again(kind: str, root: Path, done: Path) -> Run:
+    """`steps.tracking` at `root` in a copy of a run that is done, without what was logged, beside a host of this kind."""
+    shutil.copytree(done, root, ignore=shutil.ignore_patterns(".flywheel", "cache"))
+    with host(kind) as stand:
+        shown = _runs.show(root, ["-m", "steps.tracking"], environment(root, stand.address))
+    return Run(shown.seconds, shown.text, shown.text, outputs(root / "dvc.lock"), len(stand.traces))
 
 
 def environment(root: Path, address: str | None) -> dict[str, str]:
-    """This process's, with all state of the tools inside the clone, and keys for the host where there is one."""
-    state = root / ".flywheel" / "prefect"
-    found = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-    found |= {
-        "FLYWHEEL_TRACE_RATE": "1",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "PREFECT_HOME": os.fspath(state),
-        "PREFECT_LOCAL_STORAGE_PATH": os.fspath(state / "storage"),
-        "PREFECT_MEMO_STORE_PATH": os.fspath(state / "memo_store.toml"),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-    }
+    """The variables of a command in a clone, with every scenario traced, and keys for the host where there is one."""
+    variables = _runs.environment(root) | {"FLYWHEEL_TRACE_RATE": "1"}
     if address is not None:
-        found |= {
+        variables |= {
             "LANGFUSE_HOST": address,
             "LANGFUSE_PUBLIC_KEY": "pk-lf-stand-in",
             "LANGFUSE_SECRET_KEY": "sk-lf-stand-in",
         }
-    return found
+    return variables
 
 
 def outputs(lock: Path) -> dict[str, str]:
@@ -199,67 +186,71 @@ def outputs(lock: Path) -> dict[str, str]:
 
 
 def warnings(text: str) -> int:
-    """How often it was said that the host does not take traces."""
+    """How often the text says that the host does not take traces."""
     return sum(WARNING in line for line in text.splitlines())
 
 
 def lost(text: str) -> int:
-    """The traces that are said not to have arrived."""
-    said = " ".join(LOST.findall(text))
-    return sum(int(number) for number in re.findall(r"(\d+) traces", said))
+    """The number of traces that did not arrive, by the text."""
+    lines = " ".join(LOST.findall(text))
+    return sum(int(number) for number in re.findall(r"(\d+) traces", lines))
 
 
-def row(kind: str, found: Run, plain: Run, iterations: int) -> dict[str, Any]:
+def row(kind: str, measured: Run, plain: Run, iterations: int) -> dict[str, Any]:
     """A line of the result; `plain` is the run without a host."""
-    extra = (found.seconds - plain.seconds) / iterations
+    extra = (measured.seconds - plain.seconds) / iterations
     allowed = max(SHARE * plain.seconds / iterations, PER_ITERATION)
     return {
         "name": "tracing",
         "host": kind,
-        "seconds": round(found.seconds, 2),
+        "ratio": round(measured.seconds / plain.seconds, 3),
+        "seconds": round(measured.seconds, 2),
         "extra_seconds_per_iteration": round(extra, 3),
         "allowed_seconds_per_iteration": round(allowed, 3),
-        "warnings": warnings(found.shown),
-        "warnings_in_log": warnings(found.log),
-        "same_outputs": found.outputs == plain.outputs,
-        "delivered": found.delivered,
-        "lost": lost(found.shown),
+        "warnings": warnings(measured.shown),
+        "warnings_in_log": warnings(measured.log),
+        "same_outputs": measured.outputs == plain.outputs,
+        "delivered": measured.delivered,
+        "lost": lost(measured.shown),
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tracing", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object a host instead of the table")
-    parser.add_argument("--iterations", type=int, default=3)
+def full_rows(folder: Path, words: list[str], hosts: Sequence[str], iterations: int) -> Iterator[dict[str, Any]]:
+    """A run for each host, after one that warms up and one without a host."""
+    run("none", folder / "first", words)
+    plain = run("none", folder / "none", words)
+    yield row("none", plain, plain, iterations)
+    for kind in hosts:
+        yield row(kind, run(kind, folder / kind, words), plain, iterations)
+
+
+def quick_rows(folder: Path, words: list[str], hosts: Sequence[str], iterations: int) -> Iterator[dict[str, Any]]:
+    """One run without a host, and each host on logging it again, after one that warms up."""
+    done = folder / "none"
+    plain = run("none", done, words)
+    yield row("none", plain, plain, iterations)
+    again("none", folder / "first", done)
+    alone = again("none", folder / "again", done)
+    for kind in hosts:
+        logged = again(kind, folder / kind, done)
+        yield row(kind, logged._replace(seconds=plain.seconds + logged.seconds - alone.seconds), plain, iterations)
+
+
+def main() -> None:
+    quick = "one run of one iteration without a host, and each host on logging that run again with steps.tracking"
+    parser = _rows.parser("tracing", __doc__, quick)
+    parser.add_argument("--iterations", type=int, help=f"of a run (default: {ITERATIONS}; quick: 1)")
     parser.add_argument("--full", action="store_true", help="with the sizes of params.yaml")
     parser.add_argument("--hosts", nargs="+", choices=KINDS[1:], default=KINDS[1:], metavar="KIND", help="default: all")
     options = parser.parse_args()
-    chosen = {"train.iterations": options.iterations, "train.patience": options.iterations} | (
-        {} if options.full else SMALL
-    )
-    words = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
+    iterations = options.iterations or (1 if options.quick else ITERATIONS)
+    chosen = {"train.iterations": iterations, "train.patience": iterations} | ({} if options.full else SMALL)
+    rows = _rows.begin("tracing", options, COLUMNS, None if options.full or options.iterations else 1.0)
     with tempfile.TemporaryDirectory(prefix="tracing-") as name:
-        folder = Path(name)
-        (folder / "first").mkdir()
-        run("none", folder / "first", words)
-        plain = run("none", folder, words)
-        rows = [row("none", plain, plain, options.iterations)]
-        rows += [row(kind, run(kind, folder, words), plain, options.iterations) for kind in options.hosts]
-    if options.json:
-        for one in rows:
-            print(json.dumps(one))
-        return 0
-    print("| host | seconds | extra, an iteration | allowed | warnings | same outputs | delivered | lost |")
-    print("|---|---:|---:|---:|---:|---|---:|---:|")
-    for one in rows:
-        extra, allowed = one["extra_seconds_per_iteration"], one["allowed_seconds_per_iteration"]
-        same = "yes" if one["same_outputs"] else "NO"
-        print(
-            f"| {one['host']} | {one['seconds']:.1f} | {extra:+.2f} | {allowed:.2f} | {one['warnings']} | {same} | "
-            f"{one['delivered']} | {one['lost']} |"
-        )
-    return 0
+        measure = quick_rows if options.quick else full_rows
+        for measured in measure(Path(name), _runs.settings(chosen), options.hosts, iterations):
+            rows.add(measured)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _rows.command(main)

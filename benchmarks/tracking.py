@@ -1,11 +1,13 @@
 """What it costs to write down one default iteration: MLflow's run, traces, the ledger's rows, Prefect's artifacts.
 
-    python -m benchmarks.tracking               # some 40 s on one core
+    python -m benchmarks.tracking               # some 40 s on one core, and a minute more without a run/
+    python -m benchmarks.tracking --quick       # once
     python -m benchmarks.tracking --json
 
-Of a finished run (this project's own run/ by default) a copy is made; its last iteration is logged, after the others, into
-new SQLite databases each time, so that nothing is there before. 128 rollouts and 120 evaluated scenarios are the defaults;
-the row says how many there were. Medians of 5 after a first one that warms up.
+Of a finished run a copy is made: of this project's own run/, or, where it holds none, of a run of one iteration that is
+made for it in a clone. Its last iteration is logged, after the others, into new SQLite databases each time, so that nothing
+is there before. 128 rollouts and 120 evaluated scenarios are the defaults; the row says how many there were. Medians of 5
+after a first one that warms up. `ratio` is the seconds of all parts over the goal of 0.5 s.
 
 The artifacts go to a Prefect server that is started for it. The flow does the first three in a thread beside the next
 iteration. Left out: a server's answers (Langfuse's and MLflow's servers are posted to from threads that nobody waits for).
@@ -13,10 +15,8 @@ iteration. Left out: a server's answers (Langfuse's and MLflow's servers are pos
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
-import json
 import os
 import shutil
 import socket
@@ -28,10 +28,33 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks._trl import ROOT
+from benchmarks import _rows, _runs
+from benchmarks._runs import ROOT
 
 GOAL = 0.5  # seconds, together
 PARTS = ("mlflow", "traces", "ledger", "artifacts")
+RUNS, QUICK = 5, 1  # that count
+COLUMNS = {
+    "benchmark": "name",
+    "seconds / goal": "ratio",
+    "seconds": "seconds",
+    **{part: part for part in PARTS},
+    "trajectories": "trajectories",
+    "traced": "traced",
+}
+
+
+def finished(project: Path) -> list[str]:
+    """Base policy and iterations of the run that lies in a project, as 000, 001, …; empty where there is no iteration."""
+    numbers = sorted(path.parent.name for path in (project / "run").glob("[0-9]*/adapter"))
+    return numbers if numbers[:2] == ["000", "001"] else []
+
+
+def made(folder: Path) -> Path:
+    """A clone with a run of one iteration."""
+    root = _runs.clone(folder / "made")
+    _runs.train(root, _runs.settings({"train.iterations": 1, "train.patience": 1, "scenarios.test": 16}))
+    return root
 
 
 def copied(source: Path, folder: Path) -> str:
@@ -40,8 +63,8 @@ def copied(source: Path, folder: Path) -> str:
 
     shutil.copy(source / "params.yaml", folder / "params.yaml")
     shutil.copytree(source / "run", folder / "run")
-    numbers = sorted(path.parent.name for path in (folder / "run").glob("[0-9]*/adapter"))
-    if numbers[:2] != ["000", "001"]:
+    numbers = finished(folder)
+    if not numbers:
         raise SystemExit(
             f"{source}/run holds no finished iteration: make a run with `make train`, or name one with --project"
         )
@@ -81,7 +104,7 @@ def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[st
     """Seconds of each part for iteration `number`, and how many trajectories were traced."""
     from flows.deployment import pages
     from flows.terminal import report
-    from steps.lineage import index
+    from steps.lineage.index import index
     from steps.project.chain import read_chain
     from steps.project.ledger import Ledger
     from steps.tracking.tracker import start
@@ -91,8 +114,8 @@ def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[st
         (folder / path.name).symlink_to(path)
     os.chdir(folder)
     shutil.copy(store, folder / ".flywheel/mlflow.db")
-    told: list[str] = []
-    tracker = start(folder, told.append)
+    messages: list[str] = []
+    tracker = start(folder, messages.append)
     send, spent = tracker.tracing.iteration, 0.0
 
     def timed(*words: Any) -> None:
@@ -107,9 +130,9 @@ def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[st
     before = tracker.tracing.traced
     began = time.perf_counter()
     if tracker.iteration(number, 0.1) is None:
-        raise SystemExit(f"iteration {number} was not logged: {told}")
+        raise SystemExit(f"iteration {number} was not logged: {messages}")
     seconds = {"mlflow": time.perf_counter() - began - spent, "traces": spent}
-    if left := [text for text in told if "traces" in text]:
+    if left := [text for text in messages if "traces" in text]:
         raise SystemExit(left[0])
     with Ledger(f"sqlite:///{folder}/.flywheel/ledger.db") as ledger:
         index.index(folder, ledger, ["000"])
@@ -133,12 +156,12 @@ def prefect(folder: Path) -> Iterator[None]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     (folder / ".flywheel/prefect").mkdir(parents=True)
-    known = ui.environment(folder, port, port)
-    with Services(folder, known) as services:
+    environment = ui.environment(folder, port, port)
+    with Services(folder, environment) as services:
         services.start("prefect", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port))
-        services.wait("prefect", f"{known['PREFECT_API_URL']}/health")
+        services.wait("prefect", f"{environment['PREFECT_API_URL']}/health")
         for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_HOME"):
-            os.environ[name] = known[name]
+            os.environ[name] = environment[name]
         yield
 
 
@@ -168,29 +191,23 @@ def measure(source: Path, runs: int) -> dict[str, Any]:
         ]
         collected = sum(pq.read_metadata(path).num_rows for path in played)
     parts = {part: round(median(seconds[part] for seconds, _ in timed), 4) for part in PARTS}
-    found: dict[str, Any] = {"name": "tracking", "seconds": round(median(sum(of.values()) for of, _ in timed), 4)}
-    found |= {**parts, "trajectories": collected, "traced": timed[-1][1], "stages": len(OUTPUTS), "runs": runs}
-    return found
+    seconds = median(sum(of.values()) for of, _ in timed)
+    row: dict[str, Any] = {"name": "tracking", "ratio": round(seconds / GOAL, 3), "seconds": round(seconds, 4)}
+    return row | {**parts, "trajectories": collected, "traced": timed[-1][1], "stages": len(OUTPUTS), "runs": runs}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tracking", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+def main() -> None:
+    parser = _rows.parser("tracking", __doc__, f"{QUICK} time in place of {RUNS}")
+    parser.add_argument("--project", type=Path, help="a folder with a finished run (default: this project)")
     parser.add_argument(
-        "--project", type=Path, default=ROOT, help="a folder with a finished run (default: this project)"
+        "--runs", type=int, help=f"that count, after one that warms up (default: {RUNS}; quick: {QUICK})"
     )
-    parser.add_argument("--runs", type=int, default=5, help="that count, after one that warms up")
-    words = parser.parse_args()
-    row = measure(words.project.resolve(), words.runs)
-    if words.json:
-        print(json.dumps(row))
-        return 0
-    each = ", ".join(f"{part} {row[part]:.3f}" for part in PARTS)
-    print(
-        f"{row['seconds']:.3f} s an iteration (goal: {GOAL}): {each}; {row['traced']} of {row['trajectories']} traced"
-    )
-    return 0
+    options = parser.parse_args()
+    rows = _rows.begin("tracking", options, COLUMNS)
+    with tempfile.TemporaryDirectory(prefix="tracking-run-") as name:
+        project = options.project or (ROOT if finished(ROOT) else made(Path(name)))
+        rows.add(measure(project.resolve(), options.runs or (QUICK if options.quick else RUNS)))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    _rows.command(main)

@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from benchmarks import tracing
+from benchmarks._runs import ROOT
 from benchmarks.tracing import Run, host, lost, outputs, row, warnings
-from steps.tracing import langfuse
+from steps.tracing.sender import langfuse
 from tests.tracing.test_tracing import traced
 
 
@@ -88,6 +89,7 @@ def test_rows_by_hand(tmp_path: Path) -> None:
     assert found == {
         "name": "tracing",
         "host": "hanging",
+        "ratio": 1.05,
         "seconds": 63.0,
         "extra_seconds_per_iteration": 1.0,
         "allowed_seconds_per_iteration": 2.0,
@@ -113,7 +115,7 @@ def test_the_sizes_are_ones_that_params_take(tmp_path: Path) -> None:
     """`--dry-run` of the flow with what the benchmark sets."""
     from flows.repro.parameters import set_params
 
-    (tmp_path / "params.yaml").write_text((tracing.ROOT / "params.yaml").read_text())
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
     set_params([f"{name}={value}" for name, value in tracing.SMALL.items()], tmp_path / "params.yaml")
     found = yaml.safe_load((tmp_path / "params.yaml").read_text())
     for name, value in tracing.SMALL.items():
@@ -123,7 +125,7 @@ def test_the_sizes_are_ones_that_params_take(tmp_path: Path) -> None:
 def test_help_starts_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.tracing", "--help"],
-        cwd=tracing.ROOT,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=240,

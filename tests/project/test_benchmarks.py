@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import update
+from benchmarks import _update, update
 from steps.core.records import Row
 from steps.runner.stage import parse
 from steps.training import grpo
@@ -23,7 +23,7 @@ def test_operations_by_hand(tmp_path: Path) -> None:
     rows = [Row([1, 2, 3, 4, end], [0, 0, 0, 1, 1], [0.0] * 5) for end in (5, 6)]
     rows[1].ids[3] = 9
     expected = 7 * (4 * 2 * layer + 6 * trainer.trained_parameters) + 4 * 4 * width * tiny.VOCABULARY
-    assert update.operations(trainer, rows, 4096) == expected
+    assert _update.operations(trainer, rows, 4096) == expected
 
 
 def test_adapters_that_differ_are_seen(tmp_path: Path) -> None:
@@ -42,6 +42,15 @@ def test_adapters_that_differ_are_seen(tmp_path: Path) -> None:
     assert worst == pytest.approx(1e-3, rel=1e-3)
 
 
+def test_adapters_are_compared_once_every_matrix_has_moved(tmp_path: Path) -> None:
+    """Matrix B is zero at first, so that A has no gradient in the first step: after one, `difference` would refuse."""
+    trainer = grpo.Trainer(tiny.make_policy(tmp_path), seed=1)
+    starts_at_zero = [bool((weight == 0).all()) for weight in trainer.weights.values()]
+    assert any(starts_at_zero)
+    assert not all(starts_at_zero)
+    assert min(update.FULL.steps, update.QUICK.steps) >= 2
+
+
 def _first(folder: Path, trainer: grpo.Trainer) -> list[Any]:
     from safetensors.torch import load_file
 
@@ -50,13 +59,13 @@ def _first(folder: Path, trainer: grpo.Trainer) -> list[Any]:
 
 
 def test_the_stages_take_the_words_they_are_called_with(tmp_path: Path) -> None:
-    for name, (_, module, *words) in update.commands(tmp_path).items():
+    for name, (_, module, *words) in _update.commands(tmp_path).items():
         assert parse(getattr(import_module(module), name), module, words)["params"] == "params.yaml"
 
 
 def test_random_rows_share_their_prompt_within_a_group() -> None:
-    rows = update.random_rows(6, 4, 100)
-    assert len(rows) == update.GROUPS * update.ATTEMPTS
+    rows = _update.random_rows(6, 4, 100)
+    assert len(rows) == _update.GROUPS * _update.ATTEMPTS
     prompts = {row["group"]: row["ids"][:6] for row in rows}
     assert all(row["ids"][:6] == prompts[row["group"]] and sum(row["mask"]) == 4 for row in rows)
     assert len({tuple(row["ids"]) for row in rows}) == len(rows)

@@ -1,0 +1,142 @@
+"""What the benchmarks share: the options --quick and --json, how long each takes, and rows printed as they are measured.
+
+A row is a dictionary of what was measured: `name`, `ratio`, and numbers of the benchmark's own. Every row also gets
+`load_before`, the load average of the last minute when the benchmark began, and `load`, the same when the row was measured
+(the benchmark's own work is in it); both in processes. Rows of --quick carry `quick: true`: README quotes the full forms.
+
+Rows go to standard output, one JSON object per line with --json and a Markdown table without. Everything else, such as the
+expected duration, goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+
+class Benchmark(NamedTuple):
+    """What is known of a benchmark before it runs: roughly its seconds on 2 idle cores, and what its ratio compares."""
+
+    full: float
+    quick: float
+    ratio: str
+
+
+# Full forms: as earlier runs were recorded. Quick forms of environments, gate, judge, tracing: from runs beside other work,
+# divided by `slowness` at the time; those of the others are expected from their parts and not timed on idle cores yet.
+BENCHMARKS = {
+    "environments": Benchmark(60, 12, "steps per second / those of multiplication"),
+    "gate": Benchmark(60, 7, "false promotions / the 0.05 that are allowed"),
+    "judge": Benchmark(30, 10, "seconds / ideal seconds"),
+    "rollout": Benchmark(70, 45, "tokens per second / those of raw vLLM"),
+    "tracking": Benchmark(60, 60, "seconds / the goal of 0.5 s"),
+    "learning": Benchmark(400, 60, "test success trained / base policy"),
+    "tracing": Benchmark(600, 90, "seconds of a run / those without a Langfuse host"),
+    "update": Benchmark(1200, 160, "TRL's seconds per step / ours"),
+    "iteration": Benchmark(480, 140, "TRL's seconds per iteration / ours"),
+}
+REFERENCE = 6000.0  # rounds of `slowness` per second of a core there (6,181 were measured)
+CORES = 2
+
+
+def tell(text: str) -> None:
+    """Progress, beside the results on standard output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def slowness(seconds: float = 0.5) -> float:
+    """How many times as long work takes here and now as where `BENCHMARKS` was measured, from plain Python on one core.
+
+    Other work on the machine counts. Fewer than two cores count, more do not.
+    """
+    rounds, spent, began = 0, 0.0, time.perf_counter()
+    while spent < seconds:
+        sum(range(10_000))
+        rounds += 1
+        spent = time.perf_counter() - began
+    return REFERENCE * spent / rounds * max(1.0, CORES / len(os.sched_getaffinity(0)))
+
+
+def duration(seconds: float) -> str:
+    return f"{max(1, round(seconds))} seconds" if seconds < 100 else f"{round(seconds / 60)} minutes"
+
+
+def announcement(name: str, seconds: float, factor: float) -> str:
+    """The line that is printed before a measurement; `seconds` at `REFERENCE`, `factor` as `slowness` gives it."""
+    nominal = f"{duration(seconds)} on {CORES} idle cores, times {factor:.1f} for this machine as busy as it is"
+    return f"{name}: about {duration(seconds * factor)} (an estimate: {nominal})"
+
+
+def parser(name: str, doc: str | None, quick: str) -> argparse.ArgumentParser:
+    """The benchmark's parser with the options that all have; `quick` says what --quick leaves out."""
+    description = (doc or "").split("\n\n")[0].replace("\n", " ")
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    parser.add_argument("--json", action="store_true", help="one JSON object per row in place of the table")
+    parser.add_argument("--quick", action="store_true", help=f"every row in a short form, marked `quick`: {quick}")
+    return parser
+
+
+def command(main: Callable[[], None]) -> NoReturn:
+    """Run a benchmark as a command: Ctrl-C ends it with one line and exit code 130."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        tell("Stopped.")
+        raise SystemExit(130) from None
+    raise SystemExit(0)
+
+
+class Rows:
+    """Prints rows as they are measured: `columns` are a table's headings and the row's keys below them."""
+
+    def __init__(self, columns: Mapping[str, str], as_json: bool = False, quick: bool = False) -> None:
+        self.columns, self.as_json, self.quick = columns, as_json, quick
+        self.load_before = round(os.getloadavg()[0], 2)
+        if not as_json:
+            self._line([*columns, "load"])
+            self._line(["---"] * (len(columns) + 1))
+
+    def add(self, row: Mapping[str, Any], **texts: str) -> None:
+        """Print a row; `texts` replace values in the table."""
+        load = {"load_before": self.load_before, "load": round(os.getloadavg()[0], 2)}
+        row = {**row, **({"quick": True} if self.quick else {}), **load}
+        if self.as_json:
+            print(json.dumps(row), flush=True)
+        else:
+            keys = [*self.columns.values(), "load"]
+            self._line([texts[key] if key in texts else text(row.get(key)) for key in keys])
+
+    def _line(self, cells: list[str]) -> None:
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def begin(
+    name: str, options: argparse.Namespace, columns: Mapping[str, str], share: float | None = 1.0, form: str = ""
+) -> Rows:
+    """Announce how long it takes and start the rows; `share` is the part of the default work that was asked for, None
+    where nobody has timed it."""
+    called = f"benchmarks.{name}{form}{' --quick' if options.quick else ''}"
+    if share is None:
+        tell(f"{called}: how long it takes has not been measured")
+    else:
+        benchmark = BENCHMARKS[name]
+        tell(announcement(called, share * (benchmark.quick if options.quick else benchmark.full), slowness()))
+    return Rows(columns, options.json, options.quick)
+
+
+def text(value: object) -> str:
+    """A value as a cell of a table."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)

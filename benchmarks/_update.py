@@ -1,0 +1,284 @@
+"""What benchmarks.update runs in processes of their own: preparing a shape, and each side's optimiser steps on it.
+
+    python -m benchmarks._update prepare --folder F --shape medium
+    python -m benchmarks._update ours --folder F --steps 3 --count 3
+
+A side prints one JSON object: `seconds` of each timed step, `memory` (MB at most), and what is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import _trl
+from benchmarks._runs import ROOT, child
+from benchmarks._trl import LEARNING_RATE
+
+GROUPS, ATTEMPTS = 16, 8
+
+
+def make_policy(folder: Path) -> dict[str, Any]:
+    """A random Qwen3 of 26 M parameters with the embedded policy's tokenizer; policy parameters."""
+    import shutil
+
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    embedded = ROOT / "tasks_data" / "embedded_policy"
+    config = Qwen3Config.from_pretrained(embedded)
+    config.update(
+        {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
+        | {"num_key_value_heads": 4, "head_dim": 64, "layer_types": ["full_attention"] * 8}
+    )
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (embedded / name).exists():
+            shutil.copy2(embedded / name, folder)
+    return {"base_model": os.fspath(folder)}
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    """The words of each stage of a first iteration that writes to `folder`."""
+    data = "tasks_data/email_search"
+    adapter, batch, rewards = (
+        "--adapter RUN/adapter",
+        "--trajectories RUN/trajectories.parquet",
+        "--rewards RUN/rewards.parquet",
+    )
+    words = {
+        "scenarios": f"--task-data {data} --scenarios RUN/scenarios",
+        "initialise": f"{adapter} --checkpoint RUN/checkpoint",
+        "rollout": f"--task-data {data} --scenarios RUN/scenarios {adapter} {batch} --iteration 001",
+        "score": f"--rubric {data}/rubric.md --scenarios RUN/scenarios {batch} {rewards}",
+        "update": f"{batch} {rewards} --previous RUN/checkpoint --adapter RUN/new --checkpoint RUN/next "
+        "--metrics RUN/metrics.json",
+    }
+    named = {stage: [word.replace("RUN", os.fspath(folder)) for word in line.split()] for stage, line in words.items()}
+    return {stage: ["-m", f"steps.{stage}", *line] for stage, line in named.items()}
+
+
+def sampled_rows(folder: Path) -> list[dict[str, Any]]:
+    """The first batch of a run at default size: the real stages, in the project itself."""
+    from steps.core.records import Trajectory, read_records
+
+    for stage in ("scenarios", "initialise", "rollout"):
+        child(commands(folder)[stage])
+    batch = read_records(Trajectory, folder / "trajectories.parquet")
+    return [
+        {
+            "ids": row.ids,
+            "mask": row.mask,
+            "group": trajectory.scenario_id,
+            "prompt": len(trajectory.turns[0].prompt_ids),
+        }
+        for trajectory in batch
+        for row in trajectory.flatten()
+    ]
+
+
+def random_rows(shared: int, own: int, vocabulary: int) -> list[dict[str, Any]]:
+    """GROUPS × ATTEMPTS rows: `shared` tokens of the group, then `own` sampled ones."""
+    rng = random.Random(0)
+    rows = []
+    for group in range(GROUPS):
+        prompt = [rng.randrange(10, vocabulary) for _ in range(shared)]
+        for _ in range(ATTEMPTS):
+            ids = prompt + [rng.randrange(10, vocabulary) for _ in range(own)]
+            rows.append({"ids": ids, "mask": [0] * shared + [1] * own, "group": f"g{group}", "prompt": shared})
+    return rows
+
+
+def prepare(shape: str, folder: Path, groups: int) -> None:
+    """Write what both sides read: policy, the first rows with rewards, and the adapter that they start from."""
+    from steps.core.params import Policy
+    from steps.training import grpo
+
+    policy = {"base_model": os.fspath(ROOT / "tasks_data" / "embedded_policy")}
+    if shape.startswith("medium"):
+        policy = make_policy(folder / "policy") | {"dtype": shape.partition("_")[2] or "float32"}
+    vocabulary = json.loads((Path(policy["base_model"]) / "config.json").read_text())["vocab_size"]
+    if shape == "default":
+        rows = sampled_rows(folder)
+    else:
+        rows = random_rows(512 if shape == "shared_prompt" else 36, 64, vocabulary)
+    rows = rows[: groups * ATTEMPTS]
+    rng = random.Random(1)
+    for row in rows:
+        row["reward"] = rng.gauss(0, 1)  # no group without signal: both train on every row
+    grpo.Trainer(Policy(**policy), seed=1).save_checkpoint(folder / "start", "")
+    (folder / "shape.json").write_text(json.dumps({"policy": policy, "rows": rows}))
+
+
+def run_ours(folder: Path, steps: int, count: int) -> dict[str, Any]:
+    """Optimiser steps of the update stage's trainer, each on all rows; the adapter after `steps` of them in ours/."""
+    import torch
+
+    from steps.core.params import Policy, Update
+    from steps.core.records import Row
+    from steps.policy.machine import prepare_training
+    from steps.training import batches, grpo, packing
+
+    prepare_training()
+    shape = json.loads((folder / "shape.json").read_text())
+    update = Update(
+        loss_type="dapo",
+        beta=0.0,
+        num_iterations=1,
+        steps_per_generation=1,
+        learning_rate=LEARNING_RATE,
+        max_sampler_kl=1e-6 if shape["policy"].get("dtype") != "bfloat16" else 1e-3,
+    )
+    trainer = grpo.Trainer(Policy(**shape["policy"]), checkpoint=folder / "start")
+    groups = [row["group"] for row in shape["rows"]]
+    gains, _ = batches.advantages([row["reward"] for row in shape["rows"]], groups)
+    seconds = []
+    for number in range(steps + count):
+        rows = [Row(row["ids"], row["mask"], [0.0] * len(row["ids"])) for row in shape["rows"]]
+        for start in range(0, len(rows), 16):  # as if this step's policy had sampled them: TRL's ratio is 1, too
+            part = rows[start : start + 16]
+            with torch.no_grad():
+                logps_BT, _ = packing.token_logps(trainer.model, packing.pack(part, *trainer._place), 1.0)
+            for row, logps in zip(part, logps_BT.tolist(), strict=True):
+                places = [place for place, sampled in enumerate(row.mask) if sampled]
+                for place, logp in zip(places, logps, strict=False):
+                    row.logprobs[place] = logp
+        examples = [
+            batches.Example(row, gain or 0.0, group) for row, gain, group in zip(rows, gains, groups, strict=True)
+        ]
+        began = time.perf_counter()
+        trainer.train(examples, update, 1.0, seed=number)
+        seconds.append(time.perf_counter() - began)
+        if number == steps - 1:
+            trainer.save_adapter(folder / "ours")
+    return {"seconds": seconds[steps:], "flops": operations(trainer, rows, update.tokens_per_micro_batch)}
+
+
+def operations(trainer: Any, rows: list[Any], budget: int) -> float:
+    """Floating-point operations of a step: see the top of benchmarks/update.py."""
+    from steps.training import batches, packing
+
+    linear = {
+        name: layer.weight.numel() for name, layer in trainer.model.named_modules() if name.endswith("base_layer")
+    }
+    head = trainer.model.get_output_embeddings().weight.numel()
+    ordered = sorted((batches.Example(row, 0.0) for row in rows), key=lambda example: example.row.ids)
+    packs = [packing.pack([example.row for example in batch]) for batch in batches.micro_batches(ordered, budget)]
+    tokens, sampled = sum(pack.ids.shape[1] for pack in packs), sum(len(pack.targets) for pack in packs)
+    return tokens * (4 * sum(linear.values()) + 6 * trainer.trained_parameters) + sampled * 4 * head
+
+
+def run_trl(folder: Path, steps: int, count: int, batch: int) -> dict[str, Any]:
+    """The same steps by GRPOTrainer; the adapter in trl/."""
+    shape = json.loads((folder / "shape.json").read_text())
+    rows = shape["rows"]
+
+    def stored(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        chosen = []
+        for group in dict.fromkeys(prompts):
+            chosen += [row for row in rows if row["group"] == group]
+        return {
+            "prompt_ids": [row["ids"][: row["prompt"]] for row in chosen],
+            "completion_ids": [row["ids"][row["prompt"] :] for row in chosen],
+            "env_mask": [row["mask"][row["prompt"] :] for row in chosen],
+            "logprobs": [[0.0] * (len(row["ids"]) - row["prompt"]) for row in chosen],
+            "stored_reward": [row["reward"] for row in chosen],
+        }
+
+    def reward(completions: list[str], stored_reward: list[float], **_: Any) -> list[float]:
+        return stored_reward
+
+    seconds = _trl.train(
+        shape["policy"]["base_model"],
+        folder / "start",
+        list(dict.fromkeys(row["group"] for row in rows)),
+        reward,
+        steps + count,
+        batch,
+        folder,
+        stored,
+        compare_after=steps,
+        max_completion_length=2048,
+        bf16=shape["policy"].get("dtype") == "bfloat16",
+    )
+    return {"seconds": seconds[steps:]}
+
+
+def run_growth(folder: Path, count: int, times: int) -> dict[str, Any]:
+    """An update as params.yaml has it, on `times` as many trajectories, none of which shares a prompt with another batch."""
+    from steps.core.params import Params, load
+    from steps.core.records import Row
+    from steps.policy.machine import prepare_training
+    from steps.training import batches, grpo
+
+    prepare_training()
+    params = load(ROOT / "params.yaml", Params)
+    update = params.update.model_copy(update={"max_sampler_kl": 1e9})  # the logprobs are made up
+    rows = json.loads((folder / "shape.json").read_text())["rows"]
+    gains, _ = batches.advantages([row["reward"] for row in rows], [row["group"] for row in rows])
+    examples = []
+    for batch in range(times):
+        for row, gain in zip(rows, gains, strict=True):
+            own = Row([10 + batch, *row["ids"][1:]], row["mask"], [-0.1 * sampled for sampled in row["mask"]])
+            examples.append(batches.Example(own, gain or 0.0, f"{batch} {row['group']}"))
+    seconds = []
+    for _ in range(count):
+        trainer = grpo.Trainer(params.policy, checkpoint=folder / "start")
+        began = time.perf_counter()
+        trainer.train(examples, update, 1.0, seed=1)
+        seconds.append(time.perf_counter() - began)
+    return {"seconds": seconds[1:] or seconds}
+
+
+def matmul_peak() -> float:
+    """The best rate of a large float32 matrix product here, in operations per second."""
+    import torch
+
+    from steps.policy.machine import use_all_cores
+
+    use_all_cores()
+    size = 2048
+    left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
+    best = 0.0
+    for _ in range(12):
+        began = time.perf_counter()
+        torch.mm(left, right, out=out)
+        best = max(best, 2 * size**3 / (time.perf_counter() - began))
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks._update", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("work", choices=["prepare", "ours", "trl", "growth"])
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--shape", help="to prepare")
+    parser.add_argument("--groups", type=int, default=GROUPS, help="to prepare, of 8 attempts each")
+    parser.add_argument("--steps", type=int, default=0, help="before the adapter is saved")
+    parser.add_argument("--count", type=int, default=1, help="timed steps, after those")
+    parser.add_argument("--batch", type=int, default=0, help="of TRL")
+    parser.add_argument("--times", type=int, default=1, help="of growth: as many trajectories")
+    options = parser.parse_args()
+    if options.work == "prepare":
+        prepare(options.shape, options.folder, options.groups)
+        return
+    if options.work == "ours":
+        measured = run_ours(options.folder, options.steps, options.count)
+    elif options.work == "trl":
+        measured = run_trl(options.folder, options.steps, options.count, options.batch)
+    else:
+        measured = run_growth(options.folder, options.count, options.times)
+    measured["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    if options.work == "ours":
+        measured["peak"] = matmul_peak()
+    print(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main()

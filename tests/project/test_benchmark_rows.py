@@ -1,0 +1,257 @@
+"""All benchmarks have the same options, print rows as they are measured, and run together; what they measure is faked here,
+but for the gate's."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import __main__ as runner
+from benchmarks import _rows
+from benchmarks._rows import BENCHMARKS, Rows, announcement, text
+from benchmarks._runs import ROOT
+
+INTERVAL = {"success": 0.5, "ci95": [0.4, 0.6], "n": 10, "iteration": 1}
+SUMMARY = {"base": INTERVAL | {"success": 0.25}, "trained": INTERVAL, "iterations": [{}], "wall_seconds": 1.0}
+RUN = import_module("benchmarks.tracing").Run(10.0, "", "", {}, 0)
+ROW = {"name": "x", "ratio": 2.0}
+# What measures in each benchmark, with a result for it: called once for each row, or more often.
+FAKES: dict[str, dict[str, Any]] = {
+    "environments": {"measure": {"name": "x", "steps_per_second": 10}},
+    "gate": {"measure": ROW},
+    "judge": {"measure": ROW},
+    "rollout": {"measure": ROW},
+    "tracking": {"measure": ROW, "finished": ["000", "001"]},
+    "learning": {"run_seed": {"seed": 1, "summary": SUMMARY, "curve": []}},
+    "tracing": {"run": RUN, "again": RUN},
+    "update": {"compare": ROW},
+    "iteration": {"compare": ROW},
+}
+ROWS = {"environments": len(import_module("benchmarks.environments").tasks()), "rollout": 2, "tracing": 5, "update": 4}
+ROWS |= {"iteration": 2, "learning": 2}  # the others have one
+WORDS = {"learning": ["--seeds", "1", "2"]}  # more than the quick form's one row
+
+
+def call(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [f"benchmarks.{name}", *words])
+    import_module(f"benchmarks.{name}").main()
+
+
+def test_every_benchmark_has_an_estimate_and_every_file_is_one() -> None:
+    files = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_")}
+    assert set(BENCHMARKS) == files == set(FAKES)
+    assert sum(known.quick for known in BENCHMARKS.values()) < 25 * 60
+    for name, known in BENCHMARKS.items():
+        assert known.quick <= 300, name
+        assert known.quick <= known.full, name
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_each_says_how_to_run_it(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        call(name, ["--help"], monkeypatch)
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--json" in shown
+    assert "every row in a short form" in " ".join(shown.split())
+    doc = import_module(f"benchmarks.{name}").__doc__ or ""
+    for words in (f"python -m benchmarks.{name} ", "--quick"):
+        assert words in doc, words
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_quick_rows_come_one_by_one(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each row is marked, has a ratio and the load, and is printed before the next is measured."""
+    printed: list[str] = []
+    before: list[int] = []  # rows that were printed before each call of what measures
+
+    def fake(result: object) -> Callable[..., object]:
+        def measured(*_: Any, **__: Any) -> object:
+            printed.extend(capsys.readouterr().out.splitlines())
+            before.append(len(printed))
+            return result
+
+        return measured
+
+    module = import_module(f"benchmarks.{name}")
+    for attribute, result in FAKES[name].items():
+        monkeypatch.setattr(module, attribute, fake(result))
+    monkeypatch.setattr(_rows, "slowness", lambda: 1.0)
+    monkeypatch.setattr(os, "chdir", lambda _: None)
+    for variable in ("FLYWHEEL_LEDGER_URL", "NO_PROXY"):  # the judge's benchmark sets them for good
+        monkeypatch.setenv(variable, os.environ.get(variable, ""))
+    call(name, ["--quick", "--json", *WORDS.get(name, [])], monkeypatch)
+    printed.extend(capsys.readouterr().out.splitlines())
+    rows = [json.loads(line) for line in printed]
+    assert len(rows) == ROWS.get(name, 1)
+    for row in rows:
+        assert row["quick"] is True
+        assert row["ratio"] is not None
+        assert row["load_before"] >= 0
+        assert row["load"] >= 0
+    assert before[-1] == len(rows) - 1
+
+
+def test_rows_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = iter((0.5, 2.0, 0.5, 2.0))
+    monkeypatch.setattr(os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
+    columns = {"task": "name", "ours": "seconds", "base": "base", "same": "same"}
+    row = {"name": "a", "seconds": 1234.5678, "base": {"success": 0.5}, "same": True}
+    Rows(columns).add(row, base="0.500")
+    assert capsys.readouterr().out.splitlines() == [
+        "| task | ours | base | same | load |",
+        "| --- | --- | --- | --- | --- |",
+        "| a | 1,235 | 0.500 | yes | 2 |",
+    ]
+    Rows(columns, as_json=True).add(row, base="0.500")
+    assert json.loads(capsys.readouterr().out) == row | {"load_before": 0.5, "load": 2.0}
+    assert [text(value) for value in (None, False, 12345, 0.00123456)] == ["", "no", "12,345", "0.001235"]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_row_does_not_wait_in_a_buffer(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As through a pipe: what is not flushed is not in `out`."""
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, write_through=False, line_buffering=False))
+    Rows({"task": "name"}, as_json).add({"name": "the row"})
+    assert b"the row" in out.getvalue()
+
+
+def test_how_long_it_takes_is_said_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = "x: about 3 minutes (an estimate: 2 minutes on 2 idle cores, times 2.0 for this machine"
+    assert announcement("x", 100.0, 2.0).startswith(expected)
+    assert announcement("x", 30.0, 2.0).startswith("x: about 60 seconds (")
+    monkeypatch.setattr(_rows, "slowness", lambda: 3.0)
+    monkeypatch.setitem(BENCHMARKS, "gate", _rows.Benchmark(80.0, 10.0, ""))
+    for quick, share, expected in ((False, 0.25, "60 seconds"), (True, 1.0, "30 seconds")):
+        _rows.begin("gate", argparse.Namespace(quick=quick, json=True), {}, share)
+        assert f"about {expected}" in capsys.readouterr().err
+    _rows.begin("gate", argparse.Namespace(quick=True, json=True), {}, None)
+    assert "has not been measured" in capsys.readouterr().err
+
+
+def test_slowness_counts_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rounds in one second, where the reference has `REFERENCE`."""
+    clock = iter((0.0, 0.3, 1.0))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert _rows.slowness(0.5) == pytest.approx(_rows.REFERENCE / 2 * _rows.CORES)
+
+
+def test_the_gates_quick_form_for_real() -> None:
+    words = ["--quick", "--json", "--trials", "20", "--scenarios", "60"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gate", *words], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    [row] = map(json.loads, done.stdout.splitlines())
+    assert (row["name"], row["trials"], row["quick"]) == ("gate", 20, True)
+    assert row["ratio"] == pytest.approx(max(row["false_promotions"], row["false_promotions_at_0.8"]) / 0.05)
+    assert row["power_at_0.8"] >= row["false_promotions_at_0.8"]
+    assert done.stderr.startswith("benchmarks.gate --quick: about ")
+
+
+def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as end:
+        _rows.command(interrupted)
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "Stopped.\n"
+
+
+def python(script: str, *words: object) -> list[str]:
+    return [sys.executable, "-c", script, *map(str, words)]
+
+
+def test_rows_reach_the_file_while_the_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The benchmark prints its second row only after it has read the first in rows.jsonl; the next one fails."""
+    waiting = """
+import json, pathlib, sys, time
+print(json.dumps({"name": "first", "ratio": 1.5, "load": 1.0, "parts": {"a": 1}, "same": True}), flush=True)
+print("no row", flush=True)
+until = time.monotonic() + 60
+while "first" not in pathlib.Path(sys.argv[1]).read_text() and time.monotonic() < until:
+    time.sleep(0.02)
+print(json.dumps({"name": "second", "host": "slow", "in_time": time.monotonic() < until}), flush=True)
+print("log line", file=sys.stderr)
+"""
+    commands = {
+        "gate": python(waiting, tmp_path / "rows.jsonl"),
+        "judge": python("raise SystemExit(3)"),
+        "rollout": python('print(\'{"name": "last"}\')'),
+    }
+    outcomes = runner.run_all(list(commands), tmp_path, commands.__getitem__)
+    assert [(one.name, one.code) for one in outcomes] == [("gate", 0), ("judge", 3), ("rollout", 0)]
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [(row["benchmark"], row["name"]) for row in rows] == [
+        ("gate", "first"),
+        ("gate", "second"),
+        ("rollout", "last"),
+    ]
+    assert rows[1]["in_time"]
+    assert (tmp_path / "gate.log").read_text() == "log line\n"
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 5
+    assert "judge failed with exit code 3" in shown.err
+    written = (tmp_path / "table.md").read_text()
+    lines = [line.split(" | ") for line in written.splitlines() if line.startswith("| ")]
+    assert lines[0][:4] == ["| benchmark", "row", "ratio", "which is"]
+    assert lines[2][:6] == ["| gate", "first", "1.5", BENCHMARKS["gate"].ratio, "same yes", "1"]
+    assert lines[3][:2] == ["| gate", "second slow"]
+    endings = [line for line in written.splitlines() if line.startswith("- ")]
+    assert [line.partition(":")[0] for line in endings] == ["- gate", "- judge", "- rollout"]
+    assert endings[1].endswith(" s, failed with exit code 3")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_stopped_leaves_no_process_and_keeps_its_rows(number: int, tmp_path: Path) -> None:
+    """The benchmark's own child ignores Ctrl-C, and ends with the group."""
+    fake = """
+import json, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN)\\n"
+                          "print('ready', flush=True); time.sleep(600)"], stdout=subprocess.PIPE, text=True)
+child.stdout.readline()
+print(json.dumps({"name": "first", "child": child.pid}), flush=True)
+child.wait()
+"""
+    script = """
+import sys
+from pathlib import Path
+from benchmarks import __main__ as runner
+runner.FOLDER, runner.GRACE, runner.slowness = Path(sys.argv.pop(1)), 1.0, lambda: 1.0
+fake = sys.argv.pop(1)
+runner.quick = lambda name: [sys.executable, "-c", fake]
+raise SystemExit(runner.main())
+"""
+    command = [*python(script, tmp_path, fake), "gate", "judge"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "| gate | first |" in [process.stdout.readline() for _ in range(3)][2]
+        [row] = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
+        os.kill(row["child"], 0)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Stopped; the rows so far are in" in errors
+    assert "| gate | first |" in (tmp_path / "table.md").read_text()
+    assert not (tmp_path / "judge.log").exists()
+    stat = Path(f"/proc/{row['child']}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
