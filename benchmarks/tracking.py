@@ -135,9 +135,9 @@ def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[st
     if left := [text for text in messages if "traces" in text]:
         raise SystemExit(left[0])
     with Ledger(f"sqlite:///{folder}/.flywheel/ledger.db") as ledger:
-        index.index(folder, ledger, ["000"])
+        index(folder, ledger, ["000"])
         began = time.perf_counter()
-        index.index(folder, ledger, [number])
+        index(folder, ledger, [number])
         seconds["ledger"] = time.perf_counter() - began
     curve = [report.point(of) for of in range(int(number) + 1)]
     row = report.iteration_row(int(number))
