@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +216,7 @@ def test_a_key_without_the_package_is_one_sentence(monkeypatch: pytest.MonkeyPat
 # --- What goes wrong
 
 
-def fake(root: Path, told: list[str]) -> Any:
+def fake(root: Path, told: list[str]) -> tuple[Path, Params, wandb.Metrics, Callable[[str], None]]:
     """What a WandbTracker is made of, with metrics that no MLflow measured."""
 
     def metrics(number: str | None) -> dict[str, float]:
