@@ -47,13 +47,13 @@ def measure(groups: int, attempts: int, latency: float, connections: int, orders
         settings = Ruler(endpoint=endpoint, orders=orders, probes=0.0)
         ruler.judge_all([group(groups)], settings, [])  # connects, and makes the ledger
         began = time.perf_counter()
-        found = ruler.judge_all(made, settings, [])
+        judgements = ruler.judge_all(made, settings, [])
         seconds = time.perf_counter() - began
     began = time.perf_counter()
     again = ruler.judge_all(made, settings, [])  # the server is gone
     cached = time.perf_counter() - began
-    assert [one.model_dump_json() for one in found] == [one.model_dump_json() for one in again]
-    assert all(None not in one.scores.values() for one in found)
+    assert [item.model_dump_json() for item in judgements] == [item.model_dump_json() for item in again]
+    assert all(None not in item.scores.values() for item in judgements)
     ideal = groups * orders * latency / connections
     return {
         "name": "judge",
