@@ -7,6 +7,8 @@ Prices change without notice: these are a start for a budget, and --price-in and
 prices in US dollars, of the standard tier, for prompts below the length at which a dearer tier begins, without discount for
 cached input. params.yaml does not use them: it must state its prices, or a newer table would change what a stored run cost.
 
+The package genai-prices would do this for 2,330 models in 24 lines less; it is not in the lock, and imports in 0.34 s.
+
 The source is github.com/anomalyco/models.dev at commit f3fc692 (2026-07-02), providers/<provider>/models/<model>.toml, and
 `seen` the day on which that file last changed. All but OpenRouter's agree with github.com/simonw/llm-prices at 723ef0b
 (2026-08-05).

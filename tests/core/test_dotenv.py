@@ -35,21 +35,21 @@ OF_TOOLS = {"HF_ENDPOINT", "OPENAI_API_KEY"}  # read by a library, or under the 
 
 def read_by_code(root: Path) -> set[str]:
     """The names that stand in modules, outside tests."""
-    found: set[str] = set()
+    variables: set[str] = set()
     for package in ("flows", "steps", "environments", "viewer"):
         for path in (root / package).rglob("*.py"):
-            found.update(NAME.findall(path.read_text()))
-    return found
+            variables.update(NAME.findall(path.read_text()))
+    return variables
 
 
 def listed(text: str) -> dict[str, str]:
     """Name -> the line above it, of a file such as .env.example."""
     lines = text.splitlines()
-    found = {}
+    variables = {}
     for number, line in enumerate(lines):
         if match := re.fullmatch(r"#?([A-Z][A-Z_]*)=.*", line):
-            found[match[1]] = lines[number - 1]
-    return found
+            variables[match[1]] = lines[number - 1]
+    return variables
 
 
 def test_the_example_names_all_that_is_read() -> None:
@@ -117,9 +117,9 @@ def test_what_the_ui_starts_has_it_and_keeps_its_own_addresses(tmp_path: Path, m
     (tmp_path / ".env").write_text(
         "LANGFUSE_SECRET_KEY=s\nWANDB_PROJECT=theirs\nMLFLOW_TRACKING_URI=http://elsewhere\n"
     )
-    found = ui.environment(tmp_path, 4200, 5000)
-    assert (found["LANGFUSE_SECRET_KEY"], found["WANDB_PROJECT"]) == ("s", "mine")
-    assert found["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:5000"
+    variables = ui.environment(tmp_path, 4200, 5000)
+    assert (variables["LANGFUSE_SECRET_KEY"], variables["WANDB_PROJECT"]) == ("s", "mine")
+    assert variables["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:5000"
     assert "LANGFUSE_SECRET_KEY" not in os.environ
 
 

@@ -130,10 +130,10 @@ ORDINARY: list[Any] = [
 @pytest.mark.parametrize(("holder", "secret"), PLANTED)
 def test_a_planted_secret_is_gone(holder: Any, secret: str) -> None:
     before = repr(holder)
-    found = repr(masked(holder))
+    text = repr(masked(holder))
     assert secret in before
-    assert secret not in found
-    assert MASK in found
+    assert secret not in text
+    assert MASK in text
     assert repr(holder) == before, "what was given is as it was"
 
 
@@ -229,12 +229,12 @@ def test_logs() -> None:
         log.warning("100 %")
     finally:
         log.removeHandler(handler)
-    said = out.getvalue()
-    assert "key [masked] of 3" in said
-    assert R not in said
-    assert "letmein" not in said
-    assert "ValueError: password=[masked]" in said
-    assert "100 %" in said
+    printed = out.getvalue()
+    assert "key [masked] of 3" in printed
+    assert R not in printed
+    assert "letmein" not in printed
+    assert "ValueError: password=[masked]" in printed
+    assert "100 %" in printed
 
 
 def test_it_is_fast() -> None:

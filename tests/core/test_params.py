@@ -89,7 +89,7 @@ def test_every_stage_is_among_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "words"),
     [
         # unknown keys: named, with those that are known
         (
@@ -247,8 +247,8 @@ def test_every_stage_is_among_them() -> None:
     ],
     ids=lambda value: str(value)[:50] if not isinstance(value, str) else None,
 )
-def test_a_mistake_is_one_sentence_that_names_the_key(refused: Any, written: str | dict[str, Any], said: str) -> None:
-    assert said in refused(written)
+def test_a_mistake_is_one_sentence_that_names_the_key(refused: Any, written: str | dict[str, Any], words: str) -> None:
+    assert words in refused(written)
 
 
 @pytest.mark.parametrize(
@@ -264,16 +264,16 @@ def test_a_mistake_is_one_sentence_that_names_the_key(refused: Any, written: str
     ],
 )
 def test_a_loss_brings_its_own_clipping(loss_type: str | None, expected: tuple[Any, ...]) -> None:
-    given = {} if loss_type is None else {"loss_type": loss_type}
-    found = Update.model_validate(given)
-    assert (found.loss_type, found.epsilon, found.epsilon_high) == expected
-    assert Update.model_validate(given | {"epsilon_high": 0.7}).epsilon_high == 0.7
+    settings = {} if loss_type is None else {"loss_type": loss_type}
+    update = Update.model_validate(settings)
+    assert (update.loss_type, update.epsilon, update.epsilon_high) == expected
+    assert Update.model_validate(settings | {"epsilon_high": 0.7}).epsilon_high == 0.7
     if loss_type != "cispo":
-        assert Update.model_validate(given | {"epsilon": 0.1, "epsilon_high": None}).epsilon == 0.1
+        assert Update.model_validate(settings | {"epsilon": 0.1, "epsilon_high": None}).epsilon == 0.1
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("settings", "expected"),
     [
         ({}, {"max_steps": None, "truncation_penalty": None, "vllm_importance_sampling_mode": None}),
         ({"truncated_completions": "penalise"}, {"truncation_penalty": 0.5}),
@@ -295,21 +295,21 @@ def test_a_loss_brings_its_own_clipping(loss_type: str | None, expected: tuple[A
     ],
     ids=str,
 )
-def test_a_choice_brings_the_defaults_of_what_it_reads(given: dict[str, Any], expected: dict[str, Any]) -> None:
-    found = Update.model_validate(given)
-    assert {name: getattr(found, name) for name in expected} == expected
+def test_a_choice_brings_the_defaults_of_what_it_reads(settings: dict[str, Any], expected: dict[str, Any]) -> None:
+    update = Update.model_validate(settings)
+    assert {name: getattr(update, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
-    "given",
+    "settings",
     [{}, CORRECTED, {"loss_type": "cispo"}, {"loss_type": "gspo"}, {"lr_scheduler_type": "linear", "max_steps": 8}],
     ids=str,
 )
-def test_an_update_written_out_in_full_is_the_same_update(given: dict[str, Any]) -> None:
+def test_an_update_written_out_in_full_is_the_same_update(settings: dict[str, Any]) -> None:
     """Defaults filled in must not be refused as knobs without effect when they come back from a file."""
-    found = Update.model_validate(given)
-    assert Update.model_validate(found.model_dump()) == found
-    assert Update.model_validate_json(found.model_dump_json()) == found
+    update = Update.model_validate(settings)
+    assert Update.model_validate(update.model_dump()) == update
+    assert Update.model_validate_json(update.model_dump_json()) == update
 
 
 def test_all_mistakes_are_named_at_once(refused: Any) -> None:

@@ -18,24 +18,24 @@ from steps.core.records import Evaluation, Reward, Row, Trajectory, Turn, read_r
 def turn(
     prompt: tuple[int, ...], sampled: tuple[int, ...], logprobs: tuple[float, ...] | None = None, **more: Any
 ) -> Turn:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "message": {"role": "assistant", "content": ""},
         "observations": (),
         "finish_reason": "stop",
     }
     logprobs = tuple(-token / 8 for token in sampled) if logprobs is None else logprobs
-    return Turn(prompt_ids=prompt, completion_ids=sampled, logprobs=logprobs, **given | more)
+    return Turn(prompt_ids=prompt, completion_ids=sampled, logprobs=logprobs, **fields | more)
 
 
 def trajectory(*turns: Turn, **more: Any) -> Trajectory:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": "001-s-0",
         "scenario_id": "s",
         "attempt": 0,
         "adapter_hash": "abc",
         "stop_reason": "done",
     }
-    return Trajectory(turns=turns, **given | more)
+    return Trajectory(turns=turns, **fields | more)
 
 
 CALL = {"type": "function", "function": {"name": "search", "arguments": {"words": ["é", "\n", '"'], "n": 10**30}}}
@@ -103,9 +103,9 @@ def test_the_same_records_are_the_same_bytes(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_records([FULL, EMPTY], tmp_path / name)
     write_records([EMPTY, FULL], tmp_path / "other")
-    one, two, other = ((tmp_path / name).read_bytes() for name in ("one", "two", "other"))
-    assert one == two
-    assert one != other
+    first, second, other = ((tmp_path / name).read_bytes() for name in ("one", "two", "other"))
+    assert first == second
+    assert first != other
 
 
 def test_numbers_lie_as_numbers_and_messages_as_json(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_file_of_other_records_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "record", [FULL, FULL.turns[0], SCENARIO, REWARD, EVALUATION], ids=lambda one: type(one).__name__
+    "record", [FULL, FULL.turns[0], SCENARIO, REWARD, EVALUATION], ids=lambda record: type(record).__name__
 )
 def test_unknown_fields_and_changes_are_refused(record: Any) -> None:
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
@@ -192,7 +192,7 @@ def test_every_sampled_token_is_in_one_row_once() -> None:
     turns = (turn((1, 2), (3, 4)), turn((9,), (5,)), turn((9, 5, 1), (6, 7)))
     rows = trajectory(*turns).flatten()
     sampled = [token for row in rows for token, mask in zip(row.ids, row.mask, strict=True) if mask]
-    assert sampled == [token for one in turns for token in one.completion_ids]
+    assert sampled == [token for turn in turns for token in turn.completion_ids]
     assert all(len(row.ids) == len(row.mask) == len(row.logprobs) for row in rows)
 
 
@@ -208,6 +208,11 @@ def test_flatten_refuses_lengths_that_disagree(logprobs: tuple[float, ...]) -> N
 
 
 def test_messages_are_the_transcript() -> None:
-    told = FULL.messages(SCENARIO)
-    assert told == [SCENARIO.messages[0], FULL.turns[0].message, FULL.turns[0].observations[0], FULL.turns[1].message]
+    messages = FULL.messages(SCENARIO)
+    assert messages == [
+        SCENARIO.messages[0],
+        FULL.turns[0].message,
+        FULL.turns[0].observations[0],
+        FULL.turns[1].message,
+    ]
     assert len(SCENARIO.messages) == 1

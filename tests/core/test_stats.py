@@ -61,7 +61,7 @@ def test_the_interval_of_one_kind_of_difference_is_the_binomials() -> None:
 
 
 def test_pairs_and_not_shares_decide() -> None:
-    """Success 0.6 and 0.5 both times. Where the second's wins are among the first's, there is nothing but gain."""
+    """Success 0.6 and 0.5 both times. Where the other's wins are among the first's, there is nothing but gain."""
     first = np.repeat([1, 0], [60, 40])
     nested = paired_bootstrap(first, np.repeat([1, 0], [50, 50]), seed=0)
     apart = paired_bootstrap(first, np.repeat([0, 1], [50, 50]), seed=0)
@@ -82,10 +82,10 @@ def test_scores_that_are_no_counts_too() -> None:
 
 def test_the_seed_is_all_that_is_random() -> None:
     rng = np.random.default_rng(3)
-    one, other = rng.random(50), rng.random(50)
-    assert paired_bootstrap(one, other, seed=7) == paired_bootstrap(one, other, seed=7)
-    assert paired_bootstrap(one, other, seed=7) != paired_bootstrap(one, other, seed=8)
-    assert paired_bootstrap(one, one, seed=7) == (0, 0, 0)
+    first, other = rng.random(50), rng.random(50)
+    assert paired_bootstrap(first, other, seed=7) == paired_bootstrap(first, other, seed=7)
+    assert paired_bootstrap(first, other, seed=7) != paired_bootstrap(first, other, seed=8)
+    assert paired_bootstrap(first, first, seed=7) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("lengths", [(3, 4), (0, 0)])

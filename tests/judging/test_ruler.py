@@ -446,7 +446,7 @@ def test_a_thousand_groups_killed_in_the_middle_buy_no_answer_twice(tmp_path: Pa
                 json.loads(row[0])["messages"][1]["content"] for row in ledger.execute("select request from replies")
             }
         before = server.calls
-        assert 250 < len(kept) < 900
+        assert 300 - 64 <= len(kept) < 900, "of 300 answers, those of 64 connections may not have been written yet"
         assert not stage.outputs["rewards"].exists()
         subprocess.run(command, cwd=ROOT, env=environment, check=True, start_new_session=True)
         again = [asked(body) for body in server.bodies[before:]]

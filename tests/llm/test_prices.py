@@ -11,26 +11,26 @@ from steps.core.params import Endpoint
 from steps.llm import endpoint, prices
 
 
-def given(*words: str) -> Endpoint:
+def parse_endpoint(*words: str) -> Endpoint:
     parser = argparse.ArgumentParser()
     endpoint.add_options(parser)
-    found = endpoint.endpoint_of(parser.parse_args(words))
-    assert found is not None
-    return found
+    chosen = endpoint.endpoint_of(parser.parse_args(words))
+    assert chosen is not None
+    return chosen
 
 
 def test_a_models_name_is_enough_for_its_cost() -> None:
-    found = given("--model", "gpt-5-mini", "--max-cost", "1")
-    assert (found.price_in, found.price_out) == (0.25, 2.0)
-    assert found.cost(4_000_000, 500_000) == 2.0  # 4 * 0.25 + 0.5 * 2
-    router = given("--model", "qwen/qwen3.7-plus", "--url", "https://openrouter.ai/api/v1")
+    chosen = parse_endpoint("--model", "gpt-5-mini", "--max-cost", "1")
+    assert (chosen.price_in, chosen.price_out) == (0.25, 2.0)
+    assert chosen.cost(4_000_000, 500_000) == 2.0  # 4 * 0.25 + 0.5 * 2
+    router = parse_endpoint("--model", "qwen/qwen3.7-plus", "--url", "https://openrouter.ai/api/v1")
     assert (router.price_in, router.price_out) == (0.32, 1.28)
 
 
 def test_what_is_given_counts_instead() -> None:
-    found = given("--model", "gpt-5-mini", "--price-in", "0.125")
-    assert (found.price_in, found.price_out) == (0.125, 2.0)
-    free = given("--model", "gpt-5-mini", "--price-in", "0", "--price-out", "0")
+    chosen = parse_endpoint("--model", "gpt-5-mini", "--price-in", "0.125")
+    assert (chosen.price_in, chosen.price_out) == (0.125, 2.0)
+    free = parse_endpoint("--model", "gpt-5-mini", "--price-in", "0", "--price-out", "0")
     assert free.cost(10**6, 10**6) == 0
 
 
@@ -46,16 +46,16 @@ def test_what_is_given_counts_instead() -> None:
 def test_another_server_or_model_has_no_price(model: str, url: str) -> None:
     assert prices.price_of(model, url) is None
     with pytest.raises(UserError, match="max_cost needs price_in and price_out"):
-        given("--model", model, "--url", url, "--max-cost", "1")
+        parse_endpoint("--model", model, "--url", url, "--max-cost", "1")
 
 
 def test_the_table_is_sound() -> None:
-    names = [(one.provider, one.model) for one in prices.PRICES]
+    names = [(price.provider, price.model) for price in prices.PRICES]
     assert len(set(names)) == len(names)
-    for one in prices.PRICES:
-        assert 0 < one.price_in <= one.price_out < 100, one
-        assert len(one.seen) == 10, one
-        assert prices.price_of(one.model, f"https://{prices.HOSTS[one.provider]}/v1") == one
+    for price in prices.PRICES:
+        assert 0 < price.price_in <= price.price_out < 100, price
+        assert len(price.seen) == 10, price
+        assert prices.price_of(price.model, f"https://{prices.HOSTS[price.provider]}/v1") == price
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

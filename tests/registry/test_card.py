@@ -88,7 +88,7 @@ def evaluation(success: float, ci95: tuple[float, float], **rest: Any) -> Evalua
 
 
 def whole(**slices: float) -> str:
-    given = Params.model_validate(
+    params = Params.model_validate(
         {
             "task": "toy",
             "seed": 7,
@@ -107,7 +107,7 @@ def whole(**slices: float) -> str:
         ),
     }
     report = {"passed": True, "found": {"content": 0, "source": 0}}
-    return card.card(TAGS, Recorded(given, 3, hashes), evaluations, report, "42")
+    return card.card(TAGS, Recorded(params, 3, hashes), evaluations, report, "42")
 
 
 def test_a_card() -> None:
@@ -116,7 +116,7 @@ def test_a_card() -> None:
 
 
 def test_what_is_unknown_says_so() -> None:
-    told = card.card({"task": "toy", "test_success": "0.85", "test_ci95": "(0.79, 0.91)", "base_revision": "None"})
+    text = card.card({"task": "toy", "test_success": "0.85", "test_ci95": "(0.79, 0.91)", "base_revision": "None"})
     for row in (
         "| this adapter | 0.850 | 0.790 to 0.910 | not recorded | not recorded | not recorded | not recorded |",
         "| base revision | not recorded |",
@@ -127,17 +127,17 @@ def test_what_is_unknown_says_so() -> None:
         "| changes that were not committed | not recorded |",
         "| MLflow run | not recorded |",
     ):
-        assert f"{row}\n" in told
-    assert "None" not in told
-    assert card.is_card(told)
+        assert f"{row}\n" in text
+    assert "None" not in text
+    assert card.is_card(text)
     assert not card.is_card("test success 0.850, base policy 0.450, 240 scenarios")
     assert not card.is_card(None)
 
 
 def test_a_failed_check_and_changes_are_not_hidden() -> None:
-    told = card.card({"git_dirty": "true"}, contamination={"passed": False, "found": {"overlap": 3}})
-    assert "| contamination check | NOT passed, 3 pairs too much alike |" in told
-    assert "| changes that were not committed | yes |" in told
+    text = card.card({"git_dirty": "true"}, contamination={"passed": False, "found": {"overlap": 3}})
+    assert "| contamination check | NOT passed, 3 pairs too much alike |" in text
+    assert "| changes that were not committed | yes |" in text
 
 
 def test_text_of_others_stays_in_its_cell() -> None:

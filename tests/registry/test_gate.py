@@ -20,7 +20,7 @@ from steps.registry.gate import Side, decide, read_side
 KINDS = ("sender", "month")
 
 
-def made(n: int, split: Any = "test") -> list[Scenario]:
+def make_scenarios(n: int, split: Any = "test") -> list[Scenario]:
     """Scenarios of two kinds in turn; the last one is of a third."""
     kinds = [KINDS[i % 2] for i in range(n - 1)] + ["rare"]
     return [Scenario.make("toy", split, [], {"number": i, "kind": kind}) for i, kind in enumerate(kinds)]
@@ -40,30 +40,30 @@ def clean(n: int = 100, **changed: Any) -> dict[str, Any]:
 def verdict(challenger: Side, base: Side, report: Any = None, **more: Any) -> gate.Verdict:
     """Of 100 scenarios; more: champion, scripted, and parameters."""
     sides = {name: more.pop(name, None) for name in ("champion", "scripted")}
-    return decide(made(100), challenger, base, report or clean(), Promote(**more), **sides)
+    return decide(make_scenarios(100), challenger, base, report or clean(), Promote(**more), **sides)
 
 
-def failed(found: gate.Verdict) -> list[str]:
-    assert found.promoted == all(check.passed for check in found.checks)
-    return [check.name for check in found.checks if not check.passed]
+def failed(result: gate.Verdict) -> list[str]:
+    assert result.promoted == all(check.passed for check in result.checks)
+    return [check.name for check in result.checks if not check.passed]
 
 
-def check(found: gate.Verdict, name: str) -> gate.Check:
-    return next(one for one in found.checks if one.name == name)
+def check(result: gate.Verdict, name: str) -> gate.Check:
+    return next(row for row in result.checks if row.name == name)
 
 
 # --- The decision
 
 
 def test_one_that_is_better_is_promoted_and_the_verdict_says_why() -> None:
-    found = verdict(side("c", range(20, 100)), side("b", range(60)))
-    assert (found.promoted, found.against, found.n) == (True, "base", 100)
-    ids = [scenario.id for scenario in made(100)]
-    assert found.wins == tuple(ids[60:])
-    assert found.losses == tuple(ids[:20])
-    assert check(found, "base").measured == pytest.approx(0.05, abs=0.02)  # 0.2 - 1.96 × √(0.6 - 0.04) / 10
-    assert found.reason.startswith("success 0.800 against 0.600 of the base: +0.200 [+0.0")
-    assert [one.name for one in found.checks] == [
+    result = verdict(side("c", range(20, 100)), side("b", range(60)))
+    assert (result.promoted, result.against, result.n) == (True, "base", 100)
+    ids = [scenario.id for scenario in make_scenarios(100)]
+    assert result.wins == tuple(ids[60:])
+    assert result.losses == tuple(ids[:20])
+    assert check(result, "base").measured == pytest.approx(0.05, abs=0.02)  # 0.2 - 1.96 × √(0.6 - 0.04) / 10
+    assert result.reason.startswith("success 0.800 against 0.600 of the base: +0.200 [+0.0")
+    assert [row.name for row in result.checks] == [
         "champion",
         "base",
         "scripted",
@@ -72,11 +72,11 @@ def test_one_that_is_better_is_promoted_and_the_verdict_says_why() -> None:
         "tokens",
         "contamination",
     ]
-    assert check(found, "champion").text == "there is none: the base policy stands in for it"
-    assert {name: shown.adapter_hash for name, shown in found.sides.items()} == {"challenger": "c", "base": "b"}
-    assert found.parameters["seed"] == 0
-    assert verdict(side("c", range(20, 100)), side("b", range(60))).text() == found.text()
-    assert json.loads(found.text())["wins"] == list(found.wins)
+    assert check(result, "champion").text == "there is none: the base policy stands in for it"
+    assert {name: shown.adapter_hash for name, shown in result.sides.items()} == {"challenger": "c", "base": "b"}
+    assert result.parameters["seed"] == 0
+    assert verdict(side("c", range(20, 100)), side("b", range(60))).text() == result.text()
+    assert json.loads(result.text())["wins"] == list(result.wins)
 
 
 @pytest.mark.parametrize(
@@ -96,19 +96,19 @@ def test_the_lower_end_must_exceed_the_margin(challenger: range, more: Any, expe
 
 def test_the_champion_stands_before_the_base_policy() -> None:
     champion = side("champion", range(88))
-    found = verdict(side("c", range(80)), side("b", range(10)), champion=champion)
-    assert (found.against, failed(found)) == ("champion", ["champion"])
-    assert check(found, "base").passed
-    found = verdict(side("c", range(100)), side("b", range(10)), champion=champion)
-    assert failed(found) == []
-    assert found.losses == ()
-    assert len(found.wins) == 12
+    result = verdict(side("c", range(80)), side("b", range(10)), champion=champion)
+    assert (result.against, failed(result)) == ("champion", ["champion"])
+    assert check(result, "base").passed
+    result = verdict(side("c", range(100)), side("b", range(10)), champion=champion)
+    assert failed(result) == []
+    assert result.losses == ()
+    assert len(result.wins) == 12
 
 
 def test_better_than_a_bad_champion_is_not_enough() -> None:
-    found = verdict(side("c", range(40)), side("b", range(50)), champion=side("champion", range(20)))
-    assert failed(found) == ["base"]
-    assert check(found, "base").bound == 0
+    result = verdict(side("c", range(40)), side("b", range(50)), champion=side("champion", range(20)))
+    assert failed(result) == ["base"]
+    assert check(result, "base").bound == 0
     same = verdict(side("c", range(50)), side("b", range(50)), champion=side("champion", range(20)))
     assert failed(same) == ["base"], "not above"
 
@@ -119,26 +119,26 @@ def test_better_than_a_bad_champion_is_not_enough() -> None:
 def test_not_worse_than_the_scripted_player_where_that_is_asked(tolerance: float | None, expected: list[str]) -> None:
     """0.8 against 0.9: a difference of 0.1 is within a tolerance of 0.1, whatever floating point makes of it."""
     scripted = side("scripted", range(90))
-    found = verdict(side("c", range(80)), side("b", range(30)), scripted=scripted, scripted_tolerance=tolerance)
-    assert failed(found) == expected
-    assert check(found, "scripted").measured == pytest.approx(-0.1)
-    assert check(found, "scripted").bound == (None if tolerance is None else -tolerance)
+    result = verdict(side("c", range(80)), side("b", range(30)), scripted=scripted, scripted_tolerance=tolerance)
+    assert failed(result) == expected
+    assert check(result, "scripted").measured == pytest.approx(-0.1)
+    assert check(result, "scripted").bound == (None if tolerance is None else -tolerance)
 
 
 def test_a_scripted_player_that_is_asked_for_must_be_there() -> None:
-    found = verdict(side("c", range(80)), side("b", range(30)), scripted_tolerance=0.1)
-    assert failed(found) == ["scripted"]
+    result = verdict(side("c", range(80)), side("b", range(30)), scripted_tolerance=0.1)
+    assert failed(result) == ["scripted"]
 
 
 def test_no_slice_may_fall() -> None:
     """`sender` is every even place (50), `month` every odd one but the last (49), `rare` the last alone."""
     base = side("b", range(0, 40, 2))  # 20 of the 50 of sender
     falls = side("c", [*range(0, 28, 2), *range(1, 99, 2)])  # 14 of them, and all of month
-    found = verdict(falls, base)
-    assert failed(found) == ["slices"]
-    assert check(found, "slices").measured == pytest.approx(-6 / 50)
-    assert check(found, "slices").text == "fallen: kind=sender (-0.120); too small to judge: kind=rare (1)"
-    assert [(one.name, one.n, one.judged) for one in found.slices] == [
+    result = verdict(falls, base)
+    assert failed(result) == ["slices"]
+    assert check(result, "slices").measured == pytest.approx(-6 / 50)
+    assert check(result, "slices").text == "fallen: kind=sender (-0.120); too small to judge: kind=rare (1)"
+    assert [(row.name, row.n, row.judged) for row in result.slices] == [
         ("kind=month", 49, True),
         ("kind=rare", 1, False),
         ("kind=sender", 50, True),
@@ -150,10 +150,10 @@ def test_no_slice_may_fall() -> None:
 
 
 def test_a_small_slice_decides_nothing_and_is_listed() -> None:
-    found = verdict(side("c", range(80)), side("b", [*range(30), 99]))
-    rare = next(one for one in found.slices if one.name == "kind=rare")
-    assert (rare.difference, rare.judged, failed(found)) == (-1, False, [])
-    assert "too small to judge: kind=rare (1)" in check(found, "slices").text
+    result = verdict(side("c", range(80)), side("b", [*range(30), 99]))
+    rare = next(row for row in result.slices if row.name == "kind=rare")
+    assert (rare.difference, rare.judged, failed(result)) == (-1, False, [])
+    assert "too small to judge: kind=rare (1)" in check(result, "slices").text
 
 
 def test_slices_are_of_kind_difficulty_and_language_where_there_are_any() -> None:
@@ -163,9 +163,9 @@ def test_slices_are_of_kind_difficulty_and_language_where_there_are_any() -> Non
         {"kind": None, "answer": "x"},
         {"kind": "a", "difficulty": 1},
     ]
-    found = slices.slices_of([Scenario.make("toy", "test", [], row) for row in rows])
-    assert found == {"kind=a": [0, 3], "difficulty=1": [1, 3], "difficulty=2": [0], "language=de": [1]}
-    assert list(found) == ["kind=a", "difficulty=1", "difficulty=2", "language=de"]
+    result = slices.slices_of([Scenario.make("toy", "test", [], row) for row in rows])
+    assert result == {"kind=a": [0, 3], "difficulty=1": [1, 3], "difficulty=2": [0], "language=de": [1]}
+    assert list(result) == ["kind=a", "difficulty=1", "difficulty=2", "language=de"]
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_slices_are_of_kind_difficulty_and_language_where_there_are_any() -> Non
     ],
 )
 def test_episodes_may_not_grow_too_long(more: dict[str, Any], expected: list[str]) -> None:
-    found = verdict(side("c", range(90), **more), side("b", range(30)))
-    assert failed(found) == expected
-    assert check(found, "turns").measured == more.get("turns", 4.0) / 4
+    result = verdict(side("c", range(90), **more), side("b", range(30)))
+    assert failed(result) == expected
+    assert check(result, "turns").measured == more.get("turns", 4.0) / 4
 
 
 def test_from_nothing_no_ratio_is_right() -> None:
@@ -226,8 +226,8 @@ def write_side(folder: Path, scenarios: list[Scenario], wins: set[int], adapter:
         for name in ids
     ]
     rewards = [
-        Reward(trajectory_id=one.id, scenario_id=one.scenario_id, name="rule", score=1.0, success=place in wins)
-        for place, one in enumerate(played)
+        Reward(trajectory_id=row.id, scenario_id=row.scenario_id, name="rule", score=1.0, success=place in wins)
+        for place, row in enumerate(played)
     ]
     write_records(played, folder / "trajectories.parquet")
     write_records(rewards, folder / "rewards.parquet")
@@ -235,10 +235,10 @@ def write_side(folder: Path, scenarios: list[Scenario], wins: set[int], adapter:
 
 
 def test_an_evaluation_is_read(tmp_path: Path) -> None:
-    scenarios = made(10)
-    found = read_side(write_side(tmp_path / "e", scenarios, {0, 3}), scenarios)
-    assert found.success_N.tolist() == [1, 0, 0, 1, 0, 0, 0, 0, 0, 0]
-    assert (found.adapter_hash, found.turns, found.tokens, found.errors) == ("a", 3.0, 40.0, 0)
+    scenarios = make_scenarios(10)
+    result = read_side(write_side(tmp_path / "e", scenarios, {0, 3}), scenarios)
+    assert result.success_N.tolist() == [1, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert (result.adapter_hash, result.turns, result.tokens, result.errors) == ("a", 3.0, 40.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -249,13 +249,13 @@ def test_an_evaluation_is_read(tmp_path: Path) -> None:
         ("split", "is of the split val: what is registered is judged on the test split"),
         ("missing", r"rewards.parquet does not exist: evaluate it again \(`dvc repro`"),
         ("folder", r"summary.json does not exist: evaluate it again"),
-        ("broken", "is no evaluation: "),
+        ("broken", r"trajectories.parquet cannot be read \(.+\): make it again"),
         ("edited", "summary.json does not fit the files beside it"),
         ("adapter", "summary.json does not fit the files beside it"),
     ],
 )
 def test_what_is_no_evaluation_of_these_scenarios_is_one_sentence(tmp_path: Path, what: str, says: str) -> None:
-    scenarios, folder = made(10), tmp_path / "e"
+    scenarios, folder = make_scenarios(10), tmp_path / "e"
     written = {"order": scenarios[::-1], "others": scenarios[:9]}.get(what, scenarios)
     changes: dict[str, dict[str, Any]] = {
         "split": {"split": "val"},
@@ -278,17 +278,17 @@ def test_what_is_no_evaluation_of_these_scenarios_is_one_sentence(tmp_path: Path
 
 def test_the_table_and_the_picture_say_what_the_verdict_says(tmp_path: Path) -> None:
     champion, scripted = side("old", range(78)), side("scripted", range(95))
-    found = verdict(side("c", range(70)), side("b", range(30)), champion=champion, scripted=scripted)
-    text = verdict_report.table(found)
+    result = verdict(side("c", range(70)), side("b", range(30)), champion=champion, scripted=scripted)
+    text = verdict_report.table(result)
     assert text.startswith("# Not promoted\n\nfailed: champion; success 0.700 against 0.780 of the champion: -0.080 [")
     assert "| champion | **no** | -0.1" in text
     assert "| contamination | yes | +0.000 | +0.000 | 0 pairs" in text
     assert "| scripted | scripted | 0.950 | 0.888 to 0.978 | 4.00 | 50.0 | 0 |" in text
     assert "| kind=rare | 1 | +0.000 | +0.000 to +0.000 | too small |" in text
     assert "100 scenarios: 0 won and 8 lost against the champion" in text
-    assert found.hash in text
+    assert result.hash in text
     for name in ("one.png", "two.png"):
-        verdict_report.picture(found, tmp_path / name)
+        verdict_report.picture(result, tmp_path / name)
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "two.png"]
@@ -298,7 +298,7 @@ def test_the_benchmark_measures_the_gates_own_decision(monkeypatch: pytest.Monke
     """With few trials: hardly ever promoted where nothing differs, nearly always at +0.3, never where the gate is shut."""
     from benchmarks.gate import promoted
 
-    scenarios, params = made(200), Promote(resamples=1000)
+    scenarios, params = make_scenarios(200), Promote(resamples=1000)
     assert promoted(40, scenarios, 0.5, 0.0, params, seed=1) <= 0.15  # 7 of 40 has probability 0.0001 at 2.5 %
     assert promoted(20, scenarios, 0.5, 0.3, params, seed=1) == 1
     assert promoted(20, scenarios, 0.5, 0.3, params.model_copy(update={"margin": 0.9}), seed=1) == 0
