@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from prefect.futures import PrefectFuture
 
     from steps.tracking.system_metrics import Sample
-    from steps.tracking.tracker import Tracker
+    from steps.tracking.tracker import MlflowTracker, Tracker
 from flows.repro.parameters import choose_task, set_params
 
 display = Display()
@@ -57,11 +57,10 @@ def run_stage(stage: str) -> bool:
 
 
 @task(task_run_name="track {iteration}", cache_policy=NO_CACHE)
-def track(tracker: Tracker, iteration: str, overhead: float, system: list[Sample]) -> None:
-    """One iteration's MLflow run, its step in Weights & Biases where that is on, and its rows in the ledger."""
-    tracker.iteration(iteration, overhead, system)
-    if tracker.beside:
-        tracker.beside.iteration(iteration)
+def track(trackers: list[Tracker], iteration: str, overhead: float, system: list[Sample]) -> None:
+    """Log an iteration to MLflow, to Weights & Biases where that is on, and to the ledger."""
+    for tracker in trackers:
+        tracker.iteration(iteration, overhead, system)
     index(["000", iteration] if iteration == "001" else [iteration])
 
 
@@ -77,18 +76,18 @@ def index(iterations: list[str] | None) -> None:
         display.say(f"The ledger was not written: {problem}; `make ledger` does it later.")
 
 
-def open_tracker() -> Tracker:
-    from steps.tracking import wandb
-    from steps.tracking.tracker import start
+def open_trackers() -> tuple[MlflowTracker, list[Tracker]]:
+    """MLflow's tracker, and all trackers: MLflow's first, whose metrics Weights & Biases gets."""
+    from steps.tracking import tracker, wandb
 
     display.begin("opening MLflow's store")
-    tracker = start(Path.cwd(), told)
-    tracker.beside = wandb.start(tracker)
-    return tracker
+    mlflow = tracker.start(Path.cwd(), log_message)
+    weights_and_biases = wandb.start(mlflow.root, mlflow.params, mlflow.metrics, log_message)
+    return mlflow, [mlflow, weights_and_biases] if weights_and_biases else [mlflow]
 
 
-def told(text: str) -> None:
-    """What tracking has to say, such as that a host does not take traces: in the log, and before the person's eyes."""
+def log_message(text: str) -> None:
+    """Show a line of tracking, such as that a host does not take traces, in the log and on the terminal."""
     line = f"tracking: {masked(text)}"
     print(line, flush=True)
     display.say(line)
@@ -121,16 +120,17 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
 def train_here() -> dict[str, Any]:
     """The flow, in the folder of the project or in a worktree. MLflow's run of it never stays RUNNING when it ends."""
     started = time.monotonic()
-    tracker = open_tracker()
+    mlflow, trackers = open_trackers()
     try:
-        return _train(tracker, started)
+        return _train(mlflow, trackers, started)
     except BaseException as problem:
-        tracker.stop("FAILED" if isinstance(problem, Exception) else "KILLED")
+        for tracker in trackers:
+            tracker.finish("FAILED" if isinstance(problem, Exception) else "KILLED")
         raise
 
 
-def _train(tracker: Tracker, started: float) -> dict[str, Any]:
-    known = tracker.params
+def _train(mlflow: MlflowTracker, trackers: list[Tracker], started: float) -> dict[str, Any]:
+    known = mlflow.params
     chain.write_chain(1, 1)
     run_stage("scenarios")
     run_stage("initialise")
@@ -142,7 +142,7 @@ def _train(tracker: Tracker, started: float) -> dict[str, Any]:
     with system_metrics.sampled() as drain:
         for iteration in range(1, known.train.iterations + 1):
             chain.write_chain(iteration, best(curve).iteration or iteration)
-            tracked = iterate(iteration, curve, tracker, tracked, drain)
+            tracked = iterate(iteration, curve, trackers, tracked, drain, known.train.iterations)
             if iteration - best(curve).iteration >= known.train.patience:
                 display.say(f"Validation has not improved for {known.train.patience} iterations: training ends here.")
                 break
@@ -154,12 +154,11 @@ def _train(tracker: Tracker, started: float) -> dict[str, Any]:
         run_stage(stage)
     decided = run_stage("register")
     report.draw(curve, chosen, RUN / "learning_curve.png")
-    tracker.finish()
-    tracker.log_artifact(RUN / "learning_curve.png")
-    if tracker.beside:
-        tracker.beside.finish(name(chosen))
+    for tracker in trackers:
+        tracker.finish()
+    mlflow.log_artifact(RUN / "learning_curve.png")
     index([chain.BASE, name(chosen)])
-    pages.end(RUN / "learning_curve.png", tracker.where())
+    pages.end(RUN / "learning_curve.png", mlflow.where())
     found = finish(known.task, chosen, len(curve) - 1, started)
     if decided and found["registered"]:
         pages.challenger(**found["registered"])
@@ -169,9 +168,10 @@ def _train(tracker: Tracker, started: float) -> dict[str, Any]:
 def iterate(
     iteration: int,
     curve: list[Point],
-    tracker: Tracker,
+    trackers: list[Tracker],
     tracked: PrefectFuture[None] | None,
     drain: Callable[[], list[Sample]],
+    iterations: int,
 ) -> PrefectFuture[None]:
     """One iteration; its point is appended to the curve. It is tracked beside the next one: the future says when it is."""
     started = time.monotonic()
@@ -181,11 +181,11 @@ def iterate(
     now = sum(spent for stage, spent in seconds.items() if ran[stage])  # after an interrupt some ran before
     if tracked is not None:
         tracked.result()
-    future = track.submit(tracker, name(iteration), time.monotonic() - started - now, drain())
+    future = track.submit(trackers, name(iteration), time.monotonic() - started - now, drain())
     if any(ran.values()):
         report.keep_overhead(iteration, time.monotonic() - started - now)
     row = report.iteration_row(iteration)
-    pages.iteration(curve, row, tracker.params.train.iterations)
+    pages.iteration(curve, row, iterations)
     display.row(curve[-1], row["reward"], sum(seconds.values()) + (row["overhead_seconds"] or 0))
     return future
 

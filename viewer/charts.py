@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from steps.analytics.analysis import Analysis, Line, Pattern
+    from steps.analytics.analysis import Analysis, GroupSummary, Pattern
 
 WIDTH, HEIGHT = 460, 200  # of a chart, in units of its viewBox
 LEFT, RIGHT, TOP, BOTTOM = 46, 450, 10, 176  # edges of the plot
@@ -63,7 +63,9 @@ def curves(analysis: Analysis) -> list[Chart]:
     """Success, reward, turns, tokens and latency by iteration, a line per split. `analysis` is by iteration and split."""
     names = list(dict.fromkeys(line.group[0] for line in analysis.lines))
 
-    def by_split(value: Callable[[Line], float | None], interval: Callable[[Line], Any] = lambda line: None) -> Values:
+    def by_split(
+        value: Callable[[GroupSummary], float | None], interval: Callable[[GroupSummary], Any] = lambda line: None
+    ) -> Values:
         """The points of each split: iteration, value, interval."""
         return {
             split: [

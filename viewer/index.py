@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steps.core.errors import UserError
+from steps.core.parquet import read_columns
 from viewer.query import AttemptSummary, Query, keeps
 
 KINDS = ("rollout", "evaluation", "test")  # in the order in which an iteration makes them; other kinds may exist
@@ -76,27 +77,22 @@ class TrajectoryFile:
             self.groups = self._read(questions, scores)
         except FileNotFoundError:  # it is being rewritten
             return
-        except Exception as problem:  # pyarrow's errors share no base class; the other files can still be read
+        except UserError as problem:
+            self.problem = str(problem)
+        except Exception as problem:  # whatever it holds, the other files can still be read
             self.problem = f"{path} cannot be read ({str(problem).splitlines()[0][:200]})"
 
     def _scores(self) -> dict[str, tuple[float | None, bool | None]]:
-        """Score and success by trajectory id. A file of no rewards has no columns either."""
-        import pyarrow.parquet as pq
-
-        file, names = pq.ParquetFile(self.rewards), ["trajectory_id", "score", "success"]
-        if not file.metadata.num_rows:
-            return {}
-        table = file.read(columns=names)
+        """Score and success by trajectory id."""
+        names = ["trajectory_id", "score", "success"]
+        table = read_columns(self.rewards, names)
         ids, scores, successes = (table[name].to_pylist() for name in names)
         return dict(zip(ids, zip(scores, successes, strict=True), strict=True))
 
     def _read(
         self, questions: Mapping[str, str], scores: Mapping[str, tuple[float | None, bool | None]]
     ) -> tuple[AttemptGroup, ...]:
-        import pyarrow.parquet as pq
-
-        file = pq.ParquetFile(self.trajectories)
-        table = file.read(columns=[*COLUMNS, SAMPLED])
+        table = read_columns(self.trajectories, [*COLUMNS, SAMPLED])
         turns, tokens = counts(table)
         attempts: dict[str, list[AttemptSummary]] = {}
         columns = [table[name].to_pylist() for name in COLUMNS]
@@ -120,10 +116,9 @@ class TrajectoryFile:
     def rows_with(self, text: str) -> set[int]:
         """The rows whose messages contain the text in any case. Messages stay in memory after the first search."""
         import pyarrow.compute as pc
-        import pyarrow.parquet as pq
 
         if self._messages is None:
-            turns = pq.ParquetFile(self.trajectories).read(columns=list(SAID))
+            turns = read_columns(self.trajectories, SAID)
             self._messages = turns["turns"].combine_chunks() if "turns" in turns.column_names else []
         if not len(self._messages):
             return set()
@@ -174,8 +169,6 @@ class Index:
         return folders
 
     def _read_questions(self) -> None:
-        import pyarrow.parquet as pq
-
         files = sorted((self.run / "scenarios").glob("*.parquet"))
         asked = tuple(map(stamp, files))
         if asked == self._asked:
@@ -183,7 +176,7 @@ class Index:
         questions: dict[str, str] = {}
         for file in files:
             try:
-                table = pq.ParquetFile(file).read(columns=["id", "messages"]).to_pydict()
+                table = read_columns(file, ["id", "messages"]).to_pydict()
                 questions |= {name: question(json.loads(text)) for name, text in zip(*table.values(), strict=True)}
             except (OSError, ValueError):  # being written, or a foreign file: the lists show ids instead
                 continue

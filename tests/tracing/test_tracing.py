@@ -767,7 +767,8 @@ def test_what_goes_wrong_is_said_once_and_stops_nothing(finished: Path, store: t
     for _ in range(2):
         found.iteration("key", run, "001", 1.0)
     assert len(told) == 1
-    assert told[0].startswith("traces are left out: ArrowInvalid")
+    assert told[0].startswith("traces are left out: ")
+    assert "run/001/trajectories.parquet cannot be read (Parquet" in told[0]
     assert not found.finish("key", run, {}, {}, {}, (1.0, 2.0)), "and is not marked as sent"
 
 
