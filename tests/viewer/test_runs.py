@@ -23,7 +23,7 @@ from viewer import runs as view_runs
 OUTS = {
     "rollout@{}": ("run/{}/trajectories.parquet",),
     "score@{}": ("run/{}/rewards.parquet", "run/{}/judgements.jsonl"),
-    "update@{}": ("run/{}/metrics.json",),
+    "update@{}": ("run/{}/metrics.json", "run/{}/fates.json"),
     "evaluate@{}": ("run/{}/evaluation",),
     "test@best": ("run/{}/test",),
 }
@@ -232,7 +232,7 @@ def test_laid_out_as_links_once(team: Path, client: TestClient) -> None:
     own = {path.relative_to(folder).as_posix() for path in files if not path.is_symlink()}
     assert own == {"params.yaml", "chain.yaml", "commit", "tasks_data/policy/tokenizer.json"}
     links = [path for path in files if path.is_symlink()]
-    assert len(links) == 3 + 3 * 2 + 2 + 2 * 3 + 1  # scenarios, evaluations, test, 001 and 002, judgements of 001
+    assert len(links) == 3 + 3 * 2 + 2 + 2 * 4 + 1  # scenarios, evaluations, test, 001 and 002, judgements of 001
     assert all(path.resolve().is_relative_to(team / view_runs.CACHE) for path in links)
     assert (folder / "chain.yaml").read_text() == git(team, "show", "refs/runs/nightly:chain.yaml") + "\n"
     before = {path: path.lstat().st_mtime_ns for path in files}
@@ -264,7 +264,7 @@ def test_what_the_cache_lacks_is_named_until_it_is_there(own: Path) -> None:
         shutil.rmtree(own / view_runs.CACHE)
         page = read(client, "/", run="nightly")
         assert "The DVC cache lacks" in page
-        assert "and 4 more of this run" in page  # of 7 outputs
+        assert "and 5 more of this run" in page  # of 8 outputs
         assert "holds no trajectories that can be shown" in page
 
 
