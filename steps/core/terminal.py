@@ -8,10 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import explain
 from steps.core.files import write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def exit_code(function: Callable[[], None], show: Display | None = None) -> int:
@@ -30,6 +33,14 @@ def exit_code(function: Callable[[], None], show: Display | None = None) -> int:
         if show is not None:
             show.clear()
     return 0
+
+
+def console(width: int, soft_wrap: bool = False) -> Console:
+    """A console for tables and plain text: as wide as the terminal, or `width` columns where there is none."""
+    from rich.console import Console
+
+    terminal = Console(highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap)
+    return terminal if terminal.is_terminal else Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 class Display:
