@@ -102,6 +102,7 @@ def update_arguments(folder: Path, number: str) -> dict[str, str]:
         "adapter": own / "adapter",
         "checkpoint": own / "checkpoint",
         "metrics": own / "metrics.json",
+        "fates": own / "fates.json",
     }
     return {key: str(path) for key, path in found.items()}
 

@@ -196,7 +196,7 @@ def best(curve: list[Point]) -> Point:
 
 
 def finish(task: str, chosen: int, iterations: int, started: float) -> dict[str, Any]:
-    from steps.registry.publish import registered_version
+    from steps.registry.versions import registered_version
 
     receipt = report.read(RUN / "receipt.json")
     version = registered_version(receipt["name"], receipt["adapter_hash"]) if receipt["registered"] else None

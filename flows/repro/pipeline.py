@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.repro import lockfile
-from steps.core.errors import UserError, behind
+from steps.core.errors import UserError, causes
 from steps.runner.stage import command, find, is_warm, parse
 
 _repos: dict[str, Any] = {}  # opened once; DVC forgets what it knows of files before each command
@@ -72,7 +72,7 @@ def reproduce(stage: str) -> bool:
         try:
             return bool(_repos[root].reproduce(targets=[stage], single_item=True))
         except DvcException as problem:
-            links = list(behind(problem))
+            links = list(causes(problem))
             if any(isinstance(link, KeyboardInterrupt) for link in links):
                 raise KeyboardInterrupt from None
             cause = next((link for link in links if isinstance(link, StageCmdFailedError)), None)

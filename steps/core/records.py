@@ -164,7 +164,7 @@ def write_records(records: Iterable[BaseModel], path: Path) -> None:
 
 
 def read_records(kind: type[R], path: Path) -> list[R]:
-    """All records of a file, checked."""
+    """All records of a file, validated."""
     return [kind.model_validate(unpack(row)) for row in read_columns(path).to_pylist()]
 
 

@@ -17,7 +17,7 @@ from steps.lineage.tables import EDGES, KINDS, NODES, WITHOUT_EFFECT, NodeKey, r
 from steps.project.ledger import Ledger
 from steps.registry import decisions
 from steps.registry.decisions import Decision
-from steps.registry.versions import Version, of_registry, versions
+from steps.registry.versions import Version, adapter_at, versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ def back(model: str, ledger: Ledger, root: Path | None = None) -> Ancestry:
     """Everything that `models:/name@alias`, `models:/name/3` or an adapter's hash (or its beginning) came from."""
     registered = versions(root or Path.cwd())
     with reading(ledger) as connection:
-        name = find(connection, "adapter", of_registry(model, registered) or model)
+        name = find(connection, "adapter", adapter_at(model, registered) or model)
         walk = _walk(("adapter", name), up=True)
         up = connection.execute(_edges(walk, "child")).all()
         leaves = _edges(walk, "parent").where(EDGES.c.role.in_(("evaluated", "measured")), walk.c.kind == "adapter")

@@ -10,14 +10,10 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
 from steps.core.records import OUTPUTS, Evaluation
 from steps.project.lock import Lock
-
-if TYPE_CHECKING:
-    from steps.core.params import Update
 
 NOT_IN_NAMES = re.compile(r"[^\w./ -]")  # characters that MLflow refuses in the name of a metric
 
@@ -25,8 +21,8 @@ NOT_IN_NAMES = re.compile(r"[^\w./ -]")  # characters that MLflow refuses in the
 class MeasuredRun:
     """The measurements in the run/ folder of a project."""
 
-    def __init__(self, root: Path, update: Update, log_message: Callable[[str], None]) -> None:
-        self.root, self.update, self.log_message = root, update, log_message
+    def __init__(self, root: Path, log_message: Callable[[str], None]) -> None:
+        self.root, self.log_message = root, log_message
 
     def iteration(self, number: str, entries: Lock, overhead_seconds: float | None) -> tuple[dict[str, float], float]:
         """(metrics, seconds of all stages) of run/<number>. `entries` are the iteration's stages in dvc.lock."""
@@ -84,7 +80,7 @@ class MeasuredRun:
         from steps.analytics.waste import waste
 
         try:
-            return waste(folder, self.update).metrics()
+            return waste(folder).metrics()
         except UserError as problem:
             self.log_message(f"waste/ is left out: {problem}")
             return {}

@@ -78,7 +78,7 @@ class MlflowTracker:
         with store.explained(self.uri):
             self.client = store.connect(self.root)
             self.experiment = store.experiment(self.client, self.root, self.params.task)
-        self.measured = MeasuredRun(self.root, self.params.update, self.log_message)
+        self.measured = MeasuredRun(self.root, self.log_message)
         self.tracing = Tracing(self.root, self.params, self.client, self.uri, self.experiment, self.log_message)
         self.parent: Any = None  # mlflow.entities.Run
         self.children: dict[str, list[Any]] = {}  # iteration -> its nested runs
