@@ -3,8 +3,9 @@
     python -m benchmarks.judge                             # 1,000 groups of 8, 64 connections, 200 ms: half a minute
     python -m benchmarks.judge --json --groups 100
 
-The judge is a server in a process of its own (tests/judge_server.py). Row `judge`: the seconds of `ruler.judge_all` over the
-ideal, calls × latency / connections; then the same again from the ledger, whose bytes must be equal. No real model is asked.
+The judge is a server in a process of its own (tests/support/judge_server.py). Row `judge`: the seconds of `ruler.judge_all`
+over the ideal, calls × latency / connections; then the same again from the ledger, whose bytes must be equal. No real model
+is asked.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 @contextlib.contextmanager
 def served(*words: str) -> Iterator[str]:
     """The judge's address, while it runs."""
-    command = [sys.executable, "-m", "tests.judge_server", *words]
+    command = [sys.executable, "-m", "tests.support.judge_server", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert process.stdout is not None

@@ -6,7 +6,8 @@
 
 Each seed draws its own scenarios, first adapter and samples. Test success is greedy, on scenarios whose inboxes and
 questions are in no other split. Writes benchmarks/learning.json and learning.png, but not with --ruler: there a
-server in a process of its own judges (tests/judge_server.py), by the task's rule from 0 to 1 with normal noise on a score.
+server in a process of its own judges (tests/support/judge_server.py), by the task's rule from 0 to 1 with normal noise on
+a score.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from steps.analytics.episodes import SPLITS, Act, EpisodeSummary, acts_of
 from steps.core.errors import UserError
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
     from steps.analytics.analysis import Analysis
 
@@ -31,7 +31,7 @@ TRIES, TIMEOUT = 3, 30.0  # attempts to read a page, and seconds for each
 
 def analyse(by: str, splits: Sequence[str] = (), run: str | None = None) -> Analysis:
     """Analyse the latest run, or `run`. UserError where Langfuse is not set up, cannot be read, or has no episodes."""
-    import httpx
+    import httpx2
 
     from steps.tracing.langfuse import CLOUD
 
@@ -41,7 +41,7 @@ def analyse(by: str, splits: Sequence[str] = (), run: str | None = None) -> Anal
         raise UserError(
             "--langfuse needs LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY, of the project's settings in Langfuse"
         )
-    with httpx.Client(base_url=host, auth=(keys[0], keys[1]), timeout=TIMEOUT) as client:
+    with httpx2.Client(base_url=host, auth=(keys[0], keys[1]), timeout=TIMEOUT) as client:
         traces = [trace for trace in pages(client, "traces", name="episode") if trace.get("name") == "episode"]
         if not traces:
             raise UserError(
@@ -66,7 +66,7 @@ def analyse(by: str, splits: Sequence[str] = (), run: str | None = None) -> Anal
     return analysis.summed(counted, tuple(by.split(",")), names, host).model_copy(update={"notes": (note,)})
 
 
-def pages(client: httpx.Client, what: str, **filters: str) -> Iterator[dict[str, Any]]:
+def pages(client: httpx2.Client, what: str, **filters: str) -> Iterator[dict[str, Any]]:
     """The rows of all pages of /api/public/<what>."""
     number = 1
     while True:
@@ -77,9 +77,9 @@ def pages(client: httpx.Client, what: str, **filters: str) -> Iterator[dict[str,
         number += 1
 
 
-def page(client: httpx.Client, path: str, query: Mapping[str, str]) -> dict[str, Any]:
+def page(client: httpx2.Client, path: str, query: Mapping[str, str]) -> dict[str, Any]:
     """Read one page, and try again where the server is busy; UserError with its answer where it refuses."""
-    import httpx
+    import httpx2
 
     failure = ""
     for attempt in range(TRIES):
@@ -87,7 +87,7 @@ def page(client: httpx.Client, path: str, query: Mapping[str, str]) -> dict[str,
             time.sleep(attempt)
         try:
             answer = client.get(path, params=dict(query))
-        except httpx.HTTPError as problem:
+        except httpx2.HTTPError as problem:
             failure = f"cannot be reached ({problem})"
             continue
         if answer.status_code in (401, 403):

@@ -6,8 +6,9 @@ An answer is written to the ledger (steps/project/ledger.py) as soon as it arriv
 model, messages, tools, schema, temperature, limits and seed. The server's address is not part of the hash, so that the
 answers of a run are found again when the server has moved or is gone. Other weights therefore need another model name.
 
-httpx loads in 0.1 s and the `openai` package in 0.7 s; the latter's retries and limits would not be used here anyway. Left
-out: streaming, and the newer Responses API, which other servers do not have.
+httpx2 loads in 0.1 s and the `openai` package in 0.7 s; the latter's retries and limits would not be used here anyway. The
+retries are written out, because the same rules with the package tenacity took 17 lines more. Left out: streaming, and the
+newer Responses API, which other servers do not have.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any, NoReturn, TypeVar
 
-import httpx
+import httpx2
 
 from steps.core.errors import UserError
 from steps.core.params import Endpoint
@@ -129,29 +130,17 @@ class Client:
 
     async def __aenter__(self) -> Client:
         self.ledger = Ledger()
-        self._tls = httpx.create_ssl_context()
-        self._all: list[httpx.AsyncClient] = []
-        self._idle: list[httpx.AsyncClient] = []  # last in, first out, so that few stay open when there is little to do
+        connections = self.endpoint.max_connections
+        self._http = httpx2.AsyncClient(
+            headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
+            timeout=None,
+            limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for http in self._all:
-            await http.aclose()
+        await self._http.aclose()
         self.ledger.__exit__()
-
-    @contextlib.contextmanager
-    def _connection(self) -> Iterator[httpx.AsyncClient]:
-        """An HTTP client that no other call is using. httpx 0.28 searches all of a client's connections for each call, which
-        takes four fifths of the time with 64 of them; so there are many clients with one connection each."""
-        if not self._idle:
-            headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-            self._idle.append(httpx.AsyncClient(headers=headers, timeout=None, verify=self._tls))
-            self._all.append(self._idle[-1])
-        http = self._idle.pop()
-        try:
-            yield http
-        finally:
-            self._idle.append(http)
 
     async def ask(self, request: Request) -> Reply:
         """Ask the ledger, then the server. CallFailed where this call is not answered; UserError where no call would be, or
@@ -216,16 +205,14 @@ class Client:
         """One call; _Again, CallFailed or UserError where it is not answered."""
         limit, started = self.endpoint.timeout_seconds, time.perf_counter()
         try:
-            with self._connection() as http:
-                async with asyncio.timeout(
-                    limit
-                ):  # for the whole answer: a server may send a byte now and then for ever
-                    sent = await http.post(f"{self.endpoint.base_url.rstrip('/')}/chat/completions", json=body)
+            # Of the whole answer: httpx2's own limits are of each read, and a server may send a byte now and then for ever.
+            async with asyncio.timeout(limit):
+                sent = await self._http.post(f"{self.endpoint.base_url.rstrip('/')}/chat/completions", json=body)
         except TimeoutError:
             raise _Again(f"no answer within {limit:g} s", charged=True) from None
-        except httpx.HTTPError as problem:
+        except httpx2.HTTPError as problem:
             reason = self._hide(str(problem)) or type(problem).__name__
-            raise _Again(reason, charged=not isinstance(problem, httpx.ConnectError)) from None
+            raise _Again(reason, charged=not isinstance(problem, httpx2.ConnectError)) from None
         text = self._hide(sent.text)  # some servers quote the request, key included
         if sent.status_code != 200:
             self._refused(sent, " ".join(text.split())[:300])
@@ -254,7 +241,7 @@ class Client:
             "latency_seconds": round(time.perf_counter() - started, 4),
         }
 
-    def _refused(self, sent: httpx.Response, text: str) -> NoReturn:
+    def _refused(self, sent: httpx2.Response, text: str) -> NoReturn:
         """Raise what a status other than 200 stands for: UserError, CallFailed or _Again."""
         status = sent.status_code
         if status in FATAL or "insufficient_quota" in text:

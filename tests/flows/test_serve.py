@@ -1,4 +1,7 @@
-"""Export and serve, from a real registry: PEFT folder, merged weights, a stand-in for the hub; vLLM swaps adapters."""
+"""Export and serve, from a real registry: PEFT folder, merged weights, a stand-in for the hub; vLLM swaps adapters.
+
+Stock PEFT and vLLM's stock OpenAI server, which flows.serve starts, answer with the tokens of the evaluation.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 
 from flows import export
 from steps.core import params
 from steps.core.errors import UserError
+from steps.core.records import Trajectory, Turn, read_records
 from steps.policy.adapter import adapter_hash
 from steps.registry import publish
 from steps.registry.model import read_registry
@@ -149,51 +153,99 @@ def test_a_push_goes_as_far_as_a_stand_in_for_the_hub_lets_it(published: Path, t
     assert (done.returncode, "HF_TOKEN is not set" in done.stderr) == (2, True)
 
 
-def test_the_server_follows_the_alias_without_a_restart(published: Path, tmp_path: Path) -> None:
-    known = params.load(published / "params.yaml", params.RegisterParams)
-    registry = read_registry(published, known.model)
-    port, log = free_port(), tmp_path / "serve.log"
+def evaluated_turns(folder: Path) -> list[Turn]:
+    """Every turn of the first three scenarios of an iteration's evaluation."""
+    trajectories = read_records(Trajectory, folder / "evaluation" / "trajectories.parquet")
+    return [turn for trajectory in trajectories[:3] for turn in trajectory.turns]
+
+
+def test_stock_peft_answers_alike(project: Project) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(project.folder / "tasks_data/embedded_policy", dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, project.folder / "run/002/adapter").eval()
+    for turn in evaluated_turns(project.folder / "run/002"):
+        prompt = torch.tensor([turn.prompt_ids])
+        length = len(turn.completion_ids)
+        mask = torch.ones_like(prompt)
+        answer = model.generate(input_ids=prompt, attention_mask=mask, max_new_tokens=length, do_sample=False)
+        assert tuple(answer[0, prompt.shape[1] :].tolist()) == turn.completion_ids
+
+
+class Served(NamedTuple):
+    """A running flows.serve."""
+
+    process: subprocess.Popen[str]
+    port: int
+    token: str
+    log: Path
+
+
+@pytest.fixture(scope="module")
+def served(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    port, log = free_port(), tmp_path_factory.mktemp("serve") / "serve.log"
     process = start(python("flows.serve", "--port", str(port), "--seconds", "1"), published, log=log)
+    until = time.monotonic() + 300
     try:
-        until = time.monotonic() + 300
         while "serving: http" not in log.read_text():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < until, (published / ".flywheel/serve.log").read_text()[-2000:]
             time.sleep(0.5)
-        token = (published / ".flywheel/serve.key").read_text().strip()
-        first = ask(port, token)
-        champion = registry.aliases["champion"]
-        other = next(number for number in registry.versions if number != champion)
-        registry.client.set_registered_model_alias(known.model, "champion", other)
-        while f"now serving version {other} in place of {champion}" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.5)
-        second = ask(port, token)
-        registry.client.set_registered_model_alias(known.model, "champion", champion)
-        while f"now serving version {champion} in place of {other}" not in log.read_text():
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.5)
-        assert ask(port, token) == first
-        assert second != first, "the two adapters answer with other logprobs"
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            ask(port, "wrong")
+        yield Served(process, port, (published / ".flywheel/serve.key").read_text().strip(), log)
     finally:
         end(process, signal.SIGTERM)
+
+
+def test_vllms_stock_server_answers_alike(published: Path, served: Served) -> None:
+    model = params.load(published / "params.yaml", params.RegisterParams).model
+    registry = read_registry(published, model)
+    tag = registry.version("champion").tags["adapter_hash"]
+    [folder] = (path for path in published.glob("run/00[12]") if adapter_hash(path / "adapter") == tag)
+    turns = evaluated_turns(folder)
+    assert turns
+    for turn in turns:
+        body = {"prompt": list(turn.prompt_ids), "max_tokens": len(turn.completion_ids), "return_token_ids": True}
+        assert tuple(post(served.port, served.token, body)["token_ids"]) == turn.completion_ids
+
+
+def test_the_server_follows_the_alias_without_a_restart(published: Path, served: Served) -> None:
+    process, port, token, log = served
+    known = params.load(published / "params.yaml", params.RegisterParams)
+    registry = read_registry(published, known.model)
+    until = time.monotonic() + 300
+    first = ask(port, token)
+    champion = registry.aliases["champion"]
+    other = next(number for number in registry.versions if number != champion)
+    registry.client.set_registered_model_alias(known.model, "champion", other)
+    while f"now serving version {other} in place of {champion}" not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.5)
+    second = ask(port, token)
+    registry.client.set_registered_model_alias(known.model, "champion", champion)
+    while f"now serving version {champion} in place of {other}" not in log.read_text():
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.5)
+    assert ask(port, token) == first
+    assert second != first, "the two adapters answer with other logprobs"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        ask(port, "wrong")
     hashes = {path.name for path in (published / ".flywheel/served").iterdir()}
     assert hashes == {adapter_hash(published / f"run/{number}/adapter") for number in ("001", "002")}
 
 
-def ask(port: int, token: str) -> list[float]:
-    """Logprobs of a greedy completion of the served adapter."""
-    body = {
-        "model": "email_search",
-        "prompt": "What is the budget for Falcon?",
-        "max_tokens": 8,
-        "temperature": 0,
-        "logprobs": 1,
-    }
-    known = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), known)
+def post(port: int, token: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The first choice of a greedy completion of the served adapter."""
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+    data = json.dumps({"model": "email_search", "temperature": 0, **body}).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", data, headers)
     with urllib.request.urlopen(request, timeout=240) as answer:
-        return [round(one, 4) for one in json.loads(answer.read())["choices"][0]["logprobs"]["token_logprobs"]]
+        return dict(json.loads(answer.read())["choices"][0])
+
+
+def ask(port: int, token: str) -> list[float]:
+    """The logprobs of a short completion."""
+    choice = post(port, token, {"prompt": "What is the budget for Falcon?", "max_tokens": 8, "logprobs": 1})
+    return [round(logprob, 4) for logprob in choice["logprobs"]["token_logprobs"]]

@@ -30,6 +30,7 @@ from steps.project.lock import read_lock
 from steps.project.store import make_store
 from steps.tracking.system_metrics import Sample
 from steps.tracking.tracker import MlflowTracker, start
+from tests.conftest import MlflowServer
 
 ROOT = Path(__file__).parent.parent.parent
 PARAMS: dict[str, Any] = {
@@ -551,34 +552,14 @@ def test_by_hand(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_through_a_server(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    store, artifacts = project.root / ".flywheel/mlflow.db", tmp_path / "artifacts"
-    line = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    line += ["--backend-store-uri", f"sqlite:///{store}", "--artifacts-destination", artifacts.as_uri()]
-    env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    with (tmp_path / "server.log").open("w") as log:
-        server = subprocess.Popen(line, cwd=tmp_path, env=env, stdout=log, stderr=log, start_new_session=True)
-    try:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-        deadline = time.monotonic() + 120
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert server.poll() is None, (tmp_path / "server.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        tracker, messages = project.log()
-        assert (messages, tracker.logged) == ([], ["001", "002"])
-        again, _ = project.log()
-        assert again.logged == []
-        (parent,), nested = runs(tracker, parent=True), runs(tracker)
-        assert len(nested) == 2
-        assert {item.path for item in tracker.client.list_artifacts(parent.info.run_id)} >= {"dvc.lock", "params.yaml"}
-        assert any(artifacts.rglob("adapter_model.safetensors"))
-        assert not any(project.root.rglob("mlartifacts/**/adapter_model.safetensors"))
-    finally:
-        os.killpg(server.pid, 15)
-        server.wait(240)
+def test_through_a_server(project: Project, mlflow_server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
+    tracker, messages = project.log()
+    assert (messages, tracker.logged) == ([], ["001", "002"])
+    again, _ = project.log()
+    assert again.logged == []
+    (parent,), nested = runs(tracker, parent=True), runs(tracker)
+    assert len(nested) == 2
+    assert {item.path for item in tracker.client.list_artifacts(parent.info.run_id)} >= {"dvc.lock", "params.yaml"}
+    assert any(mlflow_server.artifacts.rglob("adapter_model.safetensors"))
+    assert not any(project.root.rglob("mlartifacts/**/adapter_model.safetensors"))

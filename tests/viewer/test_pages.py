@@ -308,7 +308,7 @@ def test_bands(logprob: float, place: int) -> None:
 
 
 def test_text_of_tokens_is_the_tokenizers() -> None:
-    words = tokens.tokenizer(ROOT / "none", index.Batch(ROOT, "001", "rollout"))
+    words = tokens.tokenizer(ROOT / "none", index.TrajectoryFile(ROOT, "001", "rollout"))
     assert words is not None  # by params.yaml beside it: the embedded policy
     said = '<tool_call>\n{"name": "search_emails", "arguments": {"keywords": ["Nova"]}}\n</tool_call><|im_end|>'
     ids = words.encode(said).ids
