@@ -20,7 +20,7 @@ from pathlib import Path
 
 from steps.analytics.analysis import analyse
 from steps.analytics.episodes import SPLITS
-from steps.core.terminal import exit_code
+from steps.core.terminal import console, exit_code
 
 
 def run(words: argparse.Namespace) -> None:
@@ -39,18 +39,14 @@ def run(words: argparse.Namespace) -> None:
     if words.json:
         print(analysis.model_dump_json(indent=2))
         return
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, emoji=False, width=160)
+    output = console(160)
     for table in show.tables(analysis):
-        console.print(table)
-        console.print()
+        output.print(table)
+        output.print()
     for note in analysis.notes:
-        console.print(f"note: {note}")
+        output.print(f"note: {note}")
     if words.picture is not None:
-        console.print(f"picture: {words.picture}")
+        output.print(f"picture: {words.picture}")
 
 
 def main(words: Sequence[str] | None = None) -> int:

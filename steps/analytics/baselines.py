@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
 from steps.core.progress import report_to, say
-from steps.core.terminal import ProgressDisplay, exit_code
+from steps.core.terminal import ProgressDisplay, console, exit_code
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario
@@ -160,12 +160,9 @@ def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> 
 def show(results: Sequence[PlayerResult]) -> None:
     """Print the table of one task."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, emoji=False, width=120)
+    output = console(120)
     first = results[0]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{first.task}, {first.split}, {first.n} scenarios")
     table.title_justify = "left"
@@ -184,10 +181,10 @@ def show(results: Sequence[PlayerResult]) -> None:
             _time(player.seconds),
             _number(player.cost, ".4g"),
         )
-    console.print(table)
+    output.print(table)
     for player in results:
         if player.failed:
-            console.print(f"{player.player}: {player.failed} episodes failed, and count as no success")
+            output.print(f"{player.player}: {player.failed} episodes failed, and count as no success")
 
 
 def _number(value: float | None, form: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from steps.core.errors import UserError
-from steps.core.terminal import exit_code
+from steps.core.terminal import console, exit_code
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -252,8 +252,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 def run(words: argparse.Namespace) -> None:
     """Read the files that the command line names, and print the trajectories."""
-    from rich.console import Console
-
     from environments.base import Scenario
     from steps.core.records import Reward, Trajectory
 
@@ -280,12 +278,10 @@ def run(words: argparse.Namespace) -> None:
     matching = choose(trajectories, rewards, words)
     chosen = matching[: words.limit or None]
 
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, emoji=False, width=WIDTH)
-    show(console, trajectories, rewards, scenarios, set(chosen))
+    output = console(WIDTH)
+    show(output, trajectories, rewards, scenarios, set(chosen))
     more = "" if len(chosen) == len(matching) else "; --limit shows more"
-    console.print(f"{len(chosen)} of {len(matching)} trajectories{' without success' if words.failed else ''}{more}")
+    output.print(f"{len(chosen)} of {len(matching)} trajectories{' without success' if words.failed else ''}{more}")
 
 
 def main(words: Sequence[str] | None = None) -> int:

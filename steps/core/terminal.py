@@ -8,10 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import explain
 from steps.core.files import write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def exit_code(function: Callable[[], None], display: ProgressDisplay | None = None) -> int:
@@ -29,6 +32,14 @@ def exit_code(function: Callable[[], None], display: ProgressDisplay | None = No
             display.clear()
     print(text if text.startswith("Traceback") else f"error: {text}", file=sys.stderr)
     return code
+
+
+def console(width: int, soft_wrap: bool = False) -> Console:
+    """A console for tables and plain text: as wide as the terminal, or `width` columns where there is none."""
+    from rich.console import Console
+
+    terminal = Console(highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap)
+    return terminal if terminal.is_terminal else Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 class ProgressDisplay:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from steps.core import dotenv
-from steps.core.terminal import exit_code
+from steps.core.terminal import console, exit_code
 from steps.lineage.index import Indexed, index, rebuild
 from steps.lineage.questions import Ancestry, Impact, back, forward
 from steps.lineage.show import show_back, show_forward
@@ -46,11 +46,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 def run(words: argparse.Namespace) -> None:
     """Answer a question, or add to the index, as the command line says."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, emoji=False, width=160)
+    output = console(160, soft_wrap=True)
     with Ledger() as ledger:
         if words.command in ("back", "forward"):
             answer: Ancestry | Impact
@@ -58,9 +54,9 @@ def run(words: argparse.Namespace) -> None:
             if words.json:
                 print(json.dumps(dataclasses.asdict(answer), indent=2))
             elif isinstance(answer, Ancestry):
-                show_back(answer, console)
+                show_back(answer, output)
             else:
-                show_forward(answer, console)
+                show_forward(answer, output)
             return
         lost: dict[str, dict[str, Any]] = {}
         if words.command == "rebuild":
@@ -70,12 +66,12 @@ def run(words: argparse.Namespace) -> None:
             nodes, edges = sum(total.nodes for total in totals), sum(total.edges for total in totals)
             indexed = Indexed(nodes, edges, [text for total in totals for text in total.left_out])
         for text in indexed.left_out:
-            console.print(f"left out: {text}")
+            output.print(f"left out: {text}")
         for key, about in lost.items():
             advice = f"check out commit {about.get('git_commit')} or its run, `dvc checkout`, and index it"
-            console.print(f"run {key} is no longer in the index, for its files are not here: {advice}")
+            output.print(f"run {key} is no longer in the index, for its files are not here: {advice}")
         kinds = ", ".join(f"{number} {kind}" for kind, number in counts(ledger).items())
-        console.print(f"{indexed.nodes} nodes and {indexed.edges} edges added; the ledger has {kinds}")
+        output.print(f"{indexed.nodes} nodes and {indexed.edges} edges added; the ledger has {kinds}")
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -38,15 +38,15 @@ def heard(text: str, name: str = "") -> Message:
 def episode(
     name: str,
     scenario: Scenario,
-    told: Sequence[tuple[Message, Sequence[Message]]],
+    exchanges: Sequence[tuple[Message, Sequence[Message]]],
     stop: str = "done",
     problem: str | None = None,
 ) -> Trajectory:
     """Turns of ten sampled tokens each, from messages and what they were answered with."""
     turns: list[Turn] = []
     ids: tuple[int, ...] = (1, 2)
-    for place, (message, answers) in enumerate(told):
-        cut = stop == "length" and place == len(told) - 1
+    for place, (message, answers) in enumerate(exchanges):
+        cut = stop == "length" and place == len(exchanges) - 1
         turns.append(
             Turn(
                 prompt_ids=ids,
@@ -96,9 +96,9 @@ def run(tmp_path: Path) -> Path:
     write_records(SCENARIOS, root / "scenarios/train.parquet")
     write_records([HELD_OUT], root / "scenarios/val.parquet")
     for iteration in ("001", "002"):
-        found = played(iteration)
+        results = played(iteration)
         (root / iteration / "timings").mkdir(parents=True)
-        write(root / iteration, found)
+        write(root / iteration, results)
     first = played("001")[0][0]
     clock = {
         "began": 1000.0,
@@ -113,18 +113,20 @@ def run(tmp_path: Path) -> Path:
     return root
 
 
-def write(folder: Path, found: Sequence[tuple[Trajectory, float | None, bool]]) -> None:
-    write_records([one for one, _, _ in found], folder / "trajectories.parquet")
+def write(folder: Path, results: Sequence[tuple[Trajectory, float | None, bool]]) -> None:
+    write_records([trajectory for trajectory, _, _ in results], folder / "trajectories.parquet")
     rewards = [
-        Reward(trajectory_id=one.id, scenario_id=one.scenario_id, name="rule", score=score, success=success)
-        for one, score, success in found
+        Reward(
+            trajectory_id=trajectory.id, scenario_id=trajectory.scenario_id, name="rule", score=score, success=success
+        )
+        for trajectory, score, success in results
     ]
     write_records(rewards, folder / "rewards.parquet")
 
 
 def test_by_iteration_by_hand(run: Path) -> None:
-    found = analysis.analyse(run)
-    first, second = found.lines
+    result = analysis.analyse(run)
+    first, second = result.lines
     assert (first.group, first.n, first.success, first.ci95) == (("001",), 4, 0.25, wilson(1, 4))
     assert first.reward == pytest.approx(0.5 / 3)
     assert (first.unscored, first.failed) == (1, 1)
@@ -142,16 +144,16 @@ def test_by_iteration_by_hand(run: Path) -> None:
     assert tuple(first.latency.model_dump().values()) == (0.5, 2.0, 2.0)
     assert (second.group, second.n, second.success, second.latency) == (("002",), 2, 1.0, None)
     assert second.actions == {"answer": 2, "search": 2}
-    assert (found.total.n, found.total.success) == (6, 0.5)
-    assert [(one.where, one.text, one.count, one.episodes) for one in found.patterns] == [
+    assert (result.total.n, result.total.success) == (6, 0.5)
+    assert [(pattern.where, pattern.text, pattern.count, pattern.episodes) for pattern in result.patterns] == [
         ("tool", "there is no mail with id ….", 2, 1),
         ("episode", "KeyError: …", 1, 1),
         ("tool", "a tool call must be {…: …, …: {…}} in valid JSON between <tool_call> and </tool_call>.", 1, 1),
         ("tool", "no tool was called; call one between <tool_call> and </tool_call>.", 1, 1),
         ("tool", "there is no tool named …; the tools are search, answer.", 1, 1),
     ]
-    assert (found.source, found.splits, found.waste, found.notes) == ("run", ("train",), {}, ())
-    assert analysis.analyse(run.parent) == found, "the project's root will do"
+    assert (result.source, result.splits, result.waste, result.notes) == ("run", ("train",), {}, ())
+    assert analysis.analyse(run.parent) == result, "the project's root will do"
 
 
 @pytest.mark.parametrize(
@@ -166,20 +168,20 @@ def test_by_iteration_by_hand(run: Path) -> None:
     ],
 )
 def test_groups(run: Path, by: str, groups: dict[tuple[str, ...], int]) -> None:
-    found = analysis.analyse(run, by)
-    assert {one.group: one.n for one in found.lines} == groups
+    result = analysis.analyse(run, by)
+    assert {line.group: line.n for line in result.lines} == groups
 
 
 def test_what_is_of_no_slice_is_other(run: Path) -> None:
-    found = analysis.analyse(run, "difficulty", ["train", "val"])
-    assert {one.group: one.n for one in found.lines} == {("difficulty=1",): 4, ("difficulty=2",): 2, ("other",): 1}
+    result = analysis.analyse(run, "difficulty", ["train", "val"])
+    assert {line.group: line.n for line in result.lines} == {("difficulty=1",): 4, ("difficulty=2",): 2, ("other",): 1}
 
 
 def test_slices_are_the_gates(run: Path) -> None:
     from steps.core.slices import slices_of
 
-    found = episodes.slices_by_scenario(run / "scenarios")
-    assert {name for own in found.values() for name in own} == set(slices_of([*SCENARIOS, HELD_OUT]))
+    slices = episodes.slices_by_scenario(run / "scenarios")
+    assert {name for own in slices.values() for name in own} == set(slices_of([*SCENARIOS, HELD_OUT]))
 
 
 @pytest.mark.parametrize(
@@ -224,9 +226,9 @@ def test_times_of_other_samples_are_not_taken(run: Path) -> None:
 
 def test_a_waste_that_does_not_fit_is_a_note(run: Path) -> None:
     (run / "001/metrics.json").write_text(json.dumps({"collected": 3, "quarantine": {}}))
-    found = analysis.analyse(run)
-    assert found.waste == {}
-    assert found.notes[0].startswith("waste of 001 is left out: ")
+    result = analysis.analyse(run)
+    assert result.waste == {}
+    assert result.notes[0].startswith("waste of 001 is left out: ")
 
 
 @pytest.mark.parametrize(
@@ -260,16 +262,16 @@ def test_words_stay(text: str) -> None:
 
 def test_at_most_ten_patterns_the_most_frequent_first(run: Path) -> None:
     words_of = [f"{chr(97 + n)} is wrong" for n in range(14) for _ in range(n + 1)]
-    told = [(use("search", query="x"), [heard(error(text), "search")]) for text in words_of]
-    write(run / "002", [(episode("002-e-0", SCENARIOS[0], told), 0.0, False)])
-    found = analysis.analyse(run).patterns
-    assert [one.count for one in found] == list(range(14, 4, -1))
+    exchanges = [(use("search", query="x"), [heard(error(text), "search")]) for text in words_of]
+    write(run / "002", [(episode("002-e-0", SCENARIOS[0], exchanges), 0.0, False)])
+    patterns = analysis.analyse(run).patterns
+    assert [pattern.count for pattern in patterns] == list(range(14, 4, -1))
 
 
 def command(capsys: pytest.CaptureFixture[str], *words_of: str) -> tuple[int, str, str]:
     code = main(words_of)
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    output = capsys.readouterr()
+    return code, output.out, output.err
 
 
 def test_the_tables(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -283,8 +285,8 @@ def test_the_tables(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_a_policy_samples_cannot_drive_the_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = [(use("\x1b[2Jclear", query="x"), [heard("\x1b]0;title\x07", "search")])]
-    write(run / "002", [(episode("002-e-0", SCENARIOS[0], told), 0.0, False)])
+    exchanges = [(use("\x1b[2Jclear", query="x"), [heard("\x1b]0;title\x07", "search")])]
+    write(run / "002", [(episode("002-e-0", SCENARIOS[0], exchanges), 0.0, False)])
     _, out, _ = command(capsys, str(run))
     assert "\x1b" not in out
     assert "\\x1b" in out
@@ -304,9 +306,9 @@ def test_the_command_says_what_is_wrong(run: Path, capsys: pytest.CaptureFixture
 
 def test_the_picture_is_the_same_each_time(run: Path, tmp_path: Path) -> None:
     (run / "002/rewards.parquet").unlink()  # a group without a success
-    found = analysis.analyse(run)
+    result = analysis.analyse(run)
     for name in ("one.png", "two.png"):
-        show.picture(found, tmp_path / name)
+        show.picture(result, tmp_path / name)
     first = (tmp_path / "one.png").read_bytes()
     assert first[:4] == b"\x89PNG"
     assert first == (tmp_path / "two.png").read_bytes()
@@ -350,32 +352,36 @@ class StandIn:
         from steps.tracing.spans import Recorder
 
         about = episodes.About(run, "toy", "model", iteration, "train", 1.0, 64, "training", at)
-        known = {scenario.id: scenario for scenario in SCENARIOS}
+        scenarios = {scenario.id: scenario for scenario in SCENARIOS}
         recorder, mask = Recorder(), Masker()
-        for number, (one, score, success) in enumerate(played(iteration)):
+        for number, (trajectory, score, success) in enumerate(played(iteration)):
             reward = Reward(
-                trajectory_id=one.id, scenario_id=one.scenario_id, name="rule", score=score, success=success
+                trajectory_id=trajectory.id,
+                scenario_id=trajectory.scenario_id,
+                name="rule",
+                score=score,
+                success=success,
             )
             times = [(at, at + 0.5, at + 0.6), (at + 0.6, at + 2.6, at + 2.7)]
             first = iteration == "001" and number == 0
-            made = episodes.episode(
-                recorder, mask, about, known[one.scenario_id], one, reward, times if first else None
+            trace = episodes.episode(
+                recorder, mask, about, scenarios[trajectory.scenario_id], trajectory, reward, times if first else None
             )
-            self.observations += [observation(span) for span in made.spans]
-            root = made.spans[0]
+            self.observations += [observation(span) for span in trace.spans]
+            root = trace.spans[0]
             attributes = dict(root.attributes or {})
-            told = {
+            stored = {
                 name.removeprefix("langfuse.trace.metadata."): value
                 for name, value in attributes.items()
                 if ".trace.metadata." in name
             }
             self.traces.append(
                 {
-                    "id": made.id,
+                    "id": trace.id,
                     "name": attributes["langfuse.trace.name"],
                     "sessionId": attributes["langfuse.session.id"],
                     "timestamp": moment(root.start_time),
-                    "metadata": told,
+                    "metadata": stored,
                     "output": None,
                 }
             )
@@ -397,16 +403,16 @@ class StandIn:
 
 
 def observation(span: Any) -> dict[str, Any]:
-    found = dict(span.attributes or {})
+    attributes = dict(span.attributes or {})
     read = {
-        name: json.loads(text) if (text := found.get(f"langfuse.observation.{name}")) else None
+        name: json.loads(text) if (text := attributes.get(f"langfuse.observation.{name}")) else None
         for name in ("input", "output", "usage_details")
     }
     return {
         "id": f"{span.context.span_id:016x}",
         "traceId": f"{span.context.trace_id:032x}",
         "parentObservationId": f"{span.parent.span_id:016x}" if span.parent else None,
-        "type": found["langfuse.observation.type"].upper(),
+        "type": attributes["langfuse.observation.type"].upper(),
         "name": span.name,
         "startTime": moment(span.start_time),
         "endTime": moment(span.end_time),
@@ -414,7 +420,7 @@ def observation(span: Any) -> dict[str, Any]:
         "output": read["output"],
         "usageDetails": read["usage_details"] or {},
         "metadata": {
-            name.rpartition(".")[2]: value for name, value in found.items() if ".observation.metadata." in name
+            name.rpartition(".")[2]: value for name, value in attributes.items() if ".observation.metadata." in name
         },
     }
 
@@ -448,17 +454,17 @@ def test_langfuse_says_what_the_files_say(run: Path, langfuse: StandIn) -> None:
 
 
 def test_another_run(langfuse: StandIn) -> None:
-    found = analytics_langfuse.analyse("iteration,split", run="earlier")
-    assert [(one.group, one.n) for one in found.lines] == [(("002", "train"), 2)]
+    result = analytics_langfuse.analyse("iteration,split", run="earlier")
+    assert [(line.group, line.n) for line in result.lines] == [(("002", "train"), 2)]
     with pytest.raises(UserError, match=r"has no traces of other; the latest run is latest"):
         analytics_langfuse.analyse("iteration", run="other")
 
 
 def test_content_may_come_as_text(run: Path, langfuse: StandIn) -> None:
-    for one in langfuse.observations:
+    for observed in langfuse.observations:
         for name in ("input", "output"):
-            if one[name] is not None and not (one["type"] == "TOOL" and isinstance(one[name], str)):
-                one[name] = json.dumps(one[name])
+            if observed[name] is not None and not (observed["type"] == "TOOL" and isinstance(observed[name], str)):
+                observed[name] = json.dumps(observed[name])
     assert analytics_langfuse.analyse("iteration").lines == analysis.analyse(run).lines
 
 

@@ -51,12 +51,12 @@ def put_test(run: Path, number: str, scenarios: list[Scenario], wins: int, token
         finish_reason="stop",
     )
     played, rewards = [], []
-    for place, one in enumerate(scenarios):
-        name, won = f"test-{one.id}-0", place < wins
-        common = {"scenario_id": one.id, "attempt": 0, "adapter_hash": number, "stop_reason": "done"}
+    for place, scenario in enumerate(scenarios):
+        name, won = f"test-{scenario.id}-0", place < wins
+        common = {"scenario_id": scenario.id, "attempt": 0, "adapter_hash": number, "stop_reason": "done"}
         played.append(Trajectory(id=name, turns=(turn, turn), **common))
         rewards.append(
-            Reward(trajectory_id=name, scenario_id=one.id, name="rule", score=1.0 if won else -1.0, success=won)
+            Reward(trajectory_id=name, scenario_id=scenario.id, name="rule", score=1.0 if won else -1.0, success=won)
         )
     write_records(played, folder / "trajectories.parquet")
     write_records(rewards, folder / "rewards.parquet")
@@ -84,38 +84,38 @@ def test_all_are_compared_on_the_same_scenarios(tmp_path: Path, capsys: pytest.C
     run = a_run(tmp_path / "run", scenarios)
     put_test(run, "000", scenarios, wins=3, tokens=5)
     put_test(run, "002", scenarios, wins=9, tokens=8)
-    found = {row["player"]: row for row in rows(capsys, run)}
-    assert list(found) == ["random", "scripted", "base (000)", "trained (002)"]
-    assert {row["n"] for row in found.values()} == {12}
-    assert (found["base (000)"]["success"], found["trained (002)"]["success"]) == (0.25, 0.75)
-    assert found["trained (002)"]["reward"] == pytest.approx(0.5)
-    assert (found["base (000)"]["turns"], found["base (000)"]["tokens"]) == (2.0, 10.0)
-    found = {row["player"]: row for row in rows(capsys, run, "--count", "4", "--players", "scripted")}
-    assert list(found) == ["scripted", "base (000)", "trained (002)"]
-    assert (found["base (000)"]["success"], found["trained (002)"]["success"]) == (0.75, 1.0)  # of the first four
+    players = {row["player"]: row for row in rows(capsys, run)}
+    assert list(players) == ["random", "scripted", "base (000)", "trained (002)"]
+    assert {row["n"] for row in players.values()} == {12}
+    assert (players["base (000)"]["success"], players["trained (002)"]["success"]) == (0.25, 0.75)
+    assert players["trained (002)"]["reward"] == pytest.approx(0.5)
+    assert (players["base (000)"]["turns"], players["base (000)"]["tokens"]) == (2.0, 10.0)
+    players = {row["player"]: row for row in rows(capsys, run, "--count", "4", "--players", "scripted")}
+    assert list(players) == ["scripted", "base (000)", "trained (002)"]
+    assert (players["base (000)"]["success"], players["trained (002)"]["success"]) == (0.75, 1.0)  # of the first four
 
 
 def test_a_run_of_another_task_or_of_other_scenarios_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scenarios = drawn(8)
-    other = a_run(tmp_path / "other", [one.model_copy(update={"task": "email_search"}) for one in scenarios])
+    other = a_run(tmp_path / "other", [scenario.model_copy(update={"task": "email_search"}) for scenario in scenarios])
     put_test(other, "000", scenarios, wins=3, tokens=5)
     assert [row["player"] for row in rows(capsys, other, "--count", "5")] == ["random", "scripted"]
     run = a_run(tmp_path / "run", scenarios)
     put_test(run, "000", scenarios[:5], wins=3, tokens=5)
     assert baselines.main(["--task", "multiplication", "--run", str(run), "--chain", str(run / "chain.yaml")]) == 0
-    said = capsys.readouterr().out
-    assert "base: " in said
-    assert "is of other scenarios" in said
-    assert "trained: " in said
-    assert "does not exist" in said
+    output = capsys.readouterr().out
+    assert "base: " in output
+    assert "is of other scenarios" in output
+    assert "trained: " in output
+    assert "does not exist" in output
 
 
 def test_a_large_model_that_is_only_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenarios = drawn(10)
     run = a_run(tmp_path / "run", scenarios)
-    answers = {one.messages[-1]["content"]: one.data["answer"] for one in scenarios}
+    answers = {scenario.messages[-1]["content"]: scenario.data["answer"] for scenario in scenarios}
     right = list(answers)[:7]
     lost = list(answers)[9]
 

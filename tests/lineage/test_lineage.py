@@ -83,22 +83,24 @@ class Run:
         batch = [played(number, name, attempt, before) for name in names for attempt in (0, 1)]
         write_records(batch, folder / "trajectories.parquet")
         by = "rule" if number == "001" else "rule+ruler"
-        scores = {one.id: float(one.attempt) for one in batch}
+        scores = {trajectory.id: float(trajectory.attempt) for trajectory in batch}
         write_records(
             [
-                Reward(trajectory_id=one.id, scenario_id=one.scenario_id, name=by, score=scores[one.id], success=False)
-                for one in batch
+                Reward(trajectory_id=name, scenario_id=trajectory.scenario_id, name=by, score=score, success=False)
+                for trajectory, (name, score) in zip(batch, scores.items(), strict=True)
             ],
             folder / "rewards.parquet",
         )
-        said = []
+        judgements = []
         for name in names:
-            attempts = tuple(one.id for one in batch if one.scenario_id == name)
+            attempts = tuple(trajectory.id for trajectory in batch if trajectory.scenario_id == name)
             order = Order(attempts=attempts, scores=(0.0, 1.0), calls=(f"call {self.seed} {number} {name}",))
             probe = Probe(retest=0.0, canary_gain=None, calls=(f"probe {self.seed} {number} {name}",))
-            given = {one: scores[one] for one in attempts}
-            said.append(Judgement(scenario_id=name, judge="J", scores=given, orders=(order,), probe=probe))
-        (folder / "judgements.jsonl").write_text("".join(one.model_dump_json() + "\n" for one in said))
+            own = {attempt: scores[attempt] for attempt in attempts}
+            judgements.append(Judgement(scenario_id=name, judge="J", scores=own, orders=(order,), probe=probe))
+        (folder / "judgements.jsonl").write_text(
+            "".join(judgement.model_dump_json() + "\n" for judgement in judgements)
+        )
         (folder / "metrics.json").write_text(
             json.dumps({"loss": 0.5, "kl": float("nan"), "of": f"{self.seed} {number}"})
         )
@@ -112,8 +114,8 @@ class Run:
         write_records([played(split, name, 0, adapter)], path / "trajectories.parquet")
 
     def md5(self, path: str) -> str:
-        found = self.root / path
-        return hashes.folder_md5(found) if found.is_dir() else hashes.file_md5(found)
+        full = self.root / path
+        return hashes.folder_md5(full) if full.is_dir() else hashes.file_md5(full)
 
     def write(self) -> None:
         """chain.yaml and dvc.lock of what is there."""
@@ -127,8 +129,8 @@ class Run:
             batch, rewards = f"run/{n}/trajectories.parquet", f"run/{n}/rewards.parquet"
             self.stage(f"rollout@{n}", ["run/scenarios", f"run/{p}/adapter"], [batch])
             self.stage(f"score@{n}", ["run/scenarios", batch], [rewards, f"run/{n}/judgements.jsonl"])
-            made = [f"run/{n}/adapter", f"run/{n}/checkpoint", f"run/{n}/metrics.json"]
-            self.stage(f"update@{n}", [batch, rewards, f"run/{p}/checkpoint"], made)
+            outputs = [f"run/{n}/adapter", f"run/{n}/checkpoint", f"run/{n}/metrics.json"]
+            self.stage(f"update@{n}", [batch, rewards, f"run/{p}/checkpoint"], outputs)
         for n in numbers:
             self.stage(f"evaluate@{n}", [f"run/{n}/adapter", "run/scenarios"], [f"run/{n}/evaluation"])
         for key, n in (("base", "000"), ("best", "002")):
@@ -173,7 +175,7 @@ def _no_other_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Run:
+def project(tmp_path: Path) -> Run:
     return Run(tmp_path / "a project")
 
 
@@ -184,54 +186,59 @@ def dump(ledger: Ledger) -> tuple[list[Any], list[Any]]:
     return sorted(nodes), sorted(edges)
 
 
-def trained(found: questions.Impact) -> dict[str, str]:
-    return {one.adapter: one.how for one in found.trained}
+def trained(answer: questions.Impact) -> dict[str, str]:
+    return {touched.adapter: touched.how for touched in answer.trained}
 
 
-def evaluated(found: questions.Impact) -> list[str]:
-    return [one.adapter for one in found.evaluated]
+def evaluated(answer: questions.Impact) -> list[str]:
+    return [touched.adapter for touched in answer.evaluated]
 
 
-def test_back_to_the_first_adapter(made: Run, ledger: Ledger) -> None:
-    done = index.index(made.root, ledger)
+def test_back_to_the_first_adapter(project: Run, ledger: Ledger) -> None:
+    done = index.index(project.root, ledger)
     assert done.left_out == []
-    found = questions.back(made.adapters[2], ledger, made.root)
-    assert [one.adapter for one in found.steps] == made.adapters[::-1]
-    last, middle, first = found.steps
-    assert (last.parents, middle.parents, first.parents) == ([made.adapters[1]], [made.adapters[0]], [])
-    assert (last.batches, middle.batches, first.batches) == ([made.batch("002")], [made.batch("001")], [])
-    begin = made.batch("002")[: tables.SHORT]
+    answer = questions.back(project.adapters[2], ledger, project.root)
+    assert [each.adapter for each in answer.steps] == project.adapters[::-1]
+    last, middle, first = answer.steps
+    assert (last.parents, middle.parents, first.parents) == ([project.adapters[1]], [project.adapters[0]], [])
+    assert (last.batches, middle.batches, first.batches) == ([project.batch("002")], [project.batch("001")], [])
+    begin = project.batch("002")[: tables.SHORT]
     assert last.trajectories == [f"{begin}/002-{name}" for name in ("s2-0", "s2-1", "s3-0", "s3-1")]
     assert (last.scenarios, middle.scenarios, first.scenarios) == (["s2", "s3"], ["s1", "s2"], [])
-    assert last.rewards == [f"{begin}/{made.md5('run/002/rewards.parquet')}"]
-    rule = reader.code_judge("rule", made.stages["score@002"])
+    assert last.rewards == [f"{begin}/{project.md5('run/002/rewards.parquet')}"]
+    rule = reader.code_judge("rule", project.stages["score@002"])
     assert rule.startswith("rule-")
     assert (last.judges, middle.judges) == (["J", rule], [rule]), "in the first batch the model only looked on"
     assert (last.replies, middle.replies) == (["call 3 002 s2", "call 3 002 s3"], [])
     assert len(last.judgements) == 2
-    assert last.metrics == [{"md5": made.md5("run/002/metrics.json"), "loss": 0.5, "kl": "nan", "of": "3 002"}]
-    assert sorted((one["split"], one["success"], one["n"], one["ci95"]) for one in last.evaluations) == [
+    assert last.metrics == [{"md5": project.md5("run/002/metrics.json"), "loss": 0.5, "kl": "nan", "of": "3 002"}]
+    assert sorted((each["split"], each["success"], each["n"], each["ci95"]) for each in last.evaluations) == [
         ("test", 0.5, 1, [0.1, 0.9]),
         ("val", 0.5, 1, [0.1, 0.9]),
     ]
-    assert {one["md5"] for one in last.evaluations} == {made.md5("run/002/test"), made.md5("run/002/evaluation")}
-    assert [one["split"] for one in middle.evaluations] == ["val"]
+    assert {each["md5"] for each in last.evaluations} == {
+        project.md5("run/002/test"),
+        project.md5("run/002/evaluation"),
+    }
+    assert [each["split"] for each in middle.evaluations] == ["val"]
 
-    (key, about), (run,) = next(iter(found.runs.items())), last.runs
-    assert (run["run"], run["iteration"], run["md5"]) == (key, "002", made.md5("run/002/adapter"))
-    assert run["dvc_lock"] == project_lock.lineage(made.root, made.root / "run/002/adapter")["dvc_lock"]
+    (key, about), (run,) = next(iter(answer.runs.items())), last.runs
+    assert (run["run"], run["iteration"], run["md5"]) == (key, "002", project.md5("run/002/adapter"))
+    assert run["dvc_lock"] == project_lock.lineage(project.root, project.root / "run/002/adapter")["dvc_lock"]
     assert (about["task"], about["seed"], about["git_commit"]) == ("toy", 3, None)
-    assert questions.back(made.adapters[2][:9], ledger, made.root).steps == found.steps, "an abbreviation will do"
-    assert len(questions.back(made.adapters[1], ledger, made.root).steps) == 2, "nothing of what came later"
+    assert questions.back(project.adapters[2][:9], ledger, project.root).steps == answer.steps, (
+        "an abbreviation will do"
+    )
+    assert len(questions.back(project.adapters[1], ledger, project.root).steps) == 2, "nothing of what came later"
 
 
-def test_forward_to_all_that_must_be_trained_again(made: Run, ledger: Ledger) -> None:
-    index.index(made.root, ledger)
-    base, one, two = made.adapters
-    rule = reader.code_judge("rule", made.stages["score@001"])
-    inherited = {one: "directly", two: "through an ancestor"}
-    both, last = {one: "directly", two: "directly"}, {two: "directly"}
-    judgement = f"{made.md5('run/002/judgements.jsonl')[: tables.SHORT]}/s3"
+def test_forward_to_all_that_must_be_trained_again(project: Run, ledger: Ledger) -> None:
+    index.index(project.root, ledger)
+    base, first, second = project.adapters
+    rule = reader.code_judge("rule", project.stages["score@001"])
+    inherited = {first: "directly", second: "through an ancestor"}
+    both, last = {first: "directly", second: "directly"}, {second: "directly"}
+    judgement = f"{project.md5('run/002/judgements.jsonl')[: tables.SHORT]}/s3"
     expected: dict[tuple[str, str], dict[str, str]] = {
         ("scenario", "s1"): inherited,
         ("scenario", "s2"): both,
@@ -239,9 +246,9 @@ def test_forward_to_all_that_must_be_trained_again(made: Run, ledger: Ledger) ->
         ("scenario", "s4"): {},
         ("trajectory", "001-s1-0"): inherited,
         ("trajectory", "002-s2-1"): last,
-        ("batch", made.batch("001")): inherited,
-        ("batch", made.batch("002")[:8]): last,
-        ("rewards", made.md5("run/001/rewards.parquet")): inherited,
+        ("batch", project.batch("001")): inherited,
+        ("batch", project.batch("002")[:8]): last,
+        ("rewards", project.md5("run/001/rewards.parquet")): inherited,
         ("judge", "J"): last,
         ("judge", rule): both,
         ("judge", "rule"): both,
@@ -249,21 +256,21 @@ def test_forward_to_all_that_must_be_trained_again(made: Run, ledger: Ledger) ->
         ("reply", "call 3 002 s2"): last,
         ("reply", "call 3 001 s2"): {},  # of a judge without weight
         ("reply", "probe 3 002 s2"): {},  # a test of the judge
-        ("adapter", base): {base: "directly", one: "through an ancestor", two: "through an ancestor"},
-        ("adapter", two): last,
-        ("metrics", made.md5("run/001/metrics.json")): {},
+        ("adapter", base): {base: "directly", first: "through an ancestor", second: "through an ancestor"},
+        ("adapter", second): last,
+        ("metrics", project.md5("run/001/metrics.json")): {},
     }
     for (kind, name), answer in expected.items():
-        found = questions.forward(kind, name, ledger, made.root)
-        assert (trained(found), evaluated(found), found.unlinked) == (answer, [], []), (kind, name)
-    only = questions.forward("scenario", "v1", ledger, made.root)
-    assert (trained(only), evaluated(only)) == ({}, made.adapters)
+        impact = questions.forward(kind, name, ledger, project.root)
+        assert (trained(impact), evaluated(impact), impact.unlinked) == (answer, [], []), (kind, name)
+    only = questions.forward("scenario", "v1", ledger, project.root)
+    assert (trained(only), evaluated(only)) == ({}, project.adapters)
     assert [run["iteration"] for touched in only.evaluated for run in touched.runs] == ["000", "001", "002"]
-    assert evaluated(questions.forward("scenario", "t1", ledger, made.root)) == [base, two]
+    assert evaluated(questions.forward("scenario", "t1", ledger, project.root)) == [base, second]
 
 
-def test_again_changes_no_row_and_another_run_adds_its_own(made: Run, ledger: Ledger, tmp_path: Path) -> None:
-    first = index.index(made.root, ledger)
+def test_again_changes_no_row_and_another_run_adds_its_own(project: Run, ledger: Ledger, tmp_path: Path) -> None:
+    first = index.index(project.root, ledger)
     rows = dump(ledger)
     assert (first.nodes, first.edges) == (len(rows[0]), len(rows[1]))
     assert tables.counts(ledger) == {
@@ -280,8 +287,8 @@ def test_again_changes_no_row_and_another_run_adds_its_own(made: Run, ledger: Le
         "trajectory": 8,
         "edges": len(rows[1]),
     }
-    assert index.index(made.root, ledger) == (0, 0, [])
-    assert index.index(made.root, ledger, ["002"]) == (0, 0, [])
+    assert index.index(project.root, ledger) == (0, 0, [])
+    assert index.index(project.root, ledger, ["002"]) == (0, 0, [])
     assert dump(ledger) == rows
 
     other = Run(tmp_path / "other", seed=4)
@@ -289,57 +296,59 @@ def test_again_changes_no_row_and_another_run_adds_its_own(made: Run, ledger: Le
     assert added.nodes == first.nodes - 6 - 2, "scenarios and judges are the same, and are shared"
     assert set(dump(ledger)[0]) > set(rows[0])
     assert set(dump(ledger)[1]) > set(rows[1])
-    assert made.md5("run/001/rewards.parquet") == other.md5("run/001/rewards.parquet"), "of two batches all the same"
-    assert trained(questions.forward("batch", made.batch("001"), ledger, made.root)).keys() == {*made.adapters[1:]}
-    found = questions.forward("scenario", "s1", ledger, made.root)
-    assert trained(found).keys() == {*made.adapters[1:], *other.adapters[1:]}
-    assert len({run["run"] for one in found.trained for run in one.runs}) == 2
-    assert len(questions.back(other.adapters[2], ledger, made.root).runs) == 1
+    assert project.md5("run/001/rewards.parquet") == other.md5("run/001/rewards.parquet"), "of two batches all the same"
+    assert trained(questions.forward("batch", project.batch("001"), ledger, project.root)).keys() == {
+        *project.adapters[1:]
+    }
+    answer = questions.forward("scenario", "s1", ledger, project.root)
+    assert trained(answer).keys() == {*project.adapters[1:], *other.adapters[1:]}
+    assert len({run["run"] for touched in answer.trained for run in touched.runs}) == 2
+    assert len(questions.back(other.adapters[2], ledger, project.root).runs) == 1
     with pytest.raises(UserError, match=r"trajectory 001-s1-0 is one of several: .{12}/001-s1-0, .{12}/001-s1-0"):
-        questions.forward("trajectory", "001-s1-0", ledger, made.root)
+        questions.forward("trajectory", "001-s1-0", ledger, project.root)
 
 
-def test_an_iteration_at_a_time_is_the_same_as_all_at_once(made: Run, ledger: Ledger, tmp_path: Path) -> None:
+def test_an_iteration_at_a_time_is_the_same_as_all_at_once(project: Run, ledger: Ledger, tmp_path: Path) -> None:
     for number in (["000"], ["001"], ["002"]):
-        index.index(made.root, ledger, number)
+        index.index(project.root, ledger, number)
     with Ledger(f"sqlite:///{tmp_path}/another.db") as another:
-        index.index(made.root, another)
+        index.index(project.root, another)
         assert dump(ledger) == dump(another), "on PostgreSQL as on SQLite"
     with pytest.raises(UserError, match=r"chain.yaml has no iteration 007; it has 000, 001, 002"):
-        index.index(made.root, ledger, ["007"])
+        index.index(project.root, ledger, ["007"])
 
 
-def test_a_rebuild_changes_nothing_and_leaves_replies_alone(made: Run, ledger: Ledger, tmp_path: Path) -> None:
+def test_a_rebuild_changes_nothing_and_leaves_replies_alone(project: Run, ledger: Ledger, tmp_path: Path) -> None:
     key = f"kept {ledger.engine.dialect.name}"
     ledger.put(reply_row(key, "an answer"))
-    git(made.root, "init", "--quiet")
-    git(made.root, "commit", "--quiet", "--allow-empty", "--message", "one")
-    commit = git(made.root, "rev-parse", "HEAD")
-    index.index(made.root, ledger)
+    git(project.root, "init", "--quiet")
+    git(project.root, "commit", "--quiet", "--allow-empty", "--message", "one")
+    commit = git(project.root, "rev-parse", "HEAD")
+    index.index(project.root, ledger)
     rows, stored = dump(ledger), ledger.get(key)
-    git(made.root, "commit", "--quiet", "--allow-empty", "--message", "two")
+    git(project.root, "commit", "--quiet", "--allow-empty", "--message", "two")
     for _ in range(2):
-        done, lost = index.rebuild([made.root], ledger)
+        done, lost = index.rebuild([project.root], ledger)
         assert (done.nodes, done.edges, lost) == (len(rows[0]), len(rows[1]), {})
         assert dump(ledger) == rows
-    (about,) = questions.back(made.adapters[0], ledger, made.root).runs.values()
+    (about,) = questions.back(project.adapters[0], ledger, project.root).runs.values()
     assert about["git_commit"] == commit, "the one of the first indexing"
     assert ledger.get(key) == stored
 
     other = Run(tmp_path / "other", seed=4)
     index.index(other.root, ledger)
     both = dump(ledger)
-    assert index.rebuild([made.root, other.root], ledger)[1] == {}
+    assert index.rebuild([project.root, other.root], ledger)[1] == {}
     assert dump(ledger) == both
     _, lost = index.rebuild([other.root], ledger)
     assert [run["git_commit"] for run in lost.values()] == [commit]
     with pytest.raises(UserError, match="knows no adapter"):
-        questions.back(made.adapters[2], ledger, made.root)
+        questions.back(project.adapters[2], ledger, project.root)
 
 
-def decide(made: Run, **changed: Any) -> Verdict:
+def decide(project: Run, **changed: Any) -> Verdict:
     """run/promote/<the last adapter>: its verdict against the one before as champion, as flows/promote.py leaves it."""
-    base, champion, challenger = made.adapters
+    base, champion, challenger = project.adapters
 
     def side(adapter: str, success: float) -> dict[str, Any]:
         return {"adapter_hash": adapter, "success": success, "ci95": (0, 1), "turns": 3, "tokens": 40, "errors": 0}
@@ -354,7 +363,7 @@ def decide(made: Run, **changed: Any) -> Verdict:
         "sides": sides | {"scripted": side("scripted", 0)},
     }
     verdict = Verdict.model_validate(given | changed)
-    folder = made.root / "run/promote" / challenger
+    folder = project.root / "run/promote" / challenger
     paths = {"challenger": "run/002/test", "base": "run/000/test"}
     for name, adapter in (("champion", champion), ("scripted", "scripted")):
         path = folder / name
@@ -363,100 +372,106 @@ def decide(made: Run, **changed: Any) -> Verdict:
         summary = Evaluation(split="test", adapter_hash=adapter, n=1, success=0, **numbers)
         (path / "summary.json").write_text(summary.model_dump_json())
         write_records([played("test", "t1", 0, adapter)], path / "trajectories.parquet")
-        paths[name] = path.relative_to(made.root).as_posix()
+        paths[name] = path.relative_to(project.root).as_posix()
     (folder / "verdict.json").write_text(verdict.text())
-    found = {side: {"path": path, "md5": made.md5(path)} for side, path in paths.items()}
-    (folder / "evaluations.json").write_text(json.dumps(found))
+    evaluations = {side: {"path": path, "md5": project.md5(path)} for side, path in paths.items()}
+    (folder / "evaluations.json").write_text(json.dumps(evaluations))
     return verdict
 
 
-def decision(made: Run, verdict: Verdict, event: str = "promotion", why: str = "better") -> Decision:
-    return Decision(event, "toy", "2", made.adapters[2], "1", made.adapters[1], why, verdict.hash)
+def decision(project: Run, verdict: Verdict, event: str = "promotion", why: str = "better") -> Decision:
+    return Decision(event, "toy", "2", project.adapters[2], "1", project.adapters[1], why, verdict.hash)
 
 
-def test_a_verdict_rests_on_evaluations_and_judges_adapters(made: Run, ledger: Ledger) -> None:
-    verdict = decide(made)
-    index.index(made.root, ledger)
+def test_a_verdict_rests_on_evaluations_and_judges_adapters(project: Run, ledger: Ledger) -> None:
+    verdict = decide(project)
+    index.index(project.root, ledger)
     _, edges = dump(ledger)
     ends = {(*row[:3], json.loads(row[5])["side"]) for row in edges if row[3:5] == ("verdict", verdict.hash)}
-    folder = f"run/promote/{made.adapters[2]}"
+    folder = f"run/promote/{project.adapters[2]}"
     assert ends == {
-        ("adapter", made.adapters[2], "challenged", "challenger"),
-        ("adapter", made.adapters[1], "opposed", "champion"),
-        ("adapter", made.adapters[0], "opposed", "base"),
-        ("evaluation", made.md5("run/002/test"), "weighed", "challenger"),
-        ("evaluation", made.md5("run/000/test"), "weighed", "base"),
-        ("evaluation", made.md5(f"{folder}/champion"), "weighed", "champion"),
-        ("evaluation", made.md5(f"{folder}/scripted"), "weighed", "scripted"),
+        ("adapter", project.adapters[2], "challenged", "challenger"),
+        ("adapter", project.adapters[1], "opposed", "champion"),
+        ("adapter", project.adapters[0], "opposed", "base"),
+        ("evaluation", project.md5("run/002/test"), "weighed", "challenger"),
+        ("evaluation", project.md5("run/000/test"), "weighed", "base"),
+        ("evaluation", project.md5(f"{folder}/champion"), "weighed", "champion"),
+        ("evaluation", project.md5(f"{folder}/scripted"), "weighed", "scripted"),
     }
     assert not any("scripted" in row[:5] for row in edges), "it is no adapter"
-    found = questions.forward("scenario", "t1", ledger, made.root)
-    assert [one["verdict"] for one in found.verdicts] == [verdict.hash]
-    assert evaluated(found) == [made.adapters[0], made.adapters[1], made.adapters[2]]
-    assert [one["verdict"] for one in questions.forward("scenario", "s1", ledger, made.root).verdicts] == [verdict.hash]
-    assert questions.forward("scenario", "v1", ledger, made.root).verdicts == []
-    (back,) = questions.back(made.adapters[2], ledger, made.root).verdicts
+    answer = questions.forward("scenario", "t1", ledger, project.root)
+    assert [item["verdict"] for item in answer.verdicts] == [verdict.hash]
+    assert evaluated(answer) == [project.adapters[0], project.adapters[1], project.adapters[2]]
+    assert [item["verdict"] for item in questions.forward("scenario", "s1", ledger, project.root).verdicts] == [
+        verdict.hash
+    ]
+    assert questions.forward("scenario", "v1", ledger, project.root).verdicts == []
+    (back,) = questions.back(project.adapters[2], ledger, project.root).verdicts
     assert (back["as"], back["wins"], back["promoted"]) == ("challenger", ["t1"], True)
-    assert questions.back(made.adapters[1], ledger, made.root).verdicts[0]["as"] == "champion"
-    assert questions.forward("verdict", verdict.hash, ledger, made.root).trained == []
+    assert questions.back(project.adapters[1], ledger, project.root).verdicts[0]["as"] == "champion"
+    assert questions.forward("verdict", verdict.hash, ledger, project.root).trained == []
 
 
-def test_a_rebuild_keeps_decisions_and_their_verdicts(made: Run, ledger: Ledger) -> None:
+def test_a_rebuild_keeps_decisions_and_their_verdicts(project: Run, ledger: Ledger) -> None:
     """The folder of the verdict is gone by then; a dry run's verdict, which decided nothing, goes with its folder."""
-    verdict = decide(made)
-    folder = made.root / "run/promote" / made.adapters[2]
-    index.index(made.root, ledger)
-    found = reader.evidence(folder, folder.name)
-    given = decision(made, verdict)
-    assert decisions.record(ledger, given, found)
-    assert not decisions.record(ledger, given, found), "the same again"
-    back = Decision("rollback", "toy", "1", made.adapters[1], "2", made.adapters[2], "slow", None)
+    verdict = decide(project)
+    folder = project.root / "run/promote" / project.adapters[2]
+    index.index(project.root, ledger)
+    evidence = reader.evidence(folder, folder.name)
+    given = decision(project, verdict)
+    assert decisions.record(ledger, given, evidence)
+    assert not decisions.record(ledger, given, evidence), "the same again"
+    back = Decision("rollback", "toy", "1", project.adapters[1], "2", project.adapters[2], "slow", None)
     assert decisions.record(ledger, back)
-    assert decisions.record(ledger, given, found), "promoted again, after it was taken back"
+    assert decisions.record(ledger, given, evidence), "promoted again, after it was taken back"
     other = dataclasses.replace(given, model="another")
-    assert decisions.record(ledger, other, found)
+    assert decisions.record(ledger, other, evidence)
     with ledger.engine.connect() as link:
         before = decisions.listed(link)
-    assert [(one.event, one.model) for one in before] == [
+    assert [(item.event, item.model) for item in before] == [
         ("promotion", "toy"),
         ("rollback", "toy"),
         ("promotion", "toy"),
         ("promotion", "another"),
     ]
-    assert all(one.created.endswith("+00:00") for one in before)
+    assert all(item.created.endswith("+00:00") for item in before)
     rows = dump(ledger)
-    index.rebuild([made.root], ledger)
+    index.rebuild([project.root], ledger)
     assert dump(ledger) == rows
 
-    shutil.rmtree(made.root / "run/promote")
-    index.rebuild([made.root], ledger)
-    found_again = questions.back(made.adapters[2], ledger, made.root)
-    assert [one["verdict"] for one in found_again.verdicts] == [verdict.hash]
-    assert found_again.verdicts[0]["wins"] == ["t1"]
-    assert found_again.decisions == before
-    dry = decide(made, reason="a dry run")
-    index.index(made.root, ledger)
-    assert len(questions.back(made.adapters[2], ledger, made.root).verdicts) == 2
-    shutil.rmtree(made.root / "run/promote")
-    index.rebuild([made.root], ledger)
-    assert dry.hash not in {one["verdict"] for one in questions.back(made.adapters[2], ledger, made.root).verdicts}
+    shutil.rmtree(project.root / "run/promote")
+    index.rebuild([project.root], ledger)
+    again = questions.back(project.adapters[2], ledger, project.root)
+    assert [item["verdict"] for item in again.verdicts] == [verdict.hash]
+    assert again.verdicts[0]["wins"] == ["t1"]
+    assert again.decisions == before
+    dry = decide(project, reason="a dry run")
+    index.index(project.root, ledger)
+    assert len(questions.back(project.adapters[2], ledger, project.root).verdicts) == 2
+    shutil.rmtree(project.root / "run/promote")
+    index.rebuild([project.root], ledger)
+    assert dry.hash not in {
+        item["verdict"] for item in questions.back(project.adapters[2], ledger, project.root).verdicts
+    }
     decisions.DECISIONS.drop(ledger.engine)
 
 
-def test_a_verdict_that_cannot_be_read_is_one_sentence(made: Run, sqlite: Ledger) -> None:
-    decide(made)
-    folder = made.root / "run/promote" / made.adapters[2]
+def test_a_verdict_that_cannot_be_read_is_one_sentence(project: Run, sqlite: Ledger) -> None:
+    decide(project)
+    folder = project.root / "run/promote" / project.adapters[2]
     (folder / "evaluations.json").unlink()
-    done = index.index(made.root, sqlite)
-    said = f"run/promote/{made.adapters[2]}/evaluations.json is missing: the verdict is not linked to its evaluations"
-    assert done.left_out == [said]
+    done = index.index(project.root, sqlite)
+    sentence = (
+        f"run/promote/{project.adapters[2]}/evaluations.json is missing: the verdict is not linked to its evaluations"
+    )
+    assert done.left_out == [sentence]
     (folder / "evaluations.json").write_text("[]")
     with pytest.raises(UserError, match=r"run/promote/\w+ holds no verdict"):
-        index.index(made.root, sqlite)
+        index.index(project.root, sqlite)
     (folder / "evaluations.json").unlink()
     (folder / "verdict.json").write_text("{}")
     with pytest.raises(UserError, match=r"run/promote/\w+ holds no verdict .*; `python -m flows.promote --dry-run`"):
-        index.index(made.root, sqlite)
+        index.index(project.root, sqlite)
 
 
 def git(root: Path, *words: str) -> str:
@@ -483,48 +498,48 @@ def git(root: Path, *words: str) -> str:
         ),
     ],
 )
-def test_what_is_missing_is_listed(made: Run, sqlite: Ledger, path: str, said: list[str], steps: int) -> None:
-    lost = made.root / path
+def test_what_is_missing_is_listed(project: Run, sqlite: Ledger, path: str, said: list[str], steps: int) -> None:
+    lost = project.root / path
     shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
-    done = index.index(made.root, sqlite)
-    assert [text for text in said if not any(one.startswith(text) for one in done.left_out)] == []
+    done = index.index(project.root, sqlite)
+    assert [text for text in said if not any(line.startswith(text) for line in done.left_out)] == []
     assert len(done.left_out) == (5 if path == "dvc.lock" else 1), done.left_out
-    found = questions.back(made.adapters[2], sqlite, made.root)
-    assert len(found.steps) == steps
+    answer = questions.back(project.adapters[2], sqlite, project.root)
+    assert len(answer.steps) == steps
     whole = steps == 3 and path != "run/000/adapter"
-    assert found.unlinked == ([] if whole else [found.steps[-1].adapter]), "an answer that is not whole says so"
+    assert answer.unlinked == ([] if whole else [answer.steps[-1].adapter]), "an answer that is not whole says so"
 
 
-def test_what_is_not_what_dvc_recorded_is_not_linked(made: Run, sqlite: Ledger) -> None:
+def test_what_is_not_what_dvc_recorded_is_not_linked(project: Run, sqlite: Ledger) -> None:
     """A link rests on dvc.lock, on the files, and on what they say of each other."""
-    one, two = made.adapters[1:]
-    (made.root / "run/002/adapter/adapter_model.safetensors").write_bytes(b"another")
-    (made.root / "run/009").mkdir()
-    done = index.index(made.root, sqlite)
+    first, second = project.adapters[1:]
+    (project.root / "run/002/adapter/adapter_model.safetensors").write_bytes(b"another")
+    (project.root / "run/009").mkdir()
+    done = index.index(project.root, sqlite)
     recorded = "is not what dvc.lock recorded (`dvc repro` or `dvc checkout` repairs it)"
     assert done.left_out == [f"run/002/adapter {recorded}", "run/009 is not in chain.yaml"]
-    found = questions.forward("scenario", "s3", sqlite, made.root)
-    assert (trained(found), found.unlinked) == ({}, [two]), "it was evaluated, that is all that is known"
-    made.stage("update@002", [dep["path"] for dep in made.stages["update@002"]["deps"][:3]], ["run/002/adapter"])
-    made.lock()
-    another = adapter_hash(made.root / "run/002/adapter")
-    assert f"run/002/adapter is {another}, but run/002/checkpoint is of adapter {two}" in str(
-        index.index(made.root, sqlite)
+    answer = questions.forward("scenario", "s3", sqlite, project.root)
+    assert (trained(answer), answer.unlinked) == ({}, [second]), "it was evaluated, that is all that is known"
+    project.stage("update@002", [dep["path"] for dep in project.stages["update@002"]["deps"][:3]], ["run/002/adapter"])
+    project.lock()
+    another = adapter_hash(project.root / "run/002/adapter")
+    assert f"run/002/adapter is {another}, but run/002/checkpoint is of adapter {second}" in str(
+        index.index(project.root, sqlite)
     )
 
-    made.stages["update@001"]["deps"][0]["md5"] = "0" * 32
-    made.lock()
+    project.stages["update@001"]["deps"][0]["md5"] = "0" * 32
+    project.lock()
     unlinked = "run/001/trajectories.parquet changed after update@001: run/001/adapter is not linked to its batch"
     with Ledger("sqlite://") as fresh:
-        assert unlinked in str(index.index(made.root, fresh))
-        assert trained(questions.forward("batch", made.batch("001"), fresh, made.root)) == {}
+        assert unlinked in str(index.index(project.root, fresh))
+        assert trained(questions.forward("batch", project.batch("001"), fresh, project.root)) == {}
 
-    made.write()
-    (made.root / "run/000/checkpoint/state.json").write_text('{"adapter": "stale"}')
+    project.write()
+    (project.root / "run/000/checkpoint/state.json").write_text('{"adapter": "stale"}')
     with Ledger("sqlite://") as fresh:
-        left = index.index(made.root, fresh).left_out
-    assert any(text.startswith(f"batch 001 is of {made.adapters[0]}, run/000/checkpoint of stale") for text in left)
-    assert one != two
+        left = index.index(project.root, fresh).left_out
+    assert any(text.startswith(f"batch 001 is of {project.adapters[0]}, run/000/checkpoint of stale") for text in left)
+    assert first != second
 
 
 def test_a_judge_that_is_code_needs_its_code_in_the_lock() -> None:
@@ -557,16 +572,16 @@ def test_a_judge_that_is_code_needs_its_code_in_the_lock() -> None:
     ],
 )
 def test_a_broken_file_is_named_and_nothing_is_written(
-    made: Run, ledger: Ledger, path: str, content: bytes | None, reason: str
+    project: Run, ledger: Ledger, path: str, content: bytes | None, reason: str
 ) -> None:
-    index.index(made.root, ledger)
+    index.index(project.root, ledger)
     rows = dump(ledger)
     if content is None:
-        shutil.copy(made.root / "run/scenarios/val.parquet", made.root / path)
+        shutil.copy(project.root / "run/scenarios/val.parquet", project.root / path)
     else:
-        (made.root / path).write_bytes(content)
-    made.write()  # recorded so: broken from the start
-    for change in (lambda: index.index(made.root, ledger), lambda: index.rebuild([made.root], ledger)):
+        (project.root / path).write_bytes(content)
+    project.write()  # recorded so: broken from the start
+    for change in (lambda: index.index(project.root, ledger), lambda: index.rebuild([project.root], ledger)):
         with pytest.raises(UserError, match=reason):
             change()
         assert dump(ledger) == rows
@@ -583,42 +598,42 @@ def add_store(root: Path, empty_store: Path) -> None:
     shutil.copy(empty_store, root / ".flywheel/mlflow.db")
 
 
-def test_versions_and_aliases_are_the_registrys(made: Run, sqlite: Ledger, empty_store: Path) -> None:
-    add_store(made.root, empty_store)
-    index.index(made.root, sqlite)
-    client = store.connect(made.root)
+def test_versions_and_aliases_are_the_registrys(project: Run, sqlite: Ledger, empty_store: Path) -> None:
+    add_store(project.root, empty_store)
+    index.index(project.root, sqlite)
+    client = store.connect(project.root)
     client.create_registered_model("toy")
-    for adapter in (*made.adapters[1:], "0123456789abcdef"):
-        client.create_model_version("toy", made.root.as_uri(), tags={"adapter_hash": adapter})
-    client.create_model_version("toy", made.root.as_uri())
+    for adapter in (*project.adapters[1:], "0123456789abcdef"):
+        client.create_model_version("toy", project.root.as_uri(), tags={"adapter_hash": adapter})
+    client.create_model_version("toy", project.root.as_uri())
     client.set_registered_model_alias("toy", "champion", "2")
-    two = versions.Version("toy", "2", ["champion"], made.adapters[2])
+    two = versions.Version("toy", "2", ["champion"], project.adapters[2])
     for model in ("models:/toy@champion", "models:/toy/2"):
-        found = questions.back(model, sqlite, made.root)
-        assert (found.adapter, found.versions, len(found.steps)) == (made.adapters[2], [two], 3)
-    assert questions.forward("scenario", "s4", sqlite, made.root).unlinked == ["0123456789abcdef"], (
+        answer = questions.back(model, sqlite, project.root)
+        assert (answer.adapter, answer.versions, len(answer.steps)) == (project.adapters[2], [two], 3)
+    assert questions.forward("scenario", "s4", sqlite, project.root).unlinked == ["0123456789abcdef"], (
         "a version from elsewhere"
     )
-    one = versions.Version("toy", "1", [], made.adapters[1])
-    assert [touched.versions for touched in questions.forward("scenario", "s1", sqlite, made.root).trained] == [
+    one = versions.Version("toy", "1", [], project.adapters[1])
+    assert [touched.versions for touched in questions.forward("scenario", "s1", sqlite, project.root).trained] == [
         [one],
         [two],
     ]
-    touched = questions.forward("scenario", "v1", sqlite, made.root).evaluated
+    touched = questions.forward("scenario", "v1", sqlite, project.root).evaluated
     assert [one.versions for one in touched] == [[], [one], [two]]
     client.set_registered_model_alias("toy", "champion", "1")
-    assert questions.back("models:/toy@champion", sqlite, made.root).adapter == made.adapters[1], (
+    assert questions.back("models:/toy@champion", sqlite, project.root).adapter == project.adapters[1], (
         "nothing of it is stored"
     )
 
     with pytest.raises(UserError, match=r"no models:/toy@best .*versions of toy: 3, 2, 1 @champion"):
-        questions.back("models:/toy@best", sqlite, made.root)
+        questions.back("models:/toy@best", sqlite, project.root)
     with pytest.raises(UserError, match=r"no models:/toy/4 that holds an adapter"):
-        questions.back("models:/toy/4", sqlite, made.root)
+        questions.back("models:/toy/4", sqlite, project.root)
     with pytest.raises(UserError, match=r"models:/toy is no version.*models:/<name>@<alias>"):
-        questions.back("models:/toy", sqlite, made.root)
+        questions.back("models:/toy", sqlite, project.root)
     with pytest.raises(UserError, match=r"knows no adapter '0123456789abcdef' \(it has 3 nodes.*lineage index"):
-        questions.back("models:/toy/3", sqlite, made.root)
+        questions.back("models:/toy/3", sqlite, project.root)
 
 
 def test_the_run_is_named_as_in_mlflow(tmp_path: Path, empty_store: Path) -> None:
@@ -629,36 +644,36 @@ def test_the_run_is_named_as_in_mlflow(tmp_path: Path, empty_store: Path) -> Non
     assert project_lock.run_key(project_lock.read_lock(project.root)) == tracker.parent.data.tags["run_key"]
 
 
-def test_what_is_not_known_is_one_sentence(made: Run, sqlite: Ledger) -> None:
+def test_what_is_not_known_is_one_sentence(project: Run, sqlite: Ledger) -> None:
     with pytest.raises(UserError, match="has no lineage yet"):
-        questions.back("a", sqlite, made.root)
-    index.index(made.root, sqlite)
+        questions.back("a", sqlite, project.root)
+    index.index(project.root, sqlite)
     with pytest.raises(UserError, match=r"'mail' is no kind .* scenario, trajectory, batch, judge"):
-        questions.forward("mail", "a", sqlite, made.root)
+        questions.forward("mail", "a", sqlite, project.root)
     for text in ("nothing", "", "%", "s"):
         with pytest.raises(UserError, match=r"no scenario|one of several: s1, s2, s3, s4"):
-            questions.forward("scenario", text, sqlite, made.root)
+            questions.forward("scenario", text, sqlite, project.root)
     with pytest.raises(UserError, match=r"chain.yaml does not exist"):
-        index.index(made.root / "run", sqlite)
+        index.index(project.root / "run", sqlite)
 
 
-def test_the_command(made: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(made.root)
+def test_the_command(project: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(project.root)
     monkeypatch.delenv("FLYWHEEL_LEDGER_URL", raising=False)
 
     def command(*words: str) -> str:
         assert main(words) == 0
         return capsys.readouterr().out
 
-    (made.root / "run/receipt.json").unlink()
+    (project.root / "run/receipt.json").unlink()
     out = command("index")
     assert "left out: run/receipt.json is missing\n" in out
     assert "nodes and" in out
     assert "8 trajectory" in out
     assert "0 nodes and 0 edges added" in command("index")
-    shown = command("back", made.adapters[2])
+    shown = command("back", project.adapters[2])
     for text in (
-        *made.adapters,
+        *project.adapters,
         "002 of run",
         "val 0.500 of 1",
         "8 trajectories of 3 scenarios, 2 judge calls",
@@ -666,16 +681,16 @@ def test_the_command(made: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     ):
         assert text in shown
     assert [
-        one["adapter"] for one in json.loads(command("back", made.adapters[2], "--json"))["steps"]
-    ] == made.adapters[::-1]
+        step["adapter"] for step in json.loads(command("back", project.adapters[2], "--json"))["steps"]
+    ] == project.adapters[::-1]
     shown = command("forward", "scenario", "s1")
     assert "2 adapters to train again" in shown
     assert "through an ancestor" in shown
     assert json.loads(command("forward", "scenario", "s3", "--json"))["trained"][0]["how"] == "directly"
     assert "3 more were evaluated on it, not trained" in command("forward", "scenario", "v1")
     assert "the ledger has 3 adapter" in command("rebuild")
-    made.stages["rollout@001"]["cmd"] = "another"
-    made.lock()
+    project.stages["rollout@001"]["cmd"] = "another"
+    project.lock()
     assert "is no longer in the index" in command("rebuild")
     assert main(["forward", "scenario", "nothing"]) == 2
     assert capsys.readouterr().err.startswith("error: the ledger knows no scenario 'nothing'")
@@ -695,32 +710,34 @@ def arrow_peak() -> Iterator[Any]:
         pa.set_memory_pool(before)
 
 
-def test_ten_thousand_trajectories_without_their_turns(made: Run, ledger: Ledger) -> None:
+def test_ten_thousand_trajectories_without_their_turns(project: Run, ledger: Ledger) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    number, folder = 10_000, made.root / "run/001"
+    number, folder = 10_000, project.root / "run/001"
     names = [f"001-s{place // 8}-{place % 8}" for place in range(number)]
     of = [f"s{place // 8}" for place in range(number)]
-    common = {"adapter_hash": [made.adapters[0]] * number, "stop_reason": ["done"] * number}
+    common = {"adapter_hash": [project.adapters[0]] * number, "stop_reason": ["done"] * number}
     noise = [os.urandom(4000) for _ in range(number)]
     batch = pa.table({"id": names, "scenario_id": of, "turns": noise} | common)
     pq.write_table(batch, folder / "trajectories.parquet")
     del batch, noise
     scores = {"score": [0.5] * number, "success": [True] * number, "explanation": ["why"] * number}
     pq.write_table(pa.table({"trajectory_id": names, "name": ["rule"] * number} | scores), folder / "rewards.parquet")
-    made.write()
+    project.write()
     with arrow_peak() as small:
-        done = index.index(made.root, ledger, ["001"])
+        done = index.index(project.root, ledger, ["001"])
     with arrow_peak() as whole:
         pq.read_table(folder / "trajectories.parquet")
     assert done.nodes > number
     assert done.edges > 3 * number
     assert small.max_memory() < 10e6, "ids alone are 1 MB"
     assert whole.max_memory() > 40e6, "and the turns 40 MB"
-    found = questions.back(made.adapters[1], ledger, made.root)
-    assert len(found.steps[0].trajectories) == number
-    assert trained(questions.forward("trajectory", "001-s77-3", ledger, made.root)) == {made.adapters[1]: "directly"}
+    answer = questions.back(project.adapters[1], ledger, project.root)
+    assert len(answer.steps[0].trajectories) == number
+    assert trained(questions.forward("trajectory", "001-s77-3", ledger, project.root)) == {
+        project.adapters[1]: "directly"
+    }
 
 
 def test_importing_loads_nothing_heavy() -> None:
@@ -730,6 +747,6 @@ def test_importing_loads_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_the_two_tables_stand_beside_replies(sqlite: Ledger, made: Run) -> None:
-    index.index(made.root, sqlite)
+def test_the_two_tables_stand_beside_replies(sqlite: Ledger, project: Run) -> None:
+    index.index(project.root, sqlite)
     assert set(sa.inspect(sqlite.engine).get_table_names()) == {"nodes", "edges", REPLIES.name}

@@ -22,55 +22,55 @@ from tests.tracing.test_tracing import traced
 
 def sent(kind: str, patience: float = 1.5) -> tuple[str, set[str], float]:
     """(what a run would say, the traces that the host took, seconds until the end) for two iterations of five traces."""
-    told: list[str] = []
+    messages: list[str] = []
     some = traced(10)
     with host(kind, 0.1) as stand:
         assert stand.address is not None
-        project = langfuse.Langfuse(stand.address, "pk-lf-stand-in", "sk-lf-stand-in", told.append)
+        project = langfuse.Langfuse(stand.address, "pk-lf-stand-in", "sk-lf-stand-in", messages.append)
         for place in (0, 5):
             project.send(some[place : place + 5])
         began = time.perf_counter()
         project.deliveries.settle(patience)
         spent = time.perf_counter() - began
-        return "".join(f"tracking: {line}\n" for line in told), set(stand.traces), spent
+        return "".join(f"tracking: {line}\n" for line in messages), set(stand.traces), spent
 
 
 @pytest.mark.parametrize("kind", ["refusing", "hanging", "failing"])
 def test_a_host_that_takes_nothing_is_one_warning(kind: str) -> None:
-    said, taken, spent = sent(kind)
-    assert warnings(said) == 1
-    assert lost(said) == 10
+    output, taken, spent = sent(kind)
+    assert warnings(output) == 1
+    assert lost(output) == 10
     assert taken == set()
     assert spent < 4.5  # less than an answer of one that hangs; 1.5 on an idle machine
-    assert ("HTTP 500" in said) == (kind == "failing")
-    assert ("did not answer within" in said) == (kind == "hanging")
+    assert ("HTTP 500" in output) == (kind == "failing")
+    assert ("did not answer within" in output) == (kind == "hanging")
 
 
 def test_a_slow_host_takes_all() -> None:
-    said, taken, spent = sent("slow")
-    assert said == ""
-    assert (warnings(said), lost(said)) == (0, 0)
-    assert taken == {one.id for one in traced(10)}
+    output, taken, spent = sent("slow")
+    assert output == ""
+    assert (warnings(output), lost(output)) == (0, 0)
+    assert taken == {trace.id for trace in traced(10)}
     assert spent > 0.05
 
 
 def test_no_host() -> None:
     with host("none") as stand:
         assert stand == (None, set())
-    found = tracing.environment(Path("/x"), None)
-    assert not [name for name in found if name.startswith("LANGFUSE_")]
-    assert found["FLYWHEEL_TRACE_RATE"] == "1"
+    variables = tracing.environment(Path("/x"), None)
+    assert not [name for name in variables if name.startswith("LANGFUSE_")]
+    assert variables["FLYWHEEL_TRACE_RATE"] == "1"
 
 
 def test_what_a_run_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """No store but the clone's own."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
     monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere")
-    found = tracing.environment(Path("/x"), "http://127.0.0.1:9")
-    assert found["LANGFUSE_HOST"] == "http://127.0.0.1:9"
-    assert {"LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"} <= found.keys()
-    assert {"MLFLOW_TRACKING_URI", "PREFECT_API_URL"}.isdisjoint(found)
-    assert found["PATH"] == os.environ["PATH"]
+    variables = tracing.environment(Path("/x"), "http://127.0.0.1:9")
+    assert variables["LANGFUSE_HOST"] == "http://127.0.0.1:9"
+    assert {"LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"} <= variables.keys()
+    assert {"MLFLOW_TRACKING_URI", "PREFECT_API_URL"}.isdisjoint(variables)
+    assert variables["PATH"] == os.environ["PATH"]
 
 
 def test_rows_by_hand(tmp_path: Path) -> None:
@@ -81,12 +81,12 @@ def test_rows_by_hand(tmp_path: Path) -> None:
 
     plain = Run(60.0, "", "", locked("a"), 0)
     assert plain.outputs == {"run/001/adapter": "a"}
-    said = f"row\ntracking: Langfuse at x {tracing.WARNING}: why; the run goes on\n"
-    said += (
+    output = f"row\ntracking: Langfuse at x {tracing.WARNING}: why; the run goes on\n"
+    output += (
         "tracking: 240 scores and 60 traces did not reach Langfuse at x; `python -m steps.tracking` sends them again\n"
     )
-    found = row("hanging", Run(63.0, said, said + "other\n", locked("b"), 7), plain, 3)
-    assert found == {
+    measured = row("hanging", Run(63.0, output, output + "other\n", locked("b"), 7), plain, 3)
+    assert measured == {
         "name": "tracing",
         "host": "hanging",
         "ratio": 1.05,
@@ -117,9 +117,9 @@ def test_the_sizes_are_ones_that_params_take(tmp_path: Path) -> None:
 
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
     set_params([f"{name}={value}" for name, value in tracing.SMALL.items()], tmp_path / "params.yaml")
-    found = yaml.safe_load((tmp_path / "params.yaml").read_text())
+    written = yaml.safe_load((tmp_path / "params.yaml").read_text())
     for name, value in tracing.SMALL.items():
-        assert reduce(getitem, name.split("."), found) == value
+        assert reduce(getitem, name.split("."), written) == value
 
 
 def test_help_starts_nothing() -> None:

@@ -143,12 +143,12 @@ def words(name: str) -> str:
 
 def secrets() -> dict[str, str]:
     """What must not be found: by place and name."""
-    found = {f"{place}/{name}": core(name) for place, several in TEXTS.items() for name, _ in several}
-    found |= {f"argument/{name}": core(name) for name in ARGUMENTS}
-    found["argument/of headers"] = login("of headers")
-    found["argument/of a number"] = str(ARGUMENTS["of a number"]("of a number")["pwd"])
-    found |= {f"variable/{name}": words(name) for name in VARIABLES}
-    return found | {f"setting/{name}": core(name) for name in SETTINGS}
+    planted_secrets = {f"{place}/{name}": core(name) for place, several in TEXTS.items() for name, _ in several}
+    planted_secrets |= {f"argument/{name}": core(name) for name in ARGUMENTS}
+    planted_secrets["argument/of headers"] = login("of headers")
+    planted_secrets["argument/of a number"] = str(ARGUMENTS["of a number"]("of a number")["pwd"])
+    planted_secrets |= {f"variable/{name}": words(name) for name in VARIABLES}
+    return planted_secrets | {f"setting/{name}": core(name) for name in SETTINGS}
 
 
 SECRETS = secrets()
@@ -157,21 +157,21 @@ SECRETS = secrets()
 def environment() -> str:
     """The variables' secrets, without what could tell them: of an address and of a login the password alone."""
     parts = ("PREFECT_API_AUTH_STRING", "FLYWHEEL_LEDGER_URL")
-    return "\n".join(f"it says {words(name) if name in parts else made(name)} here" for name, made in VARIABLES.items())
+    return "\n".join(f"it says {words(name) if name in parts else make(name)} here" for name, make in VARIABLES.items())
 
 
 def text(place: str) -> str:
-    return "\n".join([ORDINARY, *(made(name) for name, made in TEXTS[place])])
+    return "\n".join([ORDINARY, *(make(name) for name, make in TEXTS[place])])
 
 
 def needles(secret: str) -> list[bytes]:
     """A secret as it is, and what of it stands in base64, wherever it begins there."""
     plain = secret.encode()
-    found = [plain]
+    forms = [plain]
     for shift in range(3):
         whole = base64.b64encode(b"\0" * shift + plain)
-        found.append(whole[4 if shift else 0 : len(whole) - 4])  # but for what its neighbours have a part in
-    return found
+        forms.append(whole[4 if shift else 0 : len(whole) - 4])  # but for what its neighbours have a part in
+    return forms
 
 
 NEEDLES = {name: needles(secret) for name, secret in SECRETS.items()}
@@ -179,7 +179,7 @@ NEEDLES = {name: needles(secret) for name, secret in SECRETS.items()}
 
 def planted(content: bytes) -> set[str]:
     """The secrets that are in it."""
-    return {name for name, several in NEEDLES.items() if any(one in content for one in several)}
+    return {name for name, several in NEEDLES.items() if any(needle in content for needle in several)}
 
 
 # --- A run that holds them
@@ -213,21 +213,21 @@ def trajectories(number: str, some: list[Scenario]) -> list[Trajectory]:
 def rewards(batch: list[Trajectory]) -> list[Reward]:
     return [
         Reward(
-            trajectory_id=one.id,
-            scenario_id=one.scenario_id,
+            trajectory_id=trajectory.id,
+            scenario_id=trajectory.scenario_id,
             name="rule+ruler",
-            score=None if one.stop_reason == "error" else 0.5,
-            success=one.stop_reason == "done",
-            components={} if one.stop_reason == "error" else {"rule/found": 0.5, "ruler/ruler": 0.75},
+            score=None if trajectory.stop_reason == "error" else 0.5,
+            success=trajectory.stop_reason == "done",
+            components={} if trajectory.stop_reason == "error" else {"rule/found": 0.5, "ruler/ruler": 0.75},
             explanation=f"rule × 0.5: {text('explanation')} | ruler × 1: {text('reason')}",
         )
-        for one in batch
+        for trajectory in batch
     ]
 
 
 def planted_run(root: Path) -> Project:
     """A finished iteration in which all of them are, with changes that git knows of."""
-    extra = {name: made(name) for name, made in SETTINGS.items()}
+    extra = {name: make(name) for name, make in SETTINGS.items()}
     endpoint = {"model": "judge", "extra_body": extra, "base_url": "https://judge.example/v1"}
     score = {"judges": {"rule": 0.5, "ruler": 1}, "ruler": {"endpoint": endpoint}}
     project = Project(root, iterations=1, score=score)
@@ -248,9 +248,9 @@ def planted_run(root: Path) -> Project:
         write_records(rewards(batch), run / place / "rewards.parquet")
         if split == "train":
             order = Order(attempts=(batch[0].id,), scores=(0.75,), calls=("a",))
-            known: dict[str, Any] = {"scenario_id": some[0].id, "judge": "j", "orders": (order,)}
-            said = Judgement(scores={batch[0].id: 0.75}, reasons={batch[0].id: text("reason")}, **known)
-            (run / place / "judgements.jsonl").write_text(said.model_dump_json() + "\n")
+            fields: dict[str, Any] = {"scenario_id": some[0].id, "judge": "j", "orders": (order,)}
+            judgement = Judgement(scores={batch[0].id: 0.75}, reasons={batch[0].id: text("reason")}, **fields)
+            (run / place / "judgements.jsonl").write_text(judgement.model_dump_json() + "\n")
     git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost", "-C", str(root)]
     (root / "deploy.txt").write_text("replicas: 2\n")
     for command in (["init", "--quiet"], ["add", "deploy.txt"], ["commit", "--quiet", "--message", "one"]):
@@ -287,26 +287,26 @@ class Receiver:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    stand_in = Receiver()
+    yield stand_in
+    stand_in.server.shutdown()
+    stand_in.server.server_close()
 
 
 @pytest.fixture
 def project(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     for name in [name for name in os.environ if name.startswith(("MLFLOW_", "WANDB_", "LANGFUSE_", "PREFECT_API"))]:
         monkeypatch.delenv(name)
-    for name, made in VARIABLES.items():
-        monkeypatch.setenv(name, made(name))
+    for name, make in VARIABLES.items():
+        monkeypatch.setenv(name, make(name))
     monkeypatch.delenv("FLYWHEEL_ROOT", raising=False)
     monkeypatch.setenv("FLYWHEEL_TRACE_RATE", "1")
     root = tmp_path / "project"
     (root / ".flywheel").mkdir(parents=True)
     shutil.copy(empty_store, root / ".flywheel/mlflow.db")
-    found = planted_run(root)
+    created = planted_run(root)
     monkeypatch.chdir(root)
-    yield found
+    yield created
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         os.environ.pop(name)
 
@@ -316,23 +316,23 @@ def project(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def rows_of(database: Path) -> bytes:
     """Every value of every table, and the file's own bytes: a value may be torn apart by pages."""
-    found = [path.read_bytes() for path in database.parent.glob(f"{database.name}*")]
+    contents = [path.read_bytes() for path in database.parent.glob(f"{database.name}*")]
     with contextlib.closing(sqlite3.connect(database)) as link:
         for (name,) in link.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
             for row in link.execute(f'SELECT * FROM "{name}"'):
-                found += [value if isinstance(value, bytes) else str(value).encode() for value in row]
-    return b"\n".join(found)
+                contents += [value if isinstance(value, bytes) else str(value).encode() for value in row]
+    return b"\n".join(contents)
 
 
 def files_of(folder: Path) -> bytes:
     """Every file; of Weights & Biases' own the records, too, which its blocks tear apart."""
-    found = []
+    contents = []
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            found += [str(path).encode(), path.read_bytes()]
+            contents += [str(path).encode(), path.read_bytes()]
         if path.suffix == ".wandb":
-            found += [record.SerializeToString() for record in records(path)]
-    return b"\n".join(found)
+            contents += [record.SerializeToString() for record in records(path)]
+    return b"\n".join(contents)
 
 
 def tracked(project: Project, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, wandb: bool) -> dict[str, bytes]:
@@ -341,12 +341,12 @@ def tracked(project: Project, receiver: Receiver, monkeypatch: pytest.MonkeyPatc
     from steps.tracking import tracker as tracking
     from steps.tracking import wandb as weights_and_biases
 
-    told: list[str] = []
+    messages: list[str] = []
     monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", "pk-lf-1")
     monkeypatch.setenv("LANGFUSE_HOST", receiver.address)
     if wandb:
         monkeypatch.setenv("WANDB_MODE", "offline")
-    tracker = tracking.start(project.root, told.append)
+    tracker = tracking.start(project.root, messages.append)
     beside = weights_and_biases.start(tracker.root, tracker.params, tracker.metrics, tracker.log_message)
     assert (beside is not None) == wandb
     trackers: list[tracking.Tracker] = [tracker, beside] if beside else [tracker]
@@ -358,25 +358,25 @@ def tracked(project: Project, receiver: Receiver, monkeypatch: pytest.MonkeyPatc
     tracker.log_artifact(project.root / "curve.png")
     tracker.log_message(f"Langfuse at https://me:{core('git')}@example.com does not take traces")
     run = project.root / "run"
-    known = params.load(project.root / "params.yaml", params.RegisterParams)
-    publish.publish(project.root, run / "001/adapter", run / "001/test", run / "000/test", known)
+    registering = params.load(project.root / "params.yaml", params.RegisterParams)
+    publish.publish(project.root, run / "001/adapter", run / "001/test", run / "000/test", registering)
     kept = project.root / ".flywheel"
-    found = {"Langfuse": b"\n".join(receiver.bodies), "told": "\n".join([*told, tracker.where()]).encode()}
-    found |= {"MLflow's database": rows_of(kept / "mlflow.db"), "MLflow's artifacts": files_of(kept / "mlartifacts")}
+    received = {"Langfuse": b"\n".join(receiver.bodies), "told": "\n".join([*messages, tracker.where()]).encode()}
+    received |= {"MLflow's database": rows_of(kept / "mlflow.db"), "MLflow's artifacts": files_of(kept / "mlartifacts")}
     if wandb:
-        found["Weights & Biases"] = files_of(kept / "wandb") + (kept / "wandb.log").read_bytes()
+        received["Weights & Biases"] = files_of(kept / "wandb") + (kept / "wandb.log").read_bytes()
 
     receiver.bodies.clear()  # the same once more, as a server of MLflow's would get it
     monkeypatch.delenv("LANGFUSE_PUBLIC_KEY")
     traced = sender.Tracing(
-        project.root, tracker.params, tracker.client, receiver.address, tracker.experiment, told.append
+        project.root, tracker.params, tracker.client, receiver.address, tracker.experiment, messages.append
     )
     traced.base("key", "run", 1.0)
     traced.iteration("key", "run", "001", 1.0)
     settings = tracker.settings | tracker.flow_settings
-    assert traced.finish("key", "run", {"best": "001"}, settings, {}, (1.0, 2.0)), told
-    found["MLflow's server"] = b"\n".join(receiver.bodies)
-    return found
+    assert traced.finish("key", "run", {"best": "001"}, settings, {}, (1.0, 2.0)), messages
+    received["MLflow's server"] = b"\n".join(receiver.bodies)
+    return received
 
 
 def shown(project: Project, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
@@ -399,7 +399,7 @@ def shown(project: Project, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]
     pages.end(project.root / "curve.png", f"MLflow: https://me:{core('git')}@example.com/")
     assert [more["key"] for _, more in given] == ["iterations", "progress", "trajectories", "learning-curve", "mlflow"]
     monkeypatch.delenv("PREFECT_API_URL")
-    more = {f"score.ruler.endpoint.extra_body.{name}": made(name) for name, made in SETTINGS.items()}
+    more = {f"score.ruler.endpoint.extra_body.{name}": make(name) for name, make in SETTINGS.items()}
     settings = RescoreSettings(more=more, judge_url=f"https://me:{core('git')}@example.com/v1")
     return {
         "Prefect's artifacts": repr(given).encode(),
@@ -473,9 +473,10 @@ def test_a_run_holds_them_all(project: Project) -> None:
     held = b""
     for path in (project.root / "run/001/trajectories.parquet", project.root / "run/001/rewards.parquet"):
         kind: Any = Trajectory if "trajectories" in path.name else Reward
-        held += b"\n".join(repr(one.model_dump()).encode() for one in read_records(kind, path))
+        held += b"\n".join(repr(record.model_dump()).encode() for record in read_records(kind, path))
     held += b"\n".join(
-        repr(one.model_dump()).encode() for one in read_records(Scenario, project.root / "run/scenarios/train.parquet")
+        repr(record.model_dump()).encode()
+        for record in read_records(Scenario, project.root / "run/scenarios/train.parquet")
     )
     held += (project.root / "params.yaml").read_bytes() + git_state(project.root)[1].encode()
     held += (project.root / "run/001/judgements.jsonl").read_bytes()
@@ -490,19 +491,19 @@ def test_a_run_holds_them_all(project: Project) -> None:
 def test_none_of_them_leaves(
     project: Project, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found = tracked(project, receiver, monkeypatch, wandb=True)
-    found |= shown(project, monkeypatch) | logged(project, monkeypatch, capfd)
-    assert len(found) == 13
-    assert b"000-val" in found["Langfuse"], "the base policy's validation is traced, too"
-    assert b"LLM_JUDGE" in found["Langfuse"]
-    assert b"LLM_JUDGE" in found["MLflow's database"]
-    assert {name: leaked for name, content in found.items() if (leaked := planted(content))} == {}
-    for name, content in found.items():
+    received = tracked(project, receiver, monkeypatch, wandb=True)
+    received |= shown(project, monkeypatch) | logged(project, monkeypatch, capfd)
+    assert len(received) == 13
+    assert b"000-val" in received["Langfuse"], "the base policy's validation is traced, too"
+    assert b"LLM_JUDGE" in received["Langfuse"]
+    assert b"LLM_JUDGE" in received["MLflow's database"]
+    assert {name: leaked for name, content in received.items() if (leaked := planted(content))} == {}
+    for name, content in received.items():
         assert MASK.encode() in content, f"{name} was to hold one"
         if name not in ("told", "Prefect's parameters"):
             assert ORDINARY.encode() in content or name == "MLflow's artifacts", f"{name} has lost the rest"
     names = set(
-        re.findall(rb"\b(?:git\.diff|params\.yaml|dvc\.lock|chain\.yaml|README\.md)\b", found["MLflow's artifacts"])
+        re.findall(rb"\b(?:git\.diff|params\.yaml|dvc\.lock|chain\.yaml|README\.md)\b", received["MLflow's artifacts"])
     )
     assert len(names) == 5
 
@@ -514,10 +515,10 @@ def test_without_masking_they_would(
     monkeypatch.setattr(Masker, "__call__", lambda _, value: value)
     monkeypatch.setattr(Masker, "text", lambda _, value: value)
     monkeypatch.setattr(MaskingFilter, "filter", lambda *_: True)
-    found = tracked(project, receiver, monkeypatch, wandb=False)
-    found |= shown(project, monkeypatch) | logged(project, monkeypatch, capfd)
-    assert [name for name, content in found.items() if not planted(content)] == []
-    whole = planted(b"".join(found.values()))
+    received = tracked(project, receiver, monkeypatch, wandb=False)
+    received |= shown(project, monkeypatch) | logged(project, monkeypatch, capfd)
+    assert [name for name, content in received.items() if not planted(content)] == []
+    whole = planted(b"".join(received.values()))
     assert whole == SECRETS.keys()
 
 
@@ -542,8 +543,8 @@ def test_a_file_with_secrets_keeps_the_rest() -> None:
     from steps.tracking.tracker import public
 
     given = {"task": "toy", "update": {"beta": 0.01}, "extra": {"password": "correct horse", "more": [1, "a"]}}
-    found = yaml.safe_load(public(yaml.safe_dump(given)))
-    assert found == given | {"extra": {"password": MASK, "more": [1, "a"]}}
+    content = yaml.safe_load(public(yaml.safe_dump(given)))
+    assert content == given | {"extra": {"password": MASK, "more": [1, "a"]}}
 
 
 def test_an_address_that_is_refused_is_not_quoted(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def scenario(number: int = 0) -> Scenario:
     return Scenario.make("toy", "train", messages, {"answer": str(number)})
 
 
-def said(name: str, arguments: dict[str, Any], text: str = "") -> dict[str, Any]:
+def call(name: str, arguments: dict[str, Any], text: str = "") -> dict[str, Any]:
     return {
         "role": "assistant",
         "content": text,
@@ -60,7 +60,7 @@ def trajectory(of: Scenario, attempt: int = 0, **more: Any) -> Trajectory:
         prompt_ids=(1, 2, 3),
         completion_ids=(4, 5),
         logprobs=(-0.5, -1.5),
-        message=said("look", {"what": "it", "api_key": "k-1"}, "<think>hm, where?</think>"),
+        message=call("look", {"what": "it", "api_key": "k-1"}, "<think>hm, where?</think>"),
         observations=(heard,),
         finish_reason="stop",
     )
@@ -68,7 +68,7 @@ def trajectory(of: Scenario, attempt: int = 0, **more: Any) -> Trajectory:
         prompt_ids=(1, 2, 3, 4, 5, 6),
         completion_ids=(7,),
         logprobs=(-0.25,),
-        message=said("answer", {"text": "7"}),
+        message=call("answer", {"text": "7"}),
         observations=({"role": "tool", "name": "answer", "content": "Error: too late"},),
         finish_reason="stop",
     )
@@ -83,12 +83,12 @@ def reward(of: Trajectory, score: float | None = 0.5, **more: Any) -> Reward:
 
 
 def traced(count: int = 1, attempt: int = 0, **more: Any) -> list[Trace]:
-    recorder, mask, found = Recorder(), Masker(), []
+    recorder, mask, traces = Recorder(), Masker(), []
     for number in range(count):
         of = scenario(number)
-        one = trajectory(of, attempt, **more)
-        found.append(episode(recorder, mask, ABOUT, of, one, reward(one), None))
-    return found
+        played = trajectory(of, attempt, **more)
+        traces.append(episode(recorder, mask, ABOUT, of, played, reward(played), None))
+    return traces
 
 
 def by_name(trace: Trace) -> dict[str, Any]:
@@ -102,9 +102,9 @@ def by_name(trace: Trace) -> dict[str, Any]:
 
 
 def test_the_tree_of_an_episode() -> None:
-    [found] = traced()
-    names = {span.context.span_id: span.name for span in found.spans}
-    tree = [(span.name, names.get(span.parent.span_id) if span.parent else None) for span in found.spans]
+    [trace] = traced()
+    names = {span.context.span_id: span.name for span in trace.spans}
+    tree = [(span.name, names.get(span.parent.span_id) if span.parent else None) for span in trace.spans]
     assert tree == [
         ("episode", None),
         ("turn 1", "episode"),
@@ -114,15 +114,15 @@ def test_the_tree_of_an_episode() -> None:
         ("generation", "turn 2"),
         ("answer", "turn 2"),
     ]
-    assert {f"{span.context.trace_id:032x}" for span in found.spans} == {found.id}
-    kinds = [(span.attributes["langfuse.observation.type"], span.attributes["mlflow.spanType"]) for span in found.spans]
+    assert {f"{span.context.trace_id:032x}" for span in trace.spans} == {trace.id}
+    kinds = [(span.attributes["langfuse.observation.type"], span.attributes["mlflow.spanType"]) for span in trace.spans]
     per_turn = [("span", "CHAIN"), ("generation", "CHAT_MODEL"), ("tool", "TOOL")]
     assert kinds == [("agent", "AGENT"), *per_turn, *per_turn]
 
 
 def test_what_spans_say() -> None:
-    [found] = traced()
-    spans = by_name(found)
+    [trace] = traced()
+    spans = by_name(trace)
     root = spans["episode"].attributes
     assert json.loads(root["langfuse.observation.input"]) == {
         "task": "toy",
@@ -135,39 +135,42 @@ def test_what_spans_say() -> None:
         "stop_reason": "done",
     }
     first = spans["generation 2"].attributes
-    assert [one["role"] for one in json.loads(first["langfuse.observation.input"])] == ["system", "user"]
+    assert [message["role"] for message in json.loads(first["langfuse.observation.input"])] == ["system", "user"]
     assert json.loads(first["langfuse.observation.usage_details"]) == {"input": 3, "output": 2, "total": 5}
     assert json.loads(first["langfuse.observation.model.parameters"]) == {"temperature": 1.0, "max_tokens": 64}
     assert first["langfuse.observation.model.name"] == "some/model"
     assert first["langfuse.observation.metadata.mean_logprob"] == -1.0
     assert first["langfuse.observation.metadata.reasoning"] == "hm, where?"
     second = spans["generation 5"].attributes
-    told = json.loads(second["langfuse.observation.input"])
-    assert [one["role"] for one in told] == ["system", "user", "assistant", "tool"]
-    assert told[3]["tool_call_id"] == told[2]["tool_calls"][0]["id"]
+    prompt = json.loads(second["langfuse.observation.input"])
+    assert [message["role"] for message in prompt] == ["system", "user", "assistant", "tool"]
+    assert prompt[3]["tool_call_id"] == prompt[2]["tool_calls"][0]["id"]
     new = json.loads(spans["turn 2"].attributes["langfuse.observation.input"])
-    assert new == told[3:], "what is new to the policy"
+    assert new == prompt[3:], "what is new to the policy"
     tool = spans["look"]
     assert json.loads(tool.attributes["langfuse.observation.input"]) == {"what": "it", "api_key": MASK}
     assert json.loads(tool.attributes["langfuse.observation.output"]) == f"it is 7, password={MASK}"
     assert tool.status.is_ok
     assert not spans["answer"].status.is_ok
     assert spans["answer"].attributes["langfuse.observation.level"] == "ERROR"
-    for span in found.spans:
+    for span in trace.spans:
         assert span.attributes["session.id"] == "run0"
         assert span.attributes["langfuse.trace.tags"] == ("toy", "train", "iteration 001")
         assert span.attributes["langfuse.trace.metadata.attempt"] == "0"
         assert not {"k-1", "letmein", KEY} & set(json.dumps(dict(span.attributes)).split('"'))
         assert KEY not in json.dumps(dict(span.attributes))
     expected = {"task", "base_model", "adapter", "run", "iteration", "split", "scenario", "attempt", "trajectory"}
-    assert found.tags.keys() == expected | {"stop_reason", "times"}
+    assert trace.tags.keys() == expected | {"stop_reason", "times"}
 
 
 def test_ids_are_hashes() -> None:
-    again = [[(span.context.trace_id, span.context.span_id) for span in found.spans] for found in traced(3)]
-    assert again == [[(span.context.trace_id, span.context.span_id) for span in found.spans] for found in traced(3)]
-    assert len({trace for spans in again for trace, _ in spans}) == 3
-    assert len({span for spans in again for _, span in spans}) == 21
+    def ids() -> list[list[tuple[int, int]]]:
+        return [[(span.context.trace_id, span.context.span_id) for span in trace.spans] for trace in traced(3)]
+
+    first = ids()
+    assert first == ids()
+    assert len({trace for spans in first for trace, _ in spans}) == 3
+    assert len({span for spans in first for _, span in spans}) == 21
     assert traced(1)[0].id != traced(1, attempt=1)[0].id != traced(1, adapter_hash="b" * 16)[0].id
 
 
@@ -195,14 +198,14 @@ def test_attributes_are_those_that_the_tools_document() -> None:
 
 def test_times_are_recorded_or_not_but_never_invented() -> None:
     of = scenario()
-    one = trajectory(of)
+    played = trajectory(of)
     times = [(100.0, 100.25, 100.5), (100.5, 101.0, 101.25)]
-    found = episode(Recorder(), Masker(), ABOUT, of, one, None, times)
-    lengths = {span.name: (span.start_time / 1e9, span.end_time / 1e9) for span in found.spans[:4]}
+    trace = episode(Recorder(), Masker(), ABOUT, of, played, None, times)
+    lengths = {span.name: (span.start_time / 1e9, span.end_time / 1e9) for span in trace.spans[:4]}
     expected = {"episode": (100, 101.25), "turn 1": (100, 100.5), "generation": (100, 100.25), "look": (100.25, 100.5)}
     assert lengths == expected
-    assert found.spans[2].attributes["langfuse.observation.metadata.latency_seconds"] == 0.25
-    assert found.tags["times"] == "recorded"
+    assert trace.spans[2].attributes["langfuse.observation.metadata.latency_seconds"] == 0.25
+    assert trace.tags["times"] == "recorded"
     [unknown] = traced()
     assert {(span.start_time, span.end_time) for span in unknown.spans} == {(1_700_000_000 * 10**9,) * 2}
     assert unknown.tags["times"] == "not recorded"
@@ -212,25 +215,25 @@ def test_times_are_recorded_or_not_but_never_invented() -> None:
 def test_failures_and_what_is_not_scored() -> None:
     of = scenario()
     failed = trajectory(of, stop_reason="error", error=f"OSError: token {KEY}", turns=())
-    found = episode(Recorder(), Masker(), ABOUT, of, failed, reward(failed, None, success=False, components={}), None)
-    assert [span.name for span in found.spans] == ["episode"]
-    assert not found.spans[0].status.is_ok
-    assert found.tags["error"] == f"OSError: token {MASK}"
-    assert "unscored" in found.tags
-    assert [(one.name, one.value) for one in found.scores] == [("success", False)]
+    trace = episode(Recorder(), Masker(), ABOUT, of, failed, reward(failed, None, success=False, components={}), None)
+    assert [span.name for span in trace.spans] == ["episode"]
+    assert not trace.spans[0].status.is_ok
+    assert trace.tags["error"] == f"OSError: token {MASK}"
+    assert "unscored" in trace.tags
+    assert [(score.name, score.value) for score in trace.scores] == [("success", False)]
 
 
 def test_scores() -> None:
-    one = trajectory(scenario())
-    by_rule = {(of.name, of.value, of.by_model, of.comment) for of in scores(reward(one), Masker())}
+    played = trajectory(scenario())
+    by_rule = {(of.name, of.value, of.by_model, of.comment) for of in scores(reward(played), Masker())}
     assert by_rule >= {
         ("reward/found", 0.75, False, "1 × 0.75: the right one"),
         ("success", True, False, "by the environment's rule"),
     }
-    mixed = reward(one, 0.9, name="rule+ruler", rule=0.5, components={"rule/found": 0.1, "ruler/ruler": 0.8})
-    found = {of.name: of.by_model for of in scores(mixed, Masker())}
+    mixed = reward(played, 0.9, name="rule+ruler", rule=0.5, components={"rule/found": 0.1, "ruler/ruler": 0.8})
+    by_model = {of.name: of.by_model for of in scores(mixed, Masker())}
     expected = {"success": False, "reward": True, "rule": False, "reward/rule/found": False, "reward/ruler/ruler": True}
-    assert found == expected
+    assert by_model == expected
 
 
 def judgement(of: Trajectory, score: float | None = 0.75, problem: str = "") -> Judgement:
@@ -240,18 +243,18 @@ def judgement(of: Trajectory, score: float | None = 0.75, problem: str = "") -> 
         Order(attempts=(of.id, *others), scores=(0.8, 0.1, None), calls=("a",)),
         Order(attempts=(*others[::-1], of.id), scores=(None, 0.1, 0.7), calls=("b",)),
     )
-    known: dict[str, Any] = {"scenario_id": of.scenario_id, "judge": "cafe", "orders": orders, "problem": problem}
-    return Judgement(scores={of.id: score, "y": None}, reasons={of.id: f"It looked first. {KEY}"}, **known)
+    fields: dict[str, Any] = {"scenario_id": of.scenario_id, "judge": "cafe", "orders": orders, "problem": problem}
+    return Judgement(scores={of.id: score, "y": None}, reasons={of.id: f"It looked first. {KEY}"}, **fields)
 
 
 def test_what_a_judge_said_is_a_score_of_its_own() -> None:
     """Beside the rule's, before any weight, whatever it counts in the reward."""
     of = scenario()
-    one = trajectory(of)
-    ruled = reward(one, 0.5, name="rule")
-    found = episode(Recorder(), Masker(), ABOUT, of, one, ruled, None, judgement(one))
-    by_name = {score.name: score for score in found.scores}
-    assert len(by_name) == len(found.scores)
+    played = trajectory(of)
+    ruled = reward(played, 0.5, name="rule")
+    trace = episode(Recorder(), Masker(), ABOUT, of, played, ruled, None, judgement(played))
+    by_name = {score.name: score for score in trace.scores}
+    assert len(by_name) == len(trace.scores)
     assert {name: score.by_model for name, score in by_name.items()} == {
         "success": False, "reward": False, "reward/found": False, "reward/turn": False, "ruler": True,
     }  # fmt: skip
@@ -261,24 +264,24 @@ def test_what_a_judge_said_is_a_score_of_its_own() -> None:
         True,
         "ruler cafe",
     )
-    [told] = [body for body in langfuse.bodies(found) if body["name"] == "ruler"]
-    assert told["metadata"] == {"source": "LLM_JUDGE", "judge": "ruler cafe"}
-    sources = {of.name: (of.source.source_type, of.source.source_id, of.rationale) for of in feedbacks(found)}
+    [sent] = [body for body in langfuse.bodies(trace) if body["name"] == "ruler"]
+    assert sent["metadata"] == {"source": "LLM_JUDGE", "judge": "ruler cafe"}
+    sources = {of.name: (of.source.source_type, of.source.source_id, of.rationale) for of in feedbacks(trace)}
     assert sources["ruler"] == ("LLM_JUDGE", "ruler cafe", by_name["ruler"].comment)
     assert sources["reward"][0] == "CODE"
-    assert "not_judged" not in found.tags
+    assert "not_judged" not in trace.tags
 
 
 def test_what_a_judge_did_not_score_is_none() -> None:
     of = scenario()
-    one = trajectory(of)
-    for said, why in (
-        (judgement(one, None, "the server hung"), "the server hung"),
-        (judgement(one, None), "not shown"),
+    played = trajectory(of)
+    for judged, why in (
+        (judgement(played, None, "the server hung"), "the server hung"),
+        (judgement(played, None), "not shown"),
     ):
-        found = episode(Recorder(), Masker(), ABOUT, of, one, reward(one), None, said)
-        assert "ruler" not in {score.name for score in found.scores}
-        assert found.tags["not_judged"].startswith(why)
+        trace = episode(Recorder(), Masker(), ABOUT, of, played, reward(played), None, judged)
+        assert "ruler" not in {score.name for score in trace.scores}
+        assert trace.tags["not_judged"].startswith(why)
 
 
 def test_the_same_scenarios_are_traced_in_every_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +308,7 @@ def test_a_stage_keeps_its_turns_times(tmp_path: Path, monkeypatch: pytest.Monke
     kept: list[Any] = []
 
     def fake(evaluation: stage.Output) -> None:
-        kept.extend(players.play(Policy(kind="scripted"), env, data, [(one, 0) for one in some], prefix="val"))
+        kept.extend(players.play(Policy(kind="scripted"), env, data, [(item, 0) for item in some], prefix="val"))
         evaluation.write_text("")
 
     fake.__module__ = evaluate.__name__
@@ -315,16 +318,16 @@ def test_a_stage_keeps_its_turns_times(tmp_path: Path, monkeypatch: pytest.Monke
     stage.run(fake, {"evaluation": tmp_path / "001/evaluation"})
     path = tmp_path / "001/timings/evaluation.turns.json"
     times = files.read_times(path)
-    for one in kept:
-        found = times[one.trajectory.fingerprint()]
-        assert len(found) == len(one.trajectory.turns)
-        for asked, answered, done in found:
+    for item in kept:
+        moments = times[item.trajectory.fingerprint()]
+        assert len(moments) == len(item.trajectory.turns)
+        for asked, answered, done in moments:
             assert before <= asked <= answered <= done <= time.time()
-        other = one.trajectory.model_copy(update={"adapter_hash": "another"})
+        other = item.trajectory.model_copy(update={"adapter_hash": "another"})
         assert other.fingerprint() not in times
-        write_records([one.trajectory], tmp_path / "x.parquet")
+        write_records([item.trajectory], tmp_path / "x.parquet")
         [back] = files.read(Trajectory, tmp_path / "x.parquet", "scenario_id", 1)
-        assert back.fingerprint() == one.trajectory.fingerprint()
+        assert back.fingerprint() == item.trajectory.fingerprint()
     assert files.read_times(tmp_path / "none.json") == {}
     path.write_text("{")
     assert files.read_times(path) == {}
@@ -367,14 +370,14 @@ def test_sampled_episodes_keep_their_turns_times(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(episodes, "measure_turns", keep)
     played = episodes.play(
-        Sampler(), chat, env, data, [(one, 0) for one in some], prefix="x", adapter_hash="a", context=20, max_tokens=4,
+        Sampler(), chat, env, data, [(item, 0) for item in some], prefix="x", adapter_hash="a", context=20, max_tokens=4,
     )  # fmt: skip
     assert played[1].stop_reason == "length"
-    for one in played:
-        found = kept[one.fingerprint()]
-        assert len(found) == len(one.turns) > 0
-        assert all(asked + 0.009 <= answered <= done for asked, answered, done in found)
-        assert all(before[2] <= after[0] + 1e-4 for before, after in pairwise(found))
+    for item in played:
+        moments = kept[item.fingerprint()]
+        assert len(moments) == len(item.turns) > 0
+        assert all(asked + 0.009 <= answered <= done for asked, answered, done in moments)
+        assert all(before[2] <= after[0] + 1e-4 for before, after in pairwise(moments))
 
 
 # --- Receivers
@@ -455,11 +458,11 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_five_hundred_episodes_reach_langfuse_whole(keys: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     some = traced(500)
     with receiving() as host:
         keys.setenv("LANGFUSE_HOST", host.address)
-        project = langfuse.connect(told.append)
+        project = langfuse.connect(messages.append)
         assert project is not None
         project.send(some)
         assert project.deliveries.settle(10)
@@ -467,7 +470,7 @@ def test_five_hundred_episodes_reach_langfuse_whole(keys: pytest.MonkeyPatch) ->
         assert len(first) == len(host.spans) == 3500
         project.send(some)
         assert project.deliveries.settle(10)
-    assert told == []
+    assert messages == []
     assert {(span.trace_id, span.span_id) for span in host.spans} == first, "again makes no doubles"
     assert len({span.trace_id for span in host.spans}) == 500
     names = Counter(span.name for span in host.spans[:3500])
@@ -475,7 +478,7 @@ def test_five_hundred_episodes_reach_langfuse_whole(keys: pytest.MonkeyPatch) ->
         {"turn 1": 500, "turn 2": 500}
     )
     for span in host.spans[:3500]:
-        names_of = {one.key for one in span.attributes}
+        names_of = {item.key for item in span.attributes}
         assert not any(name.startswith("mlflow.") for name in names_of)
         assert {"langfuse.observation.type", "langfuse.observation.input", "langfuse.trace.name"} <= names_of
         assert {
@@ -486,13 +489,13 @@ def test_five_hundred_episodes_reach_langfuse_whole(keys: pytest.MonkeyPatch) ->
         } <= names_of
         model = {"langfuse.observation.model.name", "langfuse.observation.usage_details"}
         assert (model <= names_of) == (span.name == "generation")
-    assert len({one["id"] for one in host.scores}) == 2000
+    assert len({item["id"] for item in host.scores}) == 2000
     assert len(host.scores) == 4000
-    [success] = [one for one in host.scores[:2000] if one["traceId"] == some[0].id and one["name"] == "success"]
+    [success] = [item for item in host.scores[:2000] if item["traceId"] == some[0].id and item["name"] == "success"]
     assert success.items() >= {"value": 1.0, "dataType": "BOOLEAN", "environment": "training"}.items()
-    [given] = [one for one in host.scores[:2000] if one["traceId"] == some[0].id and one["name"] == "reward"]
-    assert given.items() >= {"value": 0.5, "dataType": "NUMERIC"}.items()
-    assert given["metadata"] == {"source": "CODE", "judge": "rule"}
+    [reward_score] = [item for item in host.scores[:2000] if item["traceId"] == some[0].id and item["name"] == "reward"]
+    assert reward_score.items() >= {"value": 0.5, "dataType": "NUMERIC"}.items()
+    assert reward_score["metadata"] == {"source": "CODE", "judge": "rule"}
     login = base64.b64encode(b"pk-lf-1:sk-lf-2").decode()
     for headers in host.headers:
         expected = {
@@ -509,28 +512,28 @@ def test_scores_have_the_form_of_langfuses_client(keys: pytest.MonkeyPatch) -> N
     fields = {field.alias or name for name, field in ScoreBody.model_fields.items()} | {
         "traceId", "dataType", "timestamp",
     }  # fmt: skip
-    for one in langfuse.bodies(traced()[0]):
-        assert one.keys() <= fields
-        ScoreBody.model_validate(one)
+    for body in langfuse.bodies(traced()[0]):
+        assert body.keys() <= fields
+        ScoreBody.model_validate(body)
 
 
 def test_an_older_langfuse_gets_scores_as_it_knows_them(keys: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     with receiving(statuses={"/api/public/scores": 400}) as host:
         keys.setenv("LANGFUSE_HOST", host.address)
-        project = langfuse.connect(told.append)
+        project = langfuse.connect(messages.append)
         assert project is not None
         project.send(traced(2))
         assert project.deliveries.settle(10)
-    assert told == []
-    assert {one["type"] for one in host.events} == {"score-create"}
-    assert len({one["id"] for one in host.events}) == 8
+    assert messages == []
+    assert {event["type"] for event in host.events} == {"score-create"}
+    assert len({event["id"] for event in host.events}) == 8
 
 
 def test_langfuse_only_with_keys(keys: pytest.MonkeyPatch) -> None:
-    found = langfuse.connect(print)
-    assert found is not None
-    assert found.host == "https://cloud.langfuse.com"
+    project = langfuse.connect(print)
+    assert project is not None
+    assert project.host == "https://cloud.langfuse.com"
     keys.setenv("LANGFUSE_TRACING_ENABLED", "false")
     assert langfuse.connect(print) is None
     keys.delenv("LANGFUSE_TRACING_ENABLED")
@@ -543,9 +546,9 @@ NOBODY_WAITS = deliveries.PATIENCE[1]  # seconds: less than one answer of a host
 
 def eventful(address: str, keys: pytest.MonkeyPatch, rounds: int = 3) -> tuple[float, float, list[str]]:
     """(seconds of the slowest hand-over, of settling, what was told) for some iterations."""
-    told: list[str] = []
+    messages: list[str] = []
     keys.setenv("LANGFUSE_HOST", address)
-    project = langfuse.connect(told.append)
+    project = langfuse.connect(messages.append)
     assert project is not None
     some, slowest = traced(20), 0.0
     for _ in range(rounds):
@@ -554,41 +557,41 @@ def eventful(address: str, keys: pytest.MonkeyPatch, rounds: int = 3) -> tuple[f
         slowest = max(slowest, time.perf_counter() - began)
     began = time.perf_counter()
     project.deliveries.settle(2.0 * rounds)
-    return slowest, time.perf_counter() - began, told
+    return slowest, time.perf_counter() - began, messages
 
 
 def test_a_host_that_refuses(keys: pytest.MonkeyPatch) -> None:
-    slowest, _, told = eventful(f"http://127.0.0.1:{conftest.free_port()}", keys)
+    slowest, _, messages = eventful(f"http://127.0.0.1:{conftest.free_port()}", keys)
     assert slowest < NOBODY_WAITS
-    assert len(told) == 2
-    assert "does not take traces" in told[0]
-    assert told[1].startswith("240 scores and 60 traces did not reach Langfuse at http://127.0.0.1")
+    assert len(messages) == 2
+    assert "does not take traces" in messages[0]
+    assert messages[1].startswith("240 scores and 60 traces did not reach Langfuse at http://127.0.0.1")
 
 
 def test_a_host_that_says_no(keys: pytest.MonkeyPatch) -> None:
     paths = ("/api/public/otel/v1/traces", "/api/public/scores")
     with receiving(statuses={paths[0]: 401, paths[1]: 301}) as host:
-        slowest, _, told = eventful(host.address, keys)
+        slowest, _, messages = eventful(host.address, keys)
     assert slowest < NOBODY_WAITS
-    assert len(told) == 2
-    assert "HTTP" in told[0]
-    assert "sk-lf-2" not in told[0]
+    assert len(messages) == 2
+    assert "HTTP" in messages[0]
+    assert "sk-lf-2" not in messages[0]
 
 
 def test_a_host_that_hangs(keys: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        slowest, settled, told = eventful(f"http://127.0.0.1:{silent.getsockname()[1]}", keys)
+        slowest, settled, messages = eventful(f"http://127.0.0.1:{silent.getsockname()[1]}", keys)
     assert slowest < NOBODY_WAITS
     assert settled < 20  # 6 on an idle machine
-    assert len(told) == 2
-    assert told[1].startswith("240 scores and 60 traces")
+    assert len(messages) == 2
+    assert messages[1].startswith("240 scores and 60 traces")
 
 
 def test_a_host_that_is_slow_gets_all(keys: pytest.MonkeyPatch) -> None:
     with receiving(seconds=1.0) as host:
-        slowest, _, told = eventful(host.address, keys)
+        slowest, _, messages = eventful(host.address, keys)
     assert slowest < NOBODY_WAITS
-    assert told == []
+    assert messages == []
     assert len(host.spans) == 3 * 20 * 7
 
 
@@ -610,25 +613,25 @@ def checked(client: Any, experiment: str, run: str, count: int) -> None:
     """All that is searched for is found, and said once."""
 
     def search(query: str = "", **more: Any) -> list[Any]:
-        found = client.search_traces(
+        traces = client.search_traces(
             locations=[experiment], filter_string=query, max_results=500, include_spans=False, **more
         )
-        return list(found)
+        return list(traces)
 
     assert len(search(run_id=run)) == count
     want = traced()[0]
-    one = client.get_trace(f"tr-{want.id}")
-    assert one.info.tags.items() >= want.tags.items()
-    assert one.info.tags["mlflow.traceName"] == "episode"
-    assert one.info.token_usage == {"input_tokens": 9, "output_tokens": 3, "total_tokens": 12}
-    assert one.info.trace_metadata["mlflow.trace.session"] == "run0"
-    feedback = {of.name: (of.value, of.source.source_type, of.rationale) for of in one.info.assessments}
-    assert len(one.info.assessments) == 4
+    trace = client.get_trace(f"tr-{want.id}")
+    assert trace.info.tags.items() >= want.tags.items()
+    assert trace.info.tags["mlflow.traceName"] == "episode"
+    assert trace.info.token_usage == {"input_tokens": 9, "output_tokens": 3, "total_tokens": 12}
+    assert trace.info.trace_metadata["mlflow.trace.session"] == "run0"
+    feedback = {of.name: (of.value, of.source.source_type, of.rationale) for of in trace.info.assessments}
+    assert len(trace.info.assessments) == 4
     assert feedback["success"] == (True, "CODE", "by the environment's rule")
     assert feedback["reward"][:2] == (0.5, "CODE")
     assert feedback["reward/turn"] == (-0.25, "CODE", "1 × -0.25: time")
-    spans = {span.name: span for span in one.data.spans}
-    assert len(one.data.spans) == 7
+    spans = {span.name: span for span in trace.data.spans}
+    assert len(trace.data.spans) == 7
     assert spans["look"].span_type == "TOOL"
     assert spans["generation"].span_type == "CHAT_MODEL"
     assert spans["generation"].inputs["model"] == "some/model"
@@ -663,16 +666,16 @@ def test_mlflows_server_gets_all(mlflow_server: MlflowServer, tmp_path: Path, mo
     client = register.connect(tmp_path)
     experiment = register.experiment(client, tmp_path, "traces")
     run = client.create_run(experiment).info.run_id
-    told: list[str] = []
-    sender = Mlflow(client, mlflow_server.url, experiment, told.append)
+    messages: list[str] = []
+    sender = Mlflow(client, mlflow_server.url, experiment, messages.append)
     assert sender.deliveries is not None
     some = traced(200)
     sender.send(some, run)
     assert sender.deliveries.delivered.total() < 200, "nobody waits for the server"
-    assert sender.deliveries.settle(60), told
+    assert sender.deliveries.settle(60), messages
     sender.send(some[:20], run)
     assert sender.deliveries.settle(20)
-    assert told == []
+    assert messages == []
     checked(client, experiment, run, 200)
 
 
@@ -693,40 +696,40 @@ def finished(tmp_path: Path, store: tuple[Any, str, str], monkeypatch: pytest.Mo
         write_records(some, tmp_path / f"run/scenarios/{split}.parquet")
     base = tmp_path / "run/000/evaluation"
     for place, name in ((folder, "001"), (folder / "evaluation", "val"), (folder / "test", "test"), (base, "base")):
-        played = [trajectory(one).model_copy(update={"id": f"{name}-{one.id}-0"}) for one in some]
+        played = [trajectory(item).model_copy(update={"id": f"{name}-{item.id}-0"}) for item in some]
         write_records(played, place / "trajectories.parquet")
-        write_records([reward(one) for one in played], place / "rewards.parquet")
-    said = [judgement(trajectory(one).model_copy(update={"id": f"001-{one.id}-0"})) for one in some]
-    lines = [one.model_copy(update={"problem": "line\u2028break"}).model_dump_json() for one in said]
+        write_records([reward(item) for item in played], place / "rewards.parquet")
+    judgements = [judgement(trajectory(item).model_copy(update={"id": f"001-{item.id}-0"})) for item in some]
+    lines = [item.model_copy(update={"problem": "line\u2028break"}).model_dump_json() for item in judgements]
     (folder / "judgements.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return tmp_path
 
 
 def test_a_run_is_traced(finished: Path, store: tuple[Any, str, str]) -> None:
     client, experiment, run = store
-    told: list[str] = []
+    messages: list[str] = []
 
     def once() -> tracing.Tracing:
-        found = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, told.append)
-        found.base("key", run, 1_700_000_000.0)
-        found.iteration("key", run, "001", 1_700_000_000.0)
+        sender = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, messages.append)
+        sender.base("key", run, 1_700_000_000.0)
+        sender.iteration("key", run, "001", 1_700_000_000.0)
         tested = {"best": "001", "base": "000"}
-        assert found.finish("key", run, tested, {"seed": "1", "api_key": "abc"}, {"success": 0.5}, (1e9, 1e9 + 5))
-        return found
+        assert sender.finish("key", run, tested, {"seed": "1", "api_key": "abc"}, {"success": 0.5}, (1e9, 1e9 + 5))
+        return sender
 
     assert once().traced == 24
     once()
-    assert told == []
+    assert messages == []
     every = client.search_traces(locations=[experiment], run_id=run, max_results=500)
-    assert Counter(one.info.tags["mlflow.traceName"] for one in every) == {"episode": 24, "training": 1}
-    splits = Counter(one.info.tags.get("split") for one in every)
+    assert Counter(trace.info.tags["mlflow.traceName"] for trace in every) == {"episode": 24, "training": 1}
+    splits = Counter(trace.info.tags.get("split") for trace in every)
     assert splits == {"train": 6, "val": 12, "test": 6, None: 1}
-    iterations = Counter(one.info.tags.get("iteration") for one in every)
+    iterations = Counter(trace.info.tags.get("iteration") for trace in every)
     assert iterations == {"000": 6, "001": 18, None: 1}
-    by_judge = [one for one in every if any(of.source.source_type == "LLM_JUDGE" for of in one.info.assessments)]
+    by_judge = [trace for trace in every if any(of.source.source_type == "LLM_JUDGE" for of in trace.info.assessments)]
     assert len(by_judge) == 6
-    assert {one.info.tags["split"] for one in by_judge} == {"train"}
-    [whole] = [one for one in every if one.info.tags["mlflow.traceName"] == "training"]
+    assert {trace.info.tags["split"] for trace in by_judge} == {"train"}
+    [whole] = [trace for trace in every if trace.info.tags["mlflow.traceName"] == "training"]
     assert whole.data.spans[0].inputs == {"seed": "1", "api_key": MASK}
     assert whole.data.spans[0].outputs["metrics"] == {"success": 0.5}
     assert whole.info.execution_duration == 5000
@@ -739,37 +742,37 @@ def test_eight_iterations_are_waited_for_two_seconds_each_at_most(
 ) -> None:
     """A host that is slow gets all of eight iterations, the base's validation and the end; one that hangs is left."""
     client, experiment, run = store
-    told: list[str] = []
+    messages: list[str] = []
     keys.setattr(tracing, "SECONDS", patience)
     with receiving(seconds=seconds) as host:
         keys.setenv("LANGFUSE_HOST", host.address)
-        found = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, told.append)
+        sender = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, messages.append)
         began = time.perf_counter()
-        found.base("key", run, 1.0)
+        sender.base("key", run, 1.0)
         for _ in range(8):
-            found.iteration("key", run, "001", 1.0)
+            sender.iteration("key", run, "001", 1.0)
         assert time.perf_counter() - began < 8  # of nine seconds and more, if somebody waited
         began = time.perf_counter()
-        arrived = found.finish("key", run, {"best": "001", "base": "000"}, {}, {}, (1.0, 2.0))
+        arrived = sender.finish("key", run, {"best": "001", "base": "000"}, {}, {}, (1.0, 2.0))
         waited = time.perf_counter() - began
-    assert found.sent == 8
+    assert sender.sent == 8
     assert deliveries.SECONDS <= 2.0
     assert arrived == (seconds == 1.0)
     assert waited < (15 if arrived else NOBODY_WAITS)
-    assert ["does not take traces" in line for line in told] == ([] if arrived else [True, False])
+    assert ["does not take traces" in line for line in messages] == ([] if arrived else [True, False])
 
 
 def test_what_goes_wrong_is_said_once_and_stops_nothing(finished: Path, store: tuple[Any, str, str]) -> None:
     client, experiment, run = store
-    told: list[str] = []
+    messages: list[str] = []
     (finished / "run/001/trajectories.parquet").write_text("no parquet")
-    found = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, told.append)
+    sender = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, messages.append)
     for _ in range(2):
-        found.iteration("key", run, "001", 1.0)
-    assert len(told) == 1
-    assert told[0].startswith("traces are left out: ")
-    assert "run/001/trajectories.parquet cannot be read (Parquet" in told[0]
-    assert not found.finish("key", run, {}, {}, {}, (1.0, 2.0)), "and is not marked as sent"
+        sender.iteration("key", run, "001", 1.0)
+    assert len(messages) == 1
+    assert messages[0].startswith("traces are left out: ")
+    assert "run/001/trajectories.parquet cannot be read (Parquet" in messages[0]
+    assert not sender.finish("key", run, {}, {}, {}, (1.0, 2.0)), "and is not marked as sent"
 
 
 def test_a_rate_of_zero_sends_nothing(
@@ -777,7 +780,7 @@ def test_a_rate_of_zero_sends_nothing(
 ) -> None:
     client, experiment, run = store
     monkeypatch.setenv("FLYWHEEL_TRACE_RATE", "0")
-    found = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, print)
-    found.iteration("key", run, "001", 1.0)
-    assert found.finish("key", run, {"best": "001"}, {}, {}, (1.0, 2.0))
+    sender = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, print)
+    sender.iteration("key", run, "001", 1.0)
+    assert sender.finish("key", run, {"best": "001"}, {}, {}, (1.0, 2.0))
     assert client.search_traces(locations=[experiment]) == []

@@ -19,31 +19,31 @@ from tests.conftest import ROOT
 
 @pytest.fixture
 def monitor() -> Iterator[Monitor]:
-    made = Monitor(0.01)
-    yield made
-    made.stop()
+    sampler = Monitor(0.01)
+    yield sampler
+    sampler.stop()
 
 
 def drained(monitor: Monitor, samples: int) -> list[Sample]:
-    found: list[Sample] = []
+    collected: list[Sample] = []
     until = time.monotonic() + 10
-    while len(found) < samples and time.monotonic() < until:
+    while len(collected) < samples and time.monotonic() < until:
         time.sleep(0.01)
-        found += monitor.drain()
-    return found
+        collected += monitor.drain()
+    return collected
 
 
 def test_the_machine_is_sampled_under_mlflows_names(monitor: Monitor) -> None:
     from mlflow.system_metrics.metrics import cpu_monitor, disk_monitor, network_monitor
 
-    found = drained(monitor, 3)
+    samples = drained(monitor, 3)
     theirs = [cpu_monitor.CPUMonitor(), disk_monitor.DiskMonitor(), network_monitor.NetworkMonitor()]
-    for one in theirs:
-        one.collect_metrics()
-    expected = {f"system/{name}" for one in theirs for name in one.aggregate_metrics()}
-    assert expected == {name for name in found[0].values if not name.startswith("system/gpu_")}
-    assert [one.time for one in found] == sorted(one.time for one in found)
-    last = found[-1].values
+    for source in theirs:
+        source.collect_metrics()
+    expected = {f"system/{name}" for source in theirs for name in source.aggregate_metrics()}
+    assert expected == {name for name in samples[0].values if not name.startswith("system/gpu_")}
+    assert [source.time for source in samples] == sorted(source.time for source in samples)
+    last = samples[-1].values
     assert 0 <= last["system/cpu_utilization_percentage"] <= 100
     assert 0 < last["system/system_memory_usage_percentage"] <= 100
     assert last["system/disk_available_megabytes"] > 0
@@ -62,7 +62,7 @@ def test_what_is_long_becomes_means() -> None:
     ]
     assert thinned([]) == []
     many = [Sample(number, {str(name): 1.0 for name in range(48)}) for number in range(5000)]
-    assert sum(len(one.values) for one in thinned(many)) <= system_metrics.VALUES
+    assert sum(len(sample.values) for sample in thinned(many)) <= system_metrics.VALUES
     assert mean([Sample(1, {"a": 1.0}), Sample(2, {"a": 2.0, "b": 3.0})]) == Sample(2, {"a": 1.5, "b": 3.0})
 
 
@@ -139,5 +139,5 @@ def test_a_sample_costs_next_to_nothing(monitor: Monitor) -> None:
 def test_importing_loads_nothing() -> None:
     program = "import sys, steps.tracking.system_metrics; print([name for name in ('mlflow', 'psutil')"
     program += " if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.stdout == "[]\n"
+    process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert process.stdout == "[]\n"

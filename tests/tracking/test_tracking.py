@@ -78,11 +78,11 @@ def evaluation(folder: Path, split: str, success: float, adapter_hash: str) -> N
 
 def md5_of(root: Path, path: str) -> str:
     """As DVC would have it; a folder's is of its files' contents here, which is all that a key needs."""
-    found = root / path
-    if found.is_dir():
-        every = b"".join(file.read_bytes() for file in sorted(found.rglob("*")) if file.is_file())
+    full = root / path
+    if full.is_dir():
+        every = b"".join(file.read_bytes() for file in sorted(full.rglob("*")) if file.is_file())
         return hashlib.md5(every).hexdigest() + ".dir"
-    return hashlib.md5(found.read_bytes() if found.exists() else path.encode()).hexdigest()
+    return hashlib.md5(full.read_bytes() if full.exists() else path.encode()).hexdigest()
 
 
 class Project:
@@ -134,8 +134,8 @@ class Project:
         fields = {"n": number, "p": f"{int(number or 1) - 1:03d}"}
 
         def files(paths: str) -> list[dict[str, Any]]:
-            found = [path.format(**fields) for path in paths.split()]
-            return [{"path": path, "hash": "md5", "md5": md5_of(self.root, path), "size": 1} for path in found]
+            names = [path.format(**fields) for path in paths.split()]
+            return [{"path": path, "hash": "md5", "md5": md5_of(self.root, path), "size": 1} for path in names]
 
         recorded = {"params.yaml": {key: self.params[key] for key in params.split()}}
         deps = [*files(reads), {"path": f"steps/{stage}.py", "hash": "md5", "md5": "c" * 32, "size": 9}]
@@ -146,13 +146,13 @@ class Project:
 
     def log(self, *numbers: str, finish: bool = True) -> tuple[MlflowTracker, list[str]]:
         """What a flow does; returns what was told as well."""
-        told: list[str] = []
-        tracker = start(self.root, told.append)
+        messages: list[str] = []
+        tracker = start(self.root, messages.append)
         for number in numbers or read_chain(self.root)["iterations"]:
             tracker.iteration(number, 0.25)
         if finish:
             tracker.finish()
-        return tracker, told
+        return tracker, messages
 
 
 @pytest.fixture
@@ -169,8 +169,8 @@ def project(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def runs(tracker: MlflowTracker, parent: bool = False) -> list[Any]:
-    found = tracker.client.search_runs([tracker.experiment], order_by=["tags.iteration ASC"])
-    return [run for run in found if ("iteration" not in run.data.tags) == parent]
+    logged = tracker.client.search_runs([tracker.experiment], order_by=["tags.iteration ASC"])
+    return [run for run in logged if ("iteration" not in run.data.tags) == parent]
 
 
 def everything(root: Path) -> dict[str, int]:
@@ -182,8 +182,8 @@ def everything(root: Path) -> dict[str, int]:
 
 
 def test_a_run_is_logged_whole(project: Project) -> None:
-    tracker, told = project.log()
-    assert told == []
+    tracker, messages = project.log()
+    assert messages == []
     (parent,), nested = runs(tracker, parent=True), runs(tracker)
     assert [run.info.run_name for run in nested] == [f"iteration 00{n} of {parent.info.run_name}" for n in (1, 2)]
     second = nested[1].data
@@ -254,7 +254,9 @@ def test_what_compare_shows(project: Project) -> None:
     nested = runs(tracker)
     assert len({run.info.run_name for run in nested}) == 4
     for run in nested:
-        parent = next(one for one in parents if one.info.run_id == run.data.tags["mlflow.parentRunId"])
+        parent = next(
+            candidate for candidate in parents if candidate.info.run_id == run.data.tags["mlflow.parentRunId"]
+        )
         for name in ("task", "base_model", "base_revision", "judge", "data_hash", "git_commit", "git_dirty"):
             assert run.data.tags[name] == parent.data.tags[name], name
         assert run.data.metrics.keys() >= {"val/success", "val/ci95_low", "val/ci95_high"}
@@ -272,7 +274,7 @@ def test_system_metrics_go_to_the_iteration(project: Project) -> None:
     tracker.iteration("001", 0.25, samples)
     tracker.iteration("002", 0.25)
     history = tracker.client.get_metric_history(run_id, "system/cpu_utilization_percentage")
-    assert [(one.step, one.timestamp, one.value) for one in history] == [
+    assert [(point.step, point.timestamp, point.value) for point in history] == [
         (0, 1_000_000, 0.0),
         (1, 1_002_000, 10.0),
         (2, 1_004_000, 20.0),
@@ -292,9 +294,9 @@ def test_logging_again_adds_nothing(project: Project) -> None:
 
 
 def test_an_artifact_of_the_flow_goes_to_the_parent(project: Project) -> None:
-    tracker, told = project.log()
+    tracker, messages = project.log()
     (project.root / "curve.png").write_bytes(b"png")
-    start(project.root, told.append).log_artifact(project.root / "curve.png")
+    start(project.root, messages.append).log_artifact(project.root / "curve.png")
     (parent,) = runs(tracker, parent=True)
     assert "curve.png" in {item.path for item in tracker.client.list_artifacts(parent.info.run_id)}
 
@@ -304,8 +306,8 @@ def test_going_on_later_finds_the_same_parent(project: Project) -> None:
     project.add(3)
     project.params["train"] = {"iterations": 3}  # of the flow alone: it is the same run
     project.write()
-    later, told = project.log("001", "002", "003", finish=False)
-    assert (told, later.logged) == ([], ["003"])
+    later, messages = project.log("001", "002", "003", finish=False)
+    assert (messages, later.logged) == ([], ["003"])
     (parent,) = runs(tracker, parent=True)
     assert parent.info.status == "RUNNING"
     later.finish()
@@ -365,8 +367,8 @@ def test_what_ran_again_takes_the_place_of_what_was_there(project: Project) -> N
     old = runs(tracker)[1]
     (project.root / "run/002/rewards.parquet").write_text("judged again")
     project.write()
-    again, told = project.log()
-    assert (told, again.logged) == ([], ["002"])
+    again, messages = project.log()
+    assert (messages, again.logged) == ([], ["002"])
     new = runs(tracker)[1]
     assert len(runs(tracker)) == 2
     assert new.info.run_id != old.info.run_id
@@ -403,18 +405,18 @@ def test_other_parameters_or_code_are_another_run(project: Project) -> None:
 def test_what_is_missing_is_left_out_and_said(project: Project, path: str, reason: str, metrics: set[str]) -> None:
     lost = project.root / path
     shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
-    tracker, told = project.log()
-    assert [text for text in told if "test" not in text] == [f"{reason}, and is left out"]
-    found = runs(tracker)[1].data.metrics
-    assert found.keys() & {"reward_mean", "val/success", "seconds/score"} == metrics
+    tracker, messages = project.log()
+    assert [text for text in messages if "test" not in text] == [f"{reason}, and is left out"]
+    logged = runs(tracker)[1].data.metrics
+    assert logged.keys() & {"reward_mean", "val/success", "seconds/score"} == metrics
 
 
 def test_what_is_not_what_dvc_recorded_is_left_out(project: Project) -> None:
     (project.root / "run/002/metrics.json").write_text('{"reward_mean": 9}')
     (project.root / "run/001/adapter/adapter_config.json").write_text('{"r": 8}')
-    tracker, told = project.log()
-    assert "run/001/evaluation is of another adapter" in told[0]
-    assert "run/002/metrics.json is not what dvc.lock recorded" in told[1]
+    tracker, messages = project.log()
+    assert "run/001/evaluation is of another adapter" in messages[0]
+    assert "run/002/metrics.json is not what dvc.lock recorded" in messages[1]
     first, second = runs(tracker)
     assert "val/success" not in first.data.metrics
     assert "reward_mean" not in second.data.metrics
@@ -441,8 +443,8 @@ def test_what_is_not_finished_is_not_logged(project: Project, change: str, reaso
         project.lock(lock)
     else:
         (project.root / "dvc.lock").unlink()
-    tracker, told = project.log()
-    assert any(reason in text for text in told)
+    tracker, messages = project.log()
+    assert any(reason in text for text in messages)
     assert len(runs(tracker)) == (0 if change in ("params", "no lock") else 1)
 
 
@@ -483,10 +485,10 @@ def test_the_store_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from mlflow.store.db import utils
 
     def interrupted(engine: Any) -> None:
-        made(engine)
+        initialize(engine)
         raise KeyboardInterrupt
 
-    made = utils._initialize_tables
+    initialize = utils._initialize_tables
     monkeypatch.setattr(utils, "_initialize_tables", interrupted)
     database = tmp_path / ".flywheel" / "mlflow.db"
     with pytest.raises(KeyboardInterrupt):

@@ -43,8 +43,8 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     """Two iterations, with episodes in which secrets were planted."""
-    made = Project(tmp_path / "a project")
-    root = made.root
+    created = Project(tmp_path / "a project")
+    root = created.root
     asked = [{"role": "user", "content": f"How far is the moon? {PLANTED['prompt']}"}]
     scenario = Scenario.make("toy", "train", asked, {})
     (root / "run/scenarios").mkdir(exist_ok=True)
@@ -53,11 +53,12 @@ def project(tmp_path: Path) -> Project:
         batch = episodes(number, scenario, 6)
         write_records(batch, root / "run" / number / "trajectories.parquet")
         rewards = [
-            Reward(trajectory_id=one.id, scenario_id=scenario.id, name="rule", score=0.5, success=True) for one in batch
+            Reward(trajectory_id=trajectory.id, scenario_id=scenario.id, name="rule", score=0.5, success=True)
+            for trajectory in batch
         ]
         write_records(rewards, root / "run" / number / "rewards.parquet")
-    made.write()
-    return made
+    created.write()
+    return created
 
 
 @pytest.fixture
@@ -73,8 +74,8 @@ def store(project: Project, empty_store: Path) -> Iterator[None]:
 def episodes(number: str, scenario: Scenario, count: int, turns: int = 2) -> list[Trajectory]:
     """Each asks so many times, and is answered with an error at last."""
     message = use("measure", text=f"password: {PLANTED['arguments']}", name=f"of {PLANTED['SHOP_API_KEY']}")
-    told = [f"384400 km, {PLANTED['answer']}"] * (turns - 1) + [error("no such thing")]
-    made = [
+    answers = [f"384400 km, {PLANTED['answer']}"] * (turns - 1) + [error("no such thing")]
+    sampled = [
         Turn(
             prompt_ids=(1,),
             completion_ids=(2, 3),
@@ -83,9 +84,9 @@ def episodes(number: str, scenario: Scenario, count: int, turns: int = 2) -> lis
             observations=({"role": "tool", "name": "measure", "content": text},),
             finish_reason="stop",
         )
-        for text in told
+        for text in answers
     ]
-    fields: dict[str, Any] = {"scenario_id": scenario.id, "adapter_hash": "a", "turns": tuple(made)}
+    fields: dict[str, Any] = {"scenario_id": scenario.id, "adapter_hash": "a", "turns": tuple(sampled)}
     return [Trajectory(id=f"{number}-{n}", attempt=n, stop_reason="max_turns", **fields) for n in range(count)]
 
 
@@ -93,9 +94,9 @@ def tracked(project: Project) -> list[str]:
     """What a flow does, with a real tracker; returns what was told."""
     from steps.tracking.tracker import Tracker, start
 
-    told: list[str] = []
-    mlflow = start(project.root, told.append)
-    beside = wandb.start(mlflow.root, mlflow.params, mlflow.metrics, told.append)
+    messages: list[str] = []
+    mlflow = start(project.root, messages.append)
+    beside = wandb.start(mlflow.root, mlflow.params, mlflow.metrics, messages.append)
     assert beside is not None
     trackers: list[Tracker] = [mlflow, beside]
     for number in ("001", "002"):
@@ -103,7 +104,7 @@ def tracked(project: Project) -> list[str]:
             tracker.iteration(number, 0.25)
     for tracker in trackers:
         tracker.finish()
-    return told
+    return messages
 
 
 def sent(root: Path) -> list[Sent]:
@@ -115,34 +116,34 @@ def test_an_offline_run_holds_it_all(project: Project, store: None, monkeypatch:
     monkeypatch.setenv("SHOP_API_KEY", PLANTED["SHOP_API_KEY"])
     assert tracked(project) == []
     assert (project.root / ".flywheel/wandb.log").read_text() == ""
-    [found] = sent(project.root)
+    [offline] = sent(project.root)
     key = str(lock.run_key(lock.read_lock(project.root)))
-    assert (found.run.run_id, found.run.project, found.run.run_group) == (key, "agent-flywheel", "toy")
-    assert found.run.display_name == f"toy seed 3 {key[:6]}"
-    assert found.run.resume
-    assert found.exit_code == 0
+    assert (offline.run.run_id, offline.run.project, offline.run.run_group) == (key, "agent-flywheel", "toy")
+    assert offline.run.display_name == f"toy seed 3 {key[:6]}"
+    assert offline.run.resume
+    assert offline.exit_code == 0
 
-    assert {name: found.config[name] for name in ("seed", "update.learning_rate", "update.loss_type")} == {
+    assert {name: offline.config[name] for name in ("seed", "update.learning_rate", "update.loss_type")} == {
         "seed": 3,
         "update.learning_rate": 1e-05,
         "update.loss_type": "dapo",
     }
-    assert [row["_step"] for row in found.history] == [0, 1, 2]
-    base, _, last = found.history
+    assert [row["_step"] for row in offline.history] == [0, 1, 2]
+    base, _, last = offline.history
     assert base["val/success"] == 0.3
     assert "average_reward" not in base
     expected = {"average_reward": 1.0, "success_rate": 0.25, "average_episode_length": 3.0, "reward_mean": 1.0}
     expected |= {"val/success": 0.5, "seconds/update": 2.0, "overhead_seconds": 0.25, "learning_rate": 3e-06}
     assert last.items() >= expected.items()
-    assert found.summary["test/success"] == 0.4
-    assert found.summary["best_iteration"] == "002"
+    assert offline.summary["test/success"] == 0.4
+    assert offline.summary["best_iteration"] == "002"
 
-    columns, rows = found.table(2, "episodes")
+    columns, rows = offline.table(2, "episodes")
     assert (columns, len(rows)) == (wandb_process.EPISODES, 6)
     row = dict(zip(columns, rows[0], strict=True))
     assert (row["episode"], row["turns"], row["tokens"], row["reward"], row["success"]) == ("002-0", 2, 4, 0.5, True)
     assert row["prompt"] == "How far is the moon? [masked]"
-    columns, rows = found.table(1, "actions")
+    columns, rows = offline.table(1, "actions")
     assert (columns, len(rows)) == (wandb_process.ACTIONS, 12)
     row = dict(zip(columns, rows[0], strict=True))
     assert (row["turn"], row["action"], row["is_error"]) == (1, "measure", False)
@@ -150,9 +151,9 @@ def test_an_offline_run_holds_it_all(project: Project, store: None, monkeypatch:
     assert rows[1][-1] is True
 
     name = adapter_hash(project.root / "run/002/adapter")
-    [adapter] = [one for one in found.artifacts if one.type == "model"]
+    [adapter] = [item for item in offline.artifacts if item.type == "model"]
     assert (adapter.name, set(adapter.aliases)) == (f"adapter-{name}", {"latest", "best"})
-    assert {one.path for one in adapter.manifest.contents} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert {item.path for item in adapter.manifest.contents} == {"adapter_config.json", "adapter_model.safetensors"}
 
     everything = [
         path for path in (project.root / ".flywheel").rglob("*") if path.is_file() and "mlflow" not in path.name
@@ -163,15 +164,15 @@ def test_an_offline_run_holds_it_all(project: Project, store: None, monkeypatch:
     for path in everything:
         content = path.read_bytes()
         assert [name for name, secret in PLANTED.items() if secret.encode() in content] == [], path
-    names = {path.name for path in found.files.rglob("*")}
+    names = {path.name for path in offline.files.rglob("*")}
     assert names.isdisjoint({"wandb-metadata.json", "requirements.txt", "output.log", "diff.patch", "code"}), names
-    assert not {field.name for field, _ in found.run.ListFields()} & {"git", "host"}
+    assert not {field.name for field, _ in offline.run.ListFields()} & {"git", "host"}
 
 
 def test_an_interrupted_run_is_ended_and_gone_on_with(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    told: list[str] = []
-    interrupted = wandb.WandbTracker(*fake(project.root, told))
+    messages: list[str] = []
+    interrupted = wandb.WandbTracker(*fake(project.root, messages))
     interrupted.iteration("001")
     interrupted.finish("KILLED")  # as the flow's end does
     interrupted.iteration("002")  # what is still being logged beside the flow is not sent
@@ -180,17 +181,17 @@ def test_an_interrupted_run_is_ended_and_gone_on_with(project: Project, monkeypa
     [first] = sent(project.root)
     assert ([row["_step"] for row in first.history], first.exit_code) == ([0, 1], 1)
     time.sleep(1.05 - time.time() % 1)  # offline runs are named by the second
-    all_of_it(wandb.WandbTracker(*fake(project.root, told)), 2)
+    all_of_it(wandb.WandbTracker(*fake(project.root, messages)), 2)
     [_, second] = sent(project.root)
     assert second.run.run_id == first.run.run_id == lock.run_key(lock.read_lock(project.root))
     assert ([row["_step"] for row in second.history], second.exit_code) == ([0, 1, 2], 0)
-    assert told == []
+    assert messages == []
 
 
 def test_without_it_nothing_is_imported_or_started() -> None:
     code = "import sys; from steps.tracking import wandb; print(wandb.start(*[None] * 4), 'wandb' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.stdout == "None False\n", done.stderr
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert process.stdout == "None False\n", process.stderr
 
 
 def test_switched_off_in_spite_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,77 +207,77 @@ def test_switched_off_in_spite_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_key_without_the_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    told: list[str] = []
-    assert wandb.start(*fake(Path(), told)) is None
-    [said] = told
-    assert "(WANDB_API_KEY), and the package wandb is not installed" in said
-    assert "k" * 40 not in said
+    messages: list[str] = []
+    assert wandb.start(*fake(Path(), messages)) is None
+    [message] = messages
+    assert "(WANDB_API_KEY), and the package wandb is not installed" in message
+    assert "k" * 40 not in message
 
 
 # --- What goes wrong
 
 
-def fake(root: Path, told: list[str]) -> tuple[Path, Params, wandb.Metrics, Callable[[str], None]]:
-    """What a WandbTracker is made of, with metrics that no MLflow measured."""
+def fake(root: Path, messages: list[str]) -> tuple[Path, Params, wandb.Metrics, Callable[[str], None]]:
+    """What a WandbTracker is made from, with metrics that no MLflow measured."""
 
     def metrics(number: str | None) -> dict[str, float]:
         return {"loss": 0.5} if number else {"test/success": 0.4, "val/success": 0.2}
 
-    return root, Params(task="toy"), metrics, told.append
+    return root, Params(task="toy"), metrics, messages.append
 
 
 def beside(root: Path, program: str) -> tuple[wandb.WandbTracker, list[str]]:
     """In place of the process one that runs this."""
-    told: list[str] = []
+    messages: list[str] = []
     (root / "chain.yaml").write_text('tested: {base: "000", best: "001"}')
-    return wandb.WandbTracker(*fake(root, told), (sys.executable, "-c", program)), told
+    return wandb.WandbTracker(*fake(root, messages), command=(sys.executable, "-c", program)), messages
 
 
-def all_of_it(one: wandb.WandbTracker, iterations: int = 3) -> float:
+def all_of_it(tracker: wandb.WandbTracker, iterations: int = 3) -> float:
     started = time.monotonic()
     for number in range(1, iterations + 1):
-        one.iteration(f"{number:03d}")
-    one.finish()
+        tracker.iteration(f"{number:03d}")
+    tracker.finish()
     return time.monotonic() - started
 
 
 def test_one_that_fails_is_one_warning(tmp_path: Path) -> None:
-    one, told = beside(tmp_path, "print('noise\\nerror: CommError: no such key'); raise SystemExit(1)")
-    all_of_it(one)
-    one.iteration("004")
-    one.finish()
-    [said] = told
-    assert said.startswith("Weights & Biases does not log this run (CommError: no such key; ")
-    assert said.endswith("; the run goes on without it")
+    tracker, messages = beside(tmp_path, "print('noise\\nerror: CommError: no such key'); raise SystemExit(1)")
+    all_of_it(tracker)
+    tracker.iteration("004")
+    tracker.finish()
+    [message] = messages
+    assert message.startswith("Weights & Biases does not log this run (CommError: no such key; ")
+    assert message.endswith("; the run goes on without it")
 
 
 def test_one_that_ends_at_once_is_one_warning(tmp_path: Path) -> None:
-    one, told = beside(tmp_path, "")
-    one.iteration("001")
-    assert one.process is not None
-    one.process.wait(240)
-    all_of_it(one)
-    assert len(told) == 1
+    tracker, messages = beside(tmp_path, "")
+    tracker.iteration("001")
+    assert tracker.process is not None
+    tracker.process.wait(240)
+    all_of_it(tracker)
+    assert len(messages) == 1
 
 
 def test_one_that_cannot_be_started_is_one_warning(tmp_path: Path) -> None:
-    told: list[str] = []
-    one = wandb.WandbTracker(*fake(tmp_path, told), (str(tmp_path / "missing"),))
-    all_of_it(one)
-    assert len(told) == 1
+    messages: list[str] = []
+    tracker = wandb.WandbTracker(*fake(tmp_path, messages), command=(str(tmp_path / "missing"),))
+    all_of_it(tracker)
+    assert len(messages) == 1
 
 
 @pytest.mark.parametrize("iterations", [3, 2000])  # the second fills the line, and the writer would wait
 def test_one_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, iterations: int) -> None:
     monkeypatch.setattr(wandb, "PATIENCE", 0.3)
-    one, told = beside(tmp_path, "import time; time.sleep(60)")
-    taken = all_of_it(one, iterations)
-    assert one.process is not None
-    os.killpg(one.process.pid, signal.SIGKILL)
-    one.process.wait(240)
+    tracker, messages = beside(tmp_path, "import time; time.sleep(60)")
+    taken = all_of_it(tracker, iterations)
+    assert tracker.process is not None
+    os.killpg(tracker.process.pid, signal.SIGKILL)
+    tracker.process.wait(240)
     assert taken < 30  # of the 60 for which it hangs
-    [said] = told
-    assert ("the upload goes on by itself" in said) == (iterations == 3)
+    [message] = messages
+    assert ("the upload goes on by itself" in message) == (iterations == 3)
 
 
 def test_a_server_that_does_not_answer_holds_nothing_up(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,15 +286,15 @@ def test_a_server_that_does_not_answer_holds_nothing_up(project: Project, monkey
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
         monkeypatch.setattr(wandb, "PATIENCE", 1.0)
-        told: list[str] = []
-        one = wandb.WandbTracker(*fake(project.root, told))
-        taken = all_of_it(one)
-        assert one.process is not None
-        assert one.process.poll() is None, "it waits by itself"
-        os.killpg(one.process.pid, signal.SIGKILL)
-        one.process.wait(240)
+        messages: list[str] = []
+        tracker = wandb.WandbTracker(*fake(project.root, messages))
+        taken = all_of_it(tracker)
+        assert tracker.process is not None
+        assert tracker.process.poll() is None, "it waits by itself"
+        os.killpg(tracker.process.pid, signal.SIGKILL)
+        tracker.process.wait(240)
     assert taken < 30  # of the 60 for which it hangs
-    assert ["the upload goes on by itself" in said for said in told] == [True]
+    assert ["the upload goes on by itself" in message for message in messages] == [True]
     assert "k" * 40 not in "".join(
         path.read_text(errors="replace") for path in (project.root / ".flywheel").rglob("*.log")
     )
@@ -312,8 +313,8 @@ def test_usual_names() -> None:
         "turns": 6.0,
         "update/learning_rate": 1e-4,
     }
-    found = wandb_process.usual(given)
-    assert {name: found[name] for name in found.keys() - given.keys()} == {
+    named = wandb_process.usual(given)
+    assert {name: named[name] for name in named.keys() - given.keys()} == {
         "policy_loss": 0.1,
         "kl_divergence": 0.2,
         "average_reward": 0.4,
@@ -321,7 +322,7 @@ def test_usual_names() -> None:
         "average_episode_length": 6.0,
         "learning_rate": 1e-4,
     }
-    assert found.items() >= given.items()
+    assert named.items() >= given.items()
 
 
 def test_tables_are_bounded_and_of_the_whole_batch(tmp_path: Path) -> None:
@@ -343,7 +344,7 @@ def test_an_adapter_that_names_a_secret_is_not_sent(tmp_path: Path) -> None:
         json.dumps({"base_model_name_or_path": "https://me:pa55word@hub/model"})
     )
     (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
-    said: list[str] = []
-    wandb_process.send_adapter(None, tmp_path, said.append)
-    wandb_process.send_adapter(None, tmp_path / "missing", said.append)
-    assert ["holds what looks like a secret" in said[0], "does not exist" in said[1]] == [True, True]
+    messages: list[str] = []
+    wandb_process.send_adapter(None, tmp_path, messages.append)
+    wandb_process.send_adapter(None, tmp_path / "missing", messages.append)
+    assert ["holds what looks like a secret" in messages[0], "does not exist" in messages[1]] == [True, True]
