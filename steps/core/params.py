@@ -400,23 +400,30 @@ P = TypeVar("P", bound=BaseModel)
 
 def load(path: Path | str, kind: type[P]) -> P:
     """Read and check all of params.yaml, and return the part that `kind` declares. UserError says what is wrong."""
-    import yaml
-
     path = Path(path)
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: run from the project's root, or name a file with --params") from None
+    return parse(text, path, kind)
+
+
+def parse(text: str, path: Path, kind: type[P]) -> P:
+    """Check the text of a params.yaml, and return the part that `kind` declares. UserError names `path` and what is wrong.
+
+    Nothing is read from `path`: the text may be what is about to be written there.
+    """
+    import yaml
+
+    try:
+        read = yaml.safe_load(text) or {}
     except yaml.YAMLError as problem:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from None
     if not isinstance(read, dict):
         raise UserError(f"{path} must hold keys and values, not a {type(read).__name__}")
     try:
         whole = Params.model_validate(read)
-    except ValidationError as problem:
-        raise UserError(f"{path}: {describe(problem)}") from None
-    names = {field.alias or name: name for name, field in kind.model_fields.items()}
-    try:
+        names = {field.alias or name: name for name, field in kind.model_fields.items()}
         return kind.model_validate({name: getattr(whole, names[name]) for name in names})
     except ValidationError as problem:
         raise UserError(f"{path}: {describe(problem)}") from None

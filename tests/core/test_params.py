@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from steps.core import params
 from steps.core.errors import UserError
-from steps.core.params import Params, RegisterParams, RolloutParams, Section, Update, load
+from steps.core.params import Params, RegisterParams, RolloutParams, Section, Update, load, parse
 
 ROOT = Path(__file__).parent.parent.parent
 STAGES = [kind for kind in vars(params).values() if isinstance(kind, type) and kind.__name__.endswith("Params")]
@@ -336,6 +336,15 @@ def test_exponents_without_a_dot_are_numbers(tmp_path: Path) -> None:
     """YAML 1.1 reads 2e-3 as a text; it must not be refused or taken for another number."""
     (tmp_path / "params.yaml").write_text("update: {learning_rate: 2e-3}\n")
     assert load(tmp_path / "params.yaml", Params).update.learning_rate == 0.002
+
+
+def test_a_text_is_checked_before_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    assert parse("seed: 7\n", path, RolloutParams).seed == 7
+    with pytest.raises(UserError) as problem:
+        parse("seed: -1\n", path, RolloutParams)
+    assert str(problem.value) == f"{path}: seed: Input should be greater than or equal to 0 (it is -1)"
+    assert not path.exists()
 
 
 def test_sections_are_frozen() -> None:
