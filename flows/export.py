@@ -22,7 +22,7 @@ from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.core.terminal import exit_code
 from steps.registry import card
-from steps.registry.model import Registry, fetched, policy_of, read_registry
+from steps.registry.model import RegisteredModel, fetched, policy_of, read_registry
 
 
 def export(root: Path, known: params.RegisterParams, wanted: str, to: Path, merged: bool = False) -> Any:
@@ -66,7 +66,7 @@ def pin_base(adapter: Path, policy: Policy) -> None:
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def readme(registry: Registry, version: Any, merged: bool) -> str:
+def readme(registry: RegisteredModel, version: Any, merged: bool) -> str:
     """The card that the version's description is; of an older version, what its tags tell."""
     text = version.description if card.is_card(version.description) else card.card(version.tags)
     return card.readme(f"{registry.name}, version {version.version}", version.tags, text, merged)

@@ -29,7 +29,7 @@ from steps.core.params import PromoteParams
 from steps.project import store
 from steps.registry import card, gate
 from steps.registry.gate import Verdict
-from steps.registry.model import Registry
+from steps.registry.model import RegisteredModel
 
 REFUSED = 3  # exit code
 
@@ -54,7 +54,7 @@ def promote(settings: PromoteSettings) -> Verdict | None:
             end_worker()
 
 
-def publish(registry: Registry, challenger: Any, verdict: Verdict, folder: Path, known: PromoteParams) -> None:
+def publish(registry: RegisteredModel, challenger: Any, verdict: Verdict, folder: Path, known: PromoteParams) -> None:
     """Log the verdict, tag the version, move the alias: in this order, so that no champion is without its evidence."""
     client, number = registry.client, str(challenger.version)
     run_id = run_of(registry, challenger, known)
@@ -65,7 +65,7 @@ def publish(registry: Registry, challenger: Any, verdict: Verdict, folder: Path,
     text = card.with_verdict(challenger.description or "", gate.note(verdict))
     client.update_model_version(registry.name, number, text)
     if verdict.promoted:
-        registry.crown(number)
+        registry.set_champion(number)
     client.set_model_version_tag(registry.name, number, "promoted", str(verdict.promoted).lower())
 
 

@@ -28,13 +28,14 @@ from flows.deployment import pages
 from flows.deployment.restore import restored
 from flows.deployment.settings import RescoreSettings
 from flows.deployment.workspace import NAME
-from flows.repro.parameters import changes, set_params
+from flows.repro.parameters import changed, values
 from flows.repro.stages import run_stage
 from flows.terminal.command import end_worker, prepare, run_command
 from flows.terminal.report import RUN
 from steps.core import params
 from steps.core.errors import UserError
-from steps.project.chain import name
+from steps.core.files import write_text
+from steps.project.chain import iteration_name
 
 RESCORED = RUN / "rescored"
 
@@ -77,7 +78,7 @@ def show_page(rows: list[dict[str, Any]]) -> None:
 
 
 def score_arguments(folder: Path, number: str) -> dict[str, str]:
-    own, before = folder / number, folder / name(int(number) - 1) / "judge.json"
+    own, before = folder / number, folder / iteration_name(int(number) - 1) / "judge.json"
     own.mkdir(parents=True, exist_ok=True)
     found = {
         "rubric": folder / "rubric.md",
@@ -97,7 +98,7 @@ def update_arguments(folder: Path, number: str) -> dict[str, str]:
     found = {
         "trajectories": RUN / number / "trajectories.parquet",
         "rewards": own / "rewards.parquet",
-        "previous": RUN / name(int(number) - 1) / "checkpoint",
+        "previous": RUN / iteration_name(int(number) - 1) / "checkpoint",
         "params": folder / "params.yaml",
         "adapter": own / "adapter",
         "checkpoint": own / "checkpoint",
@@ -133,7 +134,7 @@ def choose(words: str | None) -> list[str]:
     if words is None:
         return there
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", words)
-    wanted = [name(number) for number in range(int(found[1]), int(found[2] or found[1]) + 1)] if found else []
+    wanted = [iteration_name(number) for number in range(int(found[1]), int(found[2] or found[1]) + 1)] if found else []
     if not wanted or set(wanted) - set(there):
         raise UserError(f"--iterations {words}: give a number or a range of {there[0]} to {there[-1]}, as in 2-4")
     return wanted
@@ -143,26 +144,20 @@ def settle(source: Path, assignments: Sequence[str], rubric: Path | None, label:
     """The folder of this judge, with its params.yaml and rubric.md; its name is of what is judged by, unless given."""
     if label and not re.fullmatch(NAME, label):
         raise UserError(f"{label!r} cannot be the name of a folder: letters, digits, dots, dashes and underscores")
-    path = RESCORED / ".params.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
     if not source.is_file():
         raise UserError(f"{source} does not exist: run from the project's root, or name a file with --params")
-    path.write_text(source.read_text())
-    try:
-        set_params(list(assignments), path)
-        known = params.load(path, params.Params)
-        if params.load("params.yaml", params.Params).task != known.task:
-            raise UserError(f"{source} is of another task than params.yaml, which run/ was made with")
-        text = read_text(rubric or Path("tasks_data") / known.task.rpartition(".")[2] / "rubric.md")
-        scored = json.dumps([known.score.model_dump(mode="json"), text], sort_keys=True)
-        weights = known.score.judges.model_dump()
-        judges = "+".join(judge for judge, weight in weights.items() if weight)
-        folder = RESCORED / (label or f"{judges}-{hashlib.sha256(scored.encode()).hexdigest()[:8]}")
-        folder.mkdir(exist_ok=True)
-        (folder / "rubric.md").write_text(text, encoding="utf-8")
-        path.replace(folder / "params.yaml")
-    finally:
-        path.unlink(missing_ok=True)
+    changed_text = changed(source.read_text(encoding="utf-8"), source, list(assignments))
+    settings = params.parse(changed_text, source, params.Params)
+    if params.load("params.yaml", params.Params).task != settings.task:
+        raise UserError(f"{source} is of another task than params.yaml, which run/ was made with")
+    rubric_text = read_text(rubric or Path("tasks_data") / settings.task.rpartition(".")[2] / "rubric.md")
+    judged_by = json.dumps([settings.score.model_dump(mode="json"), rubric_text], sort_keys=True)
+    weights = settings.score.judges.model_dump()
+    judges = "+".join(judge for judge, weight in weights.items() if weight)
+    folder = RESCORED / (label or f"{judges}-{hashlib.sha256(judged_by.encode()).hexdigest()[:8]}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "rubric.md", rubric_text)
+    write_text(folder / "params.yaml", changed_text)
     return folder
 
 
@@ -187,7 +182,7 @@ def main() -> int:
 
     def work() -> int:
         given = {"params": words.params, "rubric": words.rubric, "iterations": words.iterations, "label": words.name}
-        settings = RescoreSettings(**given, more=changes(words.set), update=words.update)
+        settings = RescoreSettings(**given, more=values(words.set), update=words.update)
         prepare()
         rescore(settings)
         return 0

@@ -45,7 +45,7 @@ def rollback(root: Path, name: str, to: str, why: str, dry_run: bool = False) ->
         )
     if not dry_run:
         with explained(address(root)):
-            registry.crown(after)
+            registry.set_champion(after)
             registry.client.set_model_version_tag(name, before, "rolled_back", f"to version {after}: {why}")
             registry.client.set_model_version_tag(name, after, "restored", f"from version {before}: {why}")
         remember(registry, Decided("rollback", after, before, why))

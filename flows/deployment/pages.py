@@ -16,7 +16,7 @@ from typing import Any
 
 from flows.terminal.report import RUN, Point
 from steps.core.masking import Masker, masked
-from steps.project.chain import name
+from steps.project.chain import iteration_name
 
 SAMPLES = 2  # trajectories of an iteration that can be read: the best and the worst
 LONGEST = 1500  # characters of a message that is shown
@@ -90,7 +90,7 @@ def samples(number: int) -> str:
     from environments.base import Scenario
     from steps.core.records import Reward, Trajectory, read_records
 
-    folder = RUN / name(number)
+    folder = RUN / iteration_name(number)
     played = {one.id: one for one in read_records(Trajectory, folder / "trajectories.parquet")}
     scored = [one for one in read_records(Reward, folder / "rewards.parquet") if one.score is not None]
     scenarios = {one.id: one for one in read_records(Scenario, RUN / "scenarios" / "train.parquet")}

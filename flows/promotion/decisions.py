@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from steps.core.errors import UserError
-from steps.registry.model import Registry
+from steps.registry.model import RegisteredModel
 
 
 class Decided(NamedTuple):
@@ -21,7 +21,7 @@ class Decided(NamedTuple):
     verdict: Path | None = None  # the folder of the verdict that it rests on
 
 
-def remember(registry: Registry, done: Decided) -> None:
+def remember(registry: RegisteredModel, done: Decided) -> None:
     """A row in the ledger; one that is away undoes nothing, for MLflow's tags have it, too."""
     from sqlalchemy.exc import SQLAlchemyError
 

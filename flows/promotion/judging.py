@@ -17,7 +17,7 @@ from steps.core.params import Policy, PromoteParams
 from steps.project import chain, lock, store
 from steps.registry import gate, publish
 from steps.registry.gate import Verdict
-from steps.registry.model import Registry, fetched, logged_model, policy_of, read_registry
+from steps.registry.model import RegisteredModel, fetched, logged_model, policy_of, read_registry
 
 PROMOTE = RUN / "promote"
 
@@ -25,7 +25,7 @@ PROMOTE = RUN / "promote"
 class Challenge(NamedTuple):
     """A version that was judged."""
 
-    registry: Registry
+    registry: RegisteredModel
     version: Any  # mlflow.entities.model_registry.ModelVersion
     verdict: Verdict
     folder: Path  # run/promote/<hash>: verdict.json, verdict.md, verdict.png
@@ -78,7 +78,9 @@ def tested(root: Path, known: PromoteParams, challenger: Any) -> dict[str, str]:
     return chosen
 
 
-def judge(known: PromoteParams, folder: Path, best: dict[str, str], registry: Registry, champion: Any) -> Verdict:
+def judge(
+    known: PromoteParams, folder: Path, best: dict[str, str], registry: RegisteredModel, champion: Any
+) -> Verdict:
     """The verdict on run/<best>, with what has to be evaluated for it."""
     from environments.base import Scenario
     from steps.core.records import read_records
@@ -169,7 +171,7 @@ def show_page(verdict: Verdict, picture: Path) -> None:
     create_image_artifact(f"data:image/png;base64,{shown}", key="verdict", description=verdict.reason)
 
 
-def run_of(registry: Registry, challenger: Any, known: PromoteParams) -> str:
+def run_of(registry: RegisteredModel, challenger: Any, known: PromoteParams) -> str:
     """The MLflow run that logged the challenger's adapter; a new one where there is none, as after a plain `dvc repro`."""
     client = registry.client
     run_id = challenger.run_id or client.get_logged_model(logged_model(challenger)).source_run_id
@@ -185,7 +187,7 @@ def run_of(registry: Registry, challenger: Any, known: PromoteParams) -> str:
     return str(run.info.run_id)
 
 
-def print_end(verdict: Verdict, registry: Registry, challenger: Any, folder: Path, dry_run: bool) -> None:
+def print_end(verdict: Verdict, registry: RegisteredModel, challenger: Any, folder: Path, dry_run: bool) -> None:
     for check in verdict.checks:
         print(f"  {'ok' if check.passed else 'NO':>2}  {check.name:<13} {check.text}", flush=True)
     entry = f"{registry.name} version {challenger.version}"

@@ -28,7 +28,7 @@ from steps.core.masking import MaskingFilter, masked
 PROGRESS = Path(".flywheel/progress.json")
 
 
-class Display:
+class RunDisplay:
     """Silent unless opened by `shown()`."""
 
     def __init__(self) -> None:

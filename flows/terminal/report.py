@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steps.core.records import OUTPUTS
-from steps.project.chain import BASE, name
+from steps.project.chain import BASE, iteration_name
 
 RUN = Path("run")
 
@@ -22,7 +22,7 @@ class Point(NamedTuple):
 
 
 def point(iteration: int) -> Point:
-    found = read(RUN / name(iteration) / "evaluation" / "summary.json")
+    found = read(RUN / iteration_name(iteration) / "evaluation" / "summary.json")
     return Point(iteration, found["success"], tuple(found["ci95"]), found["reward"])
 
 
@@ -32,21 +32,23 @@ def read(path: Path) -> dict[str, Any]:
 
 def seconds(iteration: int) -> dict[str, float]:
     """Seconds in each stage's own work, when it last ran."""
-    folder = RUN / name(iteration) / "timings"
+    folder = RUN / iteration_name(iteration) / "timings"
     kept = {stage: folder / f"{output}.json" for stage, output in OUTPUTS.items()}
     return {stage: read(path)["seconds"] for stage, path in kept.items() if path.exists()}
 
 
 def keep_overhead(iteration: int, overhead: float) -> None:
     """Remember what an iteration that ran cost beyond its stages' own work: DVC, Prefect, MLflow, the hand-over."""
-    (RUN / name(iteration) / "timings" / "overhead.json").write_text(json.dumps({"seconds": round(overhead, 4)}) + "\n")
+    (RUN / iteration_name(iteration) / "timings" / "overhead.json").write_text(
+        json.dumps({"seconds": round(overhead, 4)}) + "\n"
+    )
 
 
 def iteration_row(iteration: int) -> dict[str, Any]:
     """One iteration as in summary.json."""
-    metrics = read(RUN / name(iteration) / "metrics.json")
+    metrics = read(RUN / iteration_name(iteration) / "metrics.json")
     spent = seconds(iteration)
-    kept = RUN / name(iteration) / "timings" / "overhead.json"
+    kept = RUN / iteration_name(iteration) / "timings" / "overhead.json"
     tokens = metrics["tokens"] * metrics["collected"]
     return {
         "iteration": iteration,
@@ -60,7 +62,7 @@ def iteration_row(iteration: int) -> dict[str, Any]:
 
 def summary(task: str, best: int, iterations: int, version: str | None, wall: float) -> dict[str, Any]:
     """run/summary.json: a report, no output of a DVC stage."""
-    base, trained = (read(RUN / folder / "test" / "summary.json") for folder in (BASE, name(best)))
+    base, trained = (read(RUN / folder / "test" / "summary.json") for folder in (BASE, iteration_name(best)))
     receipt = read(RUN / "receipt.json")
     keys = ("success", "ci95", "n")
     return {

@@ -19,16 +19,17 @@ HEADER = (
 BASE = "000"  # the policy before any iteration
 
 
-def name(iteration: int) -> str:
+def iteration_name(iteration: int) -> str:
     """001, 002, …"""
     return f"{iteration:03d}"
 
 
 def write_chain(iterations: int, best: int) -> None:
     """Iterations 1 … `iterations`, of which `best` is tested and offered to the registry. Same chain, same bytes."""
-    links = "\n".join(f'  "{name(i)}": {{prev: "{name(i - 1)}"}}' for i in range(1, iterations + 1))
-    evaluated = ", ".join(f'"{name(i)}"' for i in range(iterations + 1))
-    text = f'{HEADER}iterations:\n{links}\nevaluated: [{evaluated}]\ntested: {{base: "{BASE}", best: "{name(best)}"}}\n'
+    links = "\n".join(f'  "{iteration_name(i)}": {{prev: "{iteration_name(i - 1)}"}}' for i in range(1, iterations + 1))
+    evaluated = ", ".join(f'"{iteration_name(i)}"' for i in range(iterations + 1))
+    tested = f'{{base: "{BASE}", best: "{iteration_name(best)}"}}'
+    text = f"{HEADER}iterations:\n{links}\nevaluated: [{evaluated}]\ntested: {tested}\n"
     if not CHAIN.exists() or CHAIN.read_text() != text:
         write_text(CHAIN, text)
 

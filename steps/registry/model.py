@@ -12,7 +12,7 @@ from steps.core.params import Policy
 from steps.project.store import address, connect, explained, hidden
 
 
-class Registry(NamedTuple):
+class RegisteredModel(NamedTuple):
     """A registered model as it is now."""
 
     client: Any  # mlflow.MlflowClient
@@ -28,7 +28,7 @@ class Registry(NamedTuple):
         known = ", ".join([*sorted(self.versions, key=int), *sorted(self.aliases)])
         raise UserError(f"{self.name} has no version {wanted}: give one of {known}")
 
-    def crown(self, version: str) -> None:
+    def set_champion(self, version: str) -> None:
         """Make a version champion; the champion before it becomes `previous`."""
         now = self.client.get_registered_model(self.name).aliases.get("champion")
         if _text(now) != self.aliases.get("champion"):
@@ -42,7 +42,7 @@ def _text(version: Any) -> str | None:
     return None if version is None else str(version)
 
 
-def read_registry(root: Path, name: str) -> Registry:
+def read_registry(root: Path, name: str) -> RegisteredModel:
     """The model as MLflow has it; UserError where there is none."""
     with explained(address(root)):
         client = connect(root)
@@ -50,7 +50,7 @@ def read_registry(root: Path, name: str) -> Registry:
         if not versions:
             raise UserError(f"MLflow at {hidden(address(root))} holds no version of {name}: `make train` registers one")
         aliases = client.get_registered_model(name).aliases
-    return Registry(client, name, versions, {alias: str(version) for alias, version in aliases.items()})
+    return RegisteredModel(client, name, versions, {alias: str(version) for alias, version in aliases.items()})
 
 
 def logged_model(version: Any) -> str:
@@ -64,7 +64,7 @@ def logged_model(version: Any) -> str:
     return source.removeprefix("models:/")
 
 
-def fetched(registry: Registry, version: Any, folder: Path) -> Path:
+def fetched(registry: RegisteredModel, version: Any, folder: Path) -> Path:
     """A version's adapter, from the registry; UserError where it is not the one that the version says."""
     from steps.policy.adapter import adapter_hash
 

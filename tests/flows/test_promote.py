@@ -116,7 +116,7 @@ class Project:
         run = self.root / "run"
         return publish.publish(self.root, run / number / "adapter", run / number / "test", run / "000/test", known)
 
-    def registry(self) -> model.Registry:
+    def registry(self) -> model.RegisteredModel:
         return model.read_registry(self.root, "toy")
 
     def aliases(self) -> dict[str, str]:
@@ -411,9 +411,9 @@ def test_a_champion_that_changed_meanwhile_is_not_overwritten(project: Project) 
     project.trained("004", 30)
     project.trained("007", 45)
     registry = project.registry()
-    project.registry().crown("2")
+    project.registry().set_champion("2")
     with pytest.raises(UserError, match="the champion of toy has become version 2 meanwhile: run the same again"):
-        registry.crown("2")
+        registry.set_champion("2")
 
 
 # --- Rollback

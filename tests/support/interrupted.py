@@ -4,7 +4,7 @@
 at one of
 its lines, spread evenly over all of them in DVC, ruamel and flows: by Ctrl-C (KeyboardInterrupt) or as by SIGKILL (it ends
 there, with nothing flushed). A second process runs them to their end as `dvc repro` does. Prints each place after which it
-could not, and ends with 1 where there is any. `--stock` stops DVC without flows/repro/lockfile.py instead.
+could not, and ends with 1 where there is any. `--stock` stops DVC without flows/repro/dvc_internals.py instead.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ WHERE["kill"] = tuple(name for name in WHERE["ctrl-c"] if name != "/ruamel/")  #
 
 
 def by_flow() -> None:
-    from flows.repro import pipeline
+    from flows.repro.pipeline import Pipeline
 
+    pipeline = Pipeline(Path.cwd())
     for stage in ("first", "second"):
         pipeline.reproduce(stage)
 

@@ -319,15 +319,16 @@ def test_a_flow_that_does_not_get_to_its_end_leaves_no_run_running(
     project: Project, monkeypatch: pytest.MonkeyPatch, problem: BaseException, status: str
 ) -> None:
     from flows import train
+    from flows.terminal.display import RunDisplay
 
     def fails(*_: object) -> None:
         raise problem
 
     tracker, _ = project.log("001", finish=False)
-    monkeypatch.setattr(train, "open_tracker", lambda: tracker)
-    monkeypatch.setattr(train.pipeline, "write_chain", fails)
+    monkeypatch.setattr(train, "open_tracker", lambda _: tracker)
+    monkeypatch.setattr(train.chain, "write_chain", fails)
     with pytest.raises(type(problem)):
-        train.train_here()
+        train.train_here(RunDisplay())
     assert tracker.iteration("002") is None, "what is still being logged beside the flow does not bring it to life"
     assert runs(tracker, parent=True)[0].info.status == status
     later, _ = project.log("001", "002", finish=False)
