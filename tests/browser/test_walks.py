@@ -62,7 +62,7 @@ def wait_for(log: Path, text: str, seconds: float = 300) -> None:
 
 
 def test_a_task_of_ones_own_by_the_letter(tmp_path: Path) -> None:
-    [block] = re.findall(r"\*\*A task of your own\*\*.*?```sh\n(.*?)```", TEXT, re.DOTALL)
+    [block] = re.findall(r"## A task of your own\n.*?```sh\n(.*?)```", TEXT, re.DOTALL)
     folder = copy_project(tmp_path)
     (folder / ".venv").symlink_to(Path(sys.prefix))
     lines = [line.partition(" #")[0].strip() for line in block.splitlines()]
