@@ -19,11 +19,12 @@ from typing import Any
 
 from flows.deployment import workspace
 from flows.deployment.restore import have, restore, source
-from flows.deployment.workspace import dvc, git
+from flows.deployment.workspace import dvc
 from steps.core import dotenv
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
 from steps.project import lock
+from steps.project.git import git
 
 
 def outputs(path: Path) -> dict[str, str]:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flows.deployment import workspace
-from flows.deployment.workspace import LIMIT, WORKTREES, dvc, dvc_output, git
+from flows.deployment.workspace import LIMIT, WORKTREES, dvc, dvc_output
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.project import store
+from steps.project.git import git
 
 FOUND = ("promote", "rescored")  # folders of run/ that judging writes: kept in .flywheel/
 
@@ -78,39 +79,6 @@ def have(path: Path) -> None:
     """Fetch from the DVC remote what the cache lacks, where there is a remote."""
     if dvc_output(path, "remote", "list").strip():
         dvc(path, "fetch", "--quiet")
-
-
-# --- Deployed flows
-
-
-def checkout(root: str) -> dict[str, str]:
-    """A pull step of prefect.yaml: the worktree of the run that is judged; the flow's code is loaded from there."""
-    from prefect.runtime import flow_run
-
-    settings = (flow_run.get_parameters() or {}).get("settings") or {}
-    name, project = str(flow_run.get_name()), Path(root).resolve()
-    workspace.ref(name)
-    path = project / WORKTREES / name
-    if path.exists():  # of an earlier attempt
-        workspace.remove(project, path)
-    wanted = settings.get("run") or maker(project, settings.get("model"), settings.get("version") or "challenger")
-    restore(project, path, source(project, wanted))
-    return workspace.load_from(path)
-
-
-def maker(root: Path, model: str | None, version: str) -> str:
-    """The MLflow run that made a registered version."""
-    from steps.registry.model import logged_model, read_registry
-
-    if not model:
-        raise UserError("settings.model is empty: name the registered model, or the run with settings.run")
-    registry = read_registry(root, model)
-    found = registry.version(version)
-    with store.explained(store.address(root)):
-        run_id = found.run_id or registry.client.get_logged_model(logged_model(found)).source_run_id
-    if not run_id:
-        raise UserError(f"{model} version {found.version} names no MLflow run that made it: give settings.run")
-    return str(run_id)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from pathlib import Path
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.project import store
+from steps.project.git import git
 from steps.project.ledger import DEFAULT
 from steps.runner import handover
 
@@ -25,19 +26,6 @@ WORKTREES = Path(".flywheel/worktrees")
 LIMIT = "flywheel-machine"  # Prefect's global limit: as many runs at a time as this machine may train
 KEPT = ("params.yaml", "chain.yaml", "dvc.lock")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
-# Whoever has set no name in git may run flows, too.
-IDENTITY = {"GIT_AUTHOR_NAME": "agent-flywheel", "GIT_AUTHOR_EMAIL": "run@localhost"}
-IDENTITY |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in IDENTITY.items()}
-
-
-def git(folder: Path, *words: str) -> str:
-    """A git command's output. UserError with what git says."""
-    done = subprocess.run(
-        ["git", "-C", os.fspath(folder), *words], capture_output=True, text=True, env=os.environ | IDENTITY
-    )
-    if done.returncode:
-        raise UserError(f"git {words[0]} failed: {' '.join(done.stderr.split())}")
-    return done.stdout.strip()
 
 
 def dvc(path: Path, *words: str, check: bool = True) -> int:
@@ -89,41 +77,21 @@ def remove(root: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def here(root: Path, path: Path) -> Iterator[None]:
-    """Work in another folder of the same project: its stores, not new ones in the worktree."""
-    before, environment = Path.cwd(), dict(os.environ)
-    os.environ.setdefault("MLFLOW_TRACKING_URI", store.address(root))
-    if not os.environ.get("FLYWHEEL_LEDGER_URL"):
-        os.environ["FLYWHEEL_LEDGER_URL"] = f"sqlite:///{root / DEFAULT.removeprefix('sqlite:///')}"
-    os.chdir(path)
+    """Work in another folder of the same project, with the project's own MLflow store and ledger. Both variables that name
+    them, and the folder, are as before afterwards."""
+    ledger = os.environ.get("FLYWHEEL_LEDGER_URL") or f"sqlite:///{root / DEFAULT.removeprefix('sqlite:///')}"
+    stores = {"MLFLOW_TRACKING_URI": store.address(root), "FLYWHEEL_LEDGER_URL": ledger}
+    before = {name: os.environ.get(name) for name in stores}
+    os.environ.update(stores)
     try:
-        yield
+        with contextlib.chdir(path):
+            yield
     finally:
-        os.chdir(before)
-        os.environ.clear()
-        os.environ.update(environment)
-
-
-def checkout(root: str) -> dict[str, str]:
-    """A pull step of prefect.yaml: the worktree of this flow run, made or found again; the run's code is loaded from there.
-
-    It bears the name that the settings give, else the flow run's.
-    """
-    from prefect.runtime import flow_run
-
-    settings = (flow_run.get_parameters() or {}).get("settings") or {}
-    name = settings.get("name") or flow_run.get_name()
-    ref(name)
-    path = Path(root).resolve() / WORKTREES / name
-    if not path.exists():
-        add(Path(root).resolve(), path, "HEAD")
-    return load_from(path)
-
-
-def load_from(path: Path) -> dict[str, str]:
-    """What a pull step returns. The flow's code is loaded from there: what of the project is loaded already is unloaded."""
-    for module in [one for one in sys.modules if one.partition(".")[0] in ("flows", "steps", "environments")]:
-        del sys.modules[module]
-    return {"directory": os.fspath(path)}
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flows.deployment.workspace import git
+from steps.project.git import git
 from tests.conftest import copy_project, python, run
 from tests.support.ui_server import Ui, webhook
 
