@@ -36,7 +36,7 @@ REFUSED = 3  # exit code
 
 @flow(name="promote", log_prints=False)
 def promote(settings: PromoteSettings) -> Verdict | None:
-    """Judge a version (by default the challenger), and promote it if it passes the gate. None where it is champion already."""
+    """Judge a version (by default the challenger), and promote it past the gate. None where it is champion already."""
     with restored():
         try:
             judged = challenge(settings)

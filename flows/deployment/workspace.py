@@ -85,18 +85,8 @@ def here(root: Path, path: Path) -> Iterator[None]:
     Afterwards the current folder and the two variables that name the stores are as they were.
     """
     ledger = os.environ.get("FLYWHEEL_LEDGER_URL") or f"sqlite:///{root / DEFAULT.removeprefix('sqlite:///')}"
-    stores = {"MLFLOW_TRACKING_URI": store.address(root), "FLYWHEEL_LEDGER_URL": ledger}
-    before = {name: os.environ.get(name) for name in stores}
-    os.environ.update(stores)
-    try:
-        with contextlib.chdir(path):
-            yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    with store.variables(MLFLOW_TRACKING_URI=store.address(root), FLYWHEEL_LEDGER_URL=ledger), contextlib.chdir(path):
+        yield
 
 
 @contextlib.contextmanager
