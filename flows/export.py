@@ -25,12 +25,12 @@ from steps.registry import card
 from steps.registry.model import RegisteredModel, fetched, policy_of, read_registry
 
 
-def export(root: Path, settings: params.RegisterParams, wanted: str, to: Path, merged: bool = False) -> Any:
-    """Write the files of the version `wanted` (a number or an alias) to a new folder; the registry's entry of it."""
+def export(root: Path, settings: params.RegisterParams, name: str, to: Path, merged: bool = False) -> Any:
+    """Write the files of the version `name` (a number or an alias) to a new folder; the registry's entry of it."""
     if to.exists():
         raise UserError(f"{to} exists: name a folder that does not, nothing is overwritten")
     model = read_registry(root, settings.model)
-    version = model.version(wanted)
+    version = model.version(name)
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=to.parent) as folder:
         adapter = fetched(model, version, Path(folder) / "adapter")

@@ -43,20 +43,9 @@ def command(settings: params.RegisterParams, version: Any, adapter: Path, port: 
     policy = policy_of(version, adapter, settings.policy)
     words = ["vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
     words += ["--model", policy.base_model, "--dtype", policy.dtype, "--max-model-len", str(policy.context)]
-    words += [
-        "--served-model-name",
-        f"{settings.model}-base",
-        "--enable-lora",
-        "--max-lora-rank",
-        _rank(policy.lora.rank),
-    ]
-    words += [
-        "--lora-modules",
-        f"{settings.model}={adapter}",
-        "--enable-auto-tool-choice",
-        "--tool-call-parser",
-        "hermes",
-    ]
+    words += ["--served-model-name", f"{settings.model}-base", "--lora-modules", f"{settings.model}={adapter}"]
+    words += ["--enable-lora", "--max-lora-rank", _rank(policy.lora.rank)]
+    words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     words += ["--gpu-memory-utilization", str(policy.gpu_memory)]
     return words + (["--revision", policy.revision] if policy.revision else [])
 
