@@ -54,12 +54,12 @@ def test_what_cannot_be_spliced_is_written_whole(tmp_path: Path) -> None:
     from dvc.utils.serialize import dumps_yaml, parse_yaml
 
     path = tmp_path / "dvc.lock"
-    wanted = {"schema": "2.0", "stages": {"a": entry(1)}, "datasets": [{"name": "z"}]}
-    path.write_text(dumps_yaml(wanted))
+    content = {"schema": "2.0", "stages": {"a": entry(1)}, "datasets": [{"name": "z"}]}
+    path.write_text(dumps_yaml(content))
     with LockFile().modify(str(path)) as data:
         data["stages"]["b"] = entry(2)
-        wanted = copy.deepcopy(data)
-    assert parse_yaml(path.read_text(), path) == wanted
+        content = copy.deepcopy(data)
+    assert parse_yaml(path.read_text(), path) == content
 
 
 def test_dvc_is_itself_again_afterwards() -> None:
@@ -115,14 +115,14 @@ def test_no_other_minor_release_of_dvc_is_allowed() -> None:
 
 def test_stopped_anywhere_the_next_run_goes_on(tmp_path: Path) -> None:
     """The short form of `make faults`."""
-    found = run(python("tests.support.interrupted", "--points", "10"), ROOT)
-    assert found.returncode == 0, found.stdout + found.stderr
+    process = run(python("tests.support.interrupted", "--points", "10"), ROOT)
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_the_sweep_can_fail(tmp_path: Path) -> None:
-    found = run(python("tests.support.interrupted", "--points", "8", "--how", "ctrl-c", "--stock"), ROOT)
-    assert found.returncode == 1
-    assert "dvc.lock" in found.stdout
+    process = run(python("tests.support.interrupted", "--points", "8", "--how", "ctrl-c", "--stock"), ROOT)
+    assert process.returncode == 1
+    assert "dvc.lock" in process.stdout
 
 
 @pytest.fixture
@@ -144,16 +144,16 @@ def test_a_new_lock_file_is_dvcs(repository: Path) -> None:
     assert (repository / "dvc.lock").read_bytes() == kept
 
 
-@pytest.mark.parametrize("left", ["half", "nothing", "folder"])
-def test_what_dvc_by_itself_left_in_its_run_cache_stops_no_run(repository: Path, left: str) -> None:
+@pytest.mark.parametrize("remains", ["half", "nothing", "folder"])
+def test_what_dvc_by_itself_left_in_its_run_cache_stops_no_run(repository: Path, remains: str) -> None:
     [entry] = (repository / ".dvc/cache/runs").glob("*/*/*")
     (repository / "dvc.lock").unlink()
-    if left == "folder":
+    if remains == "folder":
         entry.unlink()
     else:
-        (entry.parent / ".abc.tmp").write_text("cmd: cp a b\n" if left == "half" else "")
+        (entry.parent / ".abc.tmp").write_text("cmd: cp a b\n" if remains == "half" else "")
     stock = run(["dvc", "repro"], repository)
-    assert (stock.returncode != 0) == (left != "nothing"), stock.stderr
+    assert (stock.returncode != 0) == (remains != "nothing"), stock.stderr
     (repository / "b").unlink(missing_ok=True)
     Pipeline(Path.cwd()).reproduce("copy")
     assert (repository / "b").read_text() == "a"
@@ -161,10 +161,10 @@ def test_what_dvc_by_itself_left_in_its_run_cache_stops_no_run(repository: Path,
     assert [path.name for path in (repository / ".dvc/cache").iterdir() if "tmp" in path.name] == []
 
 
-@pytest.mark.parametrize("left", ["", '{"read": {"/x', "\0\0"])
-def test_who_is_at_work_is_asked_again_where_that_was_cut_short(repository: Path, left: str) -> None:
+@pytest.mark.parametrize("text", ["", '{"read": {"/x', "\0\0"])
+def test_who_is_at_work_is_asked_again_where_that_was_cut_short(repository: Path, text: str) -> None:
     lock = repository / ".dvc/tmp/rwlock"
-    lock.write_text(left)
+    lock.write_text(text)
     (repository / "a").write_text("b")
     assert run(["dvc", "repro"], repository).returncode != 0
     assert Pipeline(Path.cwd()).reproduce("copy")

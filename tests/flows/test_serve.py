@@ -32,17 +32,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def published(project: Project) -> Iterator[Path]:
     """The run's folder, in whose registry both of its adapters have a version; the newest is the champion."""
-    known = params.load(project.folder / "params.yaml", params.RegisterParams)
+    parameters = params.load(project.folder / "params.yaml", params.RegisterParams)
     before = Path.cwd(), dict(os.environ)
     os.chdir(project.folder)
     try:
         for number in ("001", "002"):
             folder = project.folder / "run" / number
             tested = _as_test(folder)
-            publish.publish(project.folder, folder / "adapter", tested, project.folder / "run/000/test", known)
-        registry = read_registry(project.folder, known.model)
+            publish.publish(project.folder, folder / "adapter", tested, project.folder / "run/000/test", parameters)
+        registry = read_registry(project.folder, parameters.model)
         newest = max(registry.versions, key=int)
-        registry.client.set_registered_model_alias(known.model, "champion", newest)
+        registry.client.set_registered_model_alias(parameters.model, "champion", newest)
         yield project.folder
     finally:
         os.chdir(before[0])
@@ -54,11 +54,11 @@ def _as_test(folder: Path) -> Path:
     """A test evaluation of an iteration: its own, or its validation's figures under that name."""
     if (folder / "test/summary.json").exists():
         return folder / "test"
-    found = json.loads((folder / "evaluation/summary.json").read_text())
-    made = folder.parent.parent / ".flywheel" / f"test-{folder.name}"
-    made.mkdir(exist_ok=True)
-    (made / "summary.json").write_text(json.dumps(found | {"split": "test", "n": 30}))
-    return made
+    summary = json.loads((folder / "evaluation/summary.json").read_text())
+    copy = folder.parent.parent / ".flywheel" / f"test-{folder.name}"
+    copy.mkdir(exist_ok=True)
+    (copy / "summary.json").write_text(json.dumps(summary | {"split": "test", "n": 30}))
+    return copy
 
 
 def test_the_champion_as_a_peft_folder_and_merged(published: Path, tmp_path: Path) -> None:
@@ -66,21 +66,21 @@ def test_the_champion_as_a_peft_folder_and_merged(published: Path, tmp_path: Pat
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    known = params.load(published / "params.yaml", params.RegisterParams)
-    version = export.export(published, known, "champion", tmp_path / "adapter")
+    parameters = params.load(published / "params.yaml", params.RegisterParams)
+    version = export.export(published, parameters, "champion", tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "tasks_data/embedded_policy"
     weights = "adapter_model.safetensors"
-    made = {adapter_hash(path): path for path in published.glob("run/*/adapter")}
-    trained = made[version.tags["adapter_hash"]]
+    adapters = {adapter_hash(path): path for path in published.glob("run/*/adapter")}
+    trained = adapters[version.tags["adapter_hash"]]
     assert (tmp_path / "adapter" / weights).read_bytes() == (trained / weights).read_bytes()
     card = (tmp_path / "adapter/README.md").read_text()
     assert f"# email_search, version {version.version}" in card
     assert version.tags["adapter_hash"] in card
     with pytest.raises(UserError, match="exists: name a folder that does not"):
-        export.export(published, known, "champion", tmp_path / "adapter")
+        export.export(published, parameters, "champion", tmp_path / "adapter")
 
-    export.export(published, known, "champion", tmp_path / "merged", merged=True)
+    export.export(published, parameters, "champion", tmp_path / "merged", merged=True)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     base = AutoModelForCausalLM.from_pretrained(ROOT / "tasks_data/embedded_policy")
     adapted = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
@@ -105,8 +105,8 @@ class Hub(BaseHTTPRequestHandler):
             return self._send(200, {"errors": [], "warnings": []})
         if "preupload" in self.path:
             files = [
-                {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for one in json.loads(body)["files"]
+                {"path": entry["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for entry in json.loads(body)["files"]
             ]
             return self._send(200, {"files": files})
         return self._send(403, {"error": "this stand-in takes no commit"})
@@ -131,27 +131,27 @@ def test_a_push_goes_as_far_as_a_stand_in_for_the_hub_lets_it(published: Path, t
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
     words = [sys.executable, "-m", "flows.export", "--to", str(tmp_path / "out"), "--push", "me/agent"]
-    known = os.environ | {"HF_ENDPOINT": address, "HF_TOKEN": "hf_planted_secret", "NO_PROXY": "127.0.0.1"}
-    done = subprocess.run(words, cwd=published, env=known, capture_output=True, text=True, timeout=120)
+    environment = os.environ | {"HF_ENDPOINT": address, "HF_TOKEN": "hf_planted_secret", "NO_PROXY": "127.0.0.1"}
+    process = subprocess.run(words, cwd=published, env=environment, capture_output=True, text=True, timeout=120)
     server.shutdown()
-    assert done.returncode == 2, done.stderr
-    assert "the hub refuses me/agent" in done.stderr
-    assert "hf_planted_secret" not in done.stdout + done.stderr
+    assert process.returncode == 2, process.stderr
+    assert "the hub refuses me/agent" in process.stderr
+    assert "hf_planted_secret" not in process.stdout + process.stderr
     paths = [path for path, _, _ in Hub.calls]
     assert "/api/repos/create" in paths
     assert any("/commit/" in path for path in paths), "the files were offered"
     assert all(key == "Bearer hf_planted_secret" for _, key, _ in Hub.calls)
     asked = json.loads(Hub.calls[0][2])
     assert asked.get("private") is True or asked.get("visibility") == "private", asked
-    without = {name: value for name, value in known.items() if name != "HF_TOKEN"}
+    without = {name: value for name, value in environment.items() if name != "HF_TOKEN"}
     words[4] = str(tmp_path / "again")
-    done = subprocess.run(words, cwd=published, env=without, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, "HF_TOKEN is not set" in done.stderr) == (2, True)
+    process = subprocess.run(words, cwd=published, env=without, capture_output=True, text=True, timeout=120)
+    assert (process.returncode, "HF_TOKEN is not set" in process.stderr) == (2, True)
 
 
 def test_the_server_follows_the_alias_without_a_restart(published: Path, tmp_path: Path) -> None:
-    known = params.load(published / "params.yaml", params.RegisterParams)
-    registry = read_registry(published, known.model)
+    parameters = params.load(published / "params.yaml", params.RegisterParams)
+    registry = read_registry(published, parameters.model)
     port, log = free_port(), tmp_path / "serve.log"
     process = start(python("flows.serve", "--port", str(port), "--seconds", "1"), published, log=log)
     try:
@@ -164,13 +164,13 @@ def test_the_server_follows_the_alias_without_a_restart(published: Path, tmp_pat
         first = ask(port, token)
         champion = registry.aliases["champion"]
         other = next(number for number in registry.versions if number != champion)
-        registry.client.set_registered_model_alias(known.model, "champion", other)
+        registry.client.set_registered_model_alias(parameters.model, "champion", other)
         while f"now serving version {other} in place of {champion}" not in log.read_text():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < until, log.read_text()
             time.sleep(0.5)
         second = ask(port, token)
-        registry.client.set_registered_model_alias(known.model, "champion", champion)
+        registry.client.set_registered_model_alias(parameters.model, "champion", champion)
         while f"now serving version {champion} in place of {other}" not in log.read_text():
             assert time.monotonic() < until, log.read_text()
             time.sleep(0.5)
@@ -193,7 +193,7 @@ def ask(port: int, token: str) -> list[float]:
         "temperature": 0,
         "logprobs": 1,
     }
-    known = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), known)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=240) as answer:
-        return [round(one, 4) for one in json.loads(answer.read())["choices"][0]["logprobs"]["token_logprobs"]]
+        return [round(logprob, 4) for logprob in json.loads(answer.read())["choices"][0]["logprobs"]["token_logprobs"]]

@@ -31,9 +31,9 @@ def test_stock_peft_answers_alike(project: Project, turns: list[Turn]) -> None:
     model = PeftModel.from_pretrained(base, project.folder / BEST / "adapter").eval()
     for turn in turns:
         prompt = torch.tensor([turn.prompt_ids])
-        wanted = len(turn.completion_ids)
+        length = len(turn.completion_ids)
         seen = torch.ones_like(prompt)
-        answer = model.generate(input_ids=prompt, attention_mask=seen, max_new_tokens=wanted, do_sample=False)
+        answer = model.generate(input_ids=prompt, attention_mask=seen, max_new_tokens=length, do_sample=False)
         assert tuple(answer[0, prompt.shape[1] :].tolist()) == turn.completion_ids
 
 
