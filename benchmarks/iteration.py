@@ -112,7 +112,7 @@ def run_trl(task: str, folder: Path, count: int, batch: int) -> list[float]:
 
 
 class Lockstep:
-    """Hugging Face generate in the place of `engine.Sampler`: one call for all turns that are asked for."""
+    """Hugging Face generate in the place of `engine.EngineSampler`: one call for all turns that are asked for."""
 
     def __init__(self, model: Any, end: int, pad: int, max_tokens: int, temperature: float) -> None:
         self.model, self.end = model, end

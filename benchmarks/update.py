@@ -161,7 +161,7 @@ def run_ours(folder: Path, count: int, _: int) -> dict[str, Any]:
             batches.Example(row, gain or 0.0, group) for row, gain, group in zip(rows, gains, groups, strict=True)
         ]
         began = time.perf_counter()
-        trainer.update(examples, update, 1.0, seed=number)
+        trainer.train(examples, update, 1.0, seed=number)
         seconds.append(time.perf_counter() - began)
         if number == STEPS - 1:
             trainer.save_adapter(folder / "ours")
@@ -235,7 +235,7 @@ def run_growth(folder: Path, count: int, times: int) -> dict[str, Any]:
     for _ in range(count):
         trainer = grpo.Trainer(params.policy, checkpoint=folder / "start")
         began = time.perf_counter()
-        trainer.update(examples, update, 1.0, seed=1)
+        trainer.train(examples, update, 1.0, seed=1)
         seconds.append(time.perf_counter() - began)
     return {"seconds": seconds[1:] or seconds}
 

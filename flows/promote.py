@@ -27,7 +27,7 @@ from flows.promotion.judging import challenge, print_end, run_of
 from flows.terminal.command import end_worker, prepare, run_command
 from steps.core.params import PromoteParams
 from steps.project import store
-from steps.registry import card, gate
+from steps.registry import card, verdict_report
 from steps.registry.gate import Verdict
 from steps.registry.model import RegisteredModel
 
@@ -62,7 +62,7 @@ def publish(model: RegisteredModel, challenger: Any, verdict: Verdict, folder: P
         client.log_artifact(run_id, str(folder / name), "promotion")
     client.set_model_version_tag(model.name, number, "verdict", verdict.hash)
     client.set_model_version_tag(model.name, number, "verdict_run", run_id)
-    text = card.with_verdict(challenger.description or "", gate.note(verdict))
+    text = card.with_verdict(challenger.description or "", verdict_report.note(verdict))
     client.update_model_version(model.name, number, text)
     if verdict.promoted:
         model.set_champion(number)

@@ -104,6 +104,7 @@ def update_arguments(folder: Path, number: str) -> dict[str, str]:
         "adapter": own / "adapter",
         "checkpoint": own / "checkpoint",
         "metrics": own / "metrics.json",
+        "fates": own / "fates.json",
     }
     return {key: str(path) for key, path in paths.items()}
 

@@ -1,1 +1,1 @@
-"""The stages and what they share. Knows nothing of Prefect; imports run flows -> steps -> environments."""
+"""The stages, and the rooms that they share. Nothing here imports Prefect; imports run flows -> steps -> environments."""

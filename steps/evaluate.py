@@ -1,6 +1,6 @@
-"""Evaluate: how an adapter does on a split it was not trained on: an attempt at each scenario, greedy by default.
+"""Evaluate: one attempt at each scenario of a split that an adapter was not trained on, greedy by default.
 
-Writes the summary, and every trajectory with its reward, so that two policies can be compared scenario by scenario. With a
+Writes a summary, and every trajectory with its reward, so that two policies can be compared scenario by scenario. With a
 policy.kind other than vllm (steps/sampling/players.py) there is no adapter: the option is not needed, and not read.
 """
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
 from steps.core.progress import say
+from steps.core.stats import mean, wilson
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from environments.base import Env, Scenario
     from steps.core.params import EvaluateParams
     from steps.core.records import Trajectory
-from steps.core.stats import mean, wilson
 
 
 def evaluate(
@@ -46,7 +46,7 @@ def evaluate(
         )
     else:
         played, tokens = by_tokens(env, data, held_out, split, params, adapter)
-    rewards = [by_rule(env, scenario, played_one) for scenario, played_one in zip(held_out, played, strict=True)]
+    rewards = [by_rule(env, scenario, trajectory) for scenario, trajectory in zip(held_out, played, strict=True)]
     wins = [reward.success for reward in rewards]
     slices: dict[str, list[bool]] = {}
     for scenario, win in zip(held_out, wins, strict=True):
@@ -58,9 +58,9 @@ def evaluate(
         success=sum(wins) / len(wins),
         ci95=wilson(sum(wins), len(wins)),
         reward=mean([reward.score for reward in rewards if reward.score is not None]),
-        turns=mean([len(one.turns) for one in played]),
+        turns=mean([len(trajectory.turns) for trajectory in played]),
         tokens=mean(tokens),
-        slices={name: mean(of) for name, of in sorted(slices.items())},
+        slices={name: mean(values) for name, values in sorted(slices.items())},
     )
     evaluation.mkdir()
     (evaluation / "summary.json").write_text(summary.model_dump_json(indent=2) + "\n")
@@ -73,7 +73,7 @@ def evaluate(
 def by_tokens(
     env: type[Env], data: Any, held_out: list[Scenario], split: str, params: EvaluateParams, adapter: Input
 ) -> tuple[list[Trajectory], list[int]]:
-    """Trajectories of the adapter, and how many tokens were sampled in each."""
+    """The adapter's trajectories, and the number of sampled tokens of each."""
     from steps.policy import loading
     from steps.policy.adapter import adapter_hash
     from steps.policy.chat import Chat
@@ -97,21 +97,22 @@ def by_tokens(
         max_tokens=limits.max_tokens,
         max_turns=limits.max_turns,
     )
-    return played, [sum(len(turn.completion_ids) for turn in one.turns) for one in played]
+    return played, [sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in played]
 
 
 def by_messages(
     env: type[Env], data: Any, held_out: list[Scenario], split: str, params: EvaluateParams
 ) -> tuple[list[Trajectory], list[int]]:
-    """Trajectories of a policy that is asked in messages, and how many tokens it wrote by its server's count."""
+    """Trajectories of a policy that is asked in messages, and the number of tokens of each as its server counted them."""
     from steps.sampling import players
 
     attempts = [(scenario, 0) for scenario in held_out]
     played = players.play(params.policy, env, data, attempts, prefix=split, max_turns=params.evaluate.max_turns)
     if params.policy.kind == "openai":
-        failed = sum(one.trajectory.stop_reason == "error" for one in played)
-        say(f"{players.name(params.policy)}: cost {sum(one.cost for one in played):.4g}, {failed} episodes failed")
-    return [one.trajectory for one in played], [one.output_tokens for one in played]
+        failed = sum(episode.trajectory.stop_reason == "error" for episode in played)
+        cost = sum(episode.cost for episode in played)
+        say(f"{players.name(params.policy)}: cost {cost:.4g}, {failed} episodes failed")
+    return [episode.trajectory for episode in played], [episode.output_tokens for episode in played]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Initialise: the adapter and checkpoint that the first iteration starts from.
 
-The adapter changes nothing yet (LoRA's B is zero), so evaluating it is evaluating the base policy. Nothing has been
-attempted yet either: successes.json, which steps/sampling/curriculum.py reads, begins empty.
+The adapter changes nothing yet (LoRA's B is zero), so that an evaluation of it is one of the base policy. Nothing has been
+attempted yet either: successes.json, which steps/sampling/curriculum.py reads, is an empty list.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Register: the best adapter becomes a version of a registered model in MLflow, if it beats the base policy on the test
-split.
+"""Register: the best adapter becomes a version of a registered model in MLflow, if it beats the base policy on test.
 
-The receipt says what was decided and why, and depends on the inputs alone: it is what DVC versions. The version itself is
-MLflow's; an adapter that has one already is never given a second. Here too, for steps/tracking/tracker.py: where
-MLflow's store is, how it is reached, what an error of it means, and what dvc.lock and git say about a run.
+The receipt says what was decided and why. It depends on the inputs alone, and DVC versions it. The version itself is stored
+in MLflow; an adapter that has one already does not get a second.
 
-Left out: the full gate (the champion, slices), moving `champion` once there is one, deleting anything.
+Left out: the full gate (the champion, slices), moving the alias `champion` once there is one, and deleting anything.
 
     python -m steps.register --adapter run/004/adapter --evaluation run/004/test --base-evaluation run/000/test \\
         --receipt run/receipt.json
@@ -19,17 +17,17 @@ from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
 from steps.core.progress import say
+from steps.registry.publish import publish, read_test
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
     from steps.core.params import RegisterParams
-from steps.registry.publish import publish, read_test
 
 
 def register(
     adapter: Input, evaluation: Input, base_evaluation: Input, receipt: Output, params: RegisterParams
 ) -> None:
-    """Write the receipt; register the adapter, past the gate. Both evaluations must be of the test split."""
+    """Register the adapter if it is better, and write the receipt. Both evaluations must be of the test split."""
     from steps.policy.adapter import adapter_hash
 
     trained, base = read_test(evaluation), read_test(base_evaluation)

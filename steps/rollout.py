@@ -1,8 +1,8 @@
-"""Rollout: a batch of episodes with the current adapter, G attempts at each of some training scenarios.
+"""Rollout: a batch of episodes with the current adapter: G attempts at each of the iteration's training scenarios.
 
-Trajectories keep the exact token ids, which of them were sampled, and the logprobs of the policy that sampled them. Which
-scenarios an iteration plays follows from the seed and its number: each is played once before any is played again. With
-`rollout.curriculum` it follows from earlier successes too. drawn.json says which they were, and their weights.
+Trajectories keep the exact token ids, which of them were sampled, and the logprobs of the policy that sampled them. The
+scenarios follow from the seed and the iteration's number: each is played once before any is played again. With
+`rollout.curriculum` they follow from earlier successes, too. drawn.json lists them, and their weights.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def rollout(
     from steps.policy.chat import Chat
     from steps.sampling import curriculum, engine, episodes
 
-    known = read_records(Scenario, scenarios / "train.parquet")
+    pool = read_records(Scenario, scenarios / "train.parquet")
     settings = params.rollout.curriculum
     if settings is None:
-        chosen = choose(known, int(iteration), params.rollout.scenarios, params.seed)
+        chosen = choose(pool, int(iteration), params.rollout.scenarios, params.seed)
         record = [{"id": scenario.id} for scenario in chosen]
     elif successes is None:
         raise UserError(
             "rollout.curriculum needs --successes: the file that the stage score (at first initialise) writes"
         )
     else:
-        standings = curriculum.weigh(known, json.loads(successes.read_text()), settings)
+        standings = curriculum.weigh(pool, json.loads(successes.read_text()), settings)
         places = curriculum.draw(standings, params.rollout.scenarios, int(iteration), params.seed)
-        chosen = [known[place] for place in places]
+        chosen = [pool[place] for place in places]
         record = [standings[place]._asdict() for place in places]
     attempts = [(scenario, attempt) for scenario in chosen for attempt in range(params.rollout.attempts)]
     env = environments.load(params.task)
@@ -79,22 +79,22 @@ def rollout(
     )
     write_records(played, trajectories)
     if drawn is not None:
-        told = {"curriculum": settings and settings.model_dump(), "scenarios": record}
-        drawn.write_text(json.dumps(told, indent=2) + "\n")
+        content = {"curriculum": settings and settings.model_dump(), "scenarios": record}
+        drawn.write_text(json.dumps(content, indent=2) + "\n")
     failed = sum(trajectory.stop_reason == "error" for trajectory in played)
     say(f"{len(played)} episodes" + (f", {failed} of them failed" if failed else ""))
 
 
 def choose(scenarios: list[Scenario], iteration: int, count: int, seed: int) -> list[Scenario]:
-    """The scenarios of an iteration (from 1 on): the next `count` of an endless row of seeded shuffles."""
+    """The scenarios of an iteration (counted from 1): the next `count` of an endless sequence of seeded shuffles."""
     import random
 
-    row: list[Scenario] = []
+    sequence: list[Scenario] = []
     epoch, start = divmod((iteration - 1) * count, len(scenarios))
-    while len(row) < start + count:
-        row += random.Random(f"rollout {seed} {epoch}").sample(scenarios, len(scenarios))
+    while len(sequence) < start + count:
+        sequence += random.Random(f"rollout {seed} {epoch}").sample(scenarios, len(scenarios))
         epoch += 1
-    return row[start : start + count]
+    return sequence[start : start + count]
 
 
 if __name__ == "__main__":

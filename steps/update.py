@@ -1,9 +1,9 @@
 """Update: one GRPO update of the LoRA adapter on a scored batch.
 
-Counts what comes in and what goes out: collected = trained + quarantined (with a reason) + without signal. Optimiser state
-and step count are carried on in the checkpoint. On several GPUs, or several processes of one machine:
-`accelerate launch --multi_gpu --num_processes 2 -m steps.update …` with the options of dvc.yaml (--multi_gpu is what
-accelerate calls several processes, without a GPU too).
+Decides once what becomes of each trajectory (steps/training/fates.py), trains on the rows of those that bear a signal, and
+writes every fate to fates.json. Optimiser state and step count are carried on in the checkpoint. On several GPUs, or in
+several processes of one machine: `accelerate launch --multi_gpu --num_processes 2 -m steps.update …` with the options of
+dvc.yaml (accelerate means several processes by --multi_gpu, without a GPU too).
 """
 
 from __future__ import annotations
@@ -27,76 +27,93 @@ def update(
     checkpoint: Output,
     metrics: Output,
     params: UpdateParams,
+    fates: Output | None = None,
 ) -> None:
-    """Train from the `previous` checkpoint; write adapter, checkpoint and metrics.json."""
+    """Train from the `previous` checkpoint; write adapter, checkpoint, metrics.json, and each trajectory's fate."""
     import json
     from statistics import fmean, pstdev
 
-    from steps.core.records import Reward, Trajectory, read_records
     from steps.policy.machine import prepare_training
     from steps.training import batches, contract, grpo
+    from steps.training.fates import TRAINED, fate
 
-    batch = read_records(Trajectory, trajectories)
-    scores = {reward.trajectory_id: reward for reward in read_records(Reward, rewards)}
-    missing = [trajectory.id for trajectory in batch if trajectory.id not in scores]
-    if missing or len(scores) != len(batch):
-        raise UserError(
-            f"{rewards} does not fit {trajectories}: {len(missing)} trajectories have no reward, and there are "
-            f"{len(scores)} rewards for {len(batch)} trajectories; score the batch again"
-        )
+    batch, judged = read_batch(trajectories, rewards)
     prepare_training()
     trainer = grpo.Trainer(params.policy, checkpoint=previous)
     contract.check_adapter(batch, trainer.adapter_hash, previous)
     end = contract.end_of_turn(batch)
     rows: dict[str, list[Row]] = {}
-    quarantine: dict[str, list[str]] = {}
-    for one in batch:
-        rows[one.id], reason = flattened(one)
-        if reason := reason or contract.breach(one, rows[one.id], end, trainer.vocabulary):
-            quarantine.setdefault(reason, []).append(one.id)
+    quarantine: dict[str, list[str]] = {}  # reason -> trajectory ids
+    for trajectory in batch:
+        rows[trajectory.id], reason = flattened(trajectory)
+        if reason := reason or contract.breach(trajectory, rows[trajectory.id], end, trainer.vocabulary):
+            quarantine.setdefault(reason, []).append(trajectory.id)
     bad = {name for names in quarantine.values() for name in names}
-    cut = {one.id for one in batch if one.stop_reason in contract.TRUNCATED and one.id not in bad}
-    usable = [None if one.id in bad else reward(scores[one.id], one.id in cut, params.update) for one in batch]
-    gained, flat = batches.advantages(usable, [one.scenario_id for one in batch], params.update.scale_rewards)
+    cut = {trajectory.id for trajectory in batch if trajectory.stop_reason in contract.TRUNCATED} - bad
     masked = cut if params.update.truncated_completions == "mask" else set()
-    trained = [
-        (one, gain) for one, gain in zip(batch, gained, strict=True) if gain is not None and one.id not in masked
+    scores = [
+        None if trajectory.id in bad else compared(judged[trajectory.id], trajectory.id in cut, params.update)
+        for trajectory in batch
     ]
-    examples = [batches.Example(row, gain, one.scenario_id) for one, gain in trained for row in rows[one.id]]
+    groups = [trajectory.scenario_id for trajectory in batch]
+    gains, flat = batches.advantages(scores, groups, params.update.scale_rewards)
+    fate_by_id = {
+        trajectory.id: fate(trajectory.id in bad, score, gain, trajectory.id in masked)
+        for trajectory, score, gain in zip(batch, scores, gains, strict=True)
+    }
+    if len(fate_by_id) != len(batch):
+        raise AssertionError(f"{len(batch)} trajectories have {len(fate_by_id)} ids: some would be lost")
+    examples = [
+        batches.Example(row, gain, trajectory.scenario_id)
+        for trajectory, gain in zip(batch, gains, strict=True)
+        if gain is not None and fate_by_id[trajectory.id] in TRAINED
+        for row in rows[trajectory.id]
+    ]
 
-    measured = {}
-    if examples:
-        measured = trainer.update(examples, params.update, params.rollout.temperature, params.seed)
+    temperature = params.rollout.temperature
+    measured = trainer.train(examples, params.update, temperature, params.seed) if examples else {}
     trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
 
-    known = [score for score in usable if score is not None]
-    counts = {
+    trained = sum(kind in TRAINED for kind in fate_by_id.values())
+    scored = [score for score in scores if score is not None]
+    measured |= {
         "collected": len(batch),
-        "trained": len(trained),
+        "trained": trained,
         "quarantined": len(bad),
-        "without_signal": sum(gain is None or one.id in masked for one, gain in zip(batch, gained, strict=True))
-        - len(bad),
-    }
-    if counts["collected"] != counts["trained"] + counts["quarantined"] + counts["without_signal"]:
-        raise AssertionError(f"trajectories were lost: {counts}")
-    measured |= counts | {
+        "without_signal": len(fate_by_id) - trained - len(bad),
         "truncated": len(cut),
         "rows": len(examples),
         "zero_variance_groups": flat,
-        "groups": len({one.scenario_id for one in batch}),
-        "reward_mean": fmean(known) if known else 0.0,
-        "reward_std": pstdev(known) if known else 0.0,
-        "success": fmean(scores[one.id].success for one in batch),
-        "turns": fmean(len(one.turns) for one in batch),
-        "tokens": fmean(sum(len(turn.completion_ids) for turn in one.turns) for one in batch),
+        "groups": len(set(groups)),
+        "reward_mean": fmean(scored) if scored else 0.0,
+        "reward_std": pstdev(scored) if scored else 0.0,
+        "success": fmean(judged[trajectory.id].success for trajectory in batch),
+        "turns": fmean(len(trajectory.turns) for trajectory in batch),
+        "tokens": fmean(sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in batch),
         "optimizer_steps": trainer.steps,
     }
     metrics.write_text(json.dumps(dict(sorted(measured.items())) | {"quarantine": quarantine}, indent=2) + "\n")
+    if fates is not None:
+        fates.write_text(json.dumps(fate_by_id, indent=2) + "\n")
     for reason, names in quarantine.items():
-        say(
-            f"{len(names)} trajectories quarantined: {reason} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        first = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        say(f"{len(names)} trajectories quarantined: {reason} ({first})")
+    say(f"{trained} of {len(batch)} trajectories trained on, {flat} groups without signal")
+
+
+def read_batch(trajectories: Input, rewards: Input) -> tuple[list[Trajectory], dict[str, Reward]]:
+    """The trajectories, and their rewards by trajectory id. UserError where the two files do not fit each other."""
+    from steps.core.records import Reward, Trajectory, read_records
+
+    batch = read_records(Trajectory, trajectories)
+    judged = {reward.trajectory_id: reward for reward in read_records(Reward, rewards)}
+    missing = [trajectory.id for trajectory in batch if trajectory.id not in judged]
+    if missing or len(judged) != len(batch):
+        raise UserError(
+            f"{rewards} does not fit {trajectories}: {len(missing)} trajectories have no reward, and there are "
+            f"{len(judged)} rewards for {len(batch)} trajectories; score the batch again"
         )
-    say(f"{len(trained)} of {len(batch)} trajectories trained on, {flat} groups without signal")
+    return batch, judged
 
 
 def flattened(trajectory: Trajectory) -> tuple[list[Row], str | None]:
@@ -107,11 +124,11 @@ def flattened(trajectory: Trajectory) -> tuple[list[Row], str | None]:
         return [], "not as many logprobs as sampled tokens"
 
 
-def reward(judged: Reward, is_cut: bool, update: Update) -> float | None:
-    """What is compared within a group: the score, less where a truncated episode is penalised."""
-    if judged.score is None or not is_cut or update.truncation_penalty is None:
-        return judged.score
-    return judged.score - update.truncation_penalty
+def compared(reward: Reward, is_cut: bool, settings: Update) -> float | None:
+    """What is compared within a group: the score, minus the penalty where a truncated episode has one."""
+    if reward.score is None or not is_cut or settings.truncation_penalty is None:
+        return reward.score
+    return reward.score - settings.truncation_penalty
 
 
 if __name__ == "__main__":

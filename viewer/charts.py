@@ -138,7 +138,7 @@ def actions(found: Analysis, split: str) -> Chart | None:
 
 def fates(found: Analysis) -> Chart | None:
     """What became of the sampled tokens of each iteration."""
-    from steps.analytics.waste import FATES
+    from steps.training.fates import FATES
 
     shares = {name: one.shares for name, one in found.waste.items()}
     order = [fate for fate in FATES if any(of[fate] for of in shares.values())]

@@ -209,8 +209,8 @@ class View:
     def analytics(self, request: Request, opened: Opened) -> Response:
         """Numbers by iteration and split; counted anew where a file has changed."""
         from steps.analytics import analysis
-        from steps.analytics.waste import FATES
         from steps.core.records import OUTPUTS
+        from steps.training.fates import FATES
         from viewer import charts
 
         run = opened.known.folder

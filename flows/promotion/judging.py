@@ -15,7 +15,7 @@ from steps.core import params
 from steps.core.errors import UserError
 from steps.core.params import Policy, PromoteParams
 from steps.project import chain, lock, store
-from steps.registry import gate, publish
+from steps.registry import gate, publish, verdict_report
 from steps.registry.gate import Verdict
 from steps.registry.model import RegisteredModel, fetched, logged_model, policy_of, read_registry
 
@@ -161,15 +161,15 @@ def write(verdict: Verdict, folder: Path, best: dict[str, str]) -> None:
     evaluations = {side: {"path": path.as_posix(), "md5": folder_md5(path)} for side, path in paths.items()}
     (folder / "evaluations.json").write_text(json.dumps(evaluations, indent=2) + "\n")
     (folder / "verdict.json").write_text(verdict.text())
-    (folder / "verdict.md").write_text(gate.table(verdict))
-    gate.picture(verdict, folder / "verdict.png")
+    (folder / "verdict.md").write_text(verdict_report.table(verdict))
+    verdict_report.picture(verdict, folder / "verdict.png")
 
 
 def show_page(verdict: Verdict, picture: Path) -> None:
     """Show the table and the picture on the flow run's page in Prefect."""
     from prefect.artifacts import create_image_artifact, create_markdown_artifact
 
-    create_markdown_artifact(gate.table(verdict), key="promotion", description=verdict.reason)
+    create_markdown_artifact(verdict_report.table(verdict), key="promotion", description=verdict.reason)
     encoded = base64.b64encode(picture.read_bytes()).decode()
     create_image_artifact(f"data:image/png;base64,{encoded}", key="verdict", description=verdict.reason)
 

@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from steps.core.errors import UserError, behind
+from steps.core.errors import UserError, causes
 
 
 class StageFailed(Exception):
@@ -44,7 +44,7 @@ class Pipeline:
             with replaced(self.lock_file):
                 return bool(self.repo.reproduce(targets=[stage], single_item=True))
         except DvcException as problem:
-            links = list(behind(problem))
+            links = list(causes(problem))
             if any(isinstance(link, KeyboardInterrupt) for link in links):
                 raise KeyboardInterrupt from None
             cause = next((link for link in links if isinstance(link, StageCmdFailedError)), None)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
 from steps.core.progress import report_to, say
-from steps.core.terminal import Display, exit_code
+from steps.core.terminal import ProgressDisplay, exit_code
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario
@@ -212,7 +212,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def run(words: argparse.Namespace, display: Display) -> None:
+def run(words: argparse.Namespace, display: ProgressDisplay) -> None:
     """Compare, and print a task's table as soon as it is there."""
     from steps.llm.endpoint import endpoint_of
 
@@ -235,7 +235,7 @@ def run(words: argparse.Namespace, display: Display) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    display = Display("baselines")
+    display = ProgressDisplay("baselines")
     report_to(display)
     try:
         return exit_code(lambda: run(parse(words), display), display)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from steps.analytics.analysis import Analysis, Line
-from steps.analytics.waste import FATES
+from steps.training.fates import FATES
 
 
 def tables(found: Analysis) -> list[Any]:

@@ -1,7 +1,7 @@
-"""The file .env in the project's root: variables for those who do not keep them in their shell. .env.example lists them all.
+"""The file .env in the project's root, for those who do not keep environment variables in their shell.
 
-What the environment has already wins. The flows read it, and `python -m steps.tracking`; stages get what the flow has, and
-whatever `make ui` starts has it too, also in a worktree without such a file.
+A variable that the environment has already is not replaced. The flows and `python -m steps.tracking` read the file; stages
+and the services of `make ui` inherit the variables from them. .env.example lists all variables.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from pathlib import Path
 
 
 def values(root: Path) -> dict[str, str]:
-    """The variables of <root>/.env that have a value and that the environment lacks; none where there is no file."""
+    """The variables of <root>/.env that have a value and that the environment lacks; none where there is no such file."""
     path = root / ".env"
     if not path.is_file():
         return {}
     from dotenv import dotenv_values
 
-    found = dotenv_values(path, interpolate=False)  # a password may hold a $
-    return {name: value for name, value in found.items() if value and name not in os.environ}
+    variables = dotenv_values(path, interpolate=False)  # a password may hold a $
+    return {name: value for name, value in variables.items() if value and name not in os.environ}
 
 
 def load(root: Path) -> None:
-    """Add them to the environment."""
+    """Add the variables of <root>/.env to the environment."""
     os.environ.update(values(root))

@@ -1,18 +1,19 @@
-"""Errors with a sentence for the user, and how any error is explained to a person.
+"""Errors that carry a sentence for the user, and the explanation of any error to a person.
 
-The standard library alone: the command of every stage imports this.
+Only the standard library is imported here, because the command of every stage loads this module.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
 
 class UserError(Exception):
-    """One clear sentence for the user: what was wrong, where, and what to do. Ends the command with exit code 2.
+    """One clear sentence for the user: what was wrong, where, and what to do. The command ends with exit code 2.
 
-    Masked when it is made: it may quote a server's answer, and Prefect and logs keep it.
+    The text is masked when the error is made, because it may quote a server's answer, and Prefect and logs keep it.
     """
 
     code = 2
@@ -21,25 +22,38 @@ class UserError(Exception):
         super().__init__(masked(text))
 
 
-def masked(text: str) -> str:
-    """Without secrets (steps/core/masking.py, whose import takes longer than this module's)."""
-    from steps.core import masking
-
-    return str(masking.masked(text))
-
-
 class FreshProcessNeeded(Exception):
-    """What this process holds (an engine for another policy) rules out the stage: the worker ends, another runs it."""
+    """This process cannot run the stage because of what it holds, such as an engine for another policy. The worker ends,
+    and a new one runs the stage."""
 
 
 def explain(error: BaseException) -> tuple[str, int]:
-    """(masked text for the user, exit code): a sentence and 2 where the user can do something, else a traceback and 1."""
-    text, code = _explain(error)
-    return masked(text), code
+    """(masked text, exit code): a sentence and 2 where the user can do something about it, else a traceback and 1."""
+    if isinstance(error, UserError):
+        return masked(str(error)), error.code
+    if advice := _advice(error):
+        return masked(advice), 2
+    import traceback
+
+    return masked("".join(traceback.format_exception(error)).rstrip()), 1
 
 
-def behind(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, then what it came of or came upon."""
+def _advice(error: BaseException) -> str:
+    """What the user can do about an error that is no UserError; empty where only its traceback helps."""
+    for cause in causes(error):
+        if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(cause):
+            where = getattr(cause, "filename", None) or Path.cwd()
+            cure = "free some space and run the same command again: nothing half-written is left"
+            return f"the disk is full ({where}); {cure}"
+    if isinstance(error, FileNotFoundError):
+        if error.filename is not None:
+            return f"{error.filename} does not exist; check the command's paths and those in params.yaml"
+        return str(error)  # raised by this project's own code, whose text says what to do
+    return ""
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, then the one that caused it or was being handled when it was raised, and so on."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         yield error
@@ -47,22 +61,8 @@ def behind(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _explain(error: BaseException) -> tuple[str, int]:
-    if isinstance(error, UserError):
-        return str(error), error.code
-    import errno
+def masked(text: str) -> str:
+    """The text without secrets. steps/core/masking.py does it; importing that takes longer than this whole module."""
+    from steps.core import masking
 
-    for link in behind(error):
-        if getattr(link, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(link):
-            where = getattr(link, "filename", None) or Path.cwd()
-            return (
-                f"the disk is full ({where}); free some space and run the same command again: nothing half-written is left",
-                2,
-            )
-    if isinstance(error, FileNotFoundError) and error.filename is None and str(error):
-        return str(error), 2  # raised by our own code, which says what to do
-    if isinstance(error, FileNotFoundError) and error.filename is not None:
-        return f"{error.filename} does not exist; check the command's paths and those in params.yaml", 2
-    import traceback
-
-    return "".join(traceback.format_exception(error)).rstrip(), 1
+    return str(masking.masked(text))

@@ -1,4 +1,4 @@
-"""Small files written whole, and columns read from parquet."""
+"""Small files, written whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write a small file whole."""
+    """Write a value as one line of JSON, whole or not at all."""
     import json
 
     write_text(path, json.dumps(value) + "\n")

@@ -1,12 +1,15 @@
-"""Masking: takes secrets out of whatever leaves this machine: traces, logs, pages, reports.
+"""Masking: takes secrets out of whatever leaves this machine, such as traces, logs, pages and reports.
 
-`masked(value)` is a copy in which each secret is "[masked]". A secret is what stands under a key that names one ("password",
-"api_key", "authorization"), what has the form of one (keys of well-known services, JSON web tokens, private keys, passwords
-in addresses, `password=...` and `"token": "..."` in a text), and the value of an environment variable whose name says so.
-In JSON in a text, too, that key may hold a list or an object.
+`masked(value)` is a copy in which each secret is replaced by "[masked]". A secret is
 
-What it cannot know: a secret of no known form in plain words ("it is the name of my dog"). Counts such as `max_tokens`, the
-tokens of a tokenizer, and code that only handles secrets stay as they are.
+- a value under a key that names one ("password", "api_key", "authorization"), in JSON within a text too, where it may be a
+  list or an object;
+- a text with the form of one: keys of well-known services, JSON web tokens, private keys, passwords in addresses,
+  `password=...` and `"token": "..."` in a text;
+- the value of an environment variable whose name says so.
+
+It cannot recognise a secret in plain words ("it is the name of my dog"). Counts such as `max_tokens`, the tokens of a
+tokenizer, and code that only handles secrets stay as they are.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 MASK = "[masked]"
-DEEPEST = 60  # levels of nesting that are followed
-SHORTEST = 6  # characters of an environment variable's value that is looked for everywhere
+DEEPEST = 60  # levels of nesting; what is deeper is left out
+SHORTEST = 6  # characters; shorter values of environment variables are not looked for
 
-# Names that always are a secret's, and those that are one's only where the value looks like it: "token" is a word's too.
+# Names under which any value is a secret, and names under which it is one only if it looks random: "token" may be a word.
 SURE = (
     r"pass[_ -]?(?:word|wd|phrase)|pwd|(?:secret|private|signing|encryption)[_ -]?(?:access[_ -]?)?key|auth[_ -]?string"
 )
@@ -37,41 +40,12 @@ NO_SECRET = re.compile(
     r".*\b(?:\w*_)?(?:bos|eos|pad|unk|sep|cls|mask|end|stop|start|next|first|last|special|per)_token"
 )
 CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-RANDOM = re.compile(r"(?=\D*\d)\S{8,}|\S{20,}")  # of a form that words do not have
+RANDOM = re.compile(r"(?=\D*\d)\S{8,}|\S{20,}")  # forms that words do not have
 
-# The patterns are tried only where one of these stands, in small letters: looking for them is 50 times as fast.
-KEYS: tuple[str, ...] = (
-    "pass",
-    "pwd",
-    "secret",
-    "private",
-    "signing",
-    "encryption",
-    "auth",
-    "api",
-    "credential",
-    "token",
-    "access",
-    "cookie",
-)
-FORMS: tuple[str, ...] = (
-    "sk-",
-    "pk-",
-    "rk-",
-    "sk_",
-    "rk_",
-    "pk_",
-    "hf_",
-    "ghp_",
-    "gho_",
-    "ghu_",
-    "ghs_",
-    "ghr_",
-    "github_pat_",
-    "glpat-",
-)
-FORMS += ("npm_", "dckr_", "xox", "akia", "asia", "aiza", "eyj", "-----b", "bearer", "://")
-FORMS += ("gsk_", "xai-", "pypi-", "lsv2_", "sg.", "ya29.", "whsec_", "hooks.slack", "discord")
+# The patterns are tried only where one of these occurs in the lower-case text, because finding them is 50 times as fast.
+KEYS = "pass pwd secret private signing encryption auth api credential token access cookie".split()
+FORMS = "sk- pk- rk- sk_ rk_ pk_ hf_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- npm_ dckr_ xox akia asia".split()
+FORMS += "aiza eyj -----b bearer :// gsk_ xai- pypi- lsv2_ sg. ya29. whsec_ hooks.slack discord".split()
 TEXT = re.compile(
     r"(?P<whole>"
     r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)"
@@ -98,11 +72,11 @@ TEXT = re.compile(
     re.DOTALL,
 )
 BEFORE = re.compile(r"[\w-]{1,60}\Z")
-# "name": [ or {, in JSON or Python, as it is or in a quoted text; the second is what stands before the first.
+# `"name": [` or `{` in JSON or Python, quotes escaped or not: HOLDS finds the colon, HOLDER the name before it.
 HOLDS = re.compile(r":\s{0,3}(?=[\[{])")
 HOLDER = re.compile(r"([\w-]{1,60})(\\*[\"'])\s{0,3}\Z")
 SCHEMA = re.compile(r"\{\s*\\*[\"']type\\*[\"']\s*:\s*\\*[\"'](?:string|integer|number|boolean|array|object|null)\b")
-CODE = re.compile(  # what stands after `password:` without being one
+CODE = re.compile(  # texts after `password:` that are none
     r"(?:str|string|bytes|none|null|true|false|optional|required|any|self|tokens?|secret|password|key|auth|basic|bearer"
     r"|the|your|changed?|reset|missing|invalid|wrong|expired|unset|enabled|disabled)\b[.:!?]*$"
     r"|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+$"  # settings.password
@@ -112,22 +86,23 @@ CODE = re.compile(  # what stands after `password:` without being one
 
 
 def masked(value: Any) -> Any:
-    """A copy without secrets: dicts, lists, tuples, texts, bytes, records; anything else stays, or is its masked text."""
+    """A copy without secrets of dicts, lists, tuples, texts, bytes and records. Any other value stays as it is, unless its
+    text holds a secret: then it becomes the masked text."""
     return Masker()(value)
 
 
 class Masker:
-    """`masked` with the environment looked at once: for many values in a row."""
+    """`masked` for many values in a row: it reads the environment only once."""
 
     def __init__(self) -> None:
-        self.known = known(tuple(os.environ.items()))
+        self.secrets = secrets_of(tuple(os.environ.items()))
 
     def __call__(self, value: Any) -> Any:
         return self._copy(value, 0, frozenset())
 
     def text(self, text: str) -> str:
         """A text without secrets."""
-        for secret in self.known:
+        for secret in self.secrets:
             if secret in text:
                 text = text.replace(secret, MASK)
         if len(text) < SHORTEST:
@@ -146,13 +121,13 @@ class Masker:
         if depth >= DEEPEST:
             return "[nested too deeply]"
         inside = above | {id(value)}
-        found = value if isinstance(value, Mapping) else _fields(value)
-        if found is not None:
+        fields = value if isinstance(value, Mapping) else _fields(value)
+        if fields is not None:
             return {
                 self.text(name) if isinstance(name, str) else name: MASK
                 if is_secret(name, item)
                 else self._copy(item, depth + 1, inside)
-                for name, item in found.items()
+                for name, item in fields.items()
             }
         if isinstance(value, list | tuple | set | frozenset):
             copied = [self._copy(item, depth + 1, inside) for item in value]
@@ -163,7 +138,7 @@ class Masker:
 
 
 def is_secret(name: object, value: object) -> bool:
-    """Whether the value under a key of this name is one. None, booleans and what is empty are not."""
+    """Whether a value under this name is a secret. None, booleans and empty values are not."""
     if value is None or isinstance(value, bool) or not isinstance(name, str) or value in ("", b"", MASK):
         return False
     sure = _names_secret(name)
@@ -173,50 +148,50 @@ def is_secret(name: object, value: object) -> bool:
 
 
 @functools.lru_cache(maxsize=4)
-def known(variables: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """The secrets of these environment variables, the longest first: one may begin with another."""
+def secrets_of(variables: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """The secrets of these environment variables, the longest first, because one may begin with another."""
     return tuple(sorted(set(literals(dict(variables))), key=len, reverse=True))
 
 
 def literals(variables: Mapping[str, str]) -> Iterator[str]:
-    """The secrets that environment variables hold, as they are and as they stand in JSON and in addresses."""
+    """The secrets that environment variables hold, each as it is and as it is written in JSON and in addresses."""
     for name, value in variables.items():
-        found = []
+        secrets = []
         if "://" in value:
             try:
                 part = urlsplit(value).password or ""
             except ValueError:
                 part = ""
-            found += [part, unquote(part)]
+            secrets += [part, unquote(part)]
         elif _names_secret(name) is not None and not is_path(name, value):
-            found.append(value)
+            secrets.append(value)
             if name.lower().endswith("auth_string"):  # user:password
-                found.append(value.partition(":")[2])
-        if name.lower().endswith(("webhook", "webhook_url", "notify_url")):  # whoever knows it may post there
-            found.append(value)
-        for secret in found:
+                secrets.append(value.partition(":")[2])
+        if name.lower().endswith(("webhook", "webhook_url", "notify_url")):  # whoever has the address may post there
+            secrets.append(value)
+        for secret in secrets:
             if len(secret) >= SHORTEST:
                 yield from {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
                 yield quote(secret, safe="")
 
 
 def is_path(name: str, value: str) -> bool:
-    """PWD names no password, and SSH_AUTH_SOCK no secret: where something lies is none."""
+    """Whether a variable holds a path, as PWD and SSH_AUTH_SOCK do: a path is no secret, whatever the name."""
     return name in ("PWD", "OLDPWD") or (value.startswith("/") and os.path.lexists(value))
 
 
 @functools.lru_cache(maxsize=4096)
 def _names_secret(name: str) -> bool | None:
-    """True: whatever is under this name is a secret; False: it may be one; None: it is none."""
+    """True: any value under this name is a secret; False: it is one if it looks random; None: it is none."""
     small = CAMEL.sub("_", name[-100:]).lower().replace("-", "_")
-    found = NAME.fullmatch(small)
-    if found is None or NO_SECRET.fullmatch(small):
+    match = NAME.fullmatch(small)
+    if match is None or NO_SECRET.fullmatch(small):
         return None
-    return found["sure"] is not None
+    return match["sure"] is not None
 
 
 def _without_held(text: str) -> str:
-    """Without the lists and objects that stand after a secret's name; a schema of what stands there is no secret."""
+    """The text without lists and objects after a secret's name. A JSON schema after such a name is no secret."""
     parts, end = [], 0
     for match in HOLDS.finditer(text):
         if match.start() < end:
@@ -229,7 +204,7 @@ def _without_held(text: str) -> str:
 
 
 def _closed(text: str, start: int, quote: str) -> int:
-    """Where the list or object that begins at `start` ends; the text's end where it does not. Deeper quotes have more \\."""
+    """Where the list or object that begins at `start` ends, or the text's end. Quotes within a quoted text have more \\."""
     depth, inside = 0, False
     for token in re.compile(rf"(?<!\\)\\*{quote[-1]}|[\[\]{{}}]").finditer(text, start):
         if token[0][-1] == quote[-1]:
@@ -242,9 +217,9 @@ def _closed(text: str, start: int, quote: str) -> int:
 
 
 def _by_pattern(text: str) -> str:
-    """Without what has a secret's form, or stands after a secret's name."""
+    """The text without what has a secret's form or comes after a secret's name."""
     small = text.lower()
-    if len(small) != len(text):  # of some letters the small one is two
+    if len(small) != len(text):  # the lower case of some letters is two characters
         small = "".join(sign.lower() if sign.isascii() else sign for sign in text)
     places = []
     for needle in (*KEYS, *FORMS):
@@ -263,7 +238,7 @@ def _by_pattern(text: str) -> str:
 
 
 def _begins(text: str, match: re.Match[str]) -> int | None:
-    """Where the secret of a match begins; None where it is none after all."""
+    """Where the secret in a match begins; None where the match is no secret after all."""
     if match["whole"] is not None:
         return match.start()
     for group in ("lead", "place"):
@@ -281,7 +256,7 @@ def _begins(text: str, match: re.Match[str]) -> int | None:
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """A record's fields by name; None where it is no record."""
+    """The fields of a dataclass or a pydantic model by name; None for anything else."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     dump = getattr(type(value), "model_dump", None)
@@ -289,13 +264,13 @@ def _fields(value: Any) -> dict[str, Any] | None:
 
 
 class MaskingFilter(logging.Filter):
-    """Masks what is logged, its error included: `handler.addFilter(MaskingFilter())`. Drops nothing."""
+    """Masks log records, their tracebacks included, and drops none: `handler.addFilter(MaskingFilter())`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         mask = Masker()
         try:
             record.msg = mask.text(record.getMessage())
-        except (TypeError, ValueError):  # arguments that do not fit their text: logging itself says so
+        except (TypeError, ValueError):  # the arguments do not fit the text, which logging itself reports
             return True
         record.args = None
         if record.exc_info and not record.exc_text:

@@ -1,6 +1,6 @@
-"""How far the running stage is, what it says, and what it measures beside its outputs.
+"""What the running stage reports beside its outputs: progress, lines for a person, and measurements.
 
-A process runs one stage at a time, so there is one reporter per process. The worker, a command or a flow says with
+A process runs one stage at a time, so there is one reporter per process. The worker, a command or a flow sets with
 `report_to` where progress and lines go; the stage runner takes the measurements when the stage has ended.
 """
 
@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 from steps.core.errors import masked
 
 Sink = Callable[[dict[str, Any]], None]
-Turns = dict[str, list[tuple[float, float, float]]]  # fingerprint of a trajectory -> (asked, answered, done) per turn
+Turns = dict[
+    str, list[tuple[float, float, float]]
+]  # fingerprint of a trajectory -> (asked, answered, finished) per turn
 
 
 class Measurements(NamedTuple):
-    """What a stage measured that differs from run to run."""
+    """What a stage measured that differs between runs with the same inputs."""
 
     numbers: dict[str, float]
     turns: Turns  # seconds after `began`
@@ -25,7 +27,7 @@ class Measurements(NamedTuple):
 
 
 class Reporter:
-    """Where a stage's progress goes, and what it has measured so far."""
+    """Where a stage's progress and lines go, and what it has measured so far."""
 
     def __init__(self) -> None:
         self.sink: Sink | None = None
@@ -37,12 +39,13 @@ _reporter = Reporter()
 
 
 def report_to(sink: Sink | None) -> None:
-    """Send progress() and say() to `sink`, as {"progress": [done, total, note]} or {"say": text}; None: to stdout."""
+    """Send progress() and say() to `sink` as {"progress": [done, total, note]} and {"say": text}. With None, say() prints to
+    stdout and progress is not shown."""
     _reporter.sink, _reporter.next_progress = sink, 0.0
 
 
 def progress(done: int, total: int, note: str = "") -> None:
-    """Report how far the stage is. Passed on at most 10 times a second, and nearly free otherwise."""
+    """Report how far the stage is. It is passed on at most 10 times a second; other calls cost nearly nothing."""
     now = time.monotonic()
     if _reporter.sink is not None and (now >= _reporter.next_progress or done == total):
         _reporter.next_progress = now + 0.1
@@ -50,22 +53,21 @@ def progress(done: int, total: int, note: str = "") -> None:
 
 
 def measure(**numbers: float) -> None:
-    """Keep numbers that differ from run to run, such as times and retries, beside the stage's seconds and not in its
-    outputs."""
+    """Keep numbers that differ between runs, such as times and retries: with the stage's seconds, and not in its outputs."""
     _reporter.measurements.numbers.update(numbers)
 
 
 def measure_turns(began: float, turns: Turns) -> None:
-    """Keep when each turn was asked, answered, and done by the environment, in seconds after `began` (Unix seconds), by
-    the trajectory's fingerprint (steps/core/records.py)."""
+    """Keep when each turn was asked, answered, and finished by the environment, in seconds after `began` (Unix seconds).
+    Keys are fingerprints of trajectories (steps/core/records.py)."""
     _reporter.measurements.turns.update(turns)
     _reporter.measurements = _reporter.measurements._replace(began=began)
 
 
 def take_measurements() -> Measurements:
-    """What was measured since the last call; the next stage starts with nothing."""
-    taken, _reporter.measurements = _reporter.measurements, Measurements({}, {}, 0.0)
-    return taken
+    """Return what was measured since the last call, and forget it."""
+    measurements, _reporter.measurements = _reporter.measurements, Measurements({}, {}, 0.0)
+    return measurements
 
 
 def say(text: str) -> None:

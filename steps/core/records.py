@@ -1,4 +1,4 @@
-"""The core types, and how they lie on disk (parquet, one row each).
+"""The core types, and how they are stored: parquet, one row per record.
 
 `Scenario` and `Message` belong to the environments (environments/base.py). Token counts in shapes: P prompt, C completion,
 T a whole training row.
@@ -17,34 +17,34 @@ from pydantic import BaseModel, ConfigDict
 from environments.base import Message, Scenario
 
 R = TypeVar("R", bound=BaseModel)
-# The stages of an iteration, each by its first output in run/NNN: its seconds stand in run/NNN/timings/<output>.json.
+# Stage of an iteration -> its first output in run/NNN; run/NNN/timings/<output>.json holds the stage's seconds.
 OUTPUTS = {"rollout": "trajectories", "score": "rewards", "update": "adapter", "evaluate": "evaluation"}
 StopReason = Literal["done", "max_turns", "length", "context", "error"]
 
 
 class Record(BaseModel):
-    """A frozen record; unknown fields are refused."""
+    """A frozen record that refuses unknown fields, NaN and infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Turn(Record):
-    """One sampled turn and what the environment answered."""
+    """One sampled turn and the environment's answer."""
 
     prompt_ids: tuple[int, ...]  # [P] all tokens before this turn
-    completion_ids: tuple[int, ...]  # [C] sampled tokens, the end-of-turn token included
-    logprobs: tuple[float, ...]  # [C] nats, of the policy that sampled
+    completion_ids: tuple[int, ...]  # [C] sampled tokens, end-of-turn token included
+    logprobs: tuple[float, ...]  # [C] nats, under the policy that sampled them
     message: Message
-    observations: tuple[Message, ...]  # none after the last turn of a finished episode
+    observations: tuple[Message, ...]  # empty after the last turn of a finished episode
     finish_reason: Literal["stop", "length"]
 
 
 class Row(NamedTuple):
-    """A training row: [T] each."""
+    """A training row of T tokens; each list is [T]."""
 
     ids: list[int]
-    mask: list[int]  # 1 = sampled token
-    logprobs: list[float]  # nats; 0 where not sampled
+    mask: list[int]  # 1 where the token was sampled
+    logprobs: list[float]  # nats; 0 where it was not
 
 
 class Trajectory(Record):
@@ -59,13 +59,13 @@ class Trajectory(Record):
     error: str | None = None
 
     def fingerprint(self) -> str:
-        """A hash of who sampled what: what is measured of a trajectory beside it, as its times, is found again by this."""
-        said = [[turn.completion_ids, turn.message] for turn in self.turns]
-        whole = json.dumps([self.id, self.adapter_hash, said], ensure_ascii=False)
+        """A hash of the adapter and what it sampled, by which measurements kept elsewhere, such as times, are found."""
+        sampled = [[turn.completion_ids, turn.message] for turn in self.turns]
+        whole = json.dumps([self.id, self.adapter_hash, sampled], ensure_ascii=False)
         return hashlib.blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
     def flatten(self) -> list[Row]:
-        """The training rows: one where each prompt extends what came before, otherwise one more at each break."""
+        """The training rows. A row goes on while each prompt extends all tokens before it; otherwise a new one begins."""
         rows: list[Row] = []
         for turn in self.turns:
             if len(turn.completion_ids) != len(turn.logprobs):
@@ -86,45 +86,45 @@ class Trajectory(Record):
 
     def messages(self, scenario: Scenario) -> list[Message]:
         """The transcript: the scenario's messages, then turns and observations."""
-        told = list(scenario.messages)
+        messages = list(scenario.messages)
         for turn in self.turns:
-            told += [turn.message, *turn.observations]
-        return told
+            messages += [turn.message, *turn.observations]
+        return messages
 
 
 class Reward(Record):
-    """One judge's score of one trajectory. Unscored is None, never 0."""
+    """One judge's score of one trajectory. A trajectory without a score has None, never 0."""
 
     trajectory_id: str
     scenario_id: str
-    name: str  # which judge, or judges: "rule", "ruler", "rule+ruler", …
+    name: str  # the judge or judges: "rule", "ruler", "rule+ruler", …
     score: float | None
-    success: bool  # by the environment's rule, whoever scores
-    rule: float | None = None  # the rule's own score, kept beside another judge's
+    success: bool  # by the environment's rule, whichever judge scores
+    rule: float | None = None  # the rule's score, kept with another judge's
     weight: float = 1.0
     components: dict[str, float] = {}
     explanation: str = ""
 
 
 class Order(Record):
-    """One order in which a judge was shown a group's attempts (those that read alike once), and what it answered."""
+    """One order in which a judge was shown a group's attempts (equal ones once), and its scores."""
 
     attempts: tuple[str, ...]  # trajectory ids, first to last
-    scores: tuple[float | None, ...]  # of each
-    calls: tuple[str, ...]  # keys of the answers in the ledger: one, or two where the first could not be used
+    scores: tuple[float | None, ...]  # of each attempt
+    calls: tuple[str, ...]  # keys of the answers in the ledger; two where the first could not be used
     problem: str = ""
 
 
 class Probe(Record):
-    """What a judge's own faults were measured as, on one group."""
+    """A judge's own faults, measured on one group."""
 
-    retest: float | None  # mean distance of scores when the same is asked again
-    canary_gain: float | None  # what an attempt gains by telling the judge to score it 1.0
+    retest: float | None  # mean distance of the scores when the same question is asked again
+    canary_gain: float | None  # score that an attempt gains by telling the judge to score it 1.0
     calls: tuple[str, ...]
 
 
 class Judgement(Record):
-    """What a model made of the attempts at one scenario. Unscored is None, with the reason in `problem`."""
+    """A model's scores of the attempts at one scenario; None where it gave none, with the reason in `problem`."""
 
     scenario_id: str
     judge: str  # identity: hash of model, prompts, rubric, orders and parameters
@@ -132,7 +132,7 @@ class Judgement(Record):
     reasons: dict[str, str] = {}
     orders: tuple[Order, ...] = ()
     probe: Probe | None = None
-    shortened_to: int | None = None  # characters of a message, where longer ones lost their middle
+    shortened_to: int | None = None  # characters to which longer messages were cut
     problem: str = ""
     input_tokens: int = 0
     output_tokens: int = 0
@@ -140,7 +140,7 @@ class Judgement(Record):
 
 
 class Evaluation(Record):
-    """A policy on a split: greedy, one attempt a scenario."""
+    """A policy's results on a split, with one attempt at each scenario."""
 
     split: str
     adapter_hash: str
@@ -154,7 +154,7 @@ class Evaluation(Record):
 
 
 def write_records(records: Iterable[BaseModel], path: Path) -> None:
-    """Parquet: numbers and lists of numbers as such, nested objects as JSON. Same records, same bytes."""
+    """Write parquet: numbers and lists of numbers as such, nested objects as JSON. The same records give the same bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -163,7 +163,7 @@ def write_records(records: Iterable[BaseModel], path: Path) -> None:
 
 
 def read_records(kind: type[R], path: Path) -> list[R]:
-    """All records of a file, checked."""
+    """All records of a file, validated."""
     import pyarrow.parquet as pq
 
     return [kind.model_validate(_unpack(row)) for row in pq.read_table(path).to_pylist()]

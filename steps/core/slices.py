@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from environments.base import Scenario
-SLICED_BY = ("kind", "difficulty", "language")  # keys of a scenario's data, where it has them
+
+SLICED_BY = ("kind", "difficulty", "language")  # keys of a scenario's data; it need not have them
 
 
 def slices_of(scenarios: Sequence[Scenario]) -> dict[str, list[int]]:
-    """ "key=value" -> places of the scenarios whose hidden data say so."""
-    found: dict[tuple[int, str], list[int]] = {}
+    """Name of a slice ("key=value") -> positions of the scenarios with that value in their hidden data."""
+    slices: dict[tuple[int, str], list[int]] = {}
     for place, scenario in enumerate(scenarios):
         for order, key in enumerate(SLICED_BY):
             if isinstance(value := scenario.data.get(key), str | int):
-                found.setdefault((order, str(value)), []).append(place)
-    return {f"{SLICED_BY[order]}={value}": of for (order, value), of in sorted(found.items())}
+                slices.setdefault((order, str(value)), []).append(place)
+    return {f"{SLICED_BY[order]}={value}": places for (order, value), places in sorted(slices.items())}

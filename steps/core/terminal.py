@@ -1,4 +1,4 @@
-"""What a person sees of a stage: a moving line or files for the flow, an error's sentence, an exit code."""
+"""What a person sees of a command: its progress, an error's sentence, and the exit code."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ from steps.core.errors import explain
 from steps.core.files import write_json
 
 
-def exit_code(function: Callable[[], None], show: Display | None = None) -> int:
-    """Call it for a person: 0, or an error told on stderr and its code. The display is cleared, whatever happens."""
+def exit_code(function: Callable[[], None], display: ProgressDisplay | None = None) -> int:
+    """Call `function` and return the command's exit code: 0, 130 after Ctrl-C, or the code of an error, which is explained
+    on stderr. The display's line is wiped first in each case."""
     try:
         function()
+        return 0
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if show is not None:
-            show.clear()
         text, code = explain(error)
-        print(text if text.startswith("Traceback") else f"error: {text}", file=sys.stderr)
-        return code
     finally:
-        if show is not None:
-            show.clear()
-    return 0
+        if display is not None:
+            display.clear()
+    print(text if text.startswith("Traceback") else f"error: {text}", file=sys.stderr)
+    return code
 
 
-class Display:
-    """What a person, or the flow, sees of a stage: FLYWHEEL_PROGRESS names a file for the latest progress as JSON,
-    FLYWHEEL_LOG one for what is said. Without them: one moving line on a terminal, else a line every 10 s."""
+class ProgressDisplay:
+    """Shows the progress and the lines of a command, as `report_to` passes them on.
 
-    def __init__(self, stage: str) -> None:
-        self.stage, self.drawn, self.next_line = stage, False, time.monotonic() + 10
+    On a terminal, progress is one line that is drawn anew; elsewhere it is a line every 10 seconds. For a flow,
+    FLYWHEEL_PROGRESS names a file for the latest progress (as JSON), and FLYWHEEL_LOG one to which lines are added.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.is_drawn, self.next_line = name, False, time.monotonic() + 10
         self.file, self.log = os.environ.get("FLYWHEEL_PROGRESS"), os.environ.get("FLYWHEEL_LOG")
 
     def __call__(self, message: dict[str, Any]) -> None:
@@ -47,18 +49,18 @@ class Display:
                 print(message["say"], file=out, flush=True)
             return
         done, total, note = message["progress"]
-        text = f"{self.stage} {done}/{total} {note}".rstrip()
+        text = f"{self.name} {done}/{total} {note}".rstrip()
         if self.file:
-            write_json(Path(self.file), {"stage": self.stage, "done": done, "total": total, "note": note})
+            write_json(Path(self.file), {"stage": self.name, "done": done, "total": total, "note": note})
         elif sys.stderr.isatty():
             print("\r\033[K" + text[: os.get_terminal_size(2).columns - 1], end="", file=sys.stderr, flush=True)
-            self.drawn = True
+            self.is_drawn = True
         elif time.monotonic() >= self.next_line:
             self.next_line = time.monotonic() + 10
             print(text, file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Wipe the moving line."""
-        if self.drawn:
+        """Wipe the line that is drawn anew."""
+        if self.is_drawn:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
-            self.drawn = False
+            self.is_drawn = False

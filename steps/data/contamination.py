@@ -1,16 +1,17 @@
-"""Contamination: what is tested must not be known from training. The scenarios stage ends here before it writes anything.
+"""The contamination check: held-out scenarios must not be known from training. It runs before the stage scenarios writes
+anything, and ends it with an error.
 
 A scenario of val or test is compared with those of train by three rules:
 
-- content: the same id, or all else that an id is made of but the split;
-- source: something that an answer comes from, as the environment's `sources` names it (a mail, a function, a seed);
-- overlap: more than `scenarios.max_overlap` of its word n-grams are those of one training scenario. Words are those of the
-  user's messages, numbers among them, in lower case and without punctuation; a text of fewer than n words counts as one.
-  Left out are n-grams of more than a fifth of the training scenarios, which are the task's own wording, and those
-  without a letter, as rows of a board are. An environment whose openings repeat by nature says so (`openings_repeat`),
-  and is held to its sources alone.
+- content: the same id, or the same messages and data under another id;
+- source: the same origin of an answer, which the environment's `sources` names (a mail, a function, a seed);
+- overlap: one training scenario has more than `scenarios.max_overlap` of its word n-grams. Words are those of the user's
+  messages, numbers included, in lower case and without punctuation; a text of fewer than n words is a single n-gram. N-grams
+  of more than a fifth of the training scenarios do not count, because they are the task's own wording; nor do those without
+  a letter, such as rows of a board. An environment whose openings repeat by nature says so (`openings_repeat`), and only its
+  sources are compared.
 
-What is left out: paraphrases, translations, and texts in scripts that put no space between words.
+It does not recognise paraphrases, translations, or texts in scripts without spaces between words.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     from steps.core.params import Scenarios
 
 RULES = ("content", "source", "overlap")
-COMMON = 0.2  # n-grams of a greater share of the training scenarios are the task's own wording
-SHOWN = 10  # pairs in the message
+COMMON = 0.2  # share of the training scenarios above which an n-gram is the task's own wording
+SHOWN = 10  # pairs that the error lists
 
 Gram = tuple[int, ...]
 
 
-class Pair(NamedTuple):
-    """A scenario of val or test, and the training scenario that is nearest to it by a rule."""
+class SimilarPair(NamedTuple):
+    """A scenario of val or test, and the training scenario that is most like it by a rule."""
 
     rule: str
     split: Split
@@ -49,14 +50,14 @@ class Pair(NamedTuple):
         return f"{self.split} {self.scenario} and train {self.training} ({self.rule}{amount})"
 
 
-def check(env: type[Env], task: str, made: Mapping[Split, Sequence[Scenario]], params: Scenarios) -> dict[str, Any]:
-    """What contamination.json says. UserError, with the first pairs, where there is any contamination."""
+def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]], params: Scenarios) -> dict[str, Any]:
+    """The contents of contamination.json. UserError, which lists the first pairs, where there is any contamination."""
     if env.openings_repeat and not env.sources:
         raise UserError(f"task {task}: openings_repeat without sources leaves nothing that could tell its splits apart")
-    train = list(made["train"])
-    held = [scenario for split in ("val", "test") for scenario in made[split]]
+    train = list(splits["train"])
+    held = [scenario for split in ("val", "test") for scenario in splits[split]]
     pairs = [*by_content(train, held), *by_source(train, held, task, env.sources)]
-    overlaps: list[Pair] = []
+    overlaps: list[SimilarPair] = []
     measured = 0
     if not env.openings_repeat:
         overlaps, measured = by_overlap(train, held, params.ngram)
@@ -70,68 +71,73 @@ def check(env: type[Env], task: str, made: Mapping[Split, Sequence[Scenario]], p
     largest = max(overlaps, key=lambda pair: pair.share, default=None)
     return {
         "passed": True,
-        "scenarios": {split: len(scenarios) for split, scenarios in made.items()},
+        "scenarios": {split: len(scenarios) for split, scenarios in splits.items()},
         "found": dict.fromkeys(RULES, 0),
         "sources": list(env.sources),
         "ngram": params.ngram,
         "max_overlap": params.max_overlap,
         "overlap_applies": not env.openings_repeat,
-        "overlap_measured": measured,  # of val and test; the rest has no n-gram of its own
+        "overlap_measured": measured,  # scenarios of val and test with n-grams that count
         "largest_overlap": largest
         and {key: getattr(largest, key) for key in ("share", "split", "scenario", "training")},
     }
 
 
-def by_content(train: Sequence[Scenario], held: Sequence[Scenario]) -> Iterator[Pair]:
-    known: dict[str, str] = {}
-    for scenario in train:
-        for key in _contents(scenario):
-            known.setdefault(key, scenario.id)
-    for scenario in held:
-        found = next((known[key] for key in _contents(scenario) if key in known), None)
-        if found is not None:
-            yield Pair("content", scenario.split, scenario.id, found)
+def by_content(train: Sequence[Scenario], held: Sequence[Scenario]) -> Iterator[SimilarPair]:
+    """Held-out scenarios with the id, or the messages and data, of a training scenario."""
+    return _sharing("content", train, held, _contents)
 
 
 def _contents(scenario: Scenario) -> tuple[str, str]:
-    """An id holds the split; its other parts are what must differ."""
+    """The id, and what it is a hash of but for the split."""
     return scenario.id, json.dumps([scenario.messages, scenario.data], sort_keys=True, ensure_ascii=False)
 
 
-def by_source(train: Sequence[Scenario], held: Sequence[Scenario], task: str, keys: Sequence[str]) -> Iterator[Pair]:
-    known: dict[tuple[Any, ...], str] = {}
+def by_source(
+    train: Sequence[Scenario], held: Sequence[Scenario], task: str, keys: Sequence[str]
+) -> Iterator[SimilarPair]:
+    """Held-out scenarios whose answer has a source that a training scenario's answer has too."""
+    return _sharing("source", train, held, lambda scenario: sources(scenario, task, keys))
+
+
+def _sharing(
+    rule: str, train: Sequence[Scenario], held: Sequence[Scenario], keys_of: Callable[[Scenario], Iterable[Any]]
+) -> Iterator[SimilarPair]:
+    """For each held-out scenario that shares a key with training scenarios: the first of these, by its first such key."""
+    owners: dict[Any, str] = {}
     for scenario in train:
-        for source in sources(scenario, task, keys):
-            known.setdefault(source, scenario.id)
+        for key in keys_of(scenario):
+            owners.setdefault(key, scenario.id)
     for scenario in held:
-        found = next((known[source] for source in sources(scenario, task, keys) if source in known), None)
-        if found is not None:
-            yield Pair("source", scenario.split, scenario.id, found)
+        owner = next((owners[key] for key in keys_of(scenario) if key in owners), None)
+        if owner is not None:
+            yield SimilarPair(rule, scenario.split, scenario.id, owner)
 
 
 def sources(scenario: Scenario, task: str, keys: Sequence[str]) -> list[tuple[Any, ...]]:
-    """What an answer comes from: values of the keys together, one for each member where a value is a list."""
+    """Where an answer comes from: the keys' values as tuples, one for each combination where values are lists."""
     if missing := [key for key in keys if key not in scenario.data]:
         raise UserError(f"task {task}: scenario {scenario.id} has no {missing[0]}, which `sources` of its class names")
     return list(itertools.product(*(_leaves(scenario.data[key]) for key in keys))) if keys else []
 
 
 def _leaves(value: Any) -> list[Any]:
+    """All items of nested lists; any other value as the only item. Objects become texts, which can be compared by hash."""
     if isinstance(value, list | tuple):
-        return [leaf for one in value for leaf in _leaves(one)]
+        return [leaf for item in value for leaf in _leaves(item)]
     return [json.dumps(value, sort_keys=True) if isinstance(value, dict) else value]
 
 
-def by_overlap(train: Sequence[Scenario], held: Sequence[Scenario], n: int) -> tuple[list[Pair], int]:
-    """The nearest training scenario of each that shares an n-gram with one, and how many have n-grams of their own at all.
-    N-grams lead to the training scenarios that have them, so that no two texts are compared in vain."""
+def by_overlap(train: Sequence[Scenario], held: Sequence[Scenario], n: int) -> tuple[list[SimilarPair], int]:
+    """(for each held-out scenario that shares n-grams with training scenarios: the one that has most of them; how many
+    held-out scenarios have n-grams that count). An index of n-grams saves comparing texts that have none in common."""
     words = Words()
     places: dict[Gram, list[int]] = {}
     for place, scenario in enumerate(train):
         for gram in words.grams(scenario, n):
             places.setdefault(gram, []).append(place)
     most = max(1, int(COMMON * len(train)))
-    common = {gram for gram, found in places.items() if len(found) > most}
+    common = {gram for gram, having in places.items() if len(having) > most}
     pairs, measured = [], 0
     for scenario in held:
         grams = words.grams(scenario, n) - common
@@ -142,23 +148,24 @@ def by_overlap(train: Sequence[Scenario], held: Sequence[Scenario], n: int) -> t
         if counts:
             nearest = min(counts, key=lambda place: (-counts[place], place))
             share = counts[nearest] / len(grams)
-            pairs.append(Pair("overlap", scenario.split, scenario.id, train[nearest].id, share))
+            pairs.append(SimilarPair("overlap", scenario.split, scenario.id, train[nearest].id, share))
     return pairs, measured
 
 
 class Words:
-    """Numbers for words, so that an n-gram is a tuple of numbers."""
+    """Gives each word a number, so that an n-gram is a tuple of numbers."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
         self.lettered: set[int] = set()
 
     def grams(self, scenario: Scenario, n: int) -> set[Gram]:
-        """The n-grams of the user's messages that hold a letter; all of a text that is shorter."""
-        said = " ".join(str(one.get("content") or "") for one in scenario.messages if one["role"] == "user")
-        ids = [self._number(word) for word in re.findall(r"\w+", said.lower())]
-        made = set(zip(*(ids[start:] for start in range(n)), strict=False)) if len(ids) >= n else {tuple(ids)}
-        return {gram for gram in made if not self.lettered.isdisjoint(gram)}
+        """The n-grams of the user's messages that hold a letter; a shorter text is a single one."""
+        messages = [message for message in scenario.messages if message["role"] == "user"]
+        text = " ".join(str(message.get("content") or "") for message in messages)
+        ids = [self._number(word) for word in re.findall(r"\w+", text.lower())]
+        grams = set(zip(*(ids[start:] for start in range(n)), strict=False)) if len(ids) >= n else {tuple(ids)}
+        return {gram for gram in grams if not self.lettered.isdisjoint(gram)}
 
     def _number(self, word: str) -> int:
         number = self.numbers.setdefault(word, len(self.numbers))

@@ -1,11 +1,11 @@
-"""Generate: scenarios that a model writes from a task's description, each checked by the task before it is taken.
+"""Has a model write scenarios from a task's description, each checked by the task before it is taken.
 
     python -m steps.data.generate --task multiplication --out tasks_data/multiplication/generated.jsonl --count 50
     --model gpt-5
 
-The task checks what is written (`Env.accept`): whether it can be done, what the right answer is, which split it belongs to.
-What is refused is listed, with its reason, in <out>.report.json. The model is shown scenarios of the training split alone.
-Answers are kept in the ledger: the same command asks nothing again and writes the same bytes.
+The task checks each scenario (`Env.accept`): whether it can be solved, what the right answer is, and which split it belongs
+to. Refused ones are listed with their reasons in <out>.report.json. The model is shown only scenarios of the training split.
+Answers are kept in the ledger, so running the same command again asks nothing and writes the same bytes.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from environments.base import Env, Scenario, Split
 from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.progress import report_to, say
-from steps.core.terminal import Display, exit_code
+from steps.core.terminal import ProgressDisplay, exit_code
 from steps.data.generated import SPLITS, Candidate, essence, take
 
 if TYPE_CHECKING:
     from steps.core.params import Endpoint
     from steps.llm.client import CallFailed, Reply, Request
 
-EXAMPLES = 3  # scenarios that the model is shown, others in each prompt
-POOL = 30  # from as many
+EXAMPLES = 3  # scenarios in a prompt, drawn anew for each
+POOL = 30  # scenarios from which they are drawn
 ASKED = """You write scenarios for the training of an agent. Each is what the agent is told at first. The task:
 
 {description}
@@ -52,14 +52,14 @@ written at the same time, so choose something that they are unlikely to choose."
 
 
 def prompt(env: type[Env], pool: Sequence[Scenario], number: int, difficulty: int) -> Request:
-    """The `number`th request: the same at each run."""
+    """The request of this number, which is the same in each run."""
     from steps.llm.client import Request
 
     shown = Random(f"generate {number}").sample(list(pool), min(EXAMPLES, len(pool)))
     text = ASKED.format(
         description=(sys.modules[env.__module__].__doc__ or env.__doc__ or env.__name__).strip(),
         tools="\n".join(json.dumps(tool.schema["function"]) for tool in env.tools().values()) or "none",
-        examples="\n".join(json.dumps(list(one.messages), ensure_ascii=False) for one in shown),
+        examples="\n".join(json.dumps(list(scenario.messages), ensure_ascii=False) for scenario in shown),
         difficulty=difficulty,
         number=number,
     )
@@ -67,7 +67,7 @@ def prompt(env: type[Env], pool: Sequence[Scenario], number: int, difficulty: in
 
 
 def check(env: type[Env], data: Any, split: Split | None, reply: Reply | CallFailed) -> tuple[Scenario, Candidate]:
-    """The scenario of an answer. ValueError says in a few words why there is none."""
+    """The scenario that an answer holds. ValueError, with the reason in a few words, where there is none."""
     from steps.llm.client import CallFailed
 
     if isinstance(reply, CallFailed):
@@ -75,8 +75,8 @@ def check(env: type[Env], data: Any, split: Split | None, reply: Reply | CallFai
     try:
         candidate = Candidate.model_validate(reply.parsed())
     except ValidationError as problem:
-        found = problem.errors(include_url=False, include_input=False)[0]
-        raise ValueError(f"not of the form asked: {'.'.join(map(str, found['loc']))}: {found['msg']}") from None
+        first = problem.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"not of the form asked: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     return take(env, data, split, candidate), candidate
 
 
@@ -89,11 +89,11 @@ def generate(
     max_calls: int,
     split: Split | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The lines of the accepted, and the report. Asks in rounds, each of as many as are still missing."""
+    """(the lines of accepted scenarios, the report). Asks in rounds, each for as many scenarios as are still missing."""
     from steps.llm.client import CallFailed, ask_all
 
     pool = env.scenarios(data, "train", POOL, 0)
-    taken: dict[str, str] = {essence(one): "an example" for one in pool}
+    taken: dict[str, str] = {essence(scenario): "an example" for scenario in pool}
     lines: list[dict[str, Any]] = []
     refused: list[dict[str, Any]] = []
     asked = 0
@@ -115,7 +115,7 @@ def generate(
                 continue
             taken[essence(scenario)] = "one before it"
             lines.append({"id": scenario.id, "split": scenario.split, "prompt": key, **candidate.model_dump()})
-    reasons = Counter(one["reason"] for one in refused)
+    reasons = Counter(refusal["reason"] for refusal in refused)
     report = {
         "task": env.__module__.rpartition(".")[2],
         "model": endpoint.model,
@@ -130,27 +130,32 @@ def generate(
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    """The command line's options."""
     from steps.llm.endpoint import add_options
 
     parser = argparse.ArgumentParser(
         "python -m steps.data.generate", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
     )
     parser.add_argument("--task", required=True, metavar="NAME")
-    parser.add_argument("--out", required=True, type=Path, metavar="PATH", help="written: a scenario a line")
-    parser.add_argument("--count", type=int, default=50, help="scenarios that are wanted (default: 50)")
-    parser.add_argument("--difficulty", default="1-5", metavar="FROM-TO", help="asked for in turn (default: 1-5)")
-    parser.add_argument("--split", choices=SPLITS, help="of this split alone (default: wherever each belongs)")
-    parser.add_argument("--max-calls", type=int, metavar="N", help="at most (default: three for each scenario)")
+    parser.add_argument("--out", required=True, type=Path, metavar="PATH", help="written: one scenario per line")
+    parser.add_argument("--count", type=int, default=50, help="number of scenarios (default: 50)")
+    parser.add_argument(
+        "--difficulty", default="1-5", metavar="FROM-TO", help="difficulties, asked for in turn (default: 1-5)"
+    )
+    parser.add_argument("--split", choices=SPLITS, help="take scenarios of this split only (default: of any)")
+    parser.add_argument(
+        "--max-calls", type=int, metavar="N", help="most calls to the model (default: three for each scenario)"
+    )
     add_options(parser)
     return parser.parse_args(words)
 
 
 def run(words: argparse.Namespace) -> None:
-    """Check the options, ask, and write both files."""
+    """Check the options, ask the model, and write both files."""
     import environments
     from steps.llm.endpoint import endpoint_of
 
-    endpoint = endpoint_of(words, temperature=1.0)  # the same prompt is to give others
+    endpoint = endpoint_of(words, temperature=1.0)  # so that the same prompt gives different scenarios
     if endpoint is None:
         raise UserError("--model is needed: the name of the model that writes the scenarios")
     grades = re.fullmatch(r"([1-5])(?:-([1-5]))?", words.difficulty)
@@ -183,7 +188,7 @@ def run(words: argparse.Namespace) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    display = Display("generate")
+    display = ProgressDisplay("generate")
     report_to(display)
     try:
         return exit_code(lambda: run(parse(words)), display)

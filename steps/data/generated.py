@@ -1,6 +1,6 @@
-"""Generated scenarios as they lie on disk: read back, and checked by the task again. steps/data/generate.py writes them.
+"""Reads generated scenarios, which steps/data/generate.py writes, and has the task check them again.
 
-A file of its own, so that the stage scenarios depends on nothing that asks a model.
+This is a file of its own so that the stage scenarios depends on no code that asks a model.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from steps.core.errors import UserError
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
+# Names and docstrings of these two classes are part of the schema that goes with each request, and so of the key under which
+# its answer is kept: a change makes every request a new one.
 class Said(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -37,25 +39,25 @@ class Candidate(BaseModel):
 
 
 def take(env: type[Env], data: Any, split: Split | None, candidate: Candidate) -> Scenario:
-    """What the task makes of a candidate. ValueError where it refuses."""
+    """The scenario that the task makes of a candidate. ValueError where the task refuses it."""
     if unwritable(candidate.model_dump()):
         raise ValueError("characters that are no text, or nested too deeply")
     try:
         return env.accept(data, split, candidate.model_dump())
-    except (LookupError, TypeError, AttributeError) as problem:  # of hostile content, which a task need not foresee
+    except (LookupError, TypeError, AttributeError) as problem:  # hostile content, which a task need not foresee
         raise ValueError(f"it breaks the task's check: {type(problem).__name__}") from None
 
 
 def essence(scenario: Scenario) -> str:
-    """What two scenarios must not have in common: their words, however they are written."""
+    """The words of a scenario without regard to case, spacing and Unicode form; equal ones are the same scenario."""
     text = " ".join(str(message["content"]) for message in scenario.messages)
     return " ".join(re.findall(r"\w+|[^\w\s]", unicodedata.normalize("NFKC", text).casefold()))
 
 
 def read_generated(env: type[Env], data: Any, path: Path) -> dict[Split, list[Scenario]]:
-    """Scenarios of a file that was generated, by split, each checked again. UserError names the line that is wrong."""
-    found: dict[Split, list[Scenario]] = {split: [] for split in SPLITS}
-    known: set[str] = set()
+    """The scenarios of a generated file by split, each checked again. UserError names the line that is wrong."""
+    scenarios: dict[Split, list[Scenario]] = {split: [] for split in SPLITS}
+    ids: set[str] = set()
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -64,13 +66,13 @@ def read_generated(env: type[Env], data: Any, path: Path) -> dict[Split, list[Sc
         raise UserError(f"scenarios.generated: {path} cannot be read ({problem})") from None
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            given = json.loads(line)
-            candidate = Candidate.model_validate({name: given.get(name) for name in Candidate.model_fields})
-            scenario = take(env, data, given["split"], candidate)
+            fields = json.loads(line)
+            candidate = Candidate.model_validate({name: fields.get(name) for name in Candidate.model_fields})
+            scenario = take(env, data, fields["split"], candidate)
         except (ValueError, LookupError, TypeError, AttributeError) as problem:
             reason = " ".join(str(problem).split())[:300]
             raise UserError(f"scenarios.generated: {path}, line {number}: {reason}; generate it again") from None
-        if scenario.id not in known:
-            known.add(scenario.id)
-            found[scenario.split].append(scenario)
-    return found
+        if scenario.id not in ids:
+            ids.add(scenario.id)
+            scenarios[scenario.split].append(scenario)
+    return scenarios

@@ -1,13 +1,13 @@
-"""Weighted criteria: a judge that scores a trajectory from 0 to 1, in four parts, each of which says why.
+"""Weighted criteria: a judge that scores a trajectory from 0 to 1 in four parts, each with its reason.
 
-    accuracy      the final result against what is expected; where nothing is, the task's own measure
-    efficiency    turns against those that the task needs
+    accuracy      the final result compared with the expected one or, where there is none, the task's own measure
+    efficiency    the turns compared with those that the task needs
     completeness  the share of the required actions that were done
-    satisfaction  1, less what errors and a long response cost
+    satisfaction  1, minus what errors and a long response cost
 
-Source: no paper. Parts and weights are the customer's, who says in params.yaml (score.criteria) what an episode is worth;
-what a task's result and required actions are, its `outcome` says (environments/base.py). Left out is meaning: texts are
-compared by their letters, so that a right answer in other words, or in a whole sentence, is less accurate than a bare one.
+The parts come from no paper: they and their weights (score.criteria in params.yaml) are the customer's. An environment's
+`outcome` (environments/base.py) says what the result and the required actions are. Meaning is left out: texts are compared
+by their letters, so a right answer in other words, or within a sentence, is less accurate than the bare answer.
 
 Runs in the stage score, with `score: {judges: {criteria: 1}}` in params.yaml.
 """
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from steps.core.params import Criteria
     from steps.core.records import Reward, Trajectory
 
-LONGEST = 300  # characters that are compared: difflib's time grows with the cube of that (0.2 s here, 4 s at 800)
-EXCESS = 0.5  # what as many turns again as are needed cost: three times as many turns are worth nothing
-ERROR = 0.2  # what an error observation costs: five of them spoil an episode for whoever watches it
-PATIENCE = 30.0  # seconds that whoever waits does not mind
-IMPATIENCE = 1 / 60  # what each second beyond costs: a minute more spoils an episode
-Part = tuple[float, str]  # a value from 0 to 1, and why
+LONGEST = 300  # characters that are compared; difflib's time grows with their cube (0.2 s for 300, 4 s for 800)
+EXCESS = 0.5  # cost of twice the turns needed; with three times as many the part is 0
+ERROR = 0.2  # cost of an error observation; with five of them the part is 0
+PATIENCE = 30.0  # seconds of response time that cost nothing
+IMPATIENCE = 1 / 60  # cost of each further second; after one more minute the part is 0
+Part = tuple[float, str]  # a value from 0 to 1, and its reason
 
 
 def criteria(env: type[Env], scenario: Scenario, trajectory: Trajectory, settings: Criteria) -> Reward:
-    """The weighted sum of the four parts; a failed episode is unscored. `components` are weighted: they sum to the score.
+    """The weighted sum of the four parts; None for a failed episode. `components` are weighted, so they sum to the score.
 
-    Response time is told from sampled tokens (settings.tokens_per_second): a clock would give other bytes on every run.
+    Response time is computed from sampled tokens (settings.tokens_per_second): a clock would give other bytes on each run.
     """
     from environments.base import count_errors, count_turns
     from steps.core.records import Reward
@@ -64,7 +64,7 @@ def criteria(env: type[Env], scenario: Scenario, trajectory: Trajectory, setting
 
 
 def accuracy(outcome: Outcome, success: bool) -> Part:
-    """The result against what is expected; where nothing is, a success or the task's own measure."""
+    """How near the result is to the expected one; where none is expected, success or the task's own measure."""
     if outcome.expected is None:
         if success:
             return 1.0, "a success"
@@ -77,60 +77,63 @@ def accuracy(outcome: Outcome, success: bool) -> Part:
 
 
 def efficiency(turns: int, optimum: int | None) -> Part:
+    """Turns compared with the least that the task needs; 1 where that number is unknown."""
     if optimum is None:
         return 1.0, f"turns: {turns}; how many are needed is not known"
-    excess = (turns - optimum) / max(1, optimum)  # below 0 within the optimum, which `clamp` makes no gain
+    excess = (turns - optimum) / max(1, optimum)  # negative below the optimum; `clamp` keeps that from being a gain
     return clamp(1 - EXCESS * excess), f"turns: {turns}; needed: {optimum}"
 
 
 def completeness(required: Mapping[str, bool], stop_reason: str) -> Part:
-    """Where nothing is required: whether the episode ended by itself."""
+    """The share of the required actions that were done; where none is required, whether the episode ended by itself."""
     if not required:
         return float(stop_reason == "done"), f"no action is required; the episode ended by: {stop_reason}"
-    left = ", ".join(name for name, done in required.items() if not done)
+    missing = ", ".join(name for name, is_done in required.items() if not is_done)
     why = f"{sum(required.values())} of {len(required)} required actions were done"
-    return sum(required.values()) / len(required), f"{why}, without: {left}" if left else why
+    return sum(required.values()) / len(required), f"{why}, without: {missing}" if missing else why
 
 
 def satisfaction(errors: int, seconds: float) -> Part:
+    """1, minus the costs of error observations and of response time in seconds."""
     value = 1 - ERROR * errors - IMPATIENCE * max(0.0, seconds - PATIENCE)
     return clamp(value), f"errors: {errors}; response time: {seconds:.1f} s"
 
 
-def alike(given: Any, expected: Any) -> float:
-    """How like a result is to what is expected, from 0 to 1: no deeper than what is expected, whatever the policy nests.
+def alike(result: Any, expected: Any) -> float:
+    """Similarity of a result to the expected one, from 0 to 1; it goes no deeper into the result than `expected` is nested.
 
-    Texts by their letters, mappings by keys and values, lists item by item, all else by equality; a text may be a number.
+    Texts are compared by their letters, mappings by keys and values, lists item by item, and all else for equality. A text
+    may stand for a number.
     """
-    if isinstance(given, str) and isinstance(expected, str):
-        return alike_texts(given, expected)
-    if isinstance(given, Mapping) and isinstance(expected, Mapping):
-        shared = math.fsum(alike(given[key], expected[key]) for key in expected if key in given)
-        return shared / len(given.keys() | expected.keys()) if given or expected else 1.0
-    if isinstance(given, list | tuple) and isinstance(expected, list | tuple):
-        shared = math.fsum(alike(one, other) for one, other in zip(given, expected, strict=False))
-        return shared / max(len(given), len(expected)) if given or expected else 1.0
-    if isinstance(given, bool) or isinstance(expected, bool):
-        return float(given is expected)  # True == 1 in Python, and no result is both
-    if isinstance(given, str) and isinstance(expected, int | float):
-        return float(number(given) == expected)
-    return float(given == expected)
+    if isinstance(result, str) and isinstance(expected, str):
+        return alike_texts(result, expected)
+    if isinstance(result, Mapping) and isinstance(expected, Mapping):
+        shared = math.fsum(alike(result[key], expected[key]) for key in expected if key in result)
+        return shared / len(result.keys() | expected.keys()) if result or expected else 1.0
+    if isinstance(result, list | tuple) and isinstance(expected, list | tuple):
+        shared = math.fsum(alike(item, other) for item, other in zip(result, expected, strict=False))
+        return shared / max(len(result), len(expected)) if result or expected else 1.0
+    if isinstance(result, bool) or isinstance(expected, bool):
+        return float(result is expected)  # in Python True == 1, but they are different results
+    if isinstance(result, str) and isinstance(expected, int | float):
+        return float(number(result) == expected)
+    return float(result == expected)
 
 
-def alike_texts(given: str, expected: str) -> float:
-    """The share of letters in matching runs (difflib's ratio), small and capital alike, and any space as one.
+def alike_texts(result: str, expected: str) -> float:
+    """The share of letters in matching runs (difflib's ratio), without regard to case and to how much space there is.
 
-    Of longer texts the first `LONGEST` characters are compared, and all beyond counts as different, unless they are equal.
+    Only the first `LONGEST` characters are compared; unless the texts are equal, all others count as different.
     """
-    ours, theirs = (" ".join(text.lower().split()) for text in (given, expected))
-    if ours == theirs:
+    first, second = (" ".join(text.lower().split()) for text in (result, expected))
+    if first == second:
         return 1.0
-    runs = SequenceMatcher(None, ours[:LONGEST], theirs[:LONGEST], autojunk=False).get_matching_blocks()
-    return 2 * sum(run.size for run in runs) / (len(ours) + len(theirs))
+    runs = SequenceMatcher(None, first[:LONGEST], second[:LONGEST], autojunk=False).get_matching_blocks()
+    return 2 * sum(run.size for run in runs) / (len(first) + len(second))
 
 
 def number(text: str) -> float | None:
-    """The number that a text is, if it is one."""
+    """The number that a text stands for; None where it is no number."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -140,5 +143,5 @@ def number(text: str) -> float | None:
 
 
 def clamp(value: float) -> float:
-    """Into 0 to 1; what is no number is 0."""
+    """The value within 0 to 1; 0 for NaN."""
     return min(1.0, max(0.0, value))

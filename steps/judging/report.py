@@ -1,4 +1,4 @@
-"""What is known of a judge from what it judged: how many it scored, its faults, and whether it agrees with the rule."""
+"""A judge measured by its judgements: how many attempts it scored, its faults, and how far it agrees with the rule."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ if TYPE_CHECKING:
 
 
 def report(judgements: Sequence[Judgement], rewards: Sequence[Reward]) -> dict[str, float]:
-    """Numbers for judge.json and MLflow: counts, costs, means over groups. What cannot be measured is left out."""
-    orders = [order for one in judgements for order in one.orders]
-    probes = [one.probe for one in judgements if one.probe is not None]
-    rule = {one.trajectory_id: one.rule for one in rewards}
-    taus = [found for one in judgements if (found := tau(one.scores, rule)) is not None]
+    """Numbers for judge.json and MLflow: counts, costs and means over groups. A mean of no values is left out."""
+    orders = [order for judgement in judgements for order in judgement.orders]
+    probes = [judgement.probe for judgement in judgements if judgement.probe is not None]
+    rule = {reward.trajectory_id: reward.rule for reward in rewards}
+    taus = [value for judgement in judgements if (value := tau(judgement.scores, rule)) is not None]
     means = {
         "tau_rule": taus,
-        "position_bias": [found for one in judgements if (found := position_bias(one)) is not None],
+        "position_bias": [value for judgement in judgements if (value := position_bias(judgement)) is not None],
         "retest_spread": [probe.retest for probe in probes if probe.retest is not None],
         "canary_gain": [probe.canary_gain for probe in probes if probe.canary_gain is not None],
     }
     return {
         "groups": len(judgements),
-        "groups_unscored": sum(None in one.scores.values() for one in judgements),
-        "groups_shortened": sum(one.shortened_to is not None for one in judgements),
+        "groups_unscored": sum(None in judgement.scores.values() for judgement in judgements),
+        "groups_shortened": sum(judgement.shortened_to is not None for judgement in judgements),
         "groups_probed": len(probes),
         "groups_with_tau": len(taus),
         "answers": sum(len(order.calls) for order in orders) + sum(len(probe.calls) for probe in probes),
         "answers_corrected": sum(len(order.calls) > 1 for order in orders),
         "orders_unusable": sum(None in order.scores for order in orders),
-        "input_tokens": sum(one.input_tokens for one in judgements),
-        "output_tokens": sum(one.output_tokens for one in judgements),
-        "cost": sum(one.cost for one in judgements),
+        "input_tokens": sum(judgement.input_tokens for judgement in judgements),
+        "output_tokens": sum(judgement.output_tokens for judgement in judgements),
+        "cost": sum(judgement.cost for judgement in judgements),
         **{name: fmean(values) for name, values in means.items() if values},
     }
 
 
 def tau(scores: Mapping[str, float | None], others: Mapping[str, float | None]) -> float | None:
-    """Kendall's tau-b of two scores of a group's attempts; None where either tells no two of them apart."""
+    """Kendall's tau-b of two sets of scores of a group's attempts; None where either gives all the same score."""
     from scipy.stats import kendalltau
 
     pairs = [
@@ -52,10 +52,10 @@ def tau(scores: Mapping[str, float | None], others: Mapping[str, float | None]) 
 
 
 def position_bias(judgement: Judgement) -> float | None:
-    """What an attempt scores more in the first place than in the last, by a line through all orders (least squares).
+    """How much higher an attempt scores in the first place than in the last, by a least-squares line through all orders.
 
-    Each score is taken against the attempt's own mean over the orders, so that how good it is does not count, and places run
-    from 0 to 1. None with fewer than two whole orders.
+    Each score counts as its distance from the attempt's mean over the orders, so that the attempt's quality drops out, and
+    places run from 0 to 1. Only orders in which all attempts have a score count; None with fewer than two of them.
     """
     whole = [order for order in judgement.orders if None not in order.scores]
     seen: dict[str, list[tuple[float, float]]] = defaultdict(list)  # attempt: (place, score)
@@ -71,28 +71,28 @@ def position_bias(judgement: Judgement) -> float | None:
 
 
 def components(rewards: Sequence[Reward]) -> dict[str, float]:
-    """The mean of each component over the scored trajectories: one that a trajectory lacks counts 0."""
-    scored = [one for one in rewards if one.score is not None]
-    names = dict.fromkeys(name for one in scored for name in one.components)
-    return {f"reward_{name}": fmean(one.components.get(name, 0.0) for one in scored) for name in sorted(names)}
+    """The mean of each component over the scored trajectories; a component that a trajectory lacks counts as 0."""
+    scored = [reward.components for reward in rewards if reward.score is not None]
+    names = sorted({name for parts in scored for name in parts})
+    return {f"reward_{name}": fmean(parts.get(name, 0.0) for parts in scored) for name in names}
 
 
 def compare(before: Sequence[Reward], after: Sequence[Reward]) -> Comparison:
-    """Two judges on the same trajectories, group by group. ValueError where they are not the same."""
-    if {one.trajectory_id for one in before} != {one.trajectory_id for one in after}:
+    """Compare two judges' rewards group by group. ValueError where they are not of the same trajectories."""
+    if {reward.trajectory_id for reward in before} != {reward.trajectory_id for reward in after}:
         raise ValueError("the rewards are not of the same trajectories")
-    old = {one.trajectory_id: one.score for one in before}
+    earlier = {reward.trajectory_id: reward.score for reward in before}
     groups: dict[str, dict[str, float | None]] = defaultdict(dict)
-    for one in after:
-        groups[one.scenario_id][one.trajectory_id] = one.score
-    both = [(old[name], score) for scores in groups.values() for name, score in scores.items()]
-    shifts = [new - was for was, new in both if was is not None and new is not None]
-    taus = [found for scores in groups.values() if (found := tau(scores, old)) is not None]
+    for reward in after:
+        groups[reward.scenario_id][reward.trajectory_id] = reward.score
+    both = [(earlier[name], score) for scores in groups.values() for name, score in scores.items()]
+    shifts = [new - old for old, new in both if old is not None and new is not None]
+    taus = [value for scores in groups.values() if (value := tau(scores, earlier)) is not None]
     flipped = {}
-    for name, scores in groups.items():
-        was, now = best({one: old[one] for one in scores}), best(scores)
-        if was and now and not set(was) & set(now):
-            flipped[name] = (was, now)
+    for scenario, scores in groups.items():
+        old_best, new_best = best({name: earlier[name] for name in scores}), best(scores)
+        if old_best and new_best and not set(old_best) & set(new_best):
+            flipped[scenario] = (old_best, new_best)
     return Comparison(
         len(groups), len(shifts), fmean(taus) if taus else None, fmean(shifts) if shifts else None, flipped
     )
@@ -102,15 +102,17 @@ class Comparison(NamedTuple):
     """How two judges differ."""
 
     groups: int
-    trajectories: int  # that both scored
-    tau: float | None  # mean Kendall's tau-b of the groups in which both tell attempts apart
-    mean_shift: float | None  # of the scores, the later judge's less the earlier's
-    flipped: dict[str, tuple[list[str], list[str]]]  # by scenario: the best attempts of each, where none is the same
+    trajectories: int  # that both judges scored
+    tau: float | None  # mean of Kendall's tau-b over the groups in which neither gives all attempts the same score
+    mean_shift: float | None  # mean of the later judge's score minus the earlier's
+    flipped: dict[
+        str, tuple[list[str], list[str]]
+    ]  # scenario -> the best attempts by each judge, where they have none in common
 
 
 def best(scores: Mapping[str, float | None]) -> list[str]:
-    """The attempts with the highest score; none where all are alike."""
-    known = {name: score for name, score in scores.items() if score is not None}
-    if len(set(known.values())) < 2:
+    """The attempts with the highest score; none where all have the same."""
+    scored = {name: score for name, score in scores.items() if score is not None}
+    if len(set(scored.values())) < 2:
         return []
-    return [name for name, score in known.items() if score == max(known.values())]
+    return [name for name, score in scored.items() if score == max(scored.values())]

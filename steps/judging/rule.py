@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def by_rule(env: type[Env], scenario: Scenario, trajectory: Trajectory) -> Reward:
-    """The environment's rule reward of one trajectory."""
+    """The environment's own reward of one trajectory; None where the episode failed."""
     common = {"trajectory_id": trajectory.id, "scenario_id": scenario.id, "name": "rule"}
     if trajectory.stop_reason == "error":
         return Reward(**common, score=None, success=False, explanation=f"the episode failed: {trajectory.error}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     pass
 
 from steps.lineage.tables import EDGES, KINDS, NODES, WITHOUT_EFFECT, Thing, reading
-from steps.registry.versions import Version, of_registry, versions
+from steps.registry.versions import Version, adapter_at, versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ def back(model: str, ledger: Ledger, root: Path | None = None) -> Back:
     """From `models:/name@alias`, `models:/name/3` or an adapter's hash (or its beginning) to all that it came from."""
     known = versions(root or Path.cwd())
     with reading(ledger) as link:
-        name = find(link, "adapter", of_registry(model, known) or model)
+        name = find(link, "adapter", adapter_at(model, known) or model)
         walk = _walk(("adapter", name), up=True)
         up = link.execute(_edges(walk, "child")).all()
         leaves = _edges(walk, "parent").where(EDGES.c.role.in_(("evaluated", "measured")), walk.c.kind == "adapter")

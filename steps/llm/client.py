@@ -1,14 +1,13 @@
-"""Asks models behind OpenAI-compatible servers: chat completions, many at once, each answer kept and never bought twice.
+"""Asks models on OpenAI-compatible servers for chat completions, many at once. Each answer is kept and paid for only once.
 
     replies = ask_all(endpoint, [Request(messages), ...])  # in the order asked
 
-An answer is written to the ledger (steps/project/ledger.py) as soon as it is there, under the hash of all that was
-asked: model,
-messages, tools, schema, temperature, limits, seed. The server's address is no part of it: what a run was told must be
-found again when the server has moved, changed its port or is gone. Other weights therefore need another model name.
+An answer is written to the ledger (steps/project/ledger.py) as soon as it arrives, under a hash of the whole question:
+model, messages, tools, schema, temperature, limits and seed. The server's address is not part of the hash, so that the
+answers of a run are found again when the server has moved or is gone. Other weights therefore need another model name.
 
-By httpx, which loads in 0.1 s; the `openai` package takes 0.7, and its retries and limits would be set aside here anyhow.
-Left out: streaming, and the newer Responses API, which other servers do not have.
+httpx loads in 0.1 s and the `openai` package in 0.7 s; the latter's retries and limits would not be used here anyway. Left
+out: streaming, and the newer Responses API, which other servers do not have.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import httpx
 
@@ -34,10 +33,10 @@ from steps.core.progress import progress
 from steps.project.ledger import Ledger
 
 T = TypeVar("T")
-SHORTEST, LONGEST = 0.5, 30.0  # seconds before the first retry, and between two of the later ones
-PATIENCE = 300.0  # seconds: a server that asks to wait longer is not waited for
-AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529}  # statuses after which a call is made again
-FATAL = {  # those after which no other call would do better
+SHORTEST, LONGEST = 0.5, 30.0  # seconds before the first retry, and at most before later ones
+PATIENCE = 300.0  # seconds; a call fails where the server asks to wait longer
+AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529}  # statuses after which the call is repeated
+FATAL = {  # statuses after which no other call would succeed
     401: "refuses the key; set {key} to a valid one",
     402: "wants to be paid",
     403: "does not allow this; check {key} and the model",
@@ -46,30 +45,30 @@ FATAL = {  # those after which no other call would do better
 
 
 class CallFailed(Exception):
-    """One call that was not answered, and why; others may be."""
+    """One call was not answered, and why; others may be."""
 
 
 class _Again(Exception):
-    """An attempt that failed and may be made again."""
+    """An attempt failed and may be repeated."""
 
     def __init__(self, reason: str, after: float = 0.0, charged: bool = False) -> None:
         super().__init__(reason)
         self.after = after  # seconds that the server asked to wait
-        self.charged = charged  # the server may have worked, and count it
+        self.charged = charged  # the server may have worked on it, and may charge for it
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked. `seed` tells apart several answers to the same question; without one, none is sent."""
+    """A question. Different seeds get different answers to the same question; with None, no seed is sent."""
 
     messages: Sequence[dict[str, Any]]
     tools: Sequence[dict[str, Any]] = ()
     schema: dict[str, Any] | None = None  # JSON schema of the answer
-    strict: bool = True  # the server holds the answer to the schema; not for schemas with open objects
+    strict: bool = True  # the server enforces the schema; impossible for schemas with open objects
     seed: int | None = None
 
     def body(self, endpoint: Endpoint) -> dict[str, Any]:
-        """As it is sent."""
+        """The body of the HTTP request."""
         body: dict[str, Any] = {"model": endpoint.model, "messages": list(self.messages)}
         body[endpoint.max_tokens_field] = endpoint.max_tokens
         if self.tools:
@@ -87,10 +86,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What was answered; the same whether it was asked now or found in the ledger."""
+    """An answer; the same whether it comes from the server or from the ledger."""
 
     key: str
-    message: dict[str, Any]  # the assistant's, as the server gave it
+    message: dict[str, Any]  # the assistant's message, as the server sent it
     finish_reason: str
     input_tokens: int
     output_tokens: int
@@ -102,7 +101,7 @@ class Reply:
         return str(self.message.get("content") or "")
 
     def parsed(self) -> Any:
-        """The answer of a request with a schema. ValueError where it is no JSON."""
+        """The answer to a request with a schema. ValueError where it is not JSON."""
         try:
             return json.loads(self.text)
         except (ValueError, RecursionError):
@@ -111,18 +110,18 @@ class Reply:
 
 
 class Client:
-    """`async with Client(endpoint) as client: reply = await client.ask(request)`; as many at once as the endpoint allows."""
+    """`async with Client(endpoint) as client: reply = await client.ask(request)`. The endpoint limits calls at once."""
 
     def __init__(self, endpoint: Endpoint, spent: float | None = None) -> None:
-        """With `spent`, max_cost is of a whole run: what came before counts, and so do answers that the ledger has."""
+        """With `spent`, max_cost applies to a whole run: its earlier costs count, and so do answers from the ledger."""
         self.endpoint = endpoint
         self.key = os.environ.get(endpoint.api_key_env, "").strip()
         if not (self.key.isascii() and all(letter.isprintable() for letter in self.key)):
             raise UserError(f"the key in {endpoint.api_key_env} holds characters that no HTTP header takes")
-        self.asked = 0  # calls that were answered by the server, not by the ledger
-        self.retries, self.seconds = 0, 0.0  # of these calls
+        self.asked = 0  # calls answered by the server and not by the ledger
+        self.retries, self.seconds = 0, 0.0  # of those calls
         self.spent, self._counts_kept = spent or 0.0, spent is not None
-        self.stopped = False  # the budget is spent
+        self.stopped = False  # whether the budget is spent
         self._reserved: list[float] = []  # the most that each attempt under way can cost
         self._slots = asyncio.Semaphore(endpoint.max_connections)
         self._settled = asyncio.Condition()
@@ -132,7 +131,7 @@ class Client:
         self.ledger = Ledger()
         self._tls = httpx.create_ssl_context()
         self._all: list[httpx.AsyncClient] = []
-        self._idle: list[httpx.AsyncClient] = []  # last in, first out: a quiet time keeps few connections open
+        self._idle: list[httpx.AsyncClient] = []  # last in, first out, so that few stay open when there is little to do
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -142,8 +141,8 @@ class Client:
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[httpx.AsyncClient]:
-        """A client of its own for each call under way: httpx 0.28 looks through all of a client's connections for each call,
-        which at 64 costs four fifths of the time."""
+        """An HTTP client that no other call is using. httpx 0.28 searches all of a client's connections for each call, which
+        takes four fifths of the time with 64 of them; so there are many clients with one connection each."""
         if not self._idle:
             headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
             self._idle.append(httpx.AsyncClient(headers=headers, timeout=None, verify=self._tls))
@@ -155,9 +154,10 @@ class Client:
             self._idle.append(http)
 
     async def ask(self, request: Request) -> Reply:
-        """CallFailed where this call is not answered; UserError where none would be, or the budget is spent."""
+        """Ask the ledger, then the server. CallFailed where this call is not answered; UserError where no call would be, or
+        the budget is spent."""
         key = request.key(self.endpoint)
-        async with self._locks.setdefault(key, asyncio.Lock()):  # the same question asked twice at once is asked once
+        async with self._locks.setdefault(key, asyncio.Lock()):  # of equal questions at once, the first is asked
             row = self.ledger.get(key)
             if row is None:
                 async with self._slots:
@@ -172,34 +172,34 @@ class Client:
         return Reply(key, message, reason, *tokens, self.endpoint.cost(*tokens), row["latency_seconds"])
 
     async def ask_all(self, requests: Iterable[Request], note: str = "answers") -> list[Reply | CallFailed]:
-        """Replies in the order asked; a call that was not answered has its CallFailed there."""
-        wanted = list(requests)
-        done = 0
+        """Replies in the order asked, with a CallFailed in place of each that was not answered."""
+        waiting = list(requests)
+        finished = 0
 
-        async def one(request: Request) -> Reply | CallFailed:
-            nonlocal done
+        async def answer(request: Request) -> Reply | CallFailed:
+            nonlocal finished
             try:
                 return await self.ask(request)
             except CallFailed as problem:
                 return problem
             finally:
-                done += 1
-                progress(done, len(wanted), note)
+                finished += 1
+                progress(finished, len(waiting), note)
 
-        return await together(map(one, wanted))
+        return await together(map(answer, waiting))
 
     async def _answer(self, key: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Make the call until it is answered: the row for the ledger."""
+        """Call until there is an answer, and return the row for the ledger."""
         rng, bound = Random(key), self._bound(body)
         for attempt in range(self.endpoint.max_retries + 1):
             await self._reserve(bound)
-            cost = bound  # until it is known: an attempt that is given up may be charged
+            cost = bound  # until the price is clear: an attempt that is given up may be charged
             try:
                 row = await self._attempt(body)
                 cost = row["cost"] = bound if row["cost"] is None else row["cost"]
                 return row | {"key": key, "retries": attempt}
-            except _Again as found:
-                problem, cost = found, bound if found.charged else 0.0
+            except _Again as failure:
+                problem, cost = failure, bound if failure.charged else 0.0
             except (CallFailed, UserError):
                 cost = 0.0
                 raise
@@ -217,24 +217,29 @@ class Client:
         limit, started = self.endpoint.timeout_seconds, time.perf_counter()
         try:
             with self._connection() as http:
-                async with asyncio.timeout(limit):  # of the whole: a server may send a byte now and then for ever
+                async with asyncio.timeout(
+                    limit
+                ):  # for the whole answer: a server may send a byte now and then for ever
                     sent = await http.post(f"{self.endpoint.base_url.rstrip('/')}/chat/completions", json=body)
         except TimeoutError:
             raise _Again(f"no answer within {limit:g} s", charged=True) from None
         except httpx.HTTPError as problem:
             reason = self._hide(str(problem)) or type(problem).__name__
             raise _Again(reason, charged=not isinstance(problem, httpx.ConnectError)) from None
-        text = self._hide(sent.text)  # some servers quote what they were sent
+        text = self._hide(sent.text)  # some servers quote the request, key included
         if sent.status_code != 200:
             self._refused(sent, " ".join(text.split())[:300])
         try:
             answer = json.loads(text)
             choice, usage = answer["choices"][0], answer.get("usage") or {}
-            message, tokens = dict(choice["message"]), [usage.get(f"{one}_tokens") for one in ("prompt", "completion")]
+            message, tokens = (
+                dict(choice["message"]),
+                [usage.get(f"{kind}_tokens") for kind in ("prompt", "completion")],
+            )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise _Again(f"an answer that is no chat completion: {text[:100]!r}", charged=True) from None
-        known = all(isinstance(count, int) for count in tokens)
-        counts = [int(count or 0) if known else 0 for count in tokens]
+        is_counted = all(isinstance(count, int) for count in tokens)
+        counts = [int(count or 0) if is_counted else 0 for count in tokens]
         return {
             "model": self.endpoint.model,
             "request": body,
@@ -245,18 +250,19 @@ class Client:
             },
             "input_tokens": counts[0],
             "output_tokens": counts[1],
-            "cost": self.endpoint.cost(*counts) if known else None,
+            "cost": self.endpoint.cost(*counts) if is_counted else None,
             "latency_seconds": round(time.perf_counter() - started, 4),
         }
 
-    def _refused(self, sent: httpx.Response, said: str) -> None:
+    def _refused(self, sent: httpx.Response, text: str) -> NoReturn:
+        """Raise what a status other than 200 stands for: UserError, CallFailed or _Again."""
         status = sent.status_code
-        if status in FATAL or "insufficient_quota" in said:
+        if status in FATAL or "insufficient_quota" in text:
             what = FATAL.get(status, "says that the account is out of credit").format(key=self.endpoint.api_key_env)
-            raise UserError(f"{self._who()} {what} ({status}: {said})")
+            raise UserError(f"{self._who()} {what} ({status}: {text})")
         if status not in AGAIN:
-            raise CallFailed(f"{self._who()}: {status}: {said}")
-        raise _Again(f"{status}: {said}", _seconds(sent.headers.get("retry-after")))
+            raise CallFailed(f"{self._who()}: {status}: {text}")
+        raise _Again(f"{status}: {text}", _seconds(sent.headers.get("retry-after")))
 
     def _hide(self, text: str) -> str:
         return text.replace(self.key, "***") if self.key else text
@@ -264,10 +270,10 @@ class Client:
     def _who(self) -> str:
         return f"{self.endpoint.model} at {self.endpoint.base_url}"
 
-    # The budget: each attempt first reserves the most that it can cost, so that calls at once cannot pass it together.
+    # The budget: each attempt first reserves the most that it can cost, so that calls at the same time cannot exceed it.
 
     def _bound(self, body: dict[str, Any]) -> float:
-        """The most that a call can cost: a token is a byte at least."""
+        """The most that a call can cost: there are no more input tokens than bytes."""
         return self.endpoint.cost(len(_canonical(body)), int(body[self.endpoint.max_tokens_field]))
 
     async def _reserve(self, bound: float) -> None:
@@ -284,7 +290,7 @@ class Client:
             self._reserved.append(bound)
 
     async def _count_kept(self, cost: float) -> None:
-        """An answer that the run paid for before; one that two requests share counts twice, as it does on the next time."""
+        """Count an answer that the run paid for earlier. It counts twice where two requests share it, in later runs too."""
         await self._reserve(cost)
         await self._settle(cost, cost)
 
@@ -299,30 +305,31 @@ class Client:
 
 
 def ask_all(endpoint: Endpoint, requests: Iterable[Request], note: str = "answers") -> list[Reply | CallFailed]:
-    """Ask from code that is not asynchronous; see Client.ask_all."""
+    """Client.ask_all for code that is not asynchronous."""
 
-    async def asked() -> list[Reply | CallFailed]:
+    async def ask() -> list[Reply | CallFailed]:
         async with Client(endpoint) as client:
             return await client.ask_all(requests, note)
 
-    return asyncio.run(asked())
+    return asyncio.run(ask())
 
 
 async def pool(work: Iterable[Coroutine[Any, Any, T]], at_once: int) -> list[T]:
-    """As `together`, with `at_once` of them begun: work that is not begun yet costs nothing."""
-    waiting, found = enumerate(work), {}
+    """As `together`, but at most `at_once` run at the same time; later coroutines are made only when their turn comes."""
+    waiting: Iterator[tuple[int, Coroutine[Any, Any, T]]] = enumerate(work)
+    results: dict[int, T] = {}
 
     async def worker() -> None:
-        for place, one in waiting:
-            found[place] = await one
+        for place, coroutine in waiting:
+            results[place] = await coroutine
 
     await together(worker() for _ in range(at_once))
-    return [found[place] for place in range(len(found))]
+    return [results[place] for place in range(len(results))]
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in order; the first exception ends the others and is raised as it is."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    """Run all at the same time; results in order. The first exception cancels the others and is raised as it is."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -336,7 +343,7 @@ def _canonical(value: Any) -> bytes:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """A Retry-After header, a number of seconds or a date, as seconds from now."""
+    """Seconds from now that a Retry-After header asks for, as a number or a date; 0 where it is neither."""
     with contextlib.suppress(ValueError):
         return max(0.0, float(retry_after or 0))
     with contextlib.suppress(ValueError):

@@ -1,6 +1,4 @@
-"""The options with which commands that ask a model are told which one (steps/analytics/baselines.py,
-steps/data/generate.py).
-"""
+"""Command-line options that name a model and its server (steps/analytics/baselines.py, steps/data/generate.py)."""
 
 from __future__ import annotations
 
@@ -33,17 +31,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def endpoint_of(words: argparse.Namespace, **defaults: Any) -> Endpoint | None:
-    """The endpoint that the options describe; None without --model. UserError where they do not fit."""
-    found = {field: getattr(words, f"endpoint_{field}") for field, _, _ in OPTIONS.values()}
-    given = defaults | {field: value for field, value in found.items() if value is not None}
-    if "model" not in given:
-        if given.keys() - defaults.keys():
+    """The endpoint that the options describe; None without --model. UserError where their values are not valid."""
+    options = {field: getattr(words, f"endpoint_{field}") for field, _, _ in OPTIONS.values()}
+    fields = defaults | {field: value for field, value in options.items() if value is not None}
+    if "model" not in fields:
+        if fields.keys() - defaults.keys():
             raise UserError("the options of a model need --model, its name")
         return None
     try:
-        price = prices.known(given["model"], given.get("base_url", Endpoint.model_fields["base_url"].default))
+        price = prices.price_of(fields["model"], fields.get("base_url", Endpoint.model_fields["base_url"].default))
         if price is not None:
-            given = {"price_in": price.price_in, "price_out": price.price_out} | given
-        return Endpoint(**given)
+            fields = {"price_in": price.price_in, "price_out": price.price_out} | fields
+        return Endpoint(**fields)
     except ValidationError as problem:
         raise UserError(describe(problem)) from None

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 
 from environments.base import Message
 
-# --- Between the transcript's messages and the server's
-
 
 def wire(messages: Sequence[Message]) -> list[Message]:
-    """A transcript as servers take it: calls with ids and arguments as text, each answered by the observation after it.
+    """A transcript as servers take it: calls have ids and arguments as text, and the observation after a call answers it.
 
-    An observation that answers no call (of a turn in plain words, of a call that could not be read) is told by the user:
-    servers refuse a tool's message without its call.
+    An observation that answers no call (after a turn in plain words, or after a call that could not be parsed) becomes a
+    message of the user, because servers refuse a tool's message without its call.
     """
     sent: list[Message] = []
     open_calls: list[str] = []

@@ -1,11 +1,11 @@
-"""Prices: what well-known models cost per million tokens, for commands that are told a model's name alone.
+"""What well-known models cost per million tokens, for commands that get only a model's name.
 
-    python -m steps.llm.prices            # the table, with the source and the day of each line
-    python -m steps.llm.prices gpt-5-mini # one model, as `endpoint:` in params.yaml has it
+    python -m steps.llm.prices            # the table, with the provider and the day of each price
+    python -m steps.llm.prices gpt-5-mini # one model, as params.yaml takes it under `endpoint:`
 
-They change without notice: they are a start for a budget, and what --price-in and --price-out say counts instead. In US
-dollars: list prices, standard tier, of prompts up to the length at which a dearer tier begins, no discount for cached input.
-Left out: params.yaml, which must say its prices itself, or a newer table would change what a stored run cost.
+Prices change without notice: these are a start for a budget, and --price-in and --price-out replace them. They are list
+prices in US dollars, of the standard tier, for prompts below the length at which a dearer tier begins, without discount for
+cached input. params.yaml does not use them: it must state its prices, or a newer table would change what a stored run cost.
 
 The source is github.com/anomalyco/models.dev at commit f3fc692 (2026-07-02), providers/<provider>/models/<model>.toml, and
 `seen` the day on which that file last changed. All but OpenRouter's agree with github.com/simonw/llm-prices at 723ef0b
@@ -31,13 +31,13 @@ HOSTS = {
 
 
 class Price(NamedTuple):
-    """Of a model at one provider; another server that has a model of this name is another matter."""
+    """The price of a model at one provider; other servers may have a model of the same name at another price."""
 
     provider: str
     model: str
     price_in: float  # US dollars per million tokens
     price_out: float
-    seen: str  # day
+    seen: str  # day on which the source last changed
 
 
 PRICES = (
@@ -62,23 +62,21 @@ PRICES = (
 )
 
 
-def known(model: str, base_url: str) -> Price | None:
-    """The price of a model at the provider that this address is of; None where it is not in the table."""
+def price_of(model: str, base_url: str) -> Price | None:
+    """The price of a model at the provider with this address; None where the table does not have it."""
     host = urlsplit(base_url).hostname
-    return next((one for one in PRICES if (one.model, HOSTS[one.provider]) == (model, host)), None)
+    return next((price for price in PRICES if (price.model, HOSTS[price.provider]) == (model, host)), None)
 
 
 def show(model: str | None) -> None:
-    """One model's line for params.yaml, or all. UserError names those there are."""
-    found = [one for one in PRICES if model in (None, one.model)]
-    if not found:
-        raise UserError(
-            f"the table has no {model}; it has {', '.join(one.model for one in PRICES)}: look it up at its provider"
-        )
-    for one in found:
-        print(
-            f"{{model: {one.model}, price_in: {one.price_in:g}, price_out: {one.price_out:g}}} # {one.provider}, {one.seen}"
-        )
+    """Print one model's line for params.yaml, or all. UserError, which names the table's models, for any other."""
+    prices = [price for price in PRICES if model in (None, price.model)]
+    if not prices:
+        names = ", ".join(price.model for price in PRICES)
+        raise UserError(f"the table has no {model}; it has {names}: look it up at its provider")
+    for price in prices:
+        amounts = f"price_in: {price.price_in:g}, price_out: {price.price_out:g}"
+        print(f"{{model: {price.model}, {amounts}}} # {price.provider}, {price.seen}")
 
 
 def main(words: list[str] | None = None) -> int:

@@ -1,1 +1,1 @@
-"""The policy: its chat template, its adapter's name, loading it, and the machine it runs on."""
+"""The policy: its chat template, its adapter's hash, loading it, and the machine it runs on."""

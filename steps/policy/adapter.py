@@ -1,4 +1,4 @@
-"""An adapter's name: the hash of its content."""
+"""The hash by which an adapter is identified."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def adapter_hash(folder: Path) -> str:
-    """The name of an adapter: a hash of its weights and configuration."""
+    """The first 16 hexadecimal digits of SHA-256 over its configuration and weights."""
     digest = hashlib.sha256()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         digest.update((folder / name).read_bytes())

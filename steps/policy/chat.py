@@ -1,8 +1,8 @@
-"""Between messages and tokens: a chat template's prompt, the suffix that an observation adds, and tool calls read back.
+"""Translates between messages and tokens: prompts by a chat template, the suffix for observations, and tool calls.
 
-Sampled tokens are never re-tokenised: a prompt is rendered once, each later turn appends the sampled ids and the ids of
-the observation's suffix. The suffix comes from the template itself, as the difference of two renderings of a dummy chat
-(the method of TRL's `_get_tool_suffix_ids`), so that any model with a tools template works.
+Sampled tokens are never tokenised again: a prompt is rendered once, and each later turn appends the sampled ids and the ids
+of the observations' suffix. The suffix is cut out of a dummy chat that the template renders (the method of TRL's
+`_get_tool_suffix_ids`), so that any model with a template for tools works.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 
 
 class Parsed(NamedTuple):
-    """An assistant's turn as a message, and what was wrong with each malformed call."""
+    """An assistant's turn as a message, and what is wrong with each malformed call."""
 
     message: Message
     problems: list[str]
 
 
 class Chat:
-    """Renders and parses for one tokenizer and one set of tools. Not for templates without tools."""
+    """Renders and parses for one tokenizer and one set of tools. ValueError for templates without tools."""
 
     def __init__(self, tokenizer: Any, tools: Sequence[dict[str, Any]], options: dict[str, Any] | None = None) -> None:
         self.tokenizer = tokenizer
@@ -38,11 +38,11 @@ class Chat:
         self._check_template()
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The first prompt of an episode, up to where the assistant begins: [P] token ids."""
+        """The first prompt of an episode, up to the point where the assistant begins: [P] token ids."""
         return self._encode(self._render(messages, generate=True))
 
     def completion_ids(self, message: Message) -> list[int]:
-        """A scripted assistant's turn as a policy would sample it, its end-of-turn token included: [C] token ids."""
+        """A scripted assistant's turn as a policy would sample it, including the end-of-turn token: [C] token ids."""
         text = message.get("content") or ""
         for call in message.get("tool_calls") or ():
             body = json.dumps({key: call["function"][key] for key in ("name", "arguments")}, ensure_ascii=False)
@@ -50,7 +50,7 @@ class Chat:
         return [*self._encode(text.lstrip("\n")), self.end]
 
     def suffix_ids(self, observations: Sequence[Message]) -> list[int]:
-        """What the observations add behind a finished turn, up to where the assistant begins again: token ids."""
+        """The token ids that observations add after a finished turn, up to the point where the assistant begins again."""
         call = {"type": "function", "function": {"name": DUMMY, "arguments": {}}}
         dummy: list[Message] = [
             {"role": "user", "content": "dummy"},
@@ -58,21 +58,21 @@ class Chat:
         ]
         text = self._render([*dummy, *map(self._without_special, observations)], generate=True)
         mark = self.tokenizer.convert_ids_to_tokens(self.end)
-        _, called, rest = text.partition(DUMMY)
-        _, ended, suffix = rest.partition(mark)
+        _, called, after_call = text.partition(DUMMY)
+        _, ended, suffix = after_call.partition(mark)
         if not called or not ended:
             raise ValueError("its chat template leaves out an assistant's tool call, or does not end it as other turns")
         return self._encode(suffix)
 
     def _without_special(self, message: Message) -> Message:
-        """Text from outside must not end a turn or begin one: a special token's name in it is broken up."""
+        """Text from outside must not end a turn or begin one: names of special tokens in it are broken up."""
         content = str(message["content"])
         for token in self.special:
             content = content.replace(token, f"{token[:1]} {token[1:]}")
         return message | {"content": content}
 
     def _check_template(self) -> None:
-        """ValueError for a template that drops tools or what they answer: the policy would never see them."""
+        """ValueError for a template that drops the tools or their answers: the policy would never see them."""
         shown = self._render([{"role": "user", "content": "dummy"}], generate=True)
         names = [tool["function"]["name"] for tool in self.tools]
         if not all(name in shown for name in names):
@@ -117,7 +117,7 @@ class Chat:
             raise ValueError("its chat template leaves out an assistant's turn")
         tail = self._encode(text[text.rindex("dummy") + len("dummy") :])
         special = set(self.tokenizer.all_special_ids)
-        found = next((token for token in tail if token in special), self.tokenizer.eos_token_id)
-        if found is None:
+        end = next((token for token in tail if token in special), self.tokenizer.eos_token_id)
+        if end is None:
             raise ValueError("the tokenizer has no end-of-turn token that its chat template uses")
-        return found
+        return end

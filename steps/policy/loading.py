@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(policy: Policy) -> Any:
-    """The policy's tokenizer; UserError where the base model cannot be had or has no chat template."""
+    """The policy's tokenizer. UserError where the base model cannot be loaded or has no chat template."""
     from transformers import AutoTokenizer
 
     with explained(policy):
@@ -37,10 +37,10 @@ def load_model(policy: Policy) -> Any:
 
 
 def adapted_layers(config: Any) -> list[str] | None:
-    """Which layers have the adapter: None for all linear ones; of a mixture of experts those of its attention.
+    """Which layers have the adapter: None for all linear ones; of a mixture of experts, those of its attention.
 
-    Experts are fused tensors, which PEFT adapts with ranks of their own and vLLM serves on a GPU at best; vLLM's kernel of
-    latent attention folds `kv_b_proj` in, and would leave an adapter of it out.
+    Experts are fused tensors, which PEFT adapts with other ranks and vLLM serves on GPUs only, if at all. vLLM's kernel of
+    latent attention absorbs `kv_b_proj`, and would ignore its adapter.
     """
     config = config.get_text_config()
     if not any(getattr(config, name, None) for name in ("n_routed_experts", "num_experts", "num_local_experts")):
@@ -50,7 +50,7 @@ def adapted_layers(config: Any) -> list[str] | None:
 
 
 class explained:
-    """Turns the many ways in which a model cannot be loaded into one sentence."""
+    """Turns the many errors with which loading a model can fail into a UserError of one sentence."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

@@ -1,7 +1,7 @@
-"""Card: a model card in Markdown, from values alone: the same values, the same text. What is unknown is "not recorded".
+"""The model card in Markdown. It depends only on the values that are passed in; what is unknown is "not recorded".
 
-steps/register.py makes it the description of a version, flows/promote.py appends the gate's verdict, flows/export.py
-writes it beside the exported files. Left out: latency and dates, which are no functions of a run's inputs.
+steps/register.py makes it the description of a version, flows/promote.py appends the gate's verdict, and flows/export.py
+writes it beside the exported files. Left out: latency and dates, which would differ between runs with the same inputs.
 """
 
 from __future__ import annotations
@@ -17,30 +17,32 @@ if TYPE_CHECKING:
 
 UNKNOWN = "not recorded"
 LIMIT = 5000  # characters of a version's description in MLflow's database
-SLICES = 12  # rows
-VERDICT = "\n## Verdict of the gate\n"  # the last section, and the only one that comes later
+SLICES = 12  # rows of the table of slices
+VERDICT = "\n## Verdict of the gate\n"  # the last section; it alone is added later
 LINEAGE = "\n## Lineage\n"
 
 
 class Recorded(NamedTuple):
-    """What dvc.lock recorded of an adapter's making."""
+    """What dvc.lock recorded of how an adapter was made."""
 
     params: Params | None = None  # of its last iteration
     iterations: int | None = None
-    hashes: Mapping[str, str] = {}  # path -> md5: the scenarios, its last batch, the checkpoint that it continued
+    hashes: Mapping[
+        str, str
+    ] = {}  # path -> md5: the scenarios, the last batch, the checkpoint that training continued from
 
 
 def card(
-    tags: Mapping[str, str],  # the version's: task, adapter_hash, base_model, git_commit, test_success, …
+    tags: Mapping[str, str],  # of the version: task, adapter_hash, base_model, git_commit, test_success, …
     recorded: Recorded | None = None,
-    evaluations: Mapping[str, Evaluation] | None = None,  # base, test: on the test split
+    evaluations: Mapping[str, Evaluation] | None = None,  # on the test split: "base" and "test", which is the adapter's
     contamination: Mapping[str, Any] | None = None,  # run/scenarios/contamination.json
-    run: str | None = None,  # MLflow's, which logged the adapter
+    run: str | None = None,  # the MLflow run that logged the adapter
 ) -> str:
     """The sections below the title."""
     recorded = recorded or Recorded()
-    given = recorded.params
-    update, rollout, sizes = (given.update, given.rollout, given.scenarios) if given else (None, None, None)
+    params = recorded.params
+    update, rollout, sizes = (params.update, params.rollout, params.scenarios) if params else (None, None, None)
     lines = [
         f"This is a LoRA adapter (PEFT) for the task `{tags.get('task', UNKNOWN)}`: an agent that calls the task's tools,",
         "trained by reinforcement with agent-flywheel. It is no model by itself: it is added to the base model below.",
@@ -51,7 +53,8 @@ def card(
             "adapter": tags.get("adapter_hash"),
             "base model": tags.get("base_model"),
             "base revision": revision(tags.get("base_revision")),
-            "LoRA": given and f"rank {given.policy.lora.rank}, alpha {given.policy.lora.alpha:g}, {given.policy.dtype}",
+            "LoRA": params
+            and f"rank {params.policy.lora.rank}, alpha {params.policy.lora.alpha:g}, {params.policy.dtype}",
         },
     )
     lines += table(
@@ -62,8 +65,8 @@ def card(
             "learning rate": update and f"{update.learning_rate:g}, {update.lr_scheduler_type}",
             "iterations": recorded.iterations,
             "an iteration": rollout and f"{rollout.scenarios} scenarios, {rollout.attempts} attempts at each",
-            "judges": given and judges(given),
-            "seed": given and given.seed,
+            "judges": params and judges(params),
+            "seed": params and params.seed,
         },
     )
     lines += table(
@@ -97,8 +100,9 @@ def card(
 
 
 def table(title: str, rows: Mapping[str, Any]) -> list[str]:
-    told = [f"| {name} | {UNKNOWN if value is None or value == '' else cell(value)} |" for name, value in rows.items()]
-    return ["", f"## {title}", "", "| | |", "|---|---|", *told]
+    """The lines of a section that is a table of names and values."""
+    lines = [f"| {name} | {UNKNOWN if value is None or value == '' else cell(value)} |" for name, value in rows.items()]
+    return ["", f"## {title}", "", "| | |", "|---|---|", *lines]
 
 
 def cell(value: Any) -> str:
@@ -110,14 +114,15 @@ def revision(tag: str | None) -> str | None:
 
 
 def judges(params: Params) -> str:
-    """Who judges, with weights: "rule 0.5, ruler 1 (gpt-5-mini)"."""
+    """The judges with their weights, such as "rule 0.5, ruler 1 (gpt-5-mini)"."""
     weights, ruler = params.score.judges.model_dump(), params.score.ruler
-    found = [f"{name} {weight:g}" for name, weight in weights.items() if weight]
-    return ", ".join(found) + (f" ({ruler.endpoint.model})" if ruler else "")
+    return ", ".join(f"{name} {weight:g}" for name, weight in weights.items() if weight) + (
+        f" ({ruler.endpoint.model})" if ruler else ""
+    )
 
 
 def checked(report: Mapping[str, Any] | None) -> str | None:
-    """The contamination report, in a few words."""
+    """The contamination report in a few words; None where there is none."""
     if not report or report.get("passed") is None:
         return None
     pairs = sum((report.get("found") or {}).values())
@@ -125,16 +130,16 @@ def checked(report: Mapping[str, Any] | None) -> str | None:
 
 
 def evaluated(tags: Mapping[str, str], evaluations: Mapping[str, Evaluation]) -> list[str]:
-    """The base policy and the adapter side by side: from the evaluations, else from what the tags have."""
+    """The base policy and the adapter side by side, from the evaluations or, without them, from the version's tags."""
     lines = ["", "## Evaluation", "", "| test split | success | 95 % interval | reward | turns | tokens | scenarios |"]
     lines.append("|---|---:|---|---:|---:|---:|---:|")
     for who, prefix in (("base policy", "base"), ("this adapter", "test")):
-        found = evaluations.get(prefix)
+        summary = evaluations.get(prefix)
         keys = ("success", "ci95", "reward", "turns", "tokens", "n")
-        values = [getattr(found, key) if found else parsed(tags.get(f"{prefix}_{key}")) for key in keys]
+        values = [getattr(summary, key) if summary else parsed(tags.get(f"{prefix}_{key}")) for key in keys]
         lines.append(f"| {who} | {' | '.join(map(number, values))} |")
-    slices = {prefix: found.slices for prefix, found in evaluations.items()}
-    names = sorted({name for of in slices.values() for name in of})
+    slices = {prefix: summary.slices for prefix, summary in evaluations.items()}
+    names = sorted(set().union(*slices.values()))
     if names:
         lines += ["", "| slice, success | base policy | this adapter |", "|---|---:|---:|"]
         for name in names[:SLICES]:
@@ -146,7 +151,7 @@ def evaluated(tags: Mapping[str, str], evaluations: Mapping[str, Evaluation]) ->
 
 
 def parsed(tag: str | None) -> Any:
-    """A tag's value, as str() wrote it."""
+    """The value of a tag, which str() wrote; the tag itself where it is no Python literal."""
     try:
         return None if tag is None else ast.literal_eval(tag)
     except (ValueError, SyntaxError):
@@ -164,13 +169,13 @@ def number(value: Any) -> str:
 
 
 def with_verdict(text: str, verdict: str) -> str:
-    """A description with the gate's verdict as its last section, in place of an earlier one."""
+    """A description with the gate's verdict as its last section, which replaces that of an earlier verdict."""
     section = fit(VERDICT + "\n" + verdict.strip() + "\n", LIMIT // 2)
     return fit(text.partition(VERDICT)[0], LIMIT - len(section)) + section
 
 
 def fit(text: str, limit: int = LIMIT) -> str:
-    """The text, without its last lines where it would be too long."""
+    """The text; its last lines are replaced by a note where it has more than `limit` characters."""
     if len(text) <= limit:
         return text
     note = f"\n(Shortened: MLflow takes {LIMIT:,} characters.)\n"
@@ -178,7 +183,7 @@ def fit(text: str, limit: int = LIMIT) -> str:
 
 
 def readme(title: str, tags: Mapping[str, str], text: str, merged: bool = False) -> str:
-    """A card as the file README.md that hubs read: a head for machines, the title, the sections."""
+    """A card as the file README.md that model hubs read: metadata in YAML, the title and the sections."""
     head: dict[str, Any] = {"base_model": tags.get("base_model", UNKNOWN), "tags": ["agent", "grpo", "lora"]}
     head |= {} if merged else {"library_name": "peft"}
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---", "", f"# {title}", ""]
@@ -188,5 +193,5 @@ def readme(title: str, tags: Mapping[str, str], text: str, merged: bool = False)
 
 
 def is_card(text: str | None) -> bool:
-    """Whether a version's description is one; an older version's is a sentence."""
+    """Whether a version's description is a model card. Those of older versions are one sentence."""
     return LINEAGE in (text or "")

@@ -1,11 +1,9 @@
-"""Decisions: which version became champion, was refused, or was taken back, when and why. A table of the ledger.
+"""The ledger's table of decisions: which version became champion, was refused or was taken back, when and why.
 
-A row is an original: of a rollback there is no file, MLflow keeps the last tag of each kind alone, and run/promote, where a
-verdict lies, is neither in git nor in DVC. So `python -m steps.lineage rebuild` leaves this table alone, and makes the nodes
-of verdicts from it as well: a row holds its verdict whole, with each scenario won and lost. flows/promote.py and
-flows/rollback.py write it.
-
-Left out: who typed the command; registrations (MLflow has them).
+A row cannot be made again from anything else: a rollback leaves no file, MLflow keeps only the last tag of each kind, and
+run/promote, which holds the verdict, is neither in git nor in DVC. So `python -m steps.lineage rebuild` keeps this table and
+makes the nodes of verdicts from it: a row holds its whole verdict, with each scenario won and lost. flows/promote.py and
+flows/rollback.py write it. Left out: who ran the command, and registrations, which MLflow has.
 """
 
 from __future__ import annotations
@@ -21,23 +19,23 @@ from steps.project.ledger import Ledger, create
 DECISIONS = sa.Table(
     "decisions",
     sa.MetaData(),
-    sa.Column("id", sa.Integer, primary_key=True),  # in the order in which they were made
+    sa.Column("id", sa.Integer, primary_key=True),  # counts up, in the order of the decisions
     sa.Column("event", sa.String, nullable=False),  # promotion, refusal, rollback
     sa.Column("model", sa.String, nullable=False),
-    sa.Column("version", sa.String, nullable=False),  # promoted, refused, or gone back to
-    sa.Column("adapter", sa.String),  # its hash
-    sa.Column("champion", sa.String),  # the champion before; None where there was none
+    sa.Column("version", sa.String, nullable=False),  # that was promoted, refused or gone back to
+    sa.Column("adapter", sa.String),  # hash of that version's adapter
+    sa.Column("champion", sa.String),  # version that was champion before; None where there was none
     sa.Column("champion_adapter", sa.String),
     sa.Column("why", sa.String, nullable=False),
-    sa.Column("verdict", sa.String),  # its hash; None for a rollback
-    sa.Column("evidence", sa.JSON(none_as_null=True)),  # as lineage_index.evidence() has it
+    sa.Column("verdict", sa.String),  # hash of the verdict; None for a rollback
+    sa.Column("evidence", sa.JSON(none_as_null=True)),  # what steps/lineage says the verdict rests on
     sa.Column("created", sa.DateTime(timezone=True), nullable=False),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """A row, but for its evidence."""
+    """A row without its evidence."""
 
     event: str
     model: str
@@ -47,11 +45,12 @@ class Decision:
     champion_adapter: str | None
     why: str
     verdict: str | None
-    created: str = ""  # ISO 8601, UTC; the ledger's
+    created: str = ""  # ISO 8601 in UTC; set by the ledger
 
 
 def record(ledger: Ledger, decision: Decision, evidence: dict[str, Any] | None = None) -> bool:
-    """Add a decision; False where it repeats the model's last one, as an interrupted command does that is run again."""
+    """Add a decision. False, and nothing is added, where it repeats the model's last one, as when an interrupted command is
+    run again."""
     row = dataclasses.asdict(decision)
     del row["created"]
     with ledger.engine.begin() as link:
@@ -65,7 +64,7 @@ def record(ledger: Ledger, decision: Decision, evidence: dict[str, Any] | None =
 
 
 def listed(link: sa.Connection) -> list[Decision]:
-    """All, in the order in which they were made."""
+    """All decisions in the order in which they were made."""
     if not sa.inspect(link).has_table(DECISIONS.name):
         return []
     names = [field.name for field in dataclasses.fields(Decision)]
@@ -74,13 +73,13 @@ def listed(link: sa.Connection) -> list[Decision]:
 
 
 def evidence(link: sa.Connection) -> list[dict[str, Any]]:
-    """What the verdicts rest on, oldest first."""
+    """The evidence of all verdicts, oldest first."""
     if not sa.inspect(link).has_table(DECISIONS.name):
         return []
-    found = link.scalars(sa.select(DECISIONS.c.evidence).order_by(DECISIONS.c.id))
-    return [one for one in found if one is not None]
+    column = DECISIONS.c.evidence
+    return list(link.scalars(sa.select(column).where(column.is_not(sa.null())).order_by(DECISIONS.c.id)))
 
 
 def _iso(moment: datetime) -> str:
-    """SQLite forgets the time zone, which is UTC."""
+    """A moment in ISO 8601; SQLite does not keep the time zone, which is UTC."""
     return moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC).isoformat(timespec="seconds")

@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+from steps.project.git import git_state
+from steps.project.lock import ancestry, lineage
+from steps.project.store import address, connect, default, experiment, explained
 from steps.registry import card
+from steps.registry.versions import registered_version
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
     from steps.core.params import Params, RegisterParams
     from steps.core.records import Evaluation
-from steps.project.git import git_state
-from steps.project.lock import ancestry, lineage
-from steps.project.store import address, connect, default, experiment, explained
 
 
 def read_test(folder: Path) -> Evaluation:
-    """An evaluation's summary; UserError where it is not of the test split."""
+    """The summary of an evaluation. UserError where it is not of the test split."""
     from steps.core.records import Evaluation
 
     summary = Evaluation.model_validate_json((folder / "summary.json").read_text())
@@ -31,16 +32,17 @@ def read_test(folder: Path) -> Evaluation:
 
 
 def publish(root: Path, adapter: Path, evaluation: Path, base_evaluation: Path, params: RegisterParams) -> str:
-    """The version of this adapter in the registry: the one that is there, else a new one. Sets the aliases.
+    """Register an adapter, unless it is registered already, and return its version. Sets the aliases.
 
-    Whether it ought to be there is not asked. The same call serves after the store was lost: DVC knows nothing of it.
+    Whether the adapter deserves it is for the caller to decide. Call it again after the store was lost: DVC does not know
+    of the store, so it would not run the stage again.
     """
     from steps.policy.adapter import adapter_hash
 
     name, trained, base = params.model, read_test(evaluation), read_test(base_evaluation)
     with explained(address(root)):
         client = connect(root)
-        from mlflow.exceptions import MlflowException  # after connect, which sets MLflow's environment
+        from mlflow.exceptions import MlflowException  # only now: `connect` sets MLflow's environment variables
 
         version = registered_version(name, adapter_hash(adapter), root)
         if version is None:
@@ -54,16 +56,16 @@ def publish(root: Path, adapter: Path, evaluation: Path, base_evaluation: Path, 
             except MlflowException as problem:
                 if problem.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            with tempfile.TemporaryDirectory() as folder:  # the adapter's hash is of its own two files
+            with tempfile.TemporaryDirectory() as folder:  # the adapter's hash covers only its own two files
                 readme = Path(folder) / "README.md"
                 readme.write_text(card.readme(f"{name}, adapter {tags['adapter_hash']}", tags, text))
                 client.log_model_artifact(model, str(readme))
             source = f"models:/{model}"
             with default(address(root)):
-                made = client.create_model_version(name, source, tags=tags, description=text, model_id=model)
-            version = str(made.version)
+                created = client.create_model_version(name, source, tags=tags, description=text, model_id=model)
+            version = str(created.version)
             links = json.loads(client.get_logged_model(model).tags.get("mlflow.modelVersions", "[]"))
-            links.append({"name": name, "version": made.version})
+            links.append({"name": name, "version": created.version})
             client.set_logged_model_tags(model, {"mlflow.modelVersions": json.dumps(links)})
         client.set_registered_model_alias(name, "challenger", version)
         if "champion" not in client.get_registered_model(name).aliases:
@@ -72,65 +74,60 @@ def publish(root: Path, adapter: Path, evaluation: Path, base_evaluation: Path, 
 
 
 def described(root: Path, adapter: Path, tags: dict[str, str], evaluations: dict[str, Evaluation], model: Any) -> str:
-    """The model card of an adapter that is registered."""
+    """The model card of an adapter."""
     report = root / "run/scenarios/contamination.json"
     checked = json.loads(report.read_text()) if report.is_file() else None
     return card.card(tags, recorded(root, adapter), evaluations, checked, model.source_run_id)
 
 
 def about(params: RegisterParams | Params) -> dict[str, str]:
-    """Tags: the task and the base policy."""
+    """The tags that name the task and the base policy."""
     policy = params.policy
     return {"task": params.task, "base_model": policy.base_model, "base_revision": str(policy.revision)}
-
-
-def registered_version(name: str, adapter_hash: str, root: Path | None = None) -> str | None:
-    """The version of model `name` that holds this adapter."""
-    root = root or Path.cwd()
-    with explained(address(root)):
-        holding = connect(root).search_model_versions(f"tags.adapter_hash = '{adapter_hash}'")
-    return min((str(one.version) for one in holding if one.name == name), key=int, default=None)
 
 
 def logged_adapter(
     client: MlflowClient, experiment_id: str, folder: Path, tags: dict[str, str], run_id: str | None = None
 ) -> tuple[str, dict[str, str]]:
-    """(id, tags) of the logged model that holds this adapter: copied once into an experiment, whoever logs it first."""
+    """(id, tags) of the logged model that holds this adapter. It is uploaded once to an experiment, by the first caller."""
     from steps.policy.adapter import adapter_hash
 
     name = adapter_hash(folder)
     tags = tags | {"adapter_hash": name}
     for model in client.search_logged_models([experiment_id], f"tags.adapter_hash = '{name}'"):
-        if str(model.status) == "READY":  # one that was interrupted stays PENDING
+        if str(model.status) == "READY":  # an upload that was interrupted leaves PENDING
             return model.model_id, tags
-    made = client.create_logged_model(experiment_id, f"adapter-{name}", run_id, tags, model_type="lora")
-    client.log_model_artifacts(made.model_id, str(folder))
-    client.finalize_logged_model(made.model_id, "READY")
-    return made.model_id, tags
+    model = client.create_logged_model(experiment_id, f"adapter-{name}", run_id, tags, model_type="lora")
+    client.log_model_artifacts(model.model_id, str(folder))
+    client.finalize_logged_model(model.model_id, "READY")
+    return model.model_id, tags
 
 
 def recorded(root: Path, adapter: Path) -> card.Recorded:
-    """What dvc.lock has of an adapter's making; nothing where it has none, or parameters of another version of the code."""
+    """What dvc.lock recorded of how an adapter was made: nothing where it does not know the adapter, and no parameters where
+    they are those of another version of the code."""
     from pydantic import ValidationError
 
     from steps.core.params import Params
 
-    found = ancestry(root, adapter)
-    updates = sorted(name for name in found if name.startswith("update@"))
+    entries = ancestry(root, adapter)
+    updates = sorted(name for name in entries if name.startswith("update@"))
     if not updates:
         return card.Recorded()
-    given: dict[str, Any] = {}
-    for name in [*sorted(found.keys() - updates), *updates]:  # of what changed on the way, the last iteration's
-        given |= (found[name].get("params") or {}).get("params.yaml") or {}
+    values: dict[str, Any] = {}
+    for name in [
+        *sorted(entries.keys() - updates),
+        *updates,
+    ]:  # the last iteration's replace those that changed on the way
+        values |= (entries[name].get("params") or {}).get("params.yaml") or {}
     try:
-        params = Params.model_validate(given)
+        params = Params.model_validate(values)
     except ValidationError:
         params = None
-    read = {dep["path"]: dep.get("md5") for dep in found[updates[-1]].get("deps", []) if dep["path"].startswith("run/")}
-    made = {out["path"]: out.get("md5") for entry in found.values() for out in entry.get("outs", [])}
-    hashes = {
-        path: md5 for path, md5 in read.items() if path.endswith(("/checkpoint", "/trajectories.parquet")) and md5
-    }
-    if md5 := made.get("run/scenarios"):
+    inputs = {dep["path"]: dep.get("md5") for dep in entries[updates[-1]].get("deps", [])}
+    outputs = {out["path"]: out.get("md5") for entry in entries.values() for out in entry.get("outs", [])}
+    kinds = ("/checkpoint", "/trajectories.parquet")
+    hashes = {path: md5 for path, md5 in inputs.items() if path.startswith("run/") and path.endswith(kinds) and md5}
+    if md5 := outputs.get("run/scenarios"):
         hashes = {"run/scenarios": md5} | hashes
     return card.Recorded(params, len(updates), hashes)

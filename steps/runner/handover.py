@@ -1,14 +1,13 @@
-"""Hand-over: gives a stage's command line to the warm worker of this project, which it starts when there is none.
+"""Hands a stage's command line over to this project's warm worker, and starts the worker if there is none.
 
     python -m steps.runner.handover --stop        # end this project's workers
 
 The worker's socket is named after the project's folder and a hash of code, packages and environment (`fingerprint`), so
-other code always meets another worker. One JSON request goes in, JSON lines come back: {"started"}, {"progress"}, {"say"},
-then {"done"} or {"error", "code"}. Nothing is imported but the standard library: four stages an iteration pay for this.
+changed code never reaches an old worker. One JSON request goes in and JSON lines come back: {"started"}, {"progress"} and
+{"say"}, then {"done"} or {"error", "code"}. Only the standard library is imported, because each iteration runs four stages.
 
-Not here: running a stage (steps/runner/stage.py), serving (steps/runner/worker.py). Not covered by the hash: modules
-outside steps/ and
-environments/ (see `extra_paths`), and edits inside an installed package that leave its version as it was.
+Not here: running a stage (steps/runner/stage.py), serving (steps/runner/worker.py). The hash does not cover modules outside
+steps/ and environments/ (see `extra_paths`), nor edits inside an installed package that keep its version.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from typing import TYPE_CHECKING
 from steps.core.errors import UserError
 
 if TYPE_CHECKING:
-    import subprocess  # else only when a worker is started
+    import subprocess  # at run time only when a worker is started
 
 START_SECONDS = 120
-STALE = 75  # the worker's exit code when code or environment changed while it started
+STALE = 75  # exit code of a worker whose code or environment changed while it started
 LOG = Path(".flywheel/worker.log")
 _KEYED = "VLLM_ OMP_ MKL_ KMP_ CUDA_ NCCL_ TORCH PYTORCH_ HF_ TRANSFORMERS_ TOKENIZERS_ RAY_ MLFLOW_ LANGFUSE_ WANDB_"
 KEYED = (*_KEYED.split(), "OPENAI_", "PYTHONPATH", "PYTHONHASHSEED", "LD_", "FLYWHEEL_")
@@ -54,13 +53,13 @@ def environment() -> dict[str, str]:
 
 
 def extra_paths() -> list[Path]:
-    """Further files that the worker's hash covers. The place for a user's own environment module, named in params.yaml
-    and living outside the tree: until it is listed here, edits to it reach a running worker only after `--stop`."""
+    """Further files that the worker's hash covers. List here an environment module of your own that params.yaml names and
+    that is outside the tree; otherwise edits to it reach a running worker only after `--stop`."""
     return []
 
 
 def fingerprint() -> str:
-    """Hash of all that a stage's result may depend on and that a running process cannot take up anew. About 2 ms."""
+    """Hash of all that a stage's result may depend on and that a running process cannot load again. Takes about 2 ms."""
     digest = hashlib.blake2b(digest_size=12)
 
     def add(*parts: object) -> None:
@@ -78,7 +77,7 @@ def fingerprint() -> str:
 
 
 def socket_folder() -> Path:
-    """A folder that only this user can open; refuses one that others could have prepared."""
+    """A folder that only this user can open. UserError where others could have prepared or could open it."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime and os.access(runtime, os.W_OK | os.X_OK) and len(os.fsencode(runtime)) < 40:
         folder = Path(runtime) / "agent-flywheel"
@@ -117,7 +116,7 @@ def dial(path: Path) -> socket.socket | None:
 
 
 def take_lock(path: Path) -> int | None:
-    """Descriptor of the lock that belongs to a socket, or None while somebody else has it. A worker holds it for life."""
+    """Descriptor of the lock that belongs to a socket, or None while another process has it. A worker keeps its lock."""
     lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,7 +137,7 @@ def tidy(path: Path, lock: int | None) -> None:
 
 
 def _connect() -> socket.socket:
-    """A connection to the right worker, started here if there is none. Two clients at a time start one worker."""
+    """A connection to the right worker, which is started if there is none. Two clients at the same time start only one."""
     path, process, deadline = socket_path(), None, time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if connection := dial(path):
@@ -147,7 +146,7 @@ def _connect() -> socket.socket:
         if lock is not None:
             if process is None:
                 process = _start(path, lock)
-            os.close(lock)  # a worker that was started holds it now, through its own copy
+            os.close(lock)  # a worker that was started holds it through a copy of its own
         if process is not None and process.poll() == STALE:
             return _connect()
         if process is not None and process.poll() is not None:
@@ -157,7 +156,7 @@ def _connect() -> socket.socket:
 
 
 def _start(path: Path, lock: int) -> subprocess.Popen:
-    """Start a worker that outlives this process and its terminal."""
+    """Start a worker that goes on when this process and its terminal end."""
     import subprocess
 
     LOG.parent.mkdir(exist_ok=True)
@@ -186,9 +185,9 @@ def log_tail(lines: int = 15) -> str:
 
 
 def hand_over(module: str, function: str, arguments: dict, show: Callable[[dict], None]) -> float:
-    """Have the worker run a stage; returns its seconds, raises UserError or WorkerError.
+    """Have the worker run a stage, and return the seconds it took. Raises UserError or WorkerError.
 
-    A worker that ends before it took the request (idle, other code) is replaced by another, silently."""
+    A worker that ends before it has taken the request (idle, or the code changed) is replaced without a message."""
     try:
         idle = float(os.environ.get("FLYWHEEL_IDLE_SECONDS", "120"))
     except ValueError:
@@ -211,7 +210,7 @@ def hand_over(module: str, function: str, arguments: dict, show: Callable[[dict]
 
 
 def _converse(connection: socket.socket, request: bytes, show: Callable[[dict], None]) -> dict | None:
-    """The worker's last word: {"done"} or {"error"}, {} if it died in mid-stage, None if it never took the request."""
+    """The worker's last message: {"done"} or {"error"}; {} if it died during the stage, None if it took no request."""
     answer = None
     try:
         connection.sendall(request)
@@ -227,7 +226,7 @@ def _converse(connection: socket.socket, request: bytes, show: Callable[[dict], 
     except ConnectionError:
         pass
     except KeyboardInterrupt:
-        if answer is not None:  # the worker ends itself; stay until it has cleaned up, for at most 3 s
+        if answer is not None:  # the worker ends itself; wait up to 3 s for it to clean up
             connection.shutdown(socket.SHUT_WR)
             connection.settimeout(3)
             with contextlib.suppress(OSError):
@@ -238,9 +237,9 @@ def _converse(connection: socket.socket, request: bytes, show: Callable[[dict], 
 
 
 def _lines(connection: socket.socket) -> Iterator[dict]:
-    rest = b""
+    unfinished = b""
     while data := connection.recv(65536):
-        *lines, rest = (rest + data).split(b"\n")
+        *lines, unfinished = (unfinished + data).split(b"\n")
         yield from map(json.loads, lines)
 
 
@@ -251,7 +250,7 @@ def peer(connection: socket.socket) -> tuple[int, int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not yet collected by its parent does not."""
+    """Whether a process runs. One that has ended and that its parent has not collected yet does not."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -262,20 +261,20 @@ def alive(pid: int) -> bool:
 
 
 def worker_pids(root: Path) -> dict[Path, int]:
-    """Socket -> process id of every worker of this project folder that answers; removes sockets of dead ones."""
-    found = {}
+    """Socket -> process id of every worker of this project folder that answers. Removes the sockets of dead workers."""
+    pids = {}
     for lock in sorted(socket_folder().glob(f"{_root_hash(root)}-*.lock")):
         path = lock.with_suffix(".sock")
         if connection := dial(path):
             with connection:
-                found[path] = peer(connection)[0]
+                pids[path] = peer(connection)[0]
         else:
             tidy(path, take_lock(path))
-    return found
+    return pids
 
 
 def stop_workers(root: Path) -> int:
-    """End every worker of this project folder at once, in mid-stage too; returns how many there were."""
+    """End every worker of this project folder at once, even during a stage, and return how many there were."""
     pids = list(worker_pids(root).values())
     for number, patience in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 2.0)):
         for pid in filter(alive, pids):
@@ -284,7 +283,7 @@ def stop_workers(root: Path) -> int:
         deadline = time.monotonic() + patience
         while any(map(alive, pids)) and time.monotonic() < deadline:
             time.sleep(0.01)
-    worker_pids(root)  # removes what a killed one left
+    worker_pids(root)  # removes the sockets of those that were killed
     return len(pids)
 
 

@@ -1,4 +1,4 @@
-"""A stage's outputs: under temporary names until they are whole, then renamed."""
+"""A stage's outputs have temporary names until all are complete; then they are renamed."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from steps.runner import handover
 
 
 class Outputs:
-    """The outputs of one running stage: under temporary names until the `with` block has ended well, then renamed."""
+    """The outputs of one running stage, under temporary names. When the `with` block ends without an error they are renamed;
+    otherwise they are removed, and earlier outputs stay."""
 
     def __init__(self, finals: dict[str, Path], inputs: list[Path]) -> None:
-        self.lock = threading.Lock()  # a stage's outputs are put in place or abandoned, never both
+        self.lock = threading.Lock()  # outputs are either put in place or abandoned
         for name, final in finals.items():
             others = [Path.cwd(), *inputs, *(p for other, p in finals.items() if other != name)]
             if hit := next((p for p in others if p.resolve().is_relative_to(final.resolve())), None):
                 raise errors.UserError(f"--{name}: {final} would replace {hit}; give it a path of its own")
-        self.finals = {name: final.absolute() for name, final in finals.items()}  # a stage may change the folder
+        self.finals = {
+            name: final.absolute() for name, final in finals.items()
+        }  # absolute: a stage may change the current folder
         self.temporary = {name: p.with_name(f".tmp-{os.getpid()}.{p.name}") for name, p in self.finals.items()}
         self.made = [parent for p in self.finals.values() for parent in p.parents if not parent.exists()]
 
     def __enter__(self) -> Outputs:
         for final in self.finals.values():
             final.parent.mkdir(parents=True, exist_ok=True)
-            for path in final.parent.iterdir():  # what killed processes left
-                left = re.fullmatch(rf"\.(?:tmp|old)-(\d+)\.{re.escape(final.name)}", path.name)
-                if left and (int(left[1]) == os.getpid() or not handover.alive(int(left[1]))):
+            for path in final.parent.iterdir():
+                leftover = re.fullmatch(rf"\.(?:tmp|old)-(\d+)\.{re.escape(final.name)}", path.name)
+                if leftover and ((pid := int(leftover[1])) == os.getpid() or not handover.alive(pid)):
                     _remove_or_restore(path, final)
         return self
 
@@ -57,17 +60,17 @@ class Outputs:
                 _remove_or_restore(aside, final)
 
     def discard(self) -> None:
-        """Remove what is unfinished; tried again, because the stage may still be writing in another thread."""
+        """Remove unfinished outputs. This is tried 20 times, because the stage may still be writing in another thread."""
         for name, path in self.temporary.items():
             for _ in range(20):
                 _remove_or_restore(path, self.finals[name])
         for parent in self.made:
-            with contextlib.suppress(OSError):  # not empty: it holds results
+            with contextlib.suppress(OSError):  # not empty: it holds other results
                 parent.rmdir()
 
 
 def _remove_or_restore(path: Path, final: Path) -> None:
-    """Remove a leftover; an old result that was moved aside goes back if nothing has taken its place."""
+    """Remove a leftover, unless it is an old result that was moved aside and has no successor: that is moved back."""
     if path.name.startswith(".old-") and os.path.lexists(path) and not os.path.lexists(final):
         path.rename(final)
     elif path.is_dir() and not path.is_symlink():
@@ -75,5 +78,5 @@ def _remove_or_restore(path: Path, final: Path) -> None:
     else:
         try:
             path.unlink(missing_ok=True)
-        except IsADirectoryError:  # made by the stage, in its thread, since we looked
+        except IsADirectoryError:  # the stage, in its own thread, has just made a folder of that name
             shutil.rmtree(path, ignore_errors=True)

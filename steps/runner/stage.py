@@ -1,12 +1,13 @@
-"""Stage runner: turns a plain function into a command whose outputs appear whole or not at all.
+"""Stage runner: turns a plain function into a command whose outputs appear complete or not at all.
 
 A stage is a function of paths and parameters, `def rollout(scenarios: Input, trajectories: Output, params: RolloutParams)`,
 and its module ends with `if __name__ == "__main__": main(rollout)`. `python -m steps.rollout --help` lists the options.
 
-Not here: what stages do, seeds, staleness (DVC decides), Prefect. Importing this costs a few milliseconds and must stay so:
-the standard library alone, and what only a running stage needs is imported when one runs. Set FLYWHEEL_WORKER=off to run
-a stage in the process itself instead of the warm worker (steps/runner/worker.py); `accelerate launch` does so too, and
-what its other processes (RANK above 0) write is thrown away.
+FLYWHEEL_WORKER=off runs a stage in this process and not in the warm worker (steps/runner/worker.py). So does `accelerate
+launch`; what its other processes (RANK above 0) write is thrown away.
+
+Not here: what stages do, seeds, staleness (DVC decides), Prefect. Importing this module must stay a matter of milliseconds:
+it imports only the standard library, and what a running stage needs is imported when one runs.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from typing import TYPE_CHECKING
 from steps.core.errors import UserError
 from steps.core.files import write_json
 from steps.core.progress import report_to, take_measurements
-from steps.core.terminal import Display, exit_code
+from steps.core.terminal import ProgressDisplay, exit_code
 
 if TYPE_CHECKING:
     from steps.runner.outputs import Outputs
 
 Input = Path  # exists before the stage runs
-Output = Path  # a temporary name beside the final one; the stage makes a file or a directory of it
+Output = Path  # a temporary name next to the final one, where the stage makes a file or a directory
 
 SCALARS = {"str": str, "int": int, "float": float, "bool": bool}
 MAKERS = {"scenarios": "scenarios", "trajectories": "rollout", "rewards": "score", "evaluation": "evaluate"}
@@ -36,7 +37,9 @@ MAKERS |= {"successes": "score (at first initialise)"}
 
 
 def signature(function: Callable) -> dict[str, tuple[str, bool, object]]:
-    """Name -> (annotation, required, default); `X | None` counts as X. Does without `inspect`, which costs 10 ms."""
+    """Name -> (annotation, required, default); `X | None` counts as X. TypeError for other annotations than a stage takes.
+
+    `inspect` is not used, because importing it takes 10 ms."""
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     defaults = dict(zip(reversed(names[: code.co_argcount]), reversed(function.__defaults__ or ()), strict=False))
@@ -53,7 +56,7 @@ def signature(function: Callable) -> dict[str, tuple[str, bool, object]]:
 
 
 def parse(function: Callable, module: str, words: list[str]) -> dict[str, object]:
-    """The command line as {parameter: value}; `--params` stands for every parameter that is a <Name>Params."""
+    """The command line as {parameter: value}. `--params` stands for the parameter that is a <Name>Params."""
     import argparse
 
     about = (sys.modules[function.__module__].__doc__ or function.__doc__ or "").strip().split("\n\n")[0]
@@ -77,7 +80,7 @@ def parse(function: Callable, module: str, words: list[str]) -> dict[str, object
 
 
 def main(function: Callable, warm: bool = True) -> None:
-    """Run the command line for a stage, in the warm worker or (`warm=False`, FLYWHEEL_WORKER=off) here; exits."""
+    """Run a stage's command line in the warm worker or (`warm=False`, FLYWHEEL_WORKER=off) in this process, and exit."""
     spec = sys.modules["__main__"].__spec__
     module = function.__module__ if function.__module__ != "__main__" or spec is None else spec.name
     arguments = parse(function, module, sys.argv[1:])
@@ -94,7 +97,7 @@ def main(function: Callable, warm: bool = True) -> None:
         code = 130
     if warm:
         sys.stdout.flush()
-        os._exit(code)  # taking the interpreter down costs 6 ms, and a client has nothing to clean up
+        os._exit(code)  # an ordinary exit takes 6 ms, and a client has nothing to clean up
     sys.exit(code)
 
 
@@ -104,23 +107,24 @@ def is_warm() -> bool:
 
 
 def command(module: str, name: str, arguments: dict, warm: bool) -> int:
-    """Run a stage for a person, or a flow: shows how far it is, explains an error; returns the exit code."""
-    show = Display(module.rpartition(".")[2])
+    """Run a stage for a person or a flow: show its progress, explain an error, and return the exit code."""
+    display = ProgressDisplay(module.rpartition(".")[2])
 
     def stage() -> None:
         if warm:
             from steps.runner import handover
 
-            handover.hand_over(module, name, arguments, show)
+            handover.hand_over(module, name, arguments, display)
         else:
-            report_to(show if os.environ.get("RANK", "0") == "0" else lambda _: None)
+            report_to(display if os.environ.get("RANK", "0") == "0" else lambda _: None)
             run(find(module, name), arguments)
 
-    return exit_code(stage, show)
+    return exit_code(stage, display)
 
 
 def find(module: str, name: str) -> Callable:
-    """The stage function by its real name, never by `__main__`, so that the warm and the cold way run the same object."""
+    """The stage function of a module by its real name, so that worker and command run the same object. UserError where
+    there is none."""
     if module.partition(".")[0] not in ("steps", "environments"):
         raise UserError(f"{module} is no stage: only modules of steps and environments are run")
     from importlib import import_module
@@ -133,18 +137,18 @@ def find(module: str, name: str) -> Callable:
 
 def run(function: Callable, arguments: dict) -> float:
     """Run a stage; returns the seconds that its function took."""
-    return Run(function, arguments).execute()
+    return StageRun(function, arguments).execute()
 
 
-class Run:
-    """One run of a stage in this process. Its outputs are renamed into place only when the stage has returned."""
+class StageRun:
+    """One run of a stage in this process. Its outputs get their final names only when the stage has returned."""
 
     def __init__(self, function: Callable, arguments: dict) -> None:
         self.function, self.arguments = function, arguments
         self.outputs: Outputs | None = None  # while the stage's function runs
 
     def execute(self) -> float:
-        """Call the stage's function; returns the seconds that it took. UserError where an input does not exist."""
+        """Call the stage's function, and return the seconds it took. UserError where an input does not exist."""
         from steps.runner.outputs import Outputs
 
         values, inputs, finals = self._values()
@@ -154,7 +158,7 @@ class Run:
 
             spare = Path(tempfile.mkdtemp(prefix="flywheel-"))
             finals = {name: spare / name for name in finals}
-        take_measurements()  # of a stage that failed
+        take_measurements()  # drops those of a stage that failed before
         try:
             with Outputs(finals, inputs) as outputs:
                 self.outputs = outputs
@@ -202,7 +206,7 @@ class Run:
                 write_json(timings / f"{final.stem}.turns.json", turns)
 
     def abandon(self) -> None:
-        """For another thread, just before the process ends: remove what the stage has written so far."""
+        """Remove what the stage has written so far. Another thread calls this just before the process ends."""
         outputs = self.outputs
         if outputs is not None:
             outputs.lock.acquire()  # never released: from here on nothing can be put in place
@@ -210,7 +214,7 @@ class Run:
 
 
 def existing(name: str, path: Path) -> Path:
-    """The path of an input. UserError that says which stage makes it, where it does not exist."""
+    """The path of an input. UserError, which names the stage that makes it, where it does not exist."""
     if not path.exists():
         maker = MAKERS.get(name.rpartition("_")[2])
         advice = f"it is made by the stage {maker}: run that first, or `dvc repro`" if maker else "check the path"

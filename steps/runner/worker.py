@@ -1,10 +1,10 @@
-"""Warm worker: the process in which stages run, one after the other, so that heavy imports are paid once.
+"""The warm worker: a process in which stages run one after another, so that large packages are imported only once.
 
-The first stage's command starts it (steps/runner/handover.py); `python -m steps.runner.worker` starts one by hand, to see
-its output. It ends by itself after FLYWHEEL_IDLE_SECONDS (120) without work, on SIGTERM, or when the code or the environment
-are no longer those it began with. If the client of the running stage goes away, the process ends at once, because the stage
-may sit in a C++ loop that nothing else interrupts. It runs only functions of steps.* and environments.*, and only for the
-user who started it.
+The first stage's command starts it (steps/runner/handover.py); `python -m steps.runner.worker` starts one by hand, to show
+its output. It ends after FLYWHEEL_IDLE_SECONDS (120) without work, on SIGTERM, or when the code or the environment differs
+from what it started with. If the client of the running stage goes away, the process ends at once, because the stage may be
+in a C++ loop that nothing else interrupts. It runs only functions of steps.* and environments.*, and only for the user who
+started it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Worker:
-    """Serves one socket from its main thread; while a stage runs, a second one watches for signals and the client's end."""
+    """Serves one socket from its main thread. While a stage runs, a second thread watches for signals and for the client's
+    end."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path, self.lock, self.idle = path, lock, 120.0
         self.connection: socket.socket | None = None
-        self.run: stage.Run | None = None  # the stage that runs
+        self.run: stage.StageRun | None = None  # while a stage runs
         mask = os.umask(0o077)
-        path.unlink(missing_ok=True)  # left by a dead worker: the lock is ours
+        path.unlink(missing_ok=True)  # a dead worker left it: this process holds the lock
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.bind(str(path))
         self.listener.listen(128)
         os.umask(mask)
-        # No signal may meet a child that still writes to our pipe: it would end us.
+        # A forked child must get no signal while it still shares the pipe: it would write to it, and this process would end.
         os.register_at_fork(
             before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ENDING),
             after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING),
@@ -55,7 +56,7 @@ class Worker:
         os.set_blocking(self.signalled, False)
 
     def _let_go(self) -> None:
-        """In a child that a stage forks: it keeps neither socket nor lock beyond the worker's life, nor its signals."""
+        """In a child that a stage forks: give up the worker's signals, socket and lock, so that they end with the worker."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -67,18 +68,19 @@ class Worker:
             self.connection.close()
 
     def _catch_signals(self) -> None:
-        """SIGTERM and SIGINT write to a pipe even while the main thread is in C++; a stage may have changed that."""
+        """Have SIGTERM and SIGINT write to a pipe, which works even while the main thread is in C++. This is done before
+        each request, because a stage may have changed it."""
         for number in ENDING:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self.signalled, warn_on_full_buffer=False)
 
-    def _told_to_end(self) -> bool:
+    def _has_end_signal(self) -> bool:
         with contextlib.suppress(BlockingIOError):
             return any(number in ENDING for number in os.read(self.signals, 100))
         return False
 
     def _watch(self, connection: socket.socket, finished: threading.Event) -> None:
-        """In a thread of its own while a stage runs: end the process when told to, or when nobody wants the result."""
+        """Runs in a thread of its own while a stage runs: ends the process on a signal, or when the client has gone."""
         watched = select.poll()
         watched.register(connection, select.POLLIN | select.POLLRDHUP)
         watched.register(self.signals, select.POLLIN)
@@ -88,13 +90,13 @@ class Worker:
                 return  # a signal stays in the pipe for the main thread
             if connection.fileno() in ready:
                 self.end("the client has gone", 130)
-            if self._told_to_end():
-                self.end("told to", 143)
+            if self._has_end_signal():
+                self.end("a signal", 143)
 
     def end(self, why: str, code: int) -> None:
-        """End at once, from whatever thread: the running stage's unfinished outputs go, then the socket.
+        """End the process at once, from any thread: remove the running stage's unfinished outputs, then the socket.
 
-        Whatever goes wrong with that, it ends: the stage's thread waits for the outputs' lock, and clients for the stage."""
+        It ends even if that fails: else the stage's thread would wait for the outputs' lock, and clients for the stage."""
         try:
             if self.run is not None:
                 self.run.abandon()
@@ -107,7 +109,7 @@ class Worker:
             os._exit(code)
 
     def serve(self) -> None:
-        """Until idle, told to end, retired or outdated. Then an ordinary exit, with 5 s for whatever libraries do there."""
+        """Serve until idle, ended by a signal, replaced or outdated. Libraries then have 5 s for what they do at exit."""
         why, since = "", time.monotonic()
         while not why:
             self._catch_signals()
@@ -115,8 +117,8 @@ class Worker:
             ready = select.select(waiting, [], [], max(0, since + self.idle - time.monotonic()))[0]
             if not ready:
                 why = f"idle for {self.idle:g} s"
-            elif self.signals in ready and self._told_to_end():
-                why = "told to"
+            elif self.signals in ready and self._has_end_signal():
+                why = "a signal"
             elif self.listener in ready:
                 self.connection = self.listener.accept()[0]
                 with self.connection, contextlib.suppress(ConnectionError, TimeoutError):
@@ -128,7 +130,7 @@ class Worker:
         signal.alarm(5)
 
     def _request(self, connection: socket.socket) -> dict | None:
-        """What the client wants; None if it went away while it waited, or only asked who is here."""
+        """The client's request; None if the client went away while it waited, or only asked for the worker's process id."""
         if handover.peer(connection)[1] != os.getuid():
             return None
         connection.settimeout(10)
@@ -147,7 +149,7 @@ class Worker:
         return None
 
     def _answer(self, connection: socket.socket, request: dict) -> str:
-        """Serve one request; returns why the worker should end now, if it should."""
+        """Serve one request, and return the reason why the worker should end now; empty where it should go on."""
         if request == RETIRE:
             return "another worker took over"
         sending = threading.Lock()
@@ -175,13 +177,13 @@ class Worker:
         return "" if handover.socket_path() == self.path else "code or environment changed"
 
     def _run(self, request: dict, send: Callable[[dict], None]) -> dict:
-        """Run one stage as its client would have: with its environment variables and umask, put back afterwards."""
+        """Run a stage with the client's environment variables and umask, and return the answer. Both are put back."""
         before, folder, mask = dict(os.environ), Path.cwd(), os.umask(request["umask"])
         _log(f"{request['module']} {json.dumps(request['arguments'])}")
         progress.report_to(send)
         try:
             _set_environment(request["environment"])
-            self.run = stage.Run(stage.find(request["module"], request["function"]), request["arguments"])
+            self.run = stage.StageRun(stage.find(request["module"], request["function"]), request["arguments"])
             seconds = self.run.execute()
             _log(f"{request['module']} took {seconds:.3f} s")
             return {"done": seconds}
@@ -200,10 +202,10 @@ class Worker:
             os.umask(mask)
 
 
-def _set_environment(wanted: dict[str, str]) -> None:
-    for name in set(os.environ) - set(wanted):
+def _set_environment(variables: dict[str, str]) -> None:
+    for name in set(os.environ) - set(variables):
         del os.environ[name]
-    for name, value in wanted.items():
+    for name, value in variables.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
 
@@ -214,10 +216,11 @@ def _log(text: str) -> None:
 
 
 def main(words: list[str]) -> int:
-    """`words`: the socket that the client waits for and the lock that it passes on; none when started by hand."""
+    """Run the worker, and return the exit code. `words` are the socket that the client waits for and the lock that it passes
+    on; there are none when the worker is started by hand."""
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # the log's end is shown when the worker dies
+        sys.stdout.reconfigure(line_buffering=True)  # complete lines: the end of the log is shown when the worker dies
     path = handover.socket_path()
     if words and words[0] != str(path):
         os.close(int(words[1]))

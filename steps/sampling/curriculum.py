@@ -1,13 +1,13 @@
-"""Curriculum: scenarios that were too easy or too hard lately are sampled less.
+"""Curriculum: scenarios that were too easy or too hard lately are sampled less often.
 
-Where all attempts at a scenario end alike, comparing them teaches nothing. What counts is measured in this run: the stage
-score hands on run/NNN/successes.json, attempts and successes by scenario for each iteration so far (initialise writes the
-first, empty one), and the next iteration's rollout reads it. A scenario that was attempted within the window is judged by
-its own share of successes; any other by its slice's, which are the scenarios with the same kind and difficulty where its
-data has them; without either its weight is 1. No weight is 0, so that what was too hard comes back.
+Where all attempts at a scenario end in the same way, comparing them teaches nothing. The weights follow from this run: the
+stage score writes run/NNN/successes.json, the attempts and successes by scenario for each iteration so far (initialise
+writes the first, empty one), and the next iteration's rollout reads it. A scenario that was attempted within the window is
+judged by its own share of successes. Any other is judged by its slice: the scenarios of the same kind and difficulty, where
+the data has them. Without either its weight is 1. No weight is 0, so that scenarios that were too hard come back.
 
-What is left out: attempts that could not be scored, which say nothing of the scenario, and a promise that every scenario
-is played before any is played again, which rollout gives without a curriculum.
+Left out: attempts that could not be scored, which say nothing about the scenario. And unlike rollout without a curriculum,
+this does not promise that every scenario is played before any is played again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from steps.core.params import Curriculum
     from steps.core.records import Reward
 
-KEPT = 50  # iterations in the file, and so the widest window: it does not grow without end
+KEPT = 50  # most iterations in the file, and therefore the widest window
 
 Counts = Mapping[str, Sequence[int]]  # scenario id -> (attempts, successes)
 
 
 class Standing(NamedTuple):
-    """What is known of a scenario within the window, and how likely it is therefore to be drawn."""
+    """A scenario's attempts and successes within the window, and the weight with which it is drawn."""
 
     id: str
     slice: str | None
@@ -38,7 +38,7 @@ class Standing(NamedTuple):
 
 
 def extend(history: Sequence[Counts], rewards: Iterable[Reward]) -> list[Counts]:
-    """The history, oldest first, with an iteration more."""
+    """The history, oldest first, with one more iteration."""
     counts: dict[str, list[int]] = {}
     for reward in rewards:
         if reward.score is not None:
@@ -57,21 +57,21 @@ def weigh(scenarios: Sequence[Scenario], history: Sequence[Counts], settings: Cu
     for scenario in scenarios:
         if (part := slice_of(scenario)) is not None and scenario.id in own:
             _add(slices, part, own[scenario.id])
-    made = []
+    standings = []
     for scenario in scenarios:
         part = slice_of(scenario)
         judged_by = "scenario" if scenario.id in own else "slice" if part in slices else None
         attempts, successes = own[scenario.id] if judged_by == "scenario" else slices.get(part or "", [0, 0])
         extreme = judged_by is not None and not settings.low <= successes / attempts <= settings.high
         weight = settings.floor if extreme else 1.0
-        made.append(Standing(scenario.id, part, attempts, successes, judged_by, weight))
-    return made
+        standings.append(Standing(scenario.id, part, attempts, successes, judged_by, weight))
+    return standings
 
 
 def slice_of(scenario: Scenario) -> str | None:
-    """Kind and difficulty, as far as the data has them."""
-    known = [f"{key} {scenario.data[key]}" for key in ("kind", "difficulty") if key in scenario.data]
-    return ", ".join(known) or None
+    """Kind and difficulty of a scenario, where its data has them."""
+    parts = [f"{key} {scenario.data[key]}" for key in ("kind", "difficulty") if key in scenario.data]
+    return ", ".join(parts) or None
 
 
 def _add(totals: dict[str, list[int]], name: str, counts: Sequence[int]) -> None:
@@ -80,8 +80,8 @@ def _add(totals: dict[str, list[int]], name: str, counts: Sequence[int]) -> None
 
 
 def draw(standings: Sequence[Standing], count: int, iteration: int, seed: int) -> list[int]:
-    """Places of `count` different scenarios, each next one drawn by weight among those that are left: the first to ring of
-    exponential clocks, whose rates are the weights. The same seed and iteration give the same places."""
+    """Places of `count` different scenarios, drawn by weight without replacement. The same seed and iteration give the same
+    places. (Each scenario has an exponential clock whose rate is its weight; the first `count` to ring are drawn.)"""
     rng = random.Random(f"curriculum {seed} {iteration}")
     rings = [rng.expovariate(standing.weight) for standing in standings]
     return sorted(range(len(standings)), key=rings.__getitem__)[:count]

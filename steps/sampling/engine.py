@@ -1,11 +1,11 @@
-"""vLLM in this process: one engine, kept for the life of the process, that samples token by token ids.
+"""vLLM in this process: one engine, kept for the life of the process, that takes token ids and returns token ids.
 
-Left out on purpose: text in or out, per-request seeds (vLLM's CPU sampler has none: a batch is seeded as a whole), and any
-server. Same batch, same seed, same adapter: same tokens and logprobs, in a fresh process and in a warm one.
+Left out on purpose: text, seeds per request (vLLM's CPU sampler has none: a batch is seeded as a whole), and any server. The
+same batch, seed and adapter give the same tokens and logprobs, in a fresh process and in a warm one.
 
     sampler = engine.sampler(policy, adapter, temperature=1.0, max_tokens=64, seed=1)
     sampler.submit(0, prompt_ids)
-    while sampler.pending: for done in sampler.step(): …
+    while sampler.pending: for sampled in sampler.step(): …
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from steps.policy.machine import before_training, cores
 if TYPE_CHECKING:
     from steps.core.params import Policy
 
-_engines: dict[str, Engine] = {}  # at most one
-COPIES = Path(".flywheel/adapters")  # of the adapters in use, by process and content hash
+# The engine of this process, by policy; at most one. Global, because stages are plain functions, and a warm process keeps
+# its engine from one stage to the next instead of starting another.
+_engines: dict[str, Engine] = {}
+COPIES = Path(".flywheel/adapters")  # copies of the adapters in use, by process and content hash
 
 
 class Sampled(NamedTuple):
@@ -38,19 +40,19 @@ class Sampled(NamedTuple):
 
 
 class Engine:
-    """vLLM's LLMEngine and what it was made for."""
+    """vLLM's LLMEngine for one policy."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.folder = COPIES.absolute() / str(os.getpid())
-        self.known: dict[str, int] = {}
+        self.lora_ids: dict[str, int] = {}  # by adapter hash
         self.asleep = False
         self.llm = self._start()
 
     def _start(self) -> Any:
-        for left in COPIES.glob("*"):  # by processes that are gone
-            if not Path(f"/proc/{left.name}").exists() or left == self.folder:
-                shutil.rmtree(left)
+        for folder in COPIES.glob("*"):  # clear what ended processes left there
+            if not Path(f"/proc/{folder.name}").exists() or folder == self.folder:
+                shutil.rmtree(folder)
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores())))
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -64,7 +66,7 @@ class Engine:
             from steps.sampling import lora_cpu
 
             lora_cpu.use()
-        load_tokenizer(self.policy)  # an unknown model fails here in one sentence, not deep inside the engine
+        load_tokenizer(self.policy)  # an unknown model fails here with a sentence, not deep inside the engine
         with explained(self.policy):
             layers = adapted_layers(AutoConfig.from_pretrained(self.policy.base_model, revision=self.policy.revision))
         if layers and not on_gpu:
@@ -93,18 +95,18 @@ class Engine:
             return LLMEngine.from_engine_args(arguments)
 
     def lora(self, adapter: Path) -> Any:
-        """A request for this adapter. Name and path hold its content hash: vLLM caches by them."""
+        """A request for this adapter. Its name and path contain its content hash, because vLLM caches by them."""
         from vllm.lora.request import LoRARequest
 
         name = adapter_hash(adapter)
         path = self.folder / name
-        if name not in self.known:
-            self.known[name] = len(self.known) + 1
+        if name not in self.lora_ids:
+            self.lora_ids[name] = len(self.lora_ids) + 1
             shutil.copytree(adapter, path)
-        return LoRARequest(name, self.known[name], str(path))
+        return LoRARequest(name, self.lora_ids[name], str(path))
 
     def sleep(self) -> None:
-        """Give the GPU's memory to the trainer."""
+        """Free the GPU's memory for the trainer."""
         if self.llm.vllm_config.model_config.enable_sleep_mode and not self.asleep:
             self.llm.sleep(level=1)
             self.asleep = True
@@ -115,7 +117,7 @@ class Engine:
             self.asleep = False
 
 
-class Sampler:
+class EngineSampler:
     """A batch of requests to one adapter with one set of sampling parameters."""
 
     def __init__(
@@ -133,7 +135,7 @@ class Sampler:
             temperature=temperature,
             max_tokens=max_tokens,
             stop_token_ids=[stop],
-            ignore_eos=True,  # the template's own end of turn decides
+            ignore_eos=True,  # a turn ends with the template's token, not with the model's
             logprobs=0 if temperature > 0 else None,
             detokenize=False,
         )
@@ -144,31 +146,31 @@ class Sampler:
         return len(self.keys)
 
     def submit(self, key: int, prompt_ids: list[int]) -> None:
-        """Queue one turn; `key` comes back with it."""
+        """Queue one turn; its result has the same `key`."""
         self.keys[str(key)] = key
         prompt: Any = {"prompt_token_ids": prompt_ids}
         self.engine.add_request(str(key), prompt, self.sampling, lora_request=self.lora)
 
     def step(self) -> list[Sampled]:
-        """One engine step; the turns that it finished, in the order of their keys."""
-        done = []
+        """Make one engine step; returns the turns that it finished, in the order of their keys."""
+        finished = []
         for output in self.engine.step():
             if not output.finished:
                 continue
             [best] = output.outputs
             ids = tuple(best.token_ids)
-            logprobs = tuple(found[token].logprob for token, found in zip(ids, best.logprobs or (), strict=False))
-            done.append(Sampled(self.keys.pop(output.request_id), ids, logprobs, str(best.finish_reason)))
-        return sorted(done)
+            logprobs = tuple(values[token].logprob for token, values in zip(ids, best.logprobs or (), strict=False))
+            finished.append(Sampled(self.keys.pop(output.request_id), ids, logprobs, str(best.finish_reason)))
+        return sorted(finished)
 
 
-def sampler(policy: Policy, adapter: Path, temperature: float, max_tokens: int, stop: int, seed: int) -> Sampler:
-    """A sampler on this process's engine, which is started if need be. Temperature 0 is greedy."""
-    return Sampler(get(policy), adapter, temperature, max_tokens, stop, seed)
+def sampler(policy: Policy, adapter: Path, temperature: float, max_tokens: int, stop: int, seed: int) -> EngineSampler:
+    """A sampler on this process's engine, which is started if necessary. Temperature 0 is greedy."""
+    return EngineSampler(get(policy), adapter, temperature, max_tokens, stop, seed)
 
 
 def get(policy: Policy) -> Engine:
-    """The engine of this policy."""
+    """The engine of this policy. FreshProcessNeeded where this process has another policy's engine."""
     key = policy.model_dump_json()
     if key not in _engines:
         if _engines:
@@ -180,5 +182,5 @@ def get(policy: Policy) -> Engine:
 
 
 def _allowed_rank(rank: int) -> int:
-    """vLLM takes these values alone for its largest rank."""
+    """The smallest rank at or above `rank` that vLLM accepts as its largest."""
     return next(allowed for allowed in (8, 16, 32, 64, 128, 256, 320, 512) if allowed >= rank)

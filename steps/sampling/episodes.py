@@ -1,18 +1,19 @@
-"""Plays episodes with continuous batching: an episode whose turn is done gets its next request at once.
+"""Plays episodes with continuous batching: as soon as a turn is finished, its episode gets its next request.
 
-Nobody waits for the slowest, and nothing is re-tokenised: a prompt is the tokens so far and the suffix of the observation.
-An episode that fails is recorded with its error, not dropped.
+No episode waits for the slowest one, and nothing is tokenised twice: a prompt is the tokens so far, then those that the
+observations add. An episode that fails is recorded with its error; it is never dropped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from environments.base import Env, Scenario
+from environments.base import Env, Message, Scenario
+from steps.core.errors import UserError
 from steps.core.progress import measure_turns, progress
 from steps.core.records import StopReason, Trajectory, Turn
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Sampler(Protocol):
-    """Who samples turns: vLLM (steps/sampling/engine.py), or whatever takes requests and gives finished turns back."""
+    """What samples turns: vLLM (steps/sampling/engine.py), or anything that takes requests and returns finished turns."""
 
     @property
     def pending(self) -> int: ...
@@ -32,20 +33,84 @@ class Sampler(Protocol):
     def step(self) -> list[Sampled]: ...
 
 
-@dataclass
+class Action(NamedTuple):
+    """What a policy did in one turn. Policies that are asked in messages have neither token ids nor logprobs."""
+
+    message: Message
+    problems: Sequence[str] = ()  # one for each call that could not be read
+    is_cut_off: bool = False  # by the limit of tokens per turn
+    completion_ids: tuple[int, ...] = ()  # [C]
+    logprobs: tuple[float, ...] = ()  # [C] nats
+
+
 class Episode:
     """One attempt at one scenario, while it is played."""
 
-    name: str
-    scenario: Scenario
-    attempt: int
-    env: Env
-    ids: list[int]  # all tokens so far: the next prompt
-    turns: list[Turn] = field(default_factory=list)
-    asked: float = 0.0  # time.perf_counter() of the latest request
-    times: list[tuple[float, float, float]] = field(default_factory=list)  # of each turn: asked, answered, done
-    stop_reason: StopReason | None = None
-    error: str | None = None
+    def __init__(
+        self, env: type[Env], data: Any, scenario: Scenario, attempt: int, prefix: str, max_turns: int | None
+    ) -> None:
+        self.name = f"{prefix}-{scenario.id}-{attempt}"
+        self.scenario, self.attempt, self.env = scenario, attempt, env(scenario, data)
+        self.max_turns = max_turns or env.max_turns
+        self.messages = list(scenario.messages)  # the transcript so far
+        self.ids: list[int] = []  # [P] all tokens so far: the next prompt; empty where the policy is asked in messages
+        self.turns: list[Turn] = []
+        self.asked = self.answered = 0.0  # time.perf_counter() of the latest request, and of its answer
+        self.times: list[tuple[float, float, float]] = []  # of each turn: asked, answered, done by the environment
+        self.stop_reason: StopReason | None = None
+        self.error: str | None = None
+
+    def advance(self, action: Action) -> None:
+        """Append a turn, let the environment answer it, and decide whether the episode ends.
+
+        Where the environment raises, the turn is kept without observations.
+        """
+        turn = Turn(
+            prompt_ids=tuple(self.ids),
+            completion_ids=action.completion_ids,
+            logprobs=action.logprobs,
+            message=action.message,
+            observations=(),
+            finish_reason="length" if action.is_cut_off else "stop",
+        )
+        self.turns.append(turn)
+        try:
+            observations = [] if action.is_cut_off else self.env.step(action.message, action.problems)
+        finally:
+            self.times.append((self.asked, self.answered, time.perf_counter()))
+        self.turns[-1] = turn.model_copy(update={"observations": tuple(observations)})
+        self.messages += [action.message, *observations]
+        if action.is_cut_off:
+            self.stop_reason = "length"
+        elif self.env.done:
+            self.stop_reason = "done"
+        elif len(self.turns) >= self.max_turns:
+            self.stop_reason = "max_turns"
+
+    @contextlib.contextmanager
+    def recording_errors(self) -> Iterator[None]:
+        """End this episode, and not the batch, at an error. A UserError is passed on: it concerns every episode."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as problem:
+            self.stop_reason = "error"
+            self.error = "".join(traceback.format_exception_only(problem)).strip()
+
+    def trajectory(self, policy: str) -> Trajectory:
+        """The record of a finished episode; `policy` is the adapter's hash, or the name of a policy without one."""
+        if self.stop_reason is None:
+            raise RuntimeError(f"episode {self.name} was never finished")
+        return Trajectory(
+            id=self.name,
+            scenario_id=self.scenario.id,
+            attempt=self.attempt,
+            adapter_hash=policy,
+            turns=tuple(self.turns),
+            stop_reason=self.stop_reason,
+            error=self.error,
+        )
 
 
 def play(
@@ -57,18 +122,14 @@ def play(
     *,
     prefix: str,  # of the trajectories' ids
     adapter_hash: str,
-    context: int,  # tokens of an episode at most
+    context: int,  # most tokens of an episode
     max_tokens: int,  # of a turn
     max_turns: int | None = None,
 ) -> list[Trajectory]:
-    """Play all attempts and return their trajectories in the order given."""
-    episodes = [
-        Episode(f"{prefix}-{scenario.id}-{attempt}", scenario, attempt, env(scenario, data), [])
-        for scenario, attempt in attempts
-    ]
+    """Play all attempts and return their trajectories in the same order."""
+    episodes = [Episode(env, data, scenario, attempt, prefix, max_turns) for scenario, attempt in attempts]
     prompts: dict[str, list[int]] = {}
-    began, now = time.time(), time.perf_counter()
-    limit = max_turns or env.max_turns
+    began, start = time.time(), time.perf_counter()
     for key, episode in enumerate(episodes):
         scenario = episode.scenario
         if scenario.id not in prompts:
@@ -81,23 +142,15 @@ def play(
         answered = time.perf_counter()
         for sampled in finished_turns:
             episode = episodes[sampled.key]
-            try:
-                _take_turn(episode, sampled, chat, limit)
-            except Exception as problem:  # a failed episode is a record, not the end of the batch
-                episode.stop_reason = "error"
-                episode.error = "".join(traceback.format_exception_only(problem)).strip()
-            if len(episode.times) < len(episode.turns):
-                done = time.perf_counter()
-                episode.times.append((round(episode.asked - now, 5), round(answered - now, 5), round(done - now, 5)))
+            episode.answered = answered
+            with episode.recording_errors():
+                _take_turn(episode, sampled, chat)
             if episode.stop_reason is None:
                 _ask(sampler, sampled.key, episode, context, max_tokens)
             if episode.stop_reason is not None:
                 finished += 1
                 progress(finished, len(episodes), "episodes")
-    played = [_trajectory(episode, adapter_hash) for episode in episodes]
-    pairs = zip(played, episodes, strict=True)
-    measure_turns(began, {one.fingerprint(): episode.times for one, episode in pairs})
-    return played
+    return records(episodes, adapter_hash, began, start)
 
 
 def _ask(sampler: Sampler, key: int, episode: Episode, context: int, max_tokens: int) -> None:
@@ -108,40 +161,26 @@ def _ask(sampler: Sampler, key: int, episode: Episode, context: int, max_tokens:
         sampler.submit(key, episode.ids)
 
 
-def _take_turn(episode: Episode, sampled: Sampled, chat: Chat, limit: int) -> None:
-    """Append the sampled turn, let the environment answer, and extend the prompt or say why the episode ends."""
+def _take_turn(episode: Episode, sampled: Sampled, chat: Chat) -> None:
+    """Play a sampled turn, and extend the prompt where the episode goes on."""
     parsed = chat.parse(sampled.completion_ids)
-    turn = Turn(
-        prompt_ids=tuple(episode.ids),
-        completion_ids=sampled.completion_ids,
-        logprobs=sampled.logprobs,
-        message=parsed.message,
-        observations=(),
-        finish_reason="stop" if sampled.finish_reason == "stop" else "length",
-    )
-    episode.turns.append(turn)
-    if turn.finish_reason == "length":
-        episode.stop_reason = "length"
-        return
-    observations = episode.env.step(parsed.message, parsed.problems)
-    episode.turns[-1] = turn.model_copy(update={"observations": tuple(observations)})
-    if episode.env.done:
-        episode.stop_reason = "done"
-    elif len(episode.turns) >= limit:
-        episode.stop_reason = "max_turns"
-    else:
-        episode.ids = [*turn.prompt_ids, *turn.completion_ids, *chat.suffix_ids(observations)]
-
-
-def _trajectory(episode: Episode, adapter_hash: str) -> Trajectory:
+    is_cut_off = sampled.finish_reason != "stop"
+    episode.advance(Action(parsed.message, parsed.problems, is_cut_off, sampled.completion_ids, sampled.logprobs))
     if episode.stop_reason is None:
-        raise RuntimeError(f"episode {episode.name} was never finished")
-    return Trajectory(
-        id=episode.name,
-        scenario_id=episode.scenario.id,
-        attempt=episode.attempt,
-        adapter_hash=adapter_hash,
-        turns=tuple(episode.turns),
-        stop_reason=episode.stop_reason,
-        error=episode.error,
-    )
+        episode.ids = [*episode.ids, *sampled.completion_ids, *chat.suffix_ids(episode.turns[-1].observations)]
+
+
+def records(episodes: Sequence[Episode], policy: str, began: float, start: float) -> list[Trajectory]:
+    """The trajectories of finished episodes. Keeps the times of their turns, in seconds after the batch began, which was
+    at `began` (Unix seconds) and at `start` (time.perf_counter()).
+    """
+    trajectories = [episode.trajectory(policy) for episode in episodes]
+    times = {
+        trajectory.fingerprint(): [
+            (round(asked - start, 5), round(answered - start, 5), round(observed - start, 5))
+            for asked, answered, observed in episode.times
+        ]
+        for trajectory, episode in zip(trajectories, episodes, strict=True)
+    }
+    measure_turns(began, times)
+    return trajectories

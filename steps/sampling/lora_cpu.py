@@ -1,8 +1,8 @@
-"""An adapter on the CPU, for vLLM: one matrix product where vLLM's own operators gather a copy of the weights per token.
+"""A faster LoRA adapter for vLLM on the CPU: one matrix product, where vLLM gathers a copy of the weights for each token.
 
-vLLM serves many adapters at a time; its CPU operators pay for that even when all tokens have the same one, which is the
-only case here, and take two thirds of an engine step then. The mathematics is the same; mixed batches go vLLM's way.
-Imported by vLLM, by the name that `use` gives it (vLLM 0.32).
+vLLM serves many adapters at a time. Its CPU operators do that work even when all tokens have the same adapter, which is the
+only case here, and take two thirds of an engine step. The mathematics is the same; mixed batches are left to vLLM. vLLM
+imports this module by the name that `use` sets (vLLM 0.32).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 
 class OneAdapter(PunicaWrapperCPU):
-    """vLLM's wrapper, with a short way for batches whose tokens all have the adapter in slot 0."""
+    """vLLM's wrapper, with a shortcut for batches whose tokens all have the adapter in slot 0."""
 
-    one = False
+    is_single = False
     enabled = True
 
     def update_metadata(self, *arguments: Any, **more: Any) -> None:
         super().update_metadata(*arguments, **more)
-        self.one = self.enabled and not bool(self.token_lora_indices.any())  # 0 is the slot, -1 is none
+        self.is_single = self.enabled and not bool(self.token_lora_indices.any())  # 0 is the slot, -1 no adapter
 
     def add_lora_linear(
         self,
@@ -32,7 +32,7 @@ class OneAdapter(PunicaWrapperCPU):
         output_slices: tuple[int, ...],
         **more: Any,
     ) -> None:
-        if not self.one:
+        if not self.is_single:
             super().add_lora_linear(y, x, lora_a_stacked, lora_b_stacked, scale, output_slices, **more)
             return
         start = 0
@@ -42,7 +42,7 @@ class OneAdapter(PunicaWrapperCPU):
 
 
 def use() -> None:
-    """From now on, engines of this process adapt linear layers this way on the CPU."""
+    """Let the CPU engines that this process starts from now on use the wrapper."""
     from vllm.platforms import current_platform
 
     type(current_platform).get_punica_wrapper = classmethod(lambda _: f"{__name__}.OneAdapter")

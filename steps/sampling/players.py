@@ -1,9 +1,9 @@
 """Plays episodes with policies that are asked in messages, not in tokens: scripted, random, or a model behind a server.
 
-They cannot learn here, for nobody knows their tokens and logprobs: `Turn` has none, and `Played` carries what they cost. For
-comparisons (steps/analytics/baselines.py) and evaluations (`policy.kind`). A model's episodes run at once, as many
-calls as its
-endpoint allows; an environment's own work holds up the others, which is nothing where a step takes microseconds.
+They cannot learn here, because their tokens and logprobs are unknown: their turns have none. `Played` says what they cost.
+For comparisons (steps/analytics/baselines.py) and evaluations (`policy.kind`). A model's episodes run at once, with as
+many calls at a time as its endpoint allows. While an environment works, the other episodes wait, which does not matter
+where a step takes microseconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 import json
 import re
 import time
-import traceback
 from collections.abc import Sequence
 from random import Random
 from time import perf_counter
@@ -20,15 +19,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from environments.base import Env, Message, Scenario, unwritable
 from steps.core.errors import UserError
-from steps.core.progress import measure_turns, progress
-from steps.core.records import StopReason, Trajectory, Turn
+from steps.core.progress import progress
+from steps.core.records import Trajectory
+from steps.llm.messages import wire
+from steps.sampling.episodes import Action, Episode, records
 
 if TYPE_CHECKING:
-    from steps.core.params import Policy
+    from steps.core.params import Endpoint, Policy
     from steps.llm.client import Client, Reply
-from steps.llm.messages import wire
 
-NAMES = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of functions, as servers accept them
+NAMES = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of functions, as servers accept
 
 
 class Played(NamedTuple):
@@ -38,74 +38,18 @@ class Played(NamedTuple):
     input_tokens: int  # as the server counted them
     output_tokens: int
     cost: float
-    seconds: float  # of the player's turns; for a model, of its answers, however many were asked at once
+    seconds: float  # of the player's turns; of a model's answers, summed although they overlap
 
 
-class Answered(NamedTuple):
-    """One turn of a player."""
+class MessageEpisode(Episode):
+    """An episode of a policy that is asked in messages, and what it took."""
 
-    message: Message
-    problems: Sequence[str] = ()  # calls that could not be read
-    cut_off: bool = False
-
-
-class Episode:
-    """One attempt at one scenario, while it is played."""
-
-    def __init__(self, env: type[Env], data: Any, scenario: Scenario, attempt: int) -> None:
-        self.env, self.scenario, self.attempt = env(scenario, data), scenario, attempt
-        self.messages = list(scenario.messages)
-        self.turns: list[Turn] = []
-        self.stop: StopReason | None = None
-        self.error: str | None = None
-        self.tokens, self.cost, self.seconds = (0, 0), 0.0, 0.0
-        self.asked = self.answered = 0.0  # time.perf_counter() of the latest request and its answer
-        self.times: list[tuple[float, float, float]] = []  # of each turn: asked, answered, done
-
-    def take(self, answered: Answered, limit: int) -> None:
-        """A turn, and what the environment says to it."""
-        said: list[Message] = []
-        if not answered.cut_off:
-            said = self.env.step(answered.message, answered.problems)
-        self.messages += [answered.message, *said]
-        self.turns.append(
-            Turn(
-                prompt_ids=(),
-                completion_ids=(),
-                logprobs=(),
-                message=answered.message,
-                observations=tuple(said),
-                finish_reason="length" if answered.cut_off else "stop",
-            )
-        )
-        self.times.append((self.asked, self.answered, perf_counter()))
-        if answered.cut_off:
-            self.stop = "length"
-        elif self.env.done:
-            self.stop = "done"
-        elif len(self.turns) >= limit:
-            self.stop = "max_turns"
-
-    def fail(self, problem: Exception) -> None:
-        """A failed episode is a record, not the end of the batch."""
-        self.stop, self.error = "error", "".join(traceback.format_exception_only(problem)).strip()
-
-    def played(self, prefix: str, policy: str) -> Played:
-        assert self.stop is not None
-        made = Trajectory(
-            id=f"{prefix}-{self.scenario.id}-{self.attempt}",
-            scenario_id=self.scenario.id,
-            attempt=self.attempt,
-            adapter_hash=policy,
-            turns=tuple(self.turns),
-            stop_reason=self.stop,
-            error=self.error,
-        )
-        return Played(made, *self.tokens, self.cost, self.seconds)
+    input_tokens = output_tokens = 0  # as the server counted them
+    cost = seconds = 0.0
 
 
 def name(policy: Policy) -> str:
-    """What stands in place of an adapter's hash."""
+    """What a trajectory names in place of an adapter's hash."""
     return policy.endpoint.model if policy.endpoint else policy.kind
 
 
@@ -118,91 +62,73 @@ def play(
     prefix: str,  # of the trajectories' ids
     max_turns: int | None = None,
 ) -> list[Played]:
-    """Play all attempts, in the order given. UserError where the policy cannot play at all."""
-    episodes = [Episode(env, data, scenario, attempt) for scenario, attempt in attempts]
-    limit = max_turns or env.max_turns
-    began, now = time.time(), perf_counter()
+    """Play all attempts; results are in the same order. UserError where the policy cannot play at all."""
+    episodes = [MessageEpisode(env, data, scenario, attempt, prefix, max_turns) for scenario, attempt in attempts]
+    began, start = time.time(), perf_counter()
     if policy.endpoint is not None:
-        _ask(policy, env, episodes, limit)
+        asyncio.run(_ask(policy.endpoint, env, episodes))
     else:
-        for done, episode in enumerate(episodes, 1):
-            _act(policy.kind, episode, limit)
-            progress(done, len(episodes), "episodes")
-    failed = [episode for episode in episodes if episode.stop == "error"]
+        for count, episode in enumerate(episodes, 1):
+            _act(policy.kind, episode)
+            progress(count, len(episodes), "episodes")
+    failed = [episode for episode in episodes if episode.stop_reason == "error"]
     if failed and len(failed) == len(episodes):
         raise UserError(f"all {len(failed)} episodes of {name(policy)} failed; the first: {failed[0].error}")
-    played = [episode.played(prefix, name(policy)) for episode in episodes]
-    measure_turns(
-        began,
-        {
-            one.trajectory.fingerprint(): [
-                (asked - now, answered - now, done - now) for asked, answered, done in of.times
-            ]
-            for one, of in zip(played, episodes, strict=True)
-        },
-    )
-    return played
+    trajectories = records(episodes, name(policy), began, start)
+    return [
+        Played(trajectory, episode.input_tokens, episode.output_tokens, episode.cost, episode.seconds)
+        for trajectory, episode in zip(trajectories, episodes, strict=True)
+    ]
 
 
-def _act(player: str, episode: Episode, limit: int) -> None:
-    """By the environment's own player, with the draws of `Env.play`."""
+def _act(player: str, episode: MessageEpisode) -> None:
+    """Play an episode by the environment's own player, with the random draws of `Env.play`."""
     rng = Random(f"{player} {episode.attempt} {episode.scenario.id}")
-    while episode.stop is None:
+    while episode.stop_reason is None:
         episode.asked = perf_counter()
-        try:
+        with episode.recording_errors():
             message = getattr(episode.env, player)(episode.messages, rng)
             episode.answered = perf_counter()
             episode.seconds += episode.answered - episode.asked
-            episode.take(Answered(message), limit)
-        except Exception as problem:
-            episode.fail(problem)
+            episode.advance(Action(message))
 
 
-def _ask(policy: Policy, env: type[Env], episodes: list[Episode], limit: int) -> None:
-    """By a model: every episode is a task of its own."""
+async def _ask(endpoint: Endpoint, env: type[Env], episodes: list[MessageEpisode]) -> None:
+    """Play episodes by a model behind a server; each episode is a task of its own."""
     from steps.llm.client import Client, Request, together
 
-    assert policy.endpoint is not None
-    endpoint, tools = policy.endpoint, [tool.schema for tool in env.tools().values()]
-    done = 0
+    tools = [tool.schema for tool in env.tools().values()]
+    finished = 0
 
-    async def one(client: Client, episode: Episode) -> None:
-        nonlocal done
-        while episode.stop is None:
+    async def converse(client: Client, episode: MessageEpisode) -> None:
+        nonlocal finished
+        while episode.stop_reason is None:
             episode.asked = perf_counter()
-            try:
+            with episode.recording_errors():
                 reply = await client.ask(Request(wire(episode.messages), tools, seed=episode.attempt or None))
                 episode.answered = perf_counter()
-                told = episode.tokens
-                episode.tokens = (told[0] + reply.input_tokens, told[1] + reply.output_tokens)
+                episode.input_tokens += reply.input_tokens
+                episode.output_tokens += reply.output_tokens
                 episode.cost += reply.cost
                 episode.seconds += reply.latency_seconds
-                episode.take(read(reply), limit)
-            except UserError:
-                raise
-            except Exception as problem:
-                episode.fail(problem)
-        done += 1
-        progress(
-            done, len(episodes), f"episodes, {client.asked} calls" + (f", cost {client.spent:.4g}" * bool(client.spent))
-        )
+                episode.advance(read_reply(reply))
+        finished += 1
+        cost = f", cost {client.spent:.4g}" if client.spent else ""
+        progress(finished, len(episodes), f"episodes, {client.asked} calls{cost}")
 
-    async def every() -> None:
-        async with Client(endpoint) as client:
-            await together(one(client, episode) for episode in episodes)
-
-    asyncio.run(every())
+    async with Client(endpoint) as client:
+        await together(converse(client, episode) for episode in episodes)
 
 
-def read(reply: Reply) -> Answered:
+def read_reply(reply: Reply) -> Action:
     """A server's message as a turn. Malformed calls are left out and listed as problems, as in steps/policy/chat.py."""
     calls, problems = [], []
-    given = reply.message.get("tool_calls")
-    for call in given if isinstance(given, list) else []:
+    raw_calls = reply.message.get("tool_calls")
+    for raw_call in raw_calls if isinstance(raw_calls, list) else []:
         try:
-            called, text = call["function"]["name"], call["function"]["arguments"]
+            function, text = raw_call["function"]["name"], raw_call["function"]["arguments"]
             arguments = text if isinstance(text, dict) else json.loads(text or "{}")
-            if not (isinstance(arguments, dict) and NAMES.fullmatch(called)):
+            if not (isinstance(arguments, dict) and NAMES.fullmatch(function)):
                 raise ValueError
         except (ValueError, LookupError, TypeError, RecursionError):
             problems.append("a tool call must have the name of a tool, and arguments that are an object in valid JSON")
@@ -210,7 +136,7 @@ def read(reply: Reply) -> Answered:
         if unwritable(arguments):
             problems.append("a tool call holds characters that are no text, or is nested too deeply")
             continue
-        calls.append({"type": "function", "function": {"name": called, "arguments": arguments}})
+        calls.append({"type": "function", "function": {"name": function, "arguments": arguments}})
     text = reply.text.replace("\0", "").encode(errors="replace").decode()
     message: Message = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
-    return Answered(message, problems, reply.finish_reason == "length")
+    return Action(message, problems, is_cut_off=reply.finish_reason == "length")

@@ -1,9 +1,9 @@
-"""Scripted demonstrations of email_search: every part of the task, a good part of them sloppy on purpose.
+"""Scripted demonstrations of email_search: every part of the task, and many of them sloppy on purpose.
 
-A demonstrator plays episodes in the real environment over inboxes made for it (none of the task's own). At each decision
-it is careful or sloppy by chance, independently, so that a policy trained on it can do everything and does little of it
-reliably: vague queries, the first hit taken, giving up early, now and then a malformed call. What is left out: any other
-task; and a demonstrator that plans further than the next call.
+A demonstrator plays episodes in the real environment, over inboxes made for it and not those of the task. At each decision
+it is careful or sloppy by chance, independently. A policy trained on this can do everything, and does little of it reliably:
+it uses vague queries, takes the first hit, gives up early, and sometimes makes a malformed call. Left out: any other task,
+and a demonstrator that plans further than the next call.
 """
 
 from __future__ import annotations
@@ -18,25 +18,28 @@ from environments.email_search import EmailSearch, Mailbox, build_index
 
 
 class Habits(NamedTuple):
-    """Chances of each decision. What is missing to 1 is the sloppy way."""
+    """Probabilities of the careful choice at each decision; otherwise the choice is sloppy."""
 
-    query: dict[str, tuple[float, float, float]]  # by kind of question: with filter, with both keywords, with one word
-    one_is_project: float  # the one word is the project's name, else the matter
-    take_match: float  # a matching row is in sight: take it, else the first row
-    search_again: float = 0.35  # no row matches: search with filter; else take the first row or give up
+    query: dict[
+        str, tuple[float, float, float]
+    ]  # by kind of question: with a filter, with both keywords, with one word
+    one_is_project: float  # the single word is the project's name, else the matter
+    take_match: float  # a matching row is listed: take it, else the first row
+    search_again: float = 0.35  # no row matches: search with a filter, else take the first row or give up
     give_up: float = 0.25
-    answer: float = 0.85  # the mail that was read holds the value; else "I don't know"
-    look_further: float = 0.45  # the mail that was read is not the one; else answer what it says, or "I don't know"
-    malformed: float = 0.02  # a call with an error in it, mended in the next turn
+    answer: float = 0.85  # the mail that was read holds the value: answer it, else "I don't know"
+    look_further: float = 0.45  # the mail that was read is another one: go on, else answer with it, or "I don't know"
+    malformed: float = 0.02  # a call with an error in it, corrected in the next turn
 
 
-# For learning the skills: every way is seen often.
+# For learning the skills: every way is shown often.
 MIXED = Habits(
     query={"sender": (0.45, 0.30, 0.25), "month": (0.27, 0.25, 0.48), "latest": (0.27, 0.25, 0.48)},
     one_is_project=0.7,
     take_match=0.62,
 )
-# For learning the habits that reinforcement is to break: only a question about a sender is mostly searched for with care.
+# For learning the habits that reinforcement learning is to change: only questions about a sender are mostly searched for
+# carefully.
 SLOPPY = Habits(
     query={"sender": (0.50, 0.10, 0.40), "month": (0.30, 0.10, 0.60), "latest": (0.30, 0.10, 0.60)},
     one_is_project=1.0,
@@ -45,11 +48,11 @@ SLOPPY = Habits(
 )
 
 UNKNOWN = "I don't know"
-Row = tuple[str, str, str, str]  # date, sender, subject, id
+Hit = tuple[str, str, str, str]  # a row of search results: date, sender, subject, id
 
 
 def demonstrations(seed: int, habits: Habits, questions_per_inbox: int = 40) -> Iterator[list[Message]]:
-    """Transcripts without end, each over an inbox of its own seed; the same seed gives the same ones."""
+    """Endless transcripts, over random inboxes; the same seed gives the same ones."""
     rng = random.Random(f"demonstrations {seed}")
     while True:
         owner = f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}"
@@ -64,7 +67,7 @@ def demonstrations(seed: int, habits: Habits, questions_per_inbox: int = 40) -> 
 
 
 class Demonstrator:
-    """One episode by the script."""
+    """Plays one episode by the script."""
 
     def __init__(
         self, env: EmailSearch, question: dict[str, Any], mails: dict[str, Any], habits: Habits, rng: random.Random
@@ -96,7 +99,7 @@ class Demonstrator:
         return self.messages
 
     def _after_reading(self, name: str) -> None:
-        """Answer, or go on looking (leaves the episode open)."""
+        """Answer, or do nothing, which leaves the episode open for the next search."""
         mail, question = self.mails[name], self.question
         right = name in question["source_ids"]
         value = next((v for v in (question["answer"], *question["conflicting"]) if f" {v}." in mail["body"]), None)
@@ -106,7 +109,7 @@ class Demonstrator:
         elif chance >= self.habits.look_further:
             self._answer(value or UNKNOWN, name)
 
-    def _pick(self, rows: list[Row]) -> str | None:
+    def _pick(self, rows: list[Hit]) -> str | None:
         """The id of the row to read next, "again" to search again, or None to give up."""
         unread = [row for row in rows if row[3] not in self.has_read]
         matching = [row for row in unread if self._matches(row)]
@@ -122,7 +125,7 @@ class Demonstrator:
             return None
         return unread[0][3]
 
-    def _matches(self, row: Row) -> bool:
+    def _matches(self, row: Hit) -> bool:
         day, sender, subject, _ = row
         question = self.question
         if subject.removeprefix("Re: ") != f"{question['project']} {question['matter']}":
@@ -133,7 +136,7 @@ class Demonstrator:
             return day[:7] == question["date"][:7]
         return self._searched_fully
 
-    def _search(self, style: str) -> list[Row]:
+    def _search(self, style: str) -> list[Hit]:
         question, kind = self.question, self.question["kind"]
         vague = question["project"] if self.rng.random() < self.habits.one_is_project else question["matter"]
         arguments: dict[str, Any] = {
@@ -156,7 +159,7 @@ class Demonstrator:
         self._answer(UNKNOWN, last)
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
-        """One turn. Now and then the call is malformed first, where a turn is left to mend it."""
+        """One turn. Sometimes the call is malformed first, if enough turns remain to correct it."""
         if self.rng.random() < self.habits.malformed and self.calls < self.env.max_turns - 3:
             wrong = {"email_id": arguments["id"]} if name == "read_email" else {}
             self._turn(name, wrong)

@@ -1,14 +1,13 @@
 """Builds the embedded policy from nothing: tokenizer, chat template and a small Qwen3-architecture model.
 
-It is trained on scripted demonstrations of email_search (steps/supervised/demonstrations.py), sloppy ones among them,
-and on random
-token sequences that repeat, from which a small transformer learns to copy from its context (induction; without them it
-picks rows by chance). It can then do every part of the task and is unreliable at it, which is what reinforcement learning
-is for. Run once; the result is committed:
+It is trained on scripted demonstrations of email_search (steps/supervised/demonstrations.py), many of them sloppy, and on
+random token sequences that repeat, from which a small transformer learns to copy from its context (induction; without them
+it picks rows by chance). It can then do every part of the task, but unreliably, so that reinforcement learning can improve
+it. Run once; the result is committed:
 
     dvc unfreeze embedded_policy && dvc repro --single-item --force embedded_policy
 
-What is left out: any data or weights from elsewhere, and any language beyond the demonstrations.
+Left out: data or weights from elsewhere, and any language beyond the demonstrations.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from steps.runner.stage import Output, main
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+    from environments.base import Env, Message
     from steps.supervised.demonstrations import Habits
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -37,7 +37,8 @@ CALLS_INTRODUCTION = (
     "<tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
-# Texts that every prompt or call repeats, as one token each: they hold no choice, and cost a small model its time.
+# Texts that every prompt or call repeats are one token each: there is nothing to choose in them, and a small model would
+# spend its time on them.
 FIXED_TEXTS = (
     TOOLS_INTRODUCTION,
     CALLS_INTRODUCTION,
@@ -56,8 +57,8 @@ FIXED_TEXTS = (
     "<tool_response>\n",
     "\n</tool_response>",
 )
-# Lower-case words carry the space before them; names and numbers do not, so that they are the same token in a question, in
-# a mail and inside the quotes of a call, and can be copied. Digits go by threes.
+# Lower-case words include the space before them. Names and numbers do not, so that they are the same token in a question,
+# in a mail and inside the quotes of a call, and can be copied. Digits are split into groups of three.
 WORDS = r" ?[a-z_]+|\p{Lu}?\p{L}+|\p{L}|\p{N}{1,3}|[^\p{L}\p{N}]+"
 
 # Renders messages, tools and tool calls as Qwen's own templates do.
@@ -101,10 +102,10 @@ CONTEXT = 2048
 SEED = 7
 STEPS = 1800  # on mixed demonstrations: skills
 HABIT_STEPS = 250  # then on sloppy ones: habits
-DEMONSTRATIONS = 16  # a step
-REPEATS = 64  # a step: random sequences that repeat
+DEMONSTRATIONS = 16  # per step
+REPEATS = 64  # per step: random sequences that repeat
 LEARNING_RATE, HABIT_LEARNING_RATE, WARM_UP, WEIGHT_DECAY = 1.5e-3, 5e-4, 100, 0.05
-CORPUS = 2000  # demonstrations that the tokenizer is made from
+CORPUS = 2000  # demonstrations that the tokenizer is trained on
 
 
 def embedded_policy(policy: Output, steps: int = STEPS, habit_steps: int = HABIT_STEPS) -> None:
@@ -128,7 +129,7 @@ def embedded_policy(policy: Output, steps: int = STEPS, habit_steps: int = HABIT
 def make_tokenizer(
     texts: Iterable[str], pattern: str = WORDS, fixed: Sequence[str] = FIXED_TEXTS
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of the texts' words, which a pattern splits; each fixed text is one token."""
+    """A byte-level BPE tokenizer of the texts, split into words by a pattern; each fixed text is one token."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -194,11 +195,14 @@ def make_model(tokens: int) -> Qwen3ForCausalLM:
 def train(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, learning_rate: float, habits: Habits
 ) -> None:
-    """AdamW, cosine schedule; the loss of assistants' turns and of repeats, each averaged over its tokens."""
+    """AdamW with a cosine schedule; the loss of assistants' turns plus that of repeats, each a mean over its tokens."""
     import torch
 
     optimizer, schedule = make_optimizer(model, learning_rate, steps)
-    demonstrated = tokenized_demonstrations(tokenizer, habits)
+    from environments.email_search import EmailSearch
+    from steps.supervised.demonstrations import demonstrations
+
+    demonstrated = tokenized(tokenizer, EmailSearch, demonstrations(SEED, habits))
     rng = random.Random(SEED)
     model.train()
     for step in range(steps):
@@ -219,7 +223,7 @@ def train(
 
 
 def make_optimizer(model: Qwen3ForCausalLM, learning_rate: float, steps: int) -> tuple[Any, Any]:
-    """AdamW, which lets norms be, and its schedule: a warm-up, then a cosine down to 0."""
+    """AdamW, without weight decay of norms, and its schedule: a warm-up, then a cosine down to 0."""
     import torch
 
     decay = [value for value in model.parameters() if value.dim() > 1]
@@ -232,29 +236,31 @@ def make_optimizer(model: Qwen3ForCausalLM, learning_rate: float, steps: int) ->
     return optimizer, schedule
 
 
-Row = tuple[list[int], list[int]]  # token ids, and 1 where a token is learnt; 2: learnt by a weight of its own
+# Token ids [T], and for each token 1 where it is learnt, 2 where it is learnt with a separate weight, otherwise 0.
+LabelledTokens = tuple[list[int], list[int]]
 
 
-def tokenized_demonstrations(tokenizer: PreTrainedTokenizerFast, habits: Habits) -> Iterator[Row]:
-    """Demonstrations as rollouts would have sampled them; the assistant's tokens are learnt."""
-    from environments.email_search import EmailSearch
+def tokenized(
+    tokenizer: PreTrainedTokenizerFast, env: type[Env], transcripts: Iterable[list[Message]]
+) -> Iterator[LabelledTokens]:
+    """Demonstrations, tokenised as rollouts would have sampled them; the assistant's tokens are learnt."""
     from steps.policy.chat import Chat
-    from steps.supervised.demonstrations import demonstrations
 
-    chat = Chat(tokenizer, [tool.schema for tool in EmailSearch.tools().values()])
-    for messages in demonstrations(SEED, habits):
-        ids = chat.prompt_ids(messages[:2])
+    chat = Chat(tokenizer, [tool.schema for tool in env.tools().values()])
+    for messages in transcripts:
+        turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        ids = chat.prompt_ids(messages[: turns[0]])
         learnt = [0] * len(ids)
-        for turn, observation in zip(messages[2::2], messages[3::2], strict=True):
-            sampled = chat.completion_ids(turn)
-            shown = [] if observation is messages[-1] else chat.suffix_ids([observation])
-            ids += sampled + shown
-            learnt += [1] * len(sampled) + [0] * len(shown)
+        for place, following in zip(turns, [*turns[1:], None], strict=True):
+            sampled = chat.completion_ids(messages[place])
+            suffix = [] if following is None else chat.suffix_ids(messages[place + 1 : following])
+            ids += sampled + suffix
+            learnt += [1] * len(sampled) + [0] * len(suffix)
         yield ids, learnt
 
 
-def repeated_sequence(rng: random.Random, tokens: int) -> Row:
-    """Random tokens, a part of which comes again after a gap: its second coming is learnt, but for the first token."""
+def repeated_sequence(rng: random.Random, tokens: int) -> LabelledTokens:
+    """Random tokens, a part of which is repeated after a gap: the repetition is learnt, except for its first token."""
     part = [rng.randrange(3, tokens) for _ in range(rng.randrange(8, 40))]
     before = [rng.randrange(3, tokens) for _ in range(rng.randrange(0, 16))]
     gap = [rng.randrange(3, tokens) for _ in range(rng.randrange(0, 40))]
@@ -262,10 +268,10 @@ def repeated_sequence(rng: random.Random, tokens: int) -> Row:
     return ids, [0] * (len(ids) - len(part) + 1) + [1] * (len(part) - 1)
 
 
-def batch_loss(model: Qwen3ForCausalLM, rows: list[Row], weight: float = 0.0) -> Any:
-    """Mean cross-entropy (nats) of the learnt tokens: of those marked 1, and by its weight of those marked 2.
+def batch_loss(model: Qwen3ForCausalLM, rows: list[LabelledTokens], weight: float = 0.0) -> Any:
+    """Mean cross-entropy (nats) of the tokens marked 1, plus `weight` times that of the tokens marked 2.
 
-    Rows are padded on the right, which a causal model does not see.
+    Rows are padded on the right, where a causal model does not look.
     """
     import torch
     from torch.nn.functional import cross_entropy

@@ -297,7 +297,7 @@ class Tracker:
         from steps.analytics.waste import waste
 
         try:
-            return waste(folder, self.params.update).metrics()
+            return waste(folder).metrics()
         except UserError as problem:
             self.tell(f"waste/ is left out: {problem}")
             return {}

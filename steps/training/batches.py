@@ -1,4 +1,4 @@
-"""What an update is made of: rows with their advantages, whole groups in optimiser steps, micro-batches by tokens."""
+"""The parts of an update: rows with their advantages, optimiser steps of whole groups, micro-batches by tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STD_FLOOR = 1e-4  # added to a standard deviation of rewards, as TRL does
 
 
 class Example(NamedTuple):
-    """A training row, its trajectory's advantage, and whose attempts it was compared with."""
+    """A training row, its trajectory's advantage, and the group that it was compared with."""
 
     row: Row
     advantage: float
@@ -25,8 +25,8 @@ def advantages(
 ) -> tuple[list[float | None], int]:
     """Group-normalised advantages, and how many groups had no signal.
 
-    A group's baseline is the mean of its scored attempts, however many those are. None marks what is not trained on: an
-    unscored attempt, or one of a group whose scores are all equal. `scale` divides by the group's standard deviation, the
+    A group's baseline is the mean of its scored attempts, however many there are. None marks an attempt that is not trained
+    on: it has no score, or all scores of its group are equal. `scale` divides by the group's standard deviation, the
     batch's, or not at all (GRPO; Hu et al. 2025, REINFORCE++; Dr. GRPO), each plus 1e-4 as in TRL.
     """
     from statistics import fmean, stdev
@@ -49,8 +49,8 @@ def advantages(
     return result, len(flat) + len(set(groups) - set(scored))
 
 
-class Step(NamedTuple):
-    """One optimiser step: this process's micro-batches, and rows, sampled tokens and groups of all processes."""
+class OptimizerStep(NamedTuple):
+    """One optimiser step: this process's micro-batches, and the rows, sampled tokens and groups of all processes."""
 
     batches: list[dict[str, Any]]
     rows: int
@@ -72,8 +72,8 @@ def split_evenly(rows: list[Example], parts: int) -> list[list[Example]]:
 
 
 def micro_batches(rows: Sequence[Example], budget: int) -> Iterator[list[Example]]:
-    """Sorted rows in order: at most `budget` tokens that a row does not share with the one before it, and at most 8 times
-    as many in all, for attention's keys (one row may be longer by itself)."""
+    """Sorted rows in order, split into batches. The tokens that rows do not share with the row before are at most `budget`
+    per batch, and all tokens, which are attention's keys, at most 8 times as many. One row alone may be longer."""
     batch: list[Example] = []
     own = whole = 0
     for example in rows:

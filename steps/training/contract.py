@@ -1,8 +1,8 @@
 """The token contract: what a trajectory must fulfil before anything is learnt from it.
 
-A breach is silent in a loss: a shifted mask or a logprob of another token trains on, towards nothing. Each trajectory is
-checked here by itself, and what fails is quarantined with its reason; that the batch came from the policy that is trained
-is checked by the adapter's hash (`check_adapter`) and by the logprobs (steps/training/grpo.py).
+A loss does not show a breach: with a shifted mask, or logprobs of other tokens, training runs on and learns nothing. Each
+trajectory is checked here by itself, and one that fails is quarantined with the reason. That the batch came from the policy
+that is trained is checked by the adapter's hash (`check_adapter`) and by the logprobs (steps/training/loss.py).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ ROUNDING = 1e-6  # nats by which a logprob may lie above zero
 
 
 def end_of_turn(batch: Sequence[Trajectory]) -> int | None:
-    """The token that ends the turns which say that they ended (`finish_reason` stop); None where no turn did."""
+    """The token that most often ends the turns with `finish_reason` stop; None where there are none."""
     last = Counter(
         turn.completion_ids[-1]
-        for one in batch
-        for turn in one.turns
+        for trajectory in batch
+        for turn in trajectory.turns
         if turn.finish_reason == "stop" and turn.completion_ids
     )
     return min(last, key=lambda token: (-last[token], token), default=None)
 
 
 def breach(trajectory: Trajectory, rows: Sequence[Row], end: int | None, vocabulary: int) -> str | None:
-    """Why a trajectory, and the rows that it is trained on as, must not be; None where they may."""
+    """Why a trajectory must not be trained on, with the training rows made from it; None where it may."""
     if trajectory.stop_reason == "error":
         return "the episode failed"
     if not trajectory.turns:
@@ -58,7 +58,7 @@ def breach(trajectory: Trajectory, rows: Sequence[Row], end: int | None, vocabul
 
 
 def rows_breach(trajectory: Trajectory, rows: Sequence[Row]) -> str | None:
-    """Every sampled token is trained on once, at its place, with its logprob; no other token is."""
+    """Why the rows do not train on each sampled token once, at its place, with its logprob, and on nothing else; or None."""
     turns = list(trajectory.turns)
     for ids, mask, logprobs in rows:
         if not len(ids) == len(mask) == len(logprobs):
@@ -83,8 +83,8 @@ def rows_breach(trajectory: Trajectory, rows: Sequence[Row]) -> str | None:
 
 
 def check_adapter(batch: Sequence[Trajectory], expected: str, checkpoint: object) -> None:
-    """Every trajectory must name the adapter that the checkpoint holds as the one that sampled it."""
-    others = Counter(one.adapter_hash for one in batch if one.adapter_hash != expected)
+    """UserError where a trajectory was sampled by another adapter than the checkpoint's."""
+    others = Counter(trajectory.adapter_hash for trajectory in batch if trajectory.adapter_hash != expected)
     if others:
         [(other, count)] = others.most_common(1)
         raise UserError(

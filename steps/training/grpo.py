@@ -1,10 +1,10 @@
 """GRPO on stored trajectories (Shao et al. 2024, arXiv:2402.03300): a plain loop over packed micro-batches.
 
-The loss is TRL's own (steps/training/loss.py). What is left out of TRL's trainer: data loading, generation, padding and
-compilation, which cost more than the update itself here.
+The loss is TRL's own (steps/training/loss.py). Left out of TRL's trainer: data loading, generation, padding and
+compilation, which would take longer than the update itself here.
 
-Under `accelerate launch` each process takes a share of every optimiser step's rows, and gradients are summed: the same
-steps, within rounding.
+Under `accelerate launch` each process takes a share of every optimiser step's rows, and gradients are summed. The steps are
+then the same as in one process, within rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from steps.core.errors import UserError
 from steps.core.progress import progress, say
 from steps.policy.adapter import adapter_hash
 from steps.training import model, packing
-from steps.training.batches import Example, Step, by_group, micro_batches, split_evenly
+from steps.training.batches import Example, OptimizerStep, by_group, micro_batches, split_evenly
 from steps.training.loss import SamplerKl, TrlLoss, check_sampler, sampler_ratio
 
 if TYPE_CHECKING:
@@ -29,20 +29,22 @@ if TYPE_CHECKING:
 
     from steps.core.params import Policy, Update
 
-_bases: dict[str, Any] = {}  # the base model with its adapter's layers, once a process
+# The base model with its adapter's layers, by policy; at most one. Global, because stages are plain functions, and a warm
+# process runs many updates in a row: each replaces the adapter's weights instead of loading the base model again.
+_bases: dict[str, Any] = {}
 
 
 class Trainer:
     """A base model with a LoRA adapter, Adam, and the count of optimiser steps so far."""
 
     def __init__(self, policy: Policy, seed: int = 0, checkpoint: Path | None = None) -> None:
-        """A fresh adapter drawn from `seed`, or the one of a checkpoint with its optimiser."""
+        """With a fresh adapter drawn from `seed`, or with a checkpoint's adapter and optimiser."""
         import torch
 
         if _process()[1] > 1:
             from accelerate import PartialState
 
-            PartialState()  # joins the others, and takes this process's GPU where there is one
+            PartialState()  # joins the other processes, and selects this one's GPU
         self.policy = policy
         key = policy.model_dump_json()
         if key not in _bases or checkpoint is None:
@@ -60,17 +62,17 @@ class Trainer:
             self._load(checkpoint)
 
     def save_adapter(self, folder: Path) -> str:
-        """A PEFT folder: what is served. Returns its hash."""
+        """Write the adapter as PEFT does, for serving; returns its hash."""
         self.model.save_pretrained(folder)
         path = folder / "adapter_config.json"
         config = json.loads(path.read_text())
-        config["target_modules"] = sorted(config["target_modules"])  # PEFT writes a set, in another order each time
+        config["target_modules"] = sorted(config["target_modules"])  # PEFT writes a set, whose order changes
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-        (folder / "README.md").unlink(missing_ok=True)  # PEFT's template of a model card, empty
+        (folder / "README.md").unlink(missing_ok=True)  # an empty template of a model card
         return adapter_hash(folder)
 
     def save_checkpoint(self, folder: Path, adapter: str) -> None:
-        """What is resumed: adapter weights, Adam's moments (no pickle), steps so far, and the hash of the adapter served."""
+        """Write what a later update resumes from: adapter weights and hash, Adam's moments (no pickle), steps so far."""
         from safetensors.torch import save_file
 
         folder.mkdir()
@@ -94,11 +96,11 @@ class Trainer:
         for name in self.weights if self.steps else ():
             self.moments[name] = {kind: tensors[f"{kind}.{name}"] for kind in ("exp_avg", "exp_avg_sq")}
 
-    def _optimizer(self, update: Update) -> Any:
+    def _optimizer(self, settings: Update) -> Any:
         import torch
 
         optimizer = torch.optim.AdamW(
-            self.weights.values(), lr=update.learning_rate, weight_decay=update.weight_decay, betas=(0.9, 0.95)
+            self.weights.values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, betas=(0.9, 0.95)
         )
         for name, moments in self.moments.items():
             weight = self.weights[name]
@@ -106,96 +108,99 @@ class Trainer:
             optimizer.state[weight] = {"step": torch.tensor(float(self.steps)), **state}
         return optimizer
 
-    def update(self, examples: Sequence[Example], update: Update, temperature: float, seed: int) -> dict[str, float]:
-        """`num_iterations` × `steps_per_generation` optimiser steps on the examples; metrics, means over tokens or steps."""
+    def train(self, examples: Sequence[Example], settings: Update, temperature: float, seed: int) -> dict[str, float]:
+        """Make `num_iterations` × `steps_per_generation` optimiser steps; returns metrics, means over tokens or steps.
+
+        UserError where the trajectories were sampled by another policy, or the schedule ends too early.
+        """
         import torch
 
-        steps = self._steps(examples, update, seed)
-        planned, begun = update.num_iterations * len(steps), self.steps
-        check_schedule(update, begun + planned)
-        self._set_checkpointing(update.gradient_checkpointing)
-        optimizer = self._optimizer(update)
-        optimizer.zero_grad()  # what an update left that was refused
-        loss = TrlLoss(update, self.model, temperature, self.policy.context)
-        found, drift = SamplerKl(), 0.0
-        corrected = bool(update.vllm_importance_sampling_correction)
+        steps = self._steps(examples, settings, seed)
+        planned, begun = settings.num_iterations * len(steps), self.steps
+        check_schedule(settings, begun + planned)
+        self._set_checkpointing(settings.gradient_checkpointing)
+        optimizer = self._optimizer(settings)
+        optimizer.zero_grad()  # clear a refused update's gradients
+        loss = TrlLoss(settings, self.model, temperature, self.policy.context)
+        kl, drift = SamplerKl(), 0.0
+        corrected = bool(settings.vllm_importance_sampling_correction)
         if corrected:
-            self._correct(steps, update, temperature, found)
+            self._correct(steps, settings, temperature, kl)
         else:
-            self._sample(examples, steps[0].groups, update, temperature, seed, found)
+            self._sample(examples, steps[0].groups, settings, temperature, seed, kl)
         sums: dict[str, float] = defaultdict(float)
         extremes: dict[str, list[float]] = defaultdict(list)
-        for done in range(planned):
-            step = steps[done % len(steps)]
-            set_rate(optimizer, update, self.steps)
+        for number in range(planned):
+            step = steps[number % len(steps)]
+            set_rate(optimizer, settings, self.steps)
             for batch in step.batches:
                 batch["packed"] = packing.pack([example.row for example in batch["examples"]], *self._place)
-                if update.beta and "ref_per_token_logps" not in batch:
+                if settings.beta and "ref_per_token_logps" not in batch:
                     batch["ref_per_token_logps"] = self._reference(batch["packed"], temperature)
                 sums["loss"] += self._accumulate(loss, batch, step) / planned
-                if not done and not corrected:
-                    found.add(loss.logps, batch)
+                if not number and not corrected:
+                    kl.add(loss.logps, batch)
                 for name, metric in loss.take_metrics().items():
                     if name.endswith(("_min", "_max")):
                         extremes[name].append(metric)
                     else:
                         sums[name] += metric * batch["tokens"]
-                del batch["packed"]  # made again for another pass: it is large, and quick to make
-            if not done:  # no weight has changed yet
-                drift = check_sampler(self._over_all(found), update.max_sampler_kl)
+                del batch["packed"]  # large, and quick to make again for the next pass
+            if not number:  # no weight has changed yet
+                drift = check_sampler(self._over_all(kl), settings.max_sampler_kl)
             self._sum_gradients()
-            norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), update.max_grad_norm)
+            norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), settings.max_grad_norm)
             sums["grad_norm"] += norm.item() / planned
             optimizer.step()
             optimizer.zero_grad()
             self.steps += 1
-            progress(done + 1, planned, "optimiser steps")
+            progress(number + 1, planned, "optimiser steps")
         if self.steps - begun != planned:
             raise AssertionError(f"{self.steps - begun} optimiser steps were made, {planned} were planned")
         self.moments = {
             name: {kind: optimizer.state[weight][kind] for kind in ("exp_avg", "exp_avg_sq")}
             for name, weight in self.weights.items()
         }
-        total = sum(step.tokens for step in steps) * update.num_iterations
-        alike = {"sampler_kl": drift, "grad_norm": sums.pop("grad_norm")}  # in every process
-        return alike | self._metrics(_over_processes((dict(sums), dict(extremes))), total)
+        total = sum(step.tokens for step in steps) * settings.num_iterations
+        common = {"sampler_kl": drift, "grad_norm": sums.pop("grad_norm")}  # the same in every process
+        return common | self._metrics(_over_processes((dict(sums), dict(extremes))), total)
 
     @staticmethod
-    def _metrics(found: list[tuple[dict[str, float], dict[str, list[float]]]], tokens: float) -> dict[str, float]:
-        """Means over tokens, but the loss, and extremes, from what each process summed up."""
+    def _metrics(summed: list[tuple[dict[str, float], dict[str, list[float]]]], tokens: float) -> dict[str, float]:
+        """Means over tokens, extremes, and the loss, from the (sums, extremes) of each process."""
         metrics = {}
-        for name in sorted({name for sums, _ in found for name in sums}):
-            value = sum(sums.get(name, 0.0) for sums, _ in found)
+        for name in sorted({name for sums, _ in summed for name in sums}):
+            value = sum(sums.get(name, 0.0) for sums, _ in summed)
             metrics[name] = value if name == "loss" else value / tokens
-        for name in sorted({name for _, extremes in found for name in extremes}):
+        for name in sorted({name for _, extremes in summed for name in extremes}):
             choose = min if name.endswith("_min") else max
-            metrics[name] = choose(value for _, extremes in found for value in extremes.get(name, ()))
+            metrics[name] = choose(value for _, extremes in summed for value in extremes.get(name, ()))
         return metrics
 
     def _sample(
         self,
         examples: Sequence[Example],
-        known: frozenset[str],
-        update: Update,
+        first: frozenset[str],
+        settings: Update,
         temperature: float,
         seed: int,
-        found: SamplerKl,
+        kl: SamplerKl,
     ) -> None:
-        """Add to `found` one row of each group that the first step, whose logprobs are known for nothing, does not have."""
+        """Add to `kl` one row of each group that is not in the first step (`first`), whose logprobs cost nothing extra."""
         import torch
 
         groups = by_group(examples)
         draw = random.Random(f"sampler {seed} {self.steps}")
-        chosen = [draw.choice(groups[group]) for group in sorted(groups.keys() - known)]
+        chosen = [draw.choice(groups[group]) for group in sorted(groups.keys() - first)]
         rank, processes = _process()
         own = split_evenly(sorted(chosen, key=lambda example: example.row.ids), processes)[rank]
         with torch.no_grad():
-            for rows in micro_batches(own, update.tokens_per_micro_batch):
+            for rows in micro_batches(own, settings.tokens_per_micro_batch):
                 packed = packing.pack([example.row for example in rows], *self._place)
-                found.add(packing.token_logps(self.model, packed, temperature)[0], self._batch(rows, 1.0))
+                kl.add(packing.token_logps(self.model, packed, temperature)[0], self._batch(rows, 1.0))
 
     def _set_checkpointing(self, on: bool) -> None:
-        """Keep each layer's input alone, and compute the rest again on the way back."""
+        """Keep only each layer's input, and compute the rest again in the backward pass."""
         base = self.model.get_base_model()
         if on:
             base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -208,28 +213,28 @@ class Trainer:
         head = self.model.get_output_embeddings().weight
         return head.dtype, head.device
 
-    def _steps(self, examples: Sequence[Example], update: Update, seed: int) -> list[Step]:
-        """The rows of each optimiser step of a pass: groups in a seeded order, whole but where a step ends."""
+    def _steps(self, examples: Sequence[Example], settings: Update, seed: int) -> list[OptimizerStep]:
+        """The rows of each optimiser step of a pass: groups in a seeded order, cut only where a step ends."""
         groups = by_group(examples)
         order = random.Random(f"update {seed} {self.steps}").sample(sorted(groups), len(groups))
         rows = [example for group in order for example in groups[group]]
         total = sum(sum(example.row.mask) for example in rows)
-        count = min(update.steps_per_generation, len(rows))
-        if count < update.steps_per_generation:
-            say(f"{count} optimiser steps a pass, not {update.steps_per_generation}: no more rows carry a signal")
-        window = total / count  # tokens by which dapo and cispo divide, as TRL does
+        count = min(settings.steps_per_generation, len(rows))
+        if count < settings.steps_per_generation:
+            say(f"{count} optimiser steps per pass, not {settings.steps_per_generation}: no more rows carry a signal")
+        window = total / count  # tokens by which dapo and cispo divide, as in TRL
         rank, processes = _process()
         steps = []
         for chosen in split_evenly(rows, count):
             chosen.sort(key=lambda example: example.row.ids)
             own = split_evenly(chosen, processes)[rank]
-            batches = [self._batch(part, window) for part in micro_batches(own, update.tokens_per_micro_batch)]
+            batches = [self._batch(part, window) for part in micro_batches(own, settings.tokens_per_micro_batch)]
             tokens = float(sum(sum(example.row.mask) for example in chosen))
-            steps.append(Step(batches, len(chosen), tokens, frozenset(example.group for example in chosen)))
+            steps.append(OptimizerStep(batches, len(chosen), tokens, frozenset(example.group for example in chosen)))
         return steps
 
     def _batch(self, examples: Sequence[Example], window: float) -> dict[str, Any]:
-        """A micro-batch in TRL's names, of sampled tokens alone."""
+        """A micro-batch under TRL's names, with sampled tokens only."""
         import torch
 
         _, device = self._place
@@ -238,7 +243,7 @@ class Trainer:
             for example in examples
         ]
         logps = torch.tensor(packing.padded(sampled), dtype=torch.float32, device=device)
-        mask = torch.tensor(packing.padded([[1.0] * len(one) for one in sampled]), dtype=torch.float32, device=device)
+        mask = torch.tensor(packing.padded([[1.0] * len(row) for row in sampled]), dtype=torch.float32, device=device)
         return {
             "examples": examples,
             "prompt_ids": torch.zeros((len(examples), 0), dtype=torch.long, device=device),
@@ -253,32 +258,32 @@ class Trainer:
         }
 
     def _reference(self, packed: packing.Packed, temperature: float) -> Any:
-        """Logprobs of the base policy: the same model with its adapter off."""
+        """Logprobs [B, S] of the base policy: the same model with its adapter disabled."""
         import torch
 
         with torch.no_grad(), self.model.disable_adapter():
             return packing.token_logps(self.model, packed, temperature)[0]
 
-    def _correct(self, steps: list[Step], update: Update, temperature: float, found: SamplerKl) -> None:
-        """The policy before the update by the trainer's own logprobs, and how far the sampler was from it, as TRL has it."""
+    def _correct(self, steps: list[OptimizerStep], settings: Update, temperature: float, kl: SamplerKl) -> None:
+        """Take the old policy's logprobs from the trainer, and add the importance ratio to the sampler, as TRL does."""
         import torch
 
         with torch.no_grad():
             for batch in (batch for step in steps for batch in step.batches):
                 packed = packing.pack([example.row for example in batch["examples"]], *self._place)
                 old, _ = packing.token_logps(self.model, packed, temperature)
-                found.add(old, batch)
+                kl.add(old, batch)
                 batch["old_per_token_logps"] = old
                 batch["importance_sampling_ratio"] = sampler_ratio(
-                    old, batch["sampling_per_token_logps"], packed.mask, update
+                    old, batch["sampling_per_token_logps"], packed.mask, settings
                 )
 
     @staticmethod
-    def _accumulate(loss: TrlLoss, batch: dict[str, Any], step: Step) -> float:
-        """Backward of one micro-batch's part of its step's loss. Any split of a step gives the same gradient.
+    def _accumulate(loss: TrlLoss, batch: dict[str, Any], step: OptimizerStep) -> float:
+        """Backward pass of a micro-batch's share of its step's loss. Any split of a step gives the same gradient.
 
-        TRL divides by the number of micro-batches, as if they were equal; here each counts by its rows, for bnpo by its
-        tokens. dapo and cispo divide by the tokens of the step's window themselves.
+        TRL divides by the number of micro-batches, as if they were equal; here each is weighted by its rows, for bnpo by
+        its tokens. dapo and cispo divide by the tokens of the step's window themselves.
         """
         share = len(batch["examples"]) / step.rows
         if loss.loss_type == "bnpo":
@@ -289,7 +294,7 @@ class Trainer:
         return float(value.detach())
 
     def _sum_gradients(self) -> None:
-        """Over processes: each holds the gradient of its own rows' part of the step's loss."""
+        """Sum over processes: each has the gradient of its own rows' share of the step's loss."""
         if _process()[1] > 1:
             import torch
 
@@ -299,47 +304,48 @@ class Trainer:
                 torch.distributed.all_reduce(weight.grad)
 
     @staticmethod
-    def _over_all(found: SamplerKl) -> float:
-        """Nats a token, over what every process found."""
-        parts = _over_processes((found.nats, found.tokens))
+    def _over_all(kl: SamplerKl) -> float:
+        """Nats per token, over the rows of all processes."""
+        parts = _over_processes((kl.nats, kl.tokens))
         return sum(nats for nats, _ in parts) / sum(tokens for _, tokens in parts)
 
 
-def set_rate(optimizer: Any, update: Update, done: int) -> None:
-    """The learning rate of the step after `done`: transformers' schedules, as a function of the count alone."""
-    if update.lr_scheduler_type == "constant" and not update.warmup_steps:
+def set_rate(optimizer: Any, settings: Update, steps: int) -> None:
+    """Set the learning rate after `steps` optimiser steps: transformers' schedules, as a function of the count alone."""
+    if settings.lr_scheduler_type == "constant" and not settings.warmup_steps:
         return
     import torch
     from torch.optim import SGD
     from transformers import get_scheduler
 
-    name = "constant_with_warmup" if update.lr_scheduler_type == "constant" else update.lr_scheduler_type
-    schedule = get_scheduler(name, SGD([torch.zeros(1)]), update.warmup_steps, update.max_steps)
-    rate = update.learning_rate * schedule.lr_lambdas[0](done)
+    name = "constant_with_warmup" if settings.lr_scheduler_type == "constant" else settings.lr_scheduler_type
+    schedule = get_scheduler(name, SGD([torch.zeros(1)]), settings.warmup_steps, settings.max_steps)
+    rate = settings.learning_rate * schedule.lr_lambdas[0](steps)
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
-def check_schedule(update: Update, steps: int) -> None:
-    """UserError where the schedule ends before the update does: it would go on with no learning rate."""
-    if update.max_steps is not None and steps > update.max_steps:
+def check_schedule(settings: Update, steps: int) -> None:
+    """UserError where the schedule ends before the update does: the rest would have a learning rate of 0."""
+    if settings.max_steps is not None and steps > settings.max_steps:
         raise UserError(
-            f"update.max_steps is {update.max_steps}, and this update ends at optimiser step {steps}: the "
-            f"{update.lr_scheduler_type} schedule ends before; raise it (iterations × steps_per_generation × num_iterations)"
+            f"update.max_steps is {settings.max_steps}, and this update ends at optimiser step {steps}: the "
+            f"{settings.lr_scheduler_type} schedule ends before; raise it (iterations × steps_per_generation × "
+            "num_iterations)"
         )
 
 
-def _over_processes(found: Any) -> list[Any]:
-    """What every process found, in the order of their ranks."""
+def _over_processes(value: Any) -> list[Any]:
+    """This value of every process, in the order of their ranks."""
     if _process()[1] == 1:
-        return [found]
+        return [value]
     import torch
 
     gathered: list[Any] = [None] * _process()[1]
-    torch.distributed.all_gather_object(gathered, found)
+    torch.distributed.all_gather_object(gathered, value)
     return gathered
 
 
 def _process() -> tuple[int, int]:
-    """(this process, how many) of `accelerate launch`; (0, 1) without it."""
+    """(rank of this process, number of processes) of `accelerate launch`; (0, 1) without it."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,9 +1,9 @@
-"""Parts of a decoder layer with a backward of their own: fewer passes over memory than autograd makes of their formulas.
+"""Parts of a decoder layer with backward passes of their own, which go over memory less often than autograd's would.
 
-Of an update on a CPU, a third in float32 and two thirds in bfloat16 are not matrix products (26 M parameters). Here an
-adapter's layers that read the same input share their gradient's sum, and norms and rotary places are made a block at a time,
-that each pass finds in the cache what the last one wrote. (The same idea on GPUs: Hsu et al. 2024, "Liger Kernel",
-arXiv:2410.10989.)
+On a CPU, a third of an update in float32, and two thirds in bfloat16, are not matrix products (26 M parameters). Here
+adapted layers with the same input sum its gradient in one tensor, and norms and rotary embeddings are computed block by
+block, so that each pass reads from the cache what the last one wrote. (The same idea on GPUs: Hsu et al. 2024, "Liger
+Kernel", arXiv:2410.10989.)
 
 Inner sums are float32, results have the input's type. The base model is frozen: only adapters and inputs have gradients.
 Importing this imports torch. Shapes: T tokens, H heads, D head size, N rows of some width, V vocabulary, r rank.
@@ -21,17 +21,15 @@ from torch.autograd import Function
 from torch.nn.functional import linear
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-BLOCK = 2**17  # numbers of a block: 512 KiB, of which a core's cache holds several
-LOGITS = 2**24  # the same of logits: 64 MiB
-# transformers' classes that compute what the functions below do; others keep their own forward
+BLOCK = 2**17  # numbers per block: 512 KiB, several of which fit into a core's cache
+LOGITS = 2**24  # numbers per block of logits: 64 MiB
+# transformers' classes that compute the same as the functions below; other classes keep their own forward
 NORMS = {"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"}
 ATTENTION = {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"}
 
 
 def replace_forwards(model: Any) -> None:
-    """Let a PEFT model with packed attention (steps/training/packing.py) compute as it is done here, where its layers
-    are such.
-    """
+    """Replace the forwards of a PEFT model with packed attention (steps/training/packing.py), in layers of known classes."""
     from peft.tuners.lora import Linear
 
     for module in model.modules():
@@ -59,9 +57,9 @@ def _norm_forward(module: Any, x: Tensor) -> Tensor:
 def _attention_forward(module: Any, hidden_states: Tensor, packed: Any = None, **options: Any) -> tuple[Tensor, Any]:
     if packed is None:  # plain rows
         return type(module).forward(module, hidden_states, **options)
-    cos, sin = (one.squeeze(0) for one in options["position_embeddings"])
-    kind = hidden_states.dtype if hidden_states.is_cuda else torch.float32  # what attention is computed in
-    q, k, v = (one.view(one.shape[1], -1, module.head_dim) for one in project(hidden_states, _projections(module)))
+    cos, sin = (part.squeeze(0) for part in options["position_embeddings"])
+    kind = hidden_states.dtype if hidden_states.is_cuda else torch.float32  # dtype of the attention
+    q, k, v = (out.view(out.shape[1], -1, module.head_dim) for out in project(hidden_states, _projections(module)))
     turned = []
     for heads, norm in ((q, getattr(module, "q_norm", None)), (k, getattr(module, "k_norm", None))):
         scale, epsilon = (norm.weight, norm.variance_epsilon) if norm else (None, 0.0)
@@ -74,7 +72,7 @@ def _attention_forward(module: Any, hidden_states: Tensor, packed: Any = None, *
 
 
 def project(x: Tensor, layers: Sequence[Any]) -> list[Tensor]:
-    """PEFT's linear layers of one input [..., in], each with one LoRA adapter and no dropout: [..., out] of each."""
+    """PEFT's linear layers of the same input [..., in], each with one LoRA adapter and no dropout: [..., out] of each."""
     if layers[0].disable_adapters:
         return [layer.base_layer(x) for layer in layers]
     [name] = layers[0].active_adapters
@@ -87,15 +85,15 @@ def project(x: Tensor, layers: Sequence[Any]) -> list[Tensor]:
 
 
 class _Projections(Function):
-    """Of x [T, in], for weight, bias, A and B of each layer: x Wᵀ + bias + scale · (x Aᵀ) Bᵀ."""
+    """x Wᵀ + bias + scale · (x Aᵀ) Bᵀ of x [T, in], for the weight W, bias, A and B of each layer."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float, *tensors: Any) -> tuple[Tensor, ...]:
         weights, biases, downs, ups = (tensors[kind::4] for kind in range(4))
-        down = torch.cat(downs).to(x.dtype)  # as vLLM has them
+        down = torch.cat(downs).to(x.dtype)  # as in vLLM
         ups = tuple(up.to(x.dtype) for up in ups)
         inner = (x @ down.T).mul_(scale)  # [T, r of all]
-        ctx.scale, ctx.ranks = scale, [len(one) for one in downs]
+        ctx.scale, ctx.ranks = scale, [len(down) for down in downs]
         ctx.save_for_backward(x, inner, down, *weights, *ups)
         return tuple(
             linear(x, weight, bias).addmm_(part, up.T)
@@ -104,15 +102,15 @@ class _Projections(Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Any, ...]:
-        x, inner, down, *rest = ctx.saved_tensors
-        weights, ups = rest[: len(slopes)], rest[len(slopes) :]
+        x, inner, down, *matrices = ctx.saved_tensors
+        weights, ups = matrices[: len(slopes)], matrices[len(slopes) :]
         back = torch.empty_like(inner)
         grads: list[Any] = []
         total = None
         parts = zip(slopes, weights, ups, inner.split(ctx.ranks, 1), back.split(ctx.ranks, 1), strict=True)
         for slope, weight, up, part, to in parts:
             to.copy_(slope @ up)
-            by_up = (part.T @ slope).T  # the other way round takes twice as long in float32
+            by_up = (part.T @ slope).T  # slope.T @ part takes twice as long in float32
             grads += [None, None, None, by_up.float()]
             if ctx.needs_input_grad[0]:
                 total = slope @ weight if total is None else total.addmm_(slope, weight)
@@ -131,8 +129,8 @@ class _Norm(Function):
         out = torch.empty_like(x)
         inverse = torch.empty(len(x), 1, dtype=torch.float32, device=x.device)
         for part in _blocks(x):
-            one, inverse[part] = _inverse(x[part], epsilon)
-            torch.mul((one * inverse[part]).to(x.dtype), weight, out=out[part])
+            block, inverse[part] = _inverse(x[part], epsilon)
+            torch.mul((block * inverse[part]).to(x.dtype), weight, out=out[part])
         ctx.save_for_backward(x, weight, inverse)
         return out
 
@@ -146,7 +144,7 @@ class _Norm(Function):
 
 
 class _NormRope(Function):
-    """Heads [T, H, D], with their norm where weight is given, turned by their places (Su et al. 2021, arXiv:2104.09864)."""
+    """Rotary embedding (Su et al. 2021, arXiv:2104.09864) of heads [T, H, D], after their norm where there is a weight."""
 
     @staticmethod
     def forward(
@@ -155,11 +153,11 @@ class _NormRope(Function):
         out = torch.empty(x.shape, dtype=kind, device=x.device)
         inverse = torch.empty(*x.shape[:2], 1, dtype=torch.float32, device=x.device)
         for part in _blocks(x):
-            one = x[part].float()
+            block = x[part].float()
             if weight is not None:
-                one, inverse[part] = _inverse(one, epsilon)
-                one = (one * inverse[part]).mul_(weight)
-            out[part] = _turn(one, cos[part], sin[part])
+                block, inverse[part] = _inverse(block, epsilon)
+                block = (block * inverse[part]).mul_(weight)
+            out[part] = _turn(block, cos[part], sin[part])
         ctx.save_for_backward(x, weight, inverse, cos, sin)
         return out
 
@@ -168,13 +166,13 @@ class _NormRope(Function):
         x, weight, inverse, cos, sin = ctx.saved_tensors
         out = torch.empty_like(x)
         for part in _blocks(x):
-            one = _turn(slope[part].float(), cos[part], sin[part].neg().roll(sin.shape[-1] // 2, -1))
-            out[part] = one if weight is None else _norm_back(x[part], one.mul_(weight), inverse[part])
+            back = _turn(slope[part].float(), cos[part], sin[part].neg().roll(sin.shape[-1] // 2, -1))
+            out[part] = back if weight is None else _norm_back(x[part], back.mul_(weight), inverse[part])
         return out, None, None, None, None, None
 
 
 def _blocks(x: Tensor) -> Iterator[slice]:
-    """Slices of x's first dimension; the whole of it on a GPU, which has no cache of that size."""
+    """Slices of x's first dimension; on a GPU one slice, because its caches are smaller than a block."""
     rows = max(1, len(x) if x.is_cuda else BLOCK // x.shape[1:].numel())
     return (slice(start, start + rows) for start in range(0, len(x), rows))
 
@@ -186,10 +184,10 @@ def _inverse(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 
 
 def _norm_back(x: Tensor, slope: Tensor, inverse: Tensor) -> Tensor:
-    """The gradient by x of a norm without weight. Writes to `slope`."""
-    one = x.float() * inverse
-    along = torch.linalg.vecdot(slope, one)[..., None] / x.shape[-1]
-    return slope.sub_(one.mul_(along)).mul_(inverse)
+    """The gradient by x of a norm without weight. Overwrites `slope`."""
+    normed = x.float() * inverse
+    along = torch.linalg.vecdot(slope, normed)[..., None] / x.shape[-1]
+    return slope.sub_(normed.mul_(along)).mul_(inverse)
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -205,8 +203,8 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class _LogSoftmax(Function):
     """Logprobs [N] of targets and entropies [N] from hidden states [N, width] and a frozen head [V, width].
 
-    The gradient of a token's logprob by its hidden state does not depend on what comes after, but for a factor: it is made
-    at once, so that no logits are kept.
+    What comes after this function only scales the gradient of a token's logprob by its hidden state. The gradient is
+    therefore computed in the forward pass, and no logits are kept.
     """
 
     @staticmethod

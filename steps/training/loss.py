@@ -1,7 +1,7 @@
-"""The loss of an update: TRL's own, and how far the sampler may be from the policy that is trained.
+"""The loss of an update, which is TRL's own, and the check that the sampler was the policy that is trained.
 
-`GRPOTrainer._compute_loss` (variants as TRL documents them) is called with a stand-in that holds the attributes which it
-reads, so that a knob TRL adds fails loudly instead of being ignored.
+`GRPOTrainer._compute_loss` (variants as TRL documents them) is called with a stand-in that has only the attributes which
+it reads. A setting that a new version of TRL reads is then an error, and not ignored.
 
 Shapes: B rows of a micro-batch, S sampled tokens of the longest.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class TrlLoss:
     """The part of a GRPOTrainer that `_compute_loss` reads: one process, no extras.
 
-    A row is its sampled tokens alone: [B, S], the rest of it has been through the model already.
+    Rows hold their sampled tokens only, [B, S]: the whole rows go through the model in packed form.
     """
 
     top_entropy_quantile = 1.0
@@ -30,19 +30,19 @@ class TrlLoss:
     aux_loss_enabled = False
     _entropy_bonus_enabled = False
 
-    def __init__(self, update: Update, model: Any, temperature: float, max_completion_length: int) -> None:
+    def __init__(self, settings: Update, model: Any, temperature: float, max_completion_length: int) -> None:
         self.model = model
         self.temperature = temperature
-        # TRL knows GSPO (Zheng et al. 2025, arXiv:2507.18071) as GRPO with the ratio of whole rows
-        self.loss_type = "grpo" if update.loss_type == "gspo" else update.loss_type
-        self.importance_sampling_level = "sequence" if update.loss_type == "gspo" else "token"
-        self.beta = update.beta
-        self.epsilon_low = update.epsilon
-        self.epsilon_high = update.epsilon_high
-        self.use_vllm = self.vllm_importance_sampling_correction = update.vllm_importance_sampling_correction
+        # in TRL, GSPO (Zheng et al. 2025, arXiv:2507.18071) is GRPO with the ratio of whole rows
+        self.loss_type = "grpo" if settings.loss_type == "gspo" else settings.loss_type
+        self.importance_sampling_level = "sequence" if settings.loss_type == "gspo" else "token"
+        self.beta = settings.beta
+        self.epsilon_low = settings.epsilon
+        self.epsilon_high = settings.epsilon_high
+        self.use_vllm = self.vllm_importance_sampling_correction = settings.vllm_importance_sampling_correction
         self.max_completion_length = max_completion_length
         self.args = SimpleNamespace(
-            delta=None, use_bias_correction_kl=bool(update.use_bias_correction_kl), steps_per_generation=1
+            delta=None, use_bias_correction_kl=bool(settings.use_bias_correction_kl), steps_per_generation=1
         )
         self.current_gradient_accumulation_steps = 1.0
         self.accelerator = SimpleNamespace(
@@ -58,7 +58,7 @@ class TrlLoss:
         return GRPOTrainer._compute_loss(self, self.model, batch)
 
     def take_metrics(self) -> dict[str, float]:
-        """TRL's metrics of the calls since the last time, averaged over them."""
+        """TRL's metrics, averaged over the calls since they were last taken."""
         taken = {name: sum(values) / len(values) for name, values in self._metrics["train"].items()}
         self._metrics["train"].clear()
         return taken
@@ -69,16 +69,17 @@ class TrlLoss:
         return logps, entropies, None
 
 
-def sampler_ratio(old: Any, sampling: Any, mask: Any, update: Update) -> Any:
+def sampler_ratio(old: Any, sampling: Any, mask: Any, settings: Update) -> Any:
     """Truncated importance sampling between sampler and trainer (Yao et al. 2025), in TRL's four modes: [B, S] or [B, 1].
 
-    `truncate` clamps the ratio to the bounds, `mask` sets what is outside to zero; of tokens, or of a row's product.
+    `truncate` clamps the ratio to the bounds, `mask` sets a ratio outside them to zero; both for single tokens, or for the
+    product over a row.
     """
     difference = (old - sampling) * mask
-    level, _, what = str(update.vllm_importance_sampling_mode).partition("_")
+    level, _, what = str(settings.vllm_importance_sampling_mode).partition("_")
     if level == "sequence":
         difference = difference.sum(-1, keepdim=True)
-    low, high = update.vllm_importance_sampling_clip_min, update.vllm_importance_sampling_clip_max
+    low, high = settings.vllm_importance_sampling_clip_min, settings.vllm_importance_sampling_clip_max
     ratio = difference.exp()
     if what == "truncate":
         return ratio if low is high is None else ratio.clamp(low, high)
@@ -87,13 +88,13 @@ def sampler_ratio(old: Any, sampling: Any, mask: Any, update: Update) -> Any:
 
 
 class SamplerKl:
-    """KL(sampler ‖ trainer) in nats a token, of all rows that are added: the k3 estimate (Schulman 2020)."""
+    """KL(sampler ‖ trainer) of all rows that are added, in nats per token: the k3 estimate (Schulman 2020)."""
 
     def __init__(self) -> None:
         self.nats = self.tokens = 0.0
 
     def add(self, logps: Any, batch: dict[str, Any]) -> None:
-        """The trainer's logprobs [B, S] of a micro-batch."""
+        """Add a micro-batch with the trainer's logprobs [B, S]."""
         mask = batch["completion_mask"]
         self.nats += sampler_kl(logps, batch["sampling_per_token_logps"], mask)
         self.tokens += float(mask.sum())
@@ -106,7 +107,7 @@ def sampler_kl(logps: Any, sampling: Any, mask: Any) -> float:
 
 
 def check_sampler(kl: float, limit: float) -> float:
-    """The trajectories must come from the policy that is trained: UserError where they do not."""
+    """Returns the KL (nats per token). UserError where another policy than the trained one made the trajectories."""
     if not kl <= limit:
         raise UserError(
             f"the trajectories were not sampled by the policy that is being trained: KL(sampler ‖ trainer) is {kl:.2e} nats "

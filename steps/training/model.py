@@ -1,4 +1,4 @@
-"""A base model with a LoRA adapter, as an update wants it: packed attention, no dropout, a shorter forward of its layers."""
+"""A base model with a LoRA adapter, prepared for updates: packed attention, no dropout, faster layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def load_model(policy: Policy) -> Any:
-    """The policy's base model with a fresh adapter, drawn from torch's seed. UserError where it does not fit."""
+    """The policy's base model with a fresh adapter, drawn with torch's seed. UserError for unsupported layers."""
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -21,7 +21,7 @@ def load_model(policy: Policy) -> Any:
     base = loading.load_model(policy)
     packing.prepare(base)
     for layer in base.modules():
-        if isinstance(layer, torch.nn.Dropout):  # the sampler has none, and ratios would measure it
+        if isinstance(layer, torch.nn.Dropout):  # the sampler has no dropout, so the ratios would measure it
             layer.p = 0.0
     lora = LoraConfig(
         r=policy.lora.rank,

@@ -1,12 +1,13 @@
-"""Rows without padding, and what rows share computed once: the forward pass of an update.
+"""The forward pass of an update: rows without padding, and tokens that rows share computed once.
 
-Attempts at one scenario begin with the same prompt, and often go on alike for a turn or two. Rows that begin alike form a
-trie; each of its tokens passes through the model once (U unique tokens), and attends to the path that leads to it. That is
-exact, gradients included: a causal model's hidden state depends on the path alone, and a shared token's gradient is the sum
-of what its rows send back. (Prompts shared within a group: "Prefix Grouper", Liu et al. 2025, arXiv:2506.05433.)
+Attempts at one scenario begin with the same prompt, and are often the same for a turn or two more. Rows with a common
+beginning form a trie; each of its tokens passes through the model once (U unique tokens), and attends to the path that
+leads to it. This is exact, gradients included: a causal model's hidden state depends on the path only, and a shared
+token's gradient is the sum over its rows. (For prompts that a group shares: "Prefix Grouper", Liu et al. 2025,
+arXiv:2506.05433.)
 
-Linear layers see [1, U, width] and know nothing of this; a model's attention is replaced by `attention`, through
-transformers' AttentionInterface. Logits are made for sampled tokens alone, a block at a time, and never kept.
+Linear layers see [1, U, width] and need no change; a model's attention is replaced by `attention`, through transformers'
+AttentionInterface. Logits are computed for sampled tokens only, block by block, and never kept.
 
 Shapes: B rows, S sampled tokens of the longest row, N unique sampled tokens, V vocabulary, W width, H heads, D head size.
 """
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     import torch
 
 NAME = "shared_prefix"  # of the attention, as transformers knows it
-QUERIES = 256  # tokens of a row that attend together: fewer make smaller masks and more calls
-WASTE = 1.15  # padded queries × keys that a call may compute, over those asked for
-SMALL = 20_000  # queries × keys that are not worth a call of their own
-ALIKE = 64  # lengths of stretches that differ by less may stand in one call
+QUERIES = 256  # most tokens of a row that attend together; fewer would mean smaller masks and more calls
+WASTE = 1.15  # most queries × keys of a padded call, as a multiple of the needed ones
+SMALL = 20_000  # queries × keys that are too few for a call of their own
+ALIKE = 64  # stretches whose lengths differ by less are sorted side by side
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """One call of the attention kernel: stretches of rows, each attending to its path."""
 
     own: torch.Tensor  # [n, Q] places of the queries among the unique tokens; padded with 0
@@ -44,16 +45,16 @@ class Packed(NamedTuple):
 
     ids: torch.Tensor  # [1, U]
     positions: torch.Tensor  # [1, U] in the row
-    calls: list[Call]
-    back: torch.Tensor  # [U] where a token's result is among the calls' results, one after the other
-    before: torch.Tensor  # [N] place of the token before a sampled one: its hidden state predicts it
+    calls: list[AttentionCall]
+    back: torch.Tensor  # [U] place of a token's result in the concatenated results of the calls
+    before: torch.Tensor  # [N] place of the token before each sampled one; its hidden state predicts the sampled one
     targets: torch.Tensor  # [N] sampled token ids
-    rows: torch.Tensor  # [B, S] a row's sampled tokens among the N
-    mask: torch.Tensor  # [B, S] 1 where there is one
+    rows: torch.Tensor  # [B, S] places of a row's sampled tokens among the N
+    mask: torch.Tensor  # [B, S] 1 for a sampled token, 0 for padding
 
 
 def shared(row: Any, other: Any) -> int:
-    """How many tokens two rows (lists or arrays of ids) begin with alike."""
+    """How many tokens two rows (lists or arrays of ids) have in common at their beginning."""
     import numpy as np
 
     length = min(len(row), len(other))
@@ -62,14 +63,14 @@ def shared(row: Any, other: Any) -> int:
 
 
 def pack(rows: Sequence[Row], dtype: Any = None, device: Any = None) -> Packed:
-    """Pack rows; `dtype` is the model's. Sorted, a row shares most with the row before it."""
+    """Pack rows for a model of this dtype. In sorted order each row shares most with the row before it."""
     import numpy as np
     import torch
 
     tokens = [np.asarray(row.ids, dtype=np.int64) for row in rows]
     order = sorted(range(len(rows)), key=lambda index: rows[index].ids)
     paths: list[np.ndarray] = [np.empty(0, np.int64)] * len(rows)
-    starts = [0] * len(rows)  # of what a row owns
+    starts = [0] * len(rows)  # of the tokens that a row does not share with the row before it
     total, previous = 0, None
     for index in order:
         start = 0 if previous is None else shared(tokens[index], tokens[previous])
@@ -92,12 +93,12 @@ def pack(rows: Sequence[Row], dtype: Any = None, device: Any = None) -> Packed:
     return Packed(
         ids=tensor(ids)[None],
         positions=tensor(positions)[None],
-        calls=[Call(tensor(own), tensor(path), tensor(mask, dtype)) for own, path, mask in calls],
+        calls=[AttentionCall(tensor(own), tensor(path), tensor(mask, dtype)) for own, path, mask in calls],
         back=tensor(back),
         before=tensor(before[is_sampled]),
         targets=tensor(ids[is_sampled]),
         rows=tensor(padded(sampled)),
-        mask=tensor(padded([np.ones(len(one)) for one in sampled]), torch.float32),
+        mask=tensor(padded([np.ones(len(row)) for row in sampled]), torch.float32),
     )
 
 
@@ -112,7 +113,7 @@ def padded(values: Sequence[Any]) -> np.ndarray:
 
 
 def _calls(paths: list[np.ndarray], starts: list[int], total: int) -> tuple[list[tuple[Any, Any, Any]], np.ndarray]:
-    """Stretches of at most QUERIES tokens of each row's own, those of like size in one padded call."""
+    """Stretches of at most QUERIES of a row's own tokens; stretches of similar size form one padded call."""
     import numpy as np
 
     stretches = []  # (queries, keys, row)
@@ -123,7 +124,9 @@ def _calls(paths: list[np.ndarray], starts: list[int], total: int) -> tuple[list
         stretches += [(end - begin, end, index) for begin, end in pairwise(ends)]
     batches: list[list[tuple[int, int, int]]] = []
     asked = longest = most = 0
-    for queries, keys, index in sorted(stretches, key=lambda one: (one[0] // ALIKE, one[1] // ALIKE, one)):
+    for queries, keys, index in sorted(
+        stretches, key=lambda stretch: (stretch[0] // ALIKE, stretch[1] // ALIKE, stretch)
+    ):
         longest, most = max(longest, keys), max(most, queries)
         if not batches or (len(batches[-1]) + 1) * most * longest > WASTE * (asked + queries * keys) + SMALL:
             batches.append([])
@@ -132,7 +135,7 @@ def _calls(paths: list[np.ndarray], starts: list[int], total: int) -> tuple[list
         asked += queries * keys
     calls, places = [], []
     for batch in batches:
-        most, longest = (max(one[side] for one in batch) for side in (0, 1))
+        most, longest = (max(stretch[side] for stretch in batch) for side in (0, 1))
         places_own, path = np.full((len(batch), most), -1), np.zeros((len(batch), longest), np.int64)
         mask = np.full((len(batch), 1, most, longest), -np.inf, np.float32)
         mask[..., 0] = 0  # a padded query needs a key to attend to
@@ -159,7 +162,7 @@ def attention(
     packed: Packed | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of unique tokens along their paths; without `packed`, transformers' own of plain rows.
+    """Attention of unique tokens along their paths; without `packed`, transformers' own attention of plain rows.
 
     query [1, H, U, D], key and value with as many heads or a divisor of it; returns [1, U, H, D of value].
     """
@@ -181,16 +184,17 @@ def attention(
             f"policy.base_model: attends to {window} tokens back, and a row has {longest}; lower policy.context"
         )
     grouped = query.shape[1] != key.shape[1]
-    if grouped and query.is_cuda:  # no kernel there takes groups and a mask
-        key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for one in (key, value))
+    if grouped and query.is_cuda:  # no CUDA kernel takes both groups and a mask
+        key, value = (heads.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for heads in (key, value))
         grouped = False
-    q, k, v = (one.squeeze(0).transpose(0, 1) for one in (query, key, value))  # [U, H, D]
+    q, k, v = (heads.squeeze(0).transpose(0, 1) for heads in (query, key, value))  # [U, H, D]
     if not query.is_cuda:
         q, k, v = q.float(), k.float(), v.float()
-    # gathered for all calls at once: a gradient of each call's own would be as large as all tokens
+    # gathered for all calls at once: otherwise the gradient of each call would be as large as that of all tokens
     own, paths = (torch.cat([call[side].view(-1) for call in packed.calls]) for side in (0, 1))
     queries = q.index_select(0, own).split([call.own.numel() for call in packed.calls])
-    keys, values = (one.index_select(0, paths).split([call.path.numel() for call in packed.calls]) for one in (k, v))
+    sizes = [call.path.numel() for call in packed.calls]
+    keys, values = (heads.index_select(0, paths).split(sizes) for heads in (k, v))
     results = []
     for call, call_q, call_k, call_v in zip(packed.calls, queries, keys, values, strict=True):
         out = scaled_dot_product_attention(
@@ -206,7 +210,7 @@ def attention(
 
 
 def prepare(model: Any) -> None:
-    """Give a causal model this attention. UserError where its layers are of another kind."""
+    """Give a causal model this attention. UserError where its layers need something else."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
@@ -226,14 +230,14 @@ def prepare(model: Any) -> None:
 
 
 def _mask(*arguments: Any, **more: Any) -> Any:
-    """transformers' mask for a padded batch; none for packed rows, which have their own."""
+    """transformers' mask for a padded batch; None for packed rows, whose calls have masks."""
     from transformers.masking_utils import sdpa_mask
 
     return None if more.get("attention_mask") is None else sdpa_mask(*arguments, **more)
 
 
 def token_logps(model: Any, packed: Packed, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprobs and entropies (nats) of rows' sampled tokens, zero beside them: two [B, S]. Entropies have no gradient."""
+    """Logprobs and entropies (nats) of the rows' sampled tokens: two [B, S], 0 where padded. Entropies have no gradient."""
     from steps.training.layers import log_softmax
 
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -1,4 +1,4 @@
-"""What an iteration cost and wasted, by a table made by hand, and held to what the update itself counts."""
+"""What an iteration cost and wasted, by a table made by hand, and compared with what the trainer itself counts."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class Counting(grpo.Trainer):
     def __init__(self, *_: Any, **__: Any) -> None:
         self.adapter_hash, self.vocabulary, self.steps = ADAPTER, 10, 0
 
-    def update(
-        self, examples: Sequence[Example], update: params.Update, temperature: float, seed: int
+    def train(
+        self, examples: Sequence[Example], settings: params.Update, temperature: float, seed: int
     ) -> dict[str, float]:
-        Counting.tokens = sum(step.tokens for step in self._steps(examples, update, seed))
+        Counting.tokens = sum(step.tokens for step in self._steps(examples, settings, seed))
         return {}
 
     def _batch(self, examples: Sequence[Example], window: float) -> dict[str, Any]:
@@ -106,6 +106,7 @@ def updated(
         folder / "checkpoint",
         folder / "metrics.json",
         params.load(root / "params.yaml", params.UpdateParams),
+        folder / "fates.json",
     )
     return folder
 
@@ -225,14 +226,29 @@ def test_no_episode_had_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_files_of_different_updates_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = by_hand(tmp_path, monkeypatch, truncated_completions="mask")
-    with pytest.raises(UserError, match=r"they are of different updates, or params\.yaml is not what it ran with"):
-        waste.waste(folder, params.Update())
-    (folder / "metrics.json").unlink()
-    with pytest.raises(UserError, match=r"metrics\.json does not exist: the stage update makes it"):
+    fates = json.loads((folder / "fates.json").read_text())
+    for changed in (fates | {"f0": "gradient"}, {name: fates[name] for name in list(fates)[1:]}):
+        (folder / "fates.json").write_text(json.dumps(changed))
+        with pytest.raises(UserError, match=r"fates\.json does not fit trajectories\.parquet .*of different updates"):
+            waste.waste(folder)
+
+
+@pytest.mark.parametrize("text", ['["gradient"]', '{"a0": "lost"}'])
+def test_what_is_no_fate_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    folder = by_hand(tmp_path, monkeypatch)
+    (folder / "fates.json").write_text(text)
+    with pytest.raises(UserError, match=r"fates\.json cannot be read \(it holds no fates\): make it again"):
         waste.waste(folder)
 
 
-@pytest.mark.parametrize("name", ["trajectories.parquet", "rewards.parquet"])
+def test_a_run_from_before_fates_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = by_hand(tmp_path, monkeypatch)
+    (folder / "fates.json").unlink()
+    with pytest.raises(UserError, match=r"fates\.json does not exist: the stage update makes it \(`dvc repro`\)"):
+        waste.waste(folder)
+
+
+@pytest.mark.parametrize("name", ["trajectories.parquet", "fates.json"])
 def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     folder = by_hand(tmp_path, monkeypatch)
     (folder / name).write_text("no parquet")
@@ -254,7 +270,7 @@ def test_tracking_logs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     entries: dict[str, Any] = {f"{stage}@001": {"deps": [], "outs": []} for stage in ("update", "score")}
     metrics, _ = tracker._measured("001", entries, None)
     assert metrics["waste/unscored"] == pytest.approx(0.11)
-    (folder / "rewards.parquet").unlink()
+    (folder / "fates.json").unlink()
     metrics, _ = tracker._measured("001", entries, None)
     assert "waste/unscored" not in metrics
     assert any(text.startswith("waste/ is left out: ") for text in told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -336,6 +337,20 @@ def test_exponents_without_a_dot_are_numbers(tmp_path: Path) -> None:
     """YAML 1.1 reads 2e-3 as a text; it must not be refused or taken for another number."""
     (tmp_path / "params.yaml").write_text("update: {learning_rate: 2e-3}\n")
     assert load(tmp_path / "params.yaml", Params).update.learning_rate == 0.002
+
+
+def test_every_field_says_what_it_is() -> None:
+    """A text stands under each field of a section."""
+    silent = []
+    for name in ("params_sections", "params_update"):
+        for section in ast.walk(ast.parse((ROOT / f"steps/core/{name}.py").read_text())):
+            if isinstance(section, ast.ClassDef):
+                assert ast.get_docstring(section), section.name
+                for field, text in zip(section.body, [*section.body[1:], None], strict=True):
+                    is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+                    if isinstance(field, ast.AnnAssign) and not is_text:
+                        silent.append(f"{section.name}.{ast.unparse(field.target)}")
+    assert silent == []
 
 
 def test_a_text_is_checked_before_it_is_written(tmp_path: Path) -> None:

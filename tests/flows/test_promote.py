@@ -31,7 +31,7 @@ from steps.lineage.__main__ import main
 from steps.policy.adapter import adapter_hash
 from steps.project import store
 from steps.project.ledger import Ledger
-from steps.registry import card, decisions, gate, model, publish
+from steps.registry import card, decisions, model, publish, verdict_report
 from steps.registry.gate import Verdict
 
 N = 60
@@ -368,7 +368,7 @@ def test_prefect_shows_the_table_and_the_picture(project: Project, monkeypatch: 
 
         monkeypatch.setattr(f"prefect.artifacts.create_{kind}_artifact", keep)
     show_page(verdict, png)
-    assert artifacts["markdown"] == ("promotion", gate.table(verdict))
+    assert artifacts["markdown"] == ("promotion", verdict_report.table(verdict))
     key, content = artifacts["image"]
     assert key == "verdict"
     assert base64.b64decode(content.removeprefix("data:image/png;base64,")) == png.read_bytes()

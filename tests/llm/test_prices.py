@@ -44,7 +44,7 @@ def test_what_is_given_counts_instead() -> None:
     ],
 )
 def test_another_server_or_model_has_no_price(model: str, url: str) -> None:
-    assert prices.known(model, url) is None
+    assert prices.price_of(model, url) is None
     with pytest.raises(UserError, match="max_cost needs price_in and price_out"):
         given("--model", model, "--url", url, "--max-cost", "1")
 
@@ -55,7 +55,7 @@ def test_the_table_is_sound() -> None:
     for one in prices.PRICES:
         assert 0 < one.price_in <= one.price_out < 100, one
         assert len(one.seen) == 10, one
-        assert prices.known(one.model, f"https://{prices.HOSTS[one.provider]}/v1") == one
+        assert prices.price_of(one.model, f"https://{prices.HOSTS[one.provider]}/v1") == one
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

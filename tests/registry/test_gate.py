@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from steps.core import slices
 from steps.core.errors import UserError
 from steps.core.params import Promote
 from steps.core.records import Evaluation, Reward, Trajectory, write_records
-from steps.core.stats import paired_bootstrap
-from steps.registry import gate
+from steps.registry import gate, verdict_report
 from steps.registry.gate import Side, decide, read_side
 
 KINDS = ("sender", "month")
@@ -52,54 +50,6 @@ def failed(found: gate.Verdict) -> list[str]:
 
 def check(found: gate.Verdict, name: str) -> gate.Check:
     return next(one for one in found.checks if one.name == name)
-
-
-# --- The bootstrap
-
-
-def test_the_interval_of_one_kind_of_difference_is_the_binomials() -> None:
-    """40 of 100 differ, all by +1: a resample's mean is Binomial(100, 0.4) / 100, with 2.5 % at 0.31 and 97.5 % at 0.50."""
-    shares = [math.comb(100, k) * 0.4**k * 0.6 ** (100 - k) for k in range(101)]
-    below = np.cumsum(shares)
-    expected = [int(np.searchsorted(below, level)) / 100 for level in (0.025, 0.975)]
-    assert expected == [0.31, 0.5]
-    found = paired_bootstrap(np.repeat([1, 0], [70, 30]), np.repeat([1, 0], [30, 70]), seed=0)
-    assert found[0] == pytest.approx(0.4)
-    assert found[1:] == pytest.approx((0.31, 0.5), abs=0.011)
-
-
-def test_pairs_and_not_shares_decide() -> None:
-    """Success 0.6 and 0.5 both times. Where the second's wins are among the first's, there is nothing but gain."""
-    first = np.repeat([1, 0], [60, 40])
-    nested = paired_bootstrap(first, np.repeat([1, 0], [50, 50]), seed=0)
-    apart = paired_bootstrap(first, np.repeat([0, 1], [50, 50]), seed=0)
-    assert nested[0] == apart[0] == pytest.approx(0.1)
-    assert nested[1:] == pytest.approx((0.05, 0.16), abs=0.011)  # Binomial(100, 0.1)
-    assert apart[1] < -0.05
-
-
-def test_scores_that_are_no_counts_too() -> None:
-    """Differences with standard deviation s: the interval is the mean ± 1.96 s / √n, near enough at n = 400."""
-    rng = np.random.default_rng(5)
-    other, gain = rng.random(400), rng.normal(0.05, 0.2, 400)
-    difference, low, high = paired_bootstrap(other + gain, other, seed=1)
-    half = 1.96 * gain.std() / 20
-    assert difference == pytest.approx(gain.mean())
-    assert (low, high) == pytest.approx((gain.mean() - half, gain.mean() + half), abs=0.002)
-
-
-def test_the_seed_is_all_that_is_random() -> None:
-    rng = np.random.default_rng(3)
-    one, other = rng.random(50), rng.random(50)
-    assert paired_bootstrap(one, other, seed=7) == paired_bootstrap(one, other, seed=7)
-    assert paired_bootstrap(one, other, seed=7) != paired_bootstrap(one, other, seed=8)
-    assert paired_bootstrap(one, one, seed=7) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("lengths", [(3, 4), (0, 0)])
-def test_what_cannot_be_paired_is_refused(lengths: tuple[int, int]) -> None:
-    with pytest.raises(UserError, match="cannot be paired: evaluate both on the same scenarios"):
-        paired_bootstrap(np.zeros(lengths[0]), np.zeros(lengths[1]), seed=0)
 
 
 # --- The decision
@@ -329,7 +279,7 @@ def test_what_is_no_evaluation_of_these_scenarios_is_one_sentence(tmp_path: Path
 def test_the_table_and_the_picture_say_what_the_verdict_says(tmp_path: Path) -> None:
     champion, scripted = side("old", range(78)), side("scripted", range(95))
     found = verdict(side("c", range(70)), side("b", range(30)), champion=champion, scripted=scripted)
-    text = gate.table(found)
+    text = verdict_report.table(found)
     assert text.startswith("# Not promoted\n\nfailed: champion; success 0.700 against 0.780 of the champion: -0.080 [")
     assert "| champion | **no** | -0.1" in text
     assert "| contamination | yes | +0.000 | +0.000 | 0 pairs" in text
@@ -338,7 +288,7 @@ def test_the_table_and_the_picture_say_what_the_verdict_says(tmp_path: Path) -> 
     assert "100 scenarios: 0 won and 8 lost against the champion" in text
     assert found.hash in text
     for name in ("one.png", "two.png"):
-        gate.picture(found, tmp_path / name)
+        verdict_report.picture(found, tmp_path / name)
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "two.png"]

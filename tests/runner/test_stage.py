@@ -382,11 +382,12 @@ def test_a_forked_child_does_not_stand_in_for_the_worker(project: Project) -> No
     assert said.splitlines()[1] == f"child -{signal.SIGTERM}", "its signals are its own"
     (worker,) = project.pids()
     process = project.toy("--do", "fork", "--slow", "0.01")
-    eventually((project.root / "child").exists)
+    child = project.root / "child"
+    eventually(lambda: child.exists() and child.read_text())  # it exists before it holds the process id
     os.kill(worker, signal.SIGKILL)
     assert ended(process)[0] == 1
     assert project.run()[0] == 0
-    os.kill(int((project.root / "child").read_text()), signal.SIGKILL)
+    os.kill(int(child.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -25,6 +25,7 @@ from steps.core.params import (
     ScoreParams,
     UpdateParams,
 )
+from steps.core.progress import take_measurements
 from steps.core.records import Evaluation, Reward, Trajectory, read_records, write_records
 from steps.llm import client
 from steps.runner import stage
@@ -222,15 +223,23 @@ def test_the_budget_ends_it_and_the_next_run_goes_on() -> None:
 
 def test_an_environment_that_breaks_is_an_episode_that_failed() -> None:
     env, data, attempts = task("multiplication")
+    broken_scenario = attempts[1][0]
 
     class Broken(env):  # type: ignore[valid-type, misc]
         def hear(self, text: str) -> list[Message]:
-            if self.scenario.id == attempts[1][0].id:
+            if self.scenario is broken_scenario:
                 raise RuntimeError("broken")
             return list(super().hear(text))
 
     played = players.play(Policy(kind="scripted"), Broken, data, attempts, prefix="test")
-    assert [one.trajectory.error for one in played].count("RuntimeError: broken") == 1
+    errors = [one.trajectory.error for one in played]
+    assert errors == [None, "RuntimeError: broken", None, None, None, None]
+    broken = played[1].trajectory
+    assert broken.stop_reason == "error"
+    [turn] = broken.turns  # what the policy did stays in the record; the environment gave no answer to it
+    assert turn.message == env(broken_scenario, data).scripted(broken_scenario.messages, Random(0))
+    assert turn.observations == ()
+    assert len(take_measurements().turns[broken.fingerprint()]) == 1
 
 
 def test_a_task_without_the_player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

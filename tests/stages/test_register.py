@@ -21,6 +21,7 @@ from steps.core.records import Evaluation
 from steps.policy.adapter import adapter_hash
 from steps.project import lock, store
 from steps.registry import card, publish
+from steps.registry.versions import registered_version
 
 ROOT = Path(register.__file__).parent.parent
 PARAMS = {"task": "toy", "policy": {"base_model": "tasks_data/embedded_policy"}, "register": {"name": "toy"}}
@@ -117,9 +118,9 @@ def test_a_better_adapter_is_registered(here: Path, monkeypatch: pytest.MonkeyPa
     assert card.is_card(version.description)
     assert "| this adapter | 0.850 | 0.790 to 0.910 | 0.850 | 3.500 | 60.000 | 240 |" in version.description
     assert (run.alias("challenger"), run.alias("champion")) == ("1", "1")
-    assert publish.registered_version("toy", name) == "1"
-    assert publish.registered_version("toy", "another") is None
-    assert publish.registered_version("another", name) is None
+    assert registered_version("toy", name) == "1"
+    assert registered_version("toy", "another") is None
+    assert registered_version("another", name) is None
 
     import mlflow
 

@@ -20,6 +20,7 @@ from steps.core.params import Policy, Rollout, Update, UpdateParams
 from steps.core.records import Reward, Row, StopReason, Trajectory, Turn, write_records
 from steps.runner import stage
 from steps.training.batches import Example
+from steps.training.fates import TRAINED
 from steps.training.grpo import Trainer
 from steps.update import update
 from tests.conftest import ROOT, run
@@ -122,8 +123,18 @@ class Batch:
                 rollout=Rollout(temperature=temperature),
                 update=Update.model_validate(SETTINGS | knobs),
             ),
+            self.folder / to / "fates.json",
         )
-        return dict(json.loads((self.folder / to / "metrics.json").read_text()))
+        measured = dict(json.loads((self.folder / to / "metrics.json").read_text()))
+        fates = self.fates(to)
+        assert list(fates) == list(self.trajectories)
+        assert measured["trained"] == sum(name in TRAINED for name in fates.values())
+        quarantined = {name for names in measured["quarantine"].values() for name in names}
+        assert {name for name, what in fates.items() if what == "quarantined"} == quarantined
+        return measured
+
+    def fates(self, to: str = "new") -> dict[str, str]:
+        return dict(json.loads((self.folder / to / "fates.json").read_text()))
 
     def adapter(self, to: str = "new") -> dict[str, bytes]:
         return files(self.folder / to / "adapter")
@@ -236,6 +247,11 @@ def test_a_batch_of_everything_is_counted_to_the_last(batch: Batch, capsys: pyte
         "the episode failed": ["s0/0", "s0/1"],
         "a stop_reason that does not fit the last turn": ["s1/0"],
     }
+    fates = dict.fromkeys(batch.trajectories, "gradient")
+    fates |= dict.fromkeys(("s0/0", "s0/1", "s1/0"), "quarantined") | {"s1/1": "unscored"}
+    fates |= {f"s2/{attempt}": "zero_variance" for attempt in range(6)}
+    fates |= {f"s3/{attempt}": "unscored" if attempt else "zero_variance" for attempt in range(6)}
+    assert batch.fates() == fates
     assert (measured["groups"], measured["zero_variance_groups"]) == (4, 2)
     said = capsys.readouterr().out
     assert "2 trajectories quarantined: the episode failed (s0/0, s0/1)" in said
@@ -274,16 +290,20 @@ def test_truncated_episodes_are_kept(batch: Batch) -> None:
 def test_truncated_episodes_are_masked_and_still_compared_with(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not trained on; the others' advantages are as they were."""
     seen: list[list[Example]] = []
-    real = Trainer.update
+    real = Trainer.train
 
     def record(self: Trainer, examples: list[Example], *others: Any) -> dict[str, float]:
         seen.append(examples)
         return real(self, examples, *others)
 
-    monkeypatch.setattr(Trainer, "update", record)
+    monkeypatch.setattr(Trainer, "train", record)
     measured = batch.update("masked", truncated_completions="mask")
     batch.update("kept")
     assert (counts(measured), measured["truncated"], measured["rows"]) == ((24, 20, 0, 4), 4, 20)
+    assert {name for name, what in batch.fates("masked").items() if what == "truncated"} == {
+        f"s{scenario}/5" for scenario in range(4)
+    }
+    assert set(batch.fates("kept").values()) == {"gradient"}
     masked, kept = seen
     cut = [row for one in batch.trajectories.values() if one.stop_reason == "length" for row in one.flatten()]
     assert len(cut) == 4
@@ -388,6 +408,13 @@ def test_rewards_must_fit(batch: Batch, change: Callable[[Batch], None], said: s
     assert nothing_written(batch)
 
 
+def test_two_trajectories_with_one_id_are_refused(batch: Batch) -> None:
+    batch.change("s0/1", id="s0/0")
+    with pytest.raises(AssertionError, match="24 trajectories have 23 ids"):
+        batch.update()
+    assert nothing_written(batch)
+
+
 # --- Nothing to learn from
 
 
@@ -418,6 +445,7 @@ def test_a_batch_of_failures_leaves_the_adapter_as_it_was(batch: Batch) -> None:
 def launched(batch: Batch, to: str, words: Sequence[str], **variables: str) -> dict[str, Any]:
     """The command `… -m steps.update` with outputs in a folder; what it wrote as metrics."""
     options = ["--params", "params.yaml", "--previous", "previous", "--metrics", f"{to}/metrics.json"]
+    options += ["--fates", f"{to}/fates.json"]
     options += [word for name in ("trajectories", "rewards") for word in (f"--{name}", f"{name}.parquet")]
     options += [word for name in ("adapter", "checkpoint") for word in (f"--{name}", f"{to}/{name}")]
     temporary = batch.folder / f"temporary of {to}"
@@ -483,6 +511,7 @@ def test_two_processes_make_the_update_of_one(batch: Batch) -> None:
         "adapter/adapter_model.safetensors",
         "checkpoint/state.json",
         "checkpoint/state.safetensors",
+        "fates.json",
         "metrics.json",
         "timings/adapter.json",
     ]

@@ -29,7 +29,7 @@ from steps.supervised.embedded_policy import (
     make_model,
     make_tokenizer,
     repeated_sequence,
-    tokenized_demonstrations,
+    tokenized,
 )
 
 ROOT = Path(__file__).parent.parent.parent
@@ -105,7 +105,7 @@ def test_its_weights_are_trained_for_its_tokens(model: Any, tokenizer: Any) -> N
     import torch
 
     torch.set_num_threads(1)
-    rows = list(itertools.islice(tokenized_demonstrations(tokenizer, MIXED), 4))
+    rows = list(itertools.islice(tokenized(tokenizer, EmailSearch, demonstrations(SEED, MIXED)), 4))
     rng = random.Random(SEED + 1)
     with torch.no_grad():
         told = float(batch_loss(model, rows))
@@ -153,8 +153,8 @@ def test_fixed_texts_are_one_token_each(tokenizer: Any) -> None:
 
 
 def test_the_assistants_tokens_are_learnt_and_no_others(tokenizer: Any) -> None:
-    told = itertools.islice(demonstrations(SEED, MIXED), 50)
-    for messages, (ids, learnt) in zip(told, tokenized_demonstrations(tokenizer, MIXED), strict=False):
+    transcripts = list(itertools.islice(demonstrations(SEED, MIXED), 50))
+    for messages, (ids, learnt) in zip(transcripts, tokenized(tokenizer, EmailSearch, transcripts), strict=True):
         assert len(ids) == len(learnt) <= CONTEXT
         runs = [list(run) for value, run in itertools.groupby(zip(ids, learnt, strict=True), lambda p: p[1]) if value]
         turns = [message for message in messages if message["role"] == "assistant"]

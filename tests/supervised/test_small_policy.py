@@ -18,7 +18,8 @@ from environments.support_dialogue import SupportDialogue
 from environments.tic_tac_toe import TicTacToe
 from steps.core.errors import UserError
 from steps.supervised import small_policy
-from steps.supervised.small_policy import DIGITS, WORDS, demonstrations, read_shares, tokenized
+from steps.supervised.embedded_policy import tokenized
+from steps.supervised.small_policy import DIGITS, WORDS, demonstrations, read_shares
 from tests.conftest import ROOT
 
 TASKS: dict[str, type[Env]] = {
@@ -190,7 +191,7 @@ def rows(request: pytest.FixtureRequest) -> tuple[Any, type[Env], list[list[Mess
 
     env = TASKS[request.param]
     told = some(request.param, 12, scripted=0.5, random=0.5)
-    tokenizer = make_tokenizer(small_policy._texts(told, env), WORDS % DIGITS["all"], FIXED_TEXTS)
+    tokenizer = make_tokenizer(small_policy._texts(told), WORDS % DIGITS["all"], FIXED_TEXTS)
     return tokenizer, env, told, list(tokenized(tokenizer, env, iter(told)))
 
 

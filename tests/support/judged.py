@@ -12,7 +12,7 @@ import yaml
 from environments.base import Message, Scenario
 from environments.multiplication import scenario as product
 from steps.core.records import Trajectory, Turn, write_records
-from steps.judging.ruler import Group
+from steps.judging.prompts import Group
 
 
 def attempt(

@@ -146,7 +146,7 @@ def test_split_evenly(count: int, parts: int, lengths: list[int]) -> None:
 def test_fewer_rows_than_steps_make_fewer_steps(policy: Policy) -> None:
     trainer = moved(Trainer(policy, seed=1))
     rows = sampled_by(trainer.model, random_rows(3, seed=2), 1.0)
-    trainer.update(with_advantages(rows), Update(steps_per_generation=4, num_iterations=2), 1.0, seed=1)
+    trainer.train(with_advantages(rows), Update(steps_per_generation=4, num_iterations=2), 1.0, seed=1)
     assert trainer.steps == 6
 
 
@@ -243,7 +243,7 @@ def test_exactly_as_many_optimiser_steps_as_planned(
     trainer = Trainer(policy, seed=1)
     update = Update(num_iterations=passes, steps_per_generation=steps, tokens_per_micro_batch=64, **LOOSE)
     for number in (1, 2):
-        trainer.update(with_advantages(random_rows(7, 1)), update, 1.0, seed=1)
+        trainer.train(with_advantages(random_rows(7, 1)), update, 1.0, seed=1)
         assert rates == [update.learning_rate] * trainer.steps
         assert trainer.steps == number * passes * steps
     trainer.save_checkpoint(tmp_path / "checkpoint", "a")
@@ -260,14 +260,14 @@ def test_steps_at_once_are_steps_one_by_one_with_a_checkpoint_between(policy: Po
     whole.save_checkpoint(tmp_path / "0", "a")
     parts = rows_of_steps(whole, examples, together, 5)
     assert sorted(Counter(example.group for example in part).most_common(1)[0][1] for part in parts) == [6] * 4
-    measured = whole.update(examples, together, 1.0, seed=5)
+    measured = whole.train(examples, together, 1.0, seed=5)
     whole.save_checkpoint(tmp_path / "whole", "a")
 
     losses = []
     for number, part in enumerate(parts):
         trainer = Trainer(policy, checkpoint=tmp_path / str(number))
         assert trainer.steps == number
-        losses.append(trainer.update(part, alone, 1.0, seed=7)["loss"])
+        losses.append(trainer.train(part, alone, 1.0, seed=7)["loss"])
         trainer.save_checkpoint(tmp_path / str(number + 1), "a")
     assert files(tmp_path / "4") == files(tmp_path / "whole")
     assert files(tmp_path / "3") != files(tmp_path / "whole")
@@ -326,13 +326,13 @@ def test_schedules_go_on_from_a_checkpoint(
     update = Update.model_validate(given)
     examples = with_advantages(random_rows(6, 1))
     whole = moved(Trainer(policy, seed=4))
-    whole.update(examples, update, 1.0, seed=5)
+    whole.train(examples, update, 1.0, seed=5)
     whole.save_checkpoint(tmp_path / "half", "a")
-    whole.update(examples, update, 1.0, seed=5)
+    whole.train(examples, update, 1.0, seed=5)
     whole.save_checkpoint(tmp_path / "whole", "a")
     assert rates == transformers_rates(update, 12)
     resumed = Trainer(policy, checkpoint=tmp_path / "half")
-    resumed.update(examples, update, 1.0, seed=5)
+    resumed.train(examples, update, 1.0, seed=5)
     resumed.save_checkpoint(tmp_path / "resumed", "a")
     assert rates[12:] == rates[6:12]
     assert files(tmp_path / "resumed") == files(tmp_path / "whole")
@@ -343,11 +343,11 @@ def test_a_schedule_that_ends_before_the_update_is_one_sentence(policy: Policy, 
     trainer = moved(Trainer(policy, seed=1))
     examples = with_advantages(sampled_by(trainer.model, random_rows(8, seed=2), 1.0))
     update = Update.model_validate({"lr_scheduler_type": kind, "max_steps": 7, "steps_per_generation": 4})
-    trainer.update(examples, update, 1.0, seed=1)
+    trainer.train(examples, update, 1.0, seed=1)
     with pytest.raises(
         UserError, match=rf"^update\.max_steps is 7, and this update ends at optimiser step 8: the {kind}"
     ):
-        trainer.update(examples, update, 1.0, seed=1)
+        trainer.train(examples, update, 1.0, seed=1)
     assert trainer.steps == 4
 
 
@@ -356,7 +356,7 @@ def test_checkpointing_is_on_where_it_is_asked_for(policy: Policy) -> None:
     trainer = moved(Trainer(policy, seed=1))
     examples = with_advantages(sampled_by(trainer.model, random_rows(8, seed=2), 1.0))
     for on in (True, False):
-        trainer.update(examples, Update(gradient_checkpointing=on, **LOOSE), 1.0, seed=1)
+        trainer.train(examples, Update(gradient_checkpointing=on, **LOOSE), 1.0, seed=1)
         assert trainer.model.get_base_model().is_gradient_checkpointing is on
 
 
@@ -370,7 +370,7 @@ def test_each_group_is_checked_against_the_sampler(policy: Policy, steps: int, c
         logprobs = [[value - 0.5 * (number // 4 == wrong) for value in row.logprobs] for number, row in enumerate(rows)]
         shifted = [Row(row.ids, row.mask, new) for row, new in zip(rows, logprobs, strict=True)]
         with pytest.raises(UserError, match="not sampled by the policy"):
-            trainer.update(with_advantages(shifted, sizes=(4, 4, 4, 4)), update, 1.0, seed=1)
+            trainer.train(with_advantages(shifted, sizes=(4, 4, 4, 4)), update, 1.0, seed=1)
     assert trainer.steps == 0
 
 
@@ -384,10 +384,10 @@ def test_going_on_from_a_checkpoint_is_going_on(policy: Policy, tmp_path: Path) 
 
     def begin() -> tuple[Trainer, dict[str, float]]:
         trainer = moved(Trainer(policy, seed=4))
-        return trainer, trainer.update(first, update, 1.0, seed=5)
+        return trainer, trainer.train(first, update, 1.0, seed=5)
 
     whole, _ = begin()
-    expected = whole.update(second, update, 1.0, seed=5)
+    expected = whole.train(second, update, 1.0, seed=5)
     whole.save_checkpoint(tmp_path / "whole", whole.save_adapter(tmp_path / "whole-adapter"))
 
     half, _ = begin()
@@ -395,7 +395,7 @@ def test_going_on_from_a_checkpoint_is_going_on(policy: Policy, tmp_path: Path) 
     moved(half, 1.0)  # what the process still holds must not matter
     resumed = Trainer(policy, checkpoint=tmp_path / "half")
     assert (resumed.steps, resumed.adapter_hash) == (4, "of half")
-    assert resumed.update(second, update, 1.0, seed=5) == expected
+    assert resumed.train(second, update, 1.0, seed=5) == expected
     resumed.save_checkpoint(tmp_path / "resumed", resumed.save_adapter(tmp_path / "resumed-adapter"))
     assert files(tmp_path / "resumed") == files(tmp_path / "whole")
     assert files(tmp_path / "resumed-adapter") == files(tmp_path / "whole-adapter")
@@ -404,7 +404,7 @@ def test_going_on_from_a_checkpoint_is_going_on(policy: Policy, tmp_path: Path) 
     # Without Adam's state it would be another update: the test above can fail.
     forgetful = Trainer(policy, checkpoint=tmp_path / "half")
     forgetful.moments.clear()
-    forgetful.update(second, update, 1.0, seed=5)
+    forgetful.train(second, update, 1.0, seed=5)
     forgetful.save_checkpoint(tmp_path / "forgetful", "a")
     assert (tmp_path / "forgetful/state.safetensors").read_bytes() != (
         tmp_path / "whole/state.safetensors"
@@ -417,10 +417,10 @@ def test_a_checkpoint_of_no_steps_goes_on_too(policy: Policy, tmp_path: Path) ->
     fresh = Trainer(policy, seed=4)
     fresh.save_checkpoint(tmp_path / "000", "a1")
     assert json.loads((tmp_path / "000" / "state.json").read_text()) == {"adapter": "a1", "steps": 0}
-    fresh.update(examples, update, 1.0, seed=5)
+    fresh.train(examples, update, 1.0, seed=5)
     fresh.save_checkpoint(tmp_path / "fresh", "a2")
     resumed = Trainer(policy, checkpoint=tmp_path / "000")
-    resumed.update(examples, update, 1.0, seed=5)
+    resumed.train(examples, update, 1.0, seed=5)
     resumed.save_checkpoint(tmp_path / "resumed", "a2")
     assert files(tmp_path / "resumed") == files(tmp_path / "fresh")
 
@@ -501,7 +501,7 @@ def test_an_update_in_bfloat16_goes_the_way_of_one_in_float32(policy: Policy) ->
         assert {value.dtype for value in trainer.weights.values()} == {torch.float32}
         examples = with_advantages(rows, seed=1)
         update = Update.model_validate({"beta": 0.0, "steps_per_generation": 1, "learning_rate": 1e-3, **LOOSE})
-        kls.append(trainer.update(examples, update, 1.0, seed=2)["sampler_kl"])
+        kls.append(trainer.train(examples, update, 1.0, seed=2)["sampler_kl"])
         ways.append(torch.cat([trainer.moments[name]["exp_avg"].flatten() for name in trainer.weights]))
         moved_by = torch.cat([value.detach().flatten() for value in trainer.weights.values()]) - before
         assert 0 < moved_by.abs().max() < 1.1e-3

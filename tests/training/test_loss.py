@@ -158,7 +158,7 @@ def test_gradient_equals_that_of_the_formulas(
     parts = parts_of(trainer, examples, update)
     # the test would not see a wrong weight of a micro-batch if there were one alone
     assert all((len(step.batches) > 1) == (budget == 64) for step in trainer._steps(examples, update, 9))
-    measured = trainer.update(examples, update, TEMPERATURE, seed=9)
+    measured = trainer.train(examples, update, TEMPERATURE, seed=9)
     assert len(gradients) == len(parts) == steps
     assert 0.05 < clipped_share(measured) < 0.95
 
@@ -275,7 +275,7 @@ def test_loss_and_gradient_are_those_of_trl_on_padded_rows(
         update = update_of(loss_type, steps_per_generation=steps, tokens_per_micro_batch=64, **knobs)
         parts = parts_of(trainer, examples, update)
         gradients.clear()
-        measured = trainer.update(examples, update, TEMPERATURE, seed=9)
+        measured = trainer.train(examples, update, TEMPERATURE, seed=9)
 
         theirs = trl_trainer(model, update, policy.context, tmp_path / "trl")
         tokens = sum(sum(example.row.mask) for example in examples)
@@ -313,7 +313,7 @@ def test_metrics_are_those_of_the_formulas(policy: Policy, tmp_path: Path) -> No
     examples = [example._replace(group=str(number)) for number, example in enumerate(examples)]  # each is in the sample
     knobs = {"use_bias_correction_kl": False, "steps_per_generation": 2, "tokens_per_micro_batch": 64}
     update = Update.model_validate({**knobs, "learning_rate": 1e-12, **LOOSE})
-    measured = trainer.update(examples, update, TEMPERATURE, seed=9)
+    measured = trainer.train(examples, update, TEMPERATURE, seed=9)
     assert measured["kl"] == pytest.approx(kl / tokens, rel=1e-4)
     assert measured["entropy"] == pytest.approx(entropy / tokens, rel=1e-4)
     assert measured["clip_ratio/region_mean"] == pytest.approx(clipped / tokens, rel=1e-4)
@@ -332,11 +332,11 @@ def test_a_second_pass_compares_with_the_policy_before_the_first(
     trainer = moved(Trainer(policy, seed=1))
     before = twin(trainer, tmp_path / "before")
     examples = noisy_examples(before, seed=5)
-    trainer.update(examples, update, TEMPERATURE, seed=9)
+    trainer.train(examples, update, TEMPERATURE, seed=9)
     after = twin(trainer, tmp_path / "after")
     gradients.clear()
     again = moved(Trainer(policy, seed=1))
-    again.update(examples, update.model_copy(update={"num_iterations": 2}), TEMPERATURE, seed=9)
+    again.train(examples, update.model_copy(update={"num_iterations": 2}), TEMPERATURE, seed=9)
     tokens = sum(sum(example.row.mask) for example in examples)
     first, second = (
         torch.autograd.grad(
@@ -363,7 +363,7 @@ def test_a_gradient_step_raises_what_was_good_and_lowers_what_was_bad(policy: Po
     rows = sampled_by(trainer.model, random_rows(2, seed=7), 1.0)
     before = [sum(row.logprobs) for row in rows]
     update = Update(beta=0, steps_per_generation=1, learning_rate=1e-2)
-    trainer.update([Example(rows[0], 1.0), Example(rows[1], -1.0)], update, 1.0, seed=1)
+    trainer.train([Example(rows[0], 1.0), Example(rows[1], -1.0)], update, 1.0, seed=1)
     with torch.no_grad():
         after = [sum(row.logprobs) for row in sampled_by(trainer.model, rows, 1.0)]
     assert after[0] > before[0]
@@ -425,7 +425,7 @@ def test_corrected_gradient_equals_that_of_the_formulas(
     trainer = moved(Trainer(policy, seed=1))
     model = twin(trainer, tmp_path)
     examples = noisy_examples(model, seed=5)
-    trainer.update(examples, update, TEMPERATURE, seed=9)
+    trainer.train(examples, update, TEMPERATURE, seed=9)
     tokens = sum(sum(example.row.mask) for example in examples)
 
     def gradient(update: Update) -> Any:
@@ -485,10 +485,10 @@ def test_trajectories_must_come_from_the_policy_that_is_trained(
     temperature = 0.8 if fault == "other temperature" else 1.0
     update = Update.model_validate({"steps_per_generation": 2} | knobs)
     if fault == "none":
-        measured = trainer.update(with_advantages(rows), update, temperature, seed=1)
+        measured = trainer.train(with_advantages(rows), update, temperature, seed=1)
         assert measured["sampler_kl"] < 1e-6
         return
     with pytest.raises(UserError, match="not sampled by the policy that is being trained"):
-        trainer.update(with_advantages(rows), update, temperature, seed=1)
+        trainer.train(with_advantages(rows), update, temperature, seed=1)
     assert trainer.steps == 0
     assert all((value == before[name]).all() for name, value in trainer.weights.items())

@@ -109,6 +109,7 @@ def make_run(folder: Path, iterations: int = 2, groups: int = 4, attempts: int =
             count = len(told)
             counted = {"collected": count, "trained": count, "quarantined": 0, "without_signal": 0}
             (folder / name / "metrics.json").write_text(json.dumps(counted))
+            (folder / name / "fates.json").write_text(json.dumps({one.id: "gradient" for one in told}))
     return folder
 
 
@@ -438,10 +439,9 @@ def test_analytics(client: TestClient) -> None:
 
 
 def test_analytics_of_a_run_that_cannot_be_counted(own: Path) -> None:
-    (own / "001" / "metrics.json").write_text(json.dumps({"collected": 1}))
+    (own / "001" / "fates.json").write_text(json.dumps({"001-x-0": "gradient"}))
     with browse(own) as client:
         assert "waste of 001 is left out" in read(client, "/analytics")
-        (own / "001" / "metrics.json").unlink()
 
 
 def a_line(iteration: str, split: str, success: float, second: float | None) -> Line:

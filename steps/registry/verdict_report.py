@@ -1,0 +1,101 @@
+"""A verdict of the gate for a person: verdict.md, the note in a model card, and verdict.png."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from steps.registry.gate import Check, Verdict
+
+CHECKS = ("| check | passed | measured | bound |", "|---|---|---:|---:|")
+
+
+def table(verdict: Verdict) -> str:
+    """verdict.md: what was decided, then each check, policy and slice."""
+    lines = [f"# {decision(verdict)}", "", f"{verdict.reason}.", ""]
+    lines += [f"{CHECKS[0]} |", f"{CHECKS[1]}---|"]
+    lines += [f"{row(check)} {check.text} |" for check in verdict.checks]
+    lines += [
+        "",
+        "| policy | adapter | success | 95 % | turns | tokens | failed |",
+        "|---|---|---:|---|---:|---:|---:|",
+    ]
+    for name, side in verdict.sides.items():
+        low, high = side.ci95
+        lines.append(
+            f"| {name} | {side.adapter_hash} | {side.success:.3f} | {low:.3f} to {high:.3f} | {side.turns:.2f} "
+            f"| {side.tokens:.1f} | {side.errors} |"
+        )
+    if verdict.slices:
+        lines += [
+            "",
+            f"| slice, against the {verdict.against} | scenarios | difference | 95 % | |",
+            "|---|---:|---:|---|---|",
+        ]
+    for part in verdict.slices:
+        low, high = part.ci95
+        judged = "" if part.judged else "too small"
+        lines.append(f"| {part.name} | {part.n} | {part.difference:+.3f} | {low:+.3f} to {high:+.3f} | {judged} |")
+    settings = ", ".join(f"{name} {value}" for name, value in verdict.parameters.items())
+    lines += [
+        "",
+        f"{tally(verdict)} (their ids: verdict.json). Parameters: {settings}. Verdict {verdict.hash}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def note(verdict: Verdict) -> str:
+    """The verdict in a model card (steps/registry/card.py): what was decided, and each check."""
+    lines = [f"**{decision(verdict)}** (verdict `{verdict.hash}`): {verdict.reason}.", "", *CHECKS]
+    return "\n".join([*lines, *map(row, verdict.checks), "", f"{tally(verdict)}."]) + "\n"
+
+
+def decision(verdict: Verdict) -> str:
+    return "Promoted" if verdict.promoted else "Not promoted"
+
+
+def tally(verdict: Verdict) -> str:
+    return (
+        f"{verdict.n} scenarios: {len(verdict.wins)} won and {len(verdict.losses)} lost against the {verdict.against}"
+    )
+
+
+def row(check: Check) -> str:
+    """The first four cells of a check's row; what there is no number for is empty."""
+    numbers = ["" if value is None else f"{value:+.3f}" for value in (check.measured, check.bound)]
+    return f"| {check.name} | {'yes' if check.passed else '**no**'} | {numbers[0]} | {numbers[1]} |"
+
+
+def picture(verdict: Verdict, path: Path) -> None:
+    """Write a PNG with the success of every policy and the differences by slice, with their 95 % intervals. The same verdict
+    gives the same bytes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    sides, slices = list(verdict.sides.items()), list(verdict.slices)
+    heights = (len(sides) + 1, len(slices) + 1)
+    figure, (upper, lower) = plt.subplots(
+        2, 1, figsize=(7, 1.6 + 0.35 * sum(heights)), height_ratios=heights, layout="constrained"
+    )
+    for place, (_, side) in enumerate(sides):
+        upper.plot(side.ci95, (place, place), color="tab:blue")
+        upper.plot(side.success, place, "o", color="tab:blue")
+    upper.set(yticks=range(len(sides)), yticklabels=[name for name, _ in sides], xlim=(0, 1))
+    upper.set_xlabel(f"test success (95 %, {verdict.n} scenarios)")
+    upper.set_title("promoted" if verdict.promoted else "not promoted", loc="left")
+    for place, part in enumerate(slices):
+        colour = "tab:blue" if part.judged else "grey"
+        lower.plot(part.ci95, (place, place), color=colour)
+        lower.plot(part.difference, place, "o", color=colour, fillstyle="full" if part.judged else "none")
+    lower.axvline(0, color="grey", linewidth=0.8)
+    lower.axvline(-float(verdict.parameters["max_slice_drop"] or 0), linestyle=":", color="tab:red")
+    lower.set(yticks=range(len(slices)), yticklabels=[f"{part.name} ({part.n})" for part in slices])
+    lower.set_xlabel(f"challenger minus {verdict.against} by slice (95 %; hollow: too small to judge)")
+    for axis in (upper, lower):
+        axis.invert_yaxis()
+        axis.grid(alpha=0.3)
+    temporary = path.with_name(f".{path.name}")
+    figure.savefig(temporary, dpi=120, format="png", metadata={"Software": None})
+    plt.close(figure)
+    temporary.replace(path)
