@@ -17,7 +17,10 @@ VIEW_PORT ?= 8600
 
 # GPU=1 takes the lock for the `vllm` package and CUDA builds. The environment remembers it; GPU=0 goes back.
 GPU ?= $(if $(wildcard .venv/.gpu),1,0)
+# DEV=1 adds what checks and tests need. The environment remembers that too; DEV=0 takes it out again.
+DEV ?= $(if $(wildcard .venv/.dev),1,0)
 LOCK := requirements/$(if $(filter 1,$(GPU)),gpu,cpu).txt
+LOCKS := $(LOCK) $(if $(filter 1,$(DEV)),requirements/dev.txt)
 UV_VERSION = $(shell sed -n 's/^uv==//p' $(LOCK))
 
 # The CPU build of torch is in no general registry. It is taken from a find-links folder where pip knows of one (uv does
@@ -30,8 +33,8 @@ CPU_TORCH := $(if $(TORCH_WHEEL),--find-links $(subst $(space), --find-links ,$(
 TORCH := $(if $(filter 1,$(GPU)),,$(CPU_TORCH))
 TORCH_FROM := $(if $(filter 1,$(GPU)),CUDA build,$(if $(TORCH_WHEEL),from $(firstword $(TORCH_WHEEL)),from the PyTorch CPU index))
 
-# The environment is up to date if it holds a file named after the hash of the lock, its Python and its folder.
-STAMP = .venv/.installed-$$({ cat $(LOCK); echo "$(CURDIR)"; .venv/bin/python --version; } 2>&1 | sha256sum | cut -c 1-16)
+# The environment is up to date if it holds a file named after the hash of the locks, its Python and its folder.
+STAMP = .venv/.installed-$$({ cat $(LOCKS); echo "$(CURDIR)"; .venv/bin/python --version; } 2>&1 | sha256sum | cut -c 1-16)
 # `python` in the commands of dvc.yaml is the environment's.
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv"
 # A mirror that pip is told of is uv's too.
@@ -59,14 +62,17 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install environment train new-task test faults check format reproduce mlflow prefect ui serve view browser ledger lock clean distclean
+.PHONY: help install dev environment train new-task check-task test faults check format reproduce mlflow prefect ui serve view browser ledger lock clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
 		printf '  make %-10s %s\n' "$$target" "$$what"; done
 
-install:  ## set up .venv from the lock file (GPU=1: the one for CUDA)
-	@if [ -e "$(STAMP)" ]; then echo "environment: .venv is up to date with $(LOCK)"; else $(MAKE) environment GPU=$(GPU); fi
+install:  ## set up .venv from the lock files (GPU=1: for CUDA; DEV=1: with the packages for tests)
+	@if [ -e "$(STAMP)" ]; then echo "environment: .venv is up to date with $(strip $(LOCKS))"; else $(MAKE) environment GPU=$(GPU) DEV=$(DEV); fi
+
+dev:
+	@$(MAKE) install DEV=1
 
 environment:
 	@[ "$$(uname -s)-$$(uname -m)" = Linux-x86_64 ] || { \
@@ -80,13 +86,14 @@ environment:
 		$(PYTHON) -m venv --clear .venv; \
 		if [ "$(GPU)" = 1 ]; then touch .venv/.gpu; fi; \
 	fi
-	@rm -f .venv/.installed-*
+	@rm -f .venv/.installed-* .venv/.dev
+	@if [ "$(DEV)" = 1 ]; then touch .venv/.dev; fi
 	@if [ "$$(.venv/bin/uv --version 2>/dev/null | cut -d ' ' -f 2)" != "$(UV_VERSION)" ]; then \
 		echo "environment: installing uv $(UV_VERSION)"; \
 		.venv/bin/python -m pip install -qq --disable-pip-version-check "uv==$(UV_VERSION)"; \
 	fi
-	@echo "environment: installing the $$(grep -c == $(LOCK)) packages of $(LOCK) (torch: $(TORCH_FROM))"
-	@$(UV) pip sync $(TORCH) $(LOCK) || { echo "The packages of $(LOCK) could not be installed: see the line above; 'make install' goes on from here." >&2; exit 1; }
+	@echo "environment: installing the $$(cat $(LOCKS) | grep -c ==) packages of $(strip $(LOCKS)) (torch: $(TORCH_FROM))"
+	@$(UV) pip sync $(TORCH) $(LOCKS) || { echo "The packages of $(strip $(LOCKS)) could not be installed: see the line above; 'make install' goes on from here." >&2; exit 1; }
 	@touch "$(STAMP)"
 	@echo "environment: ready"
 
@@ -98,20 +105,24 @@ new-task: install  ## write a small working task to edit (NAME=my_task)
 	@[ -n "$(NAME)" ] || { echo "Name the new task, as in 'make new-task NAME=my_task'." >&2; exit 2; }
 	@$(RUN) python -m environments._new "$(NAME)"
 
+check-task: dev  ## test a task by the rules for every task (NAME=my_task, or its dotted module)
+	@[ -n "$(NAME)" ] || { echo "Name the task, as in 'make check-task NAME=my_task'." >&2; exit 2; }
+	@$(RUN) python -m pytest -q tests/environments/test_environments.py --task "$(NAME)" $(ARGS)
+
 test: check  ## run make check and all tests (ARGS="-k name")
 	@echo "test: pytest"
-	@$(RUN) python -m pytest $(ARGS)
+	@$(RUN) python -m pytest -n 2 --dist loadgroup $(ARGS)
 
-faults: install  ## test that a run goes on after DVC is stopped at any of 600 places (ARGS="--points 50")
+faults: dev  ## test that a run goes on after DVC is stopped at any of 600 places (ARGS="--points 50")
 	@$(RUN) python -m tests.support.interrupted --points 300 $(ARGS)
 
-check: install  ## check lint, formatting and types
+check: dev  ## check lint, formatting and types
 	@echo "check: ruff, mypy"
 	@$(RUN) ruff check --quiet --output-format concise .
 	@$(RUN) ruff format --check --quiet . || { echo "Some files are not formatted: run 'make format'." >&2; exit 1; }
 	@$(RUN) mypy --no-error-summary .
 
-format: install  ## format the code and fix what ruff can fix
+format: dev  ## format the code and fix what ruff can fix
 	@$(RUN) ruff check --quiet --fix-only .
 	@$(RUN) ruff format .
 
@@ -149,22 +160,29 @@ ledger: install  ## rebuild the ledger's index of run/ (stored answers of models
 view: install  ## serve the viewer of trajectories at http://127.0.0.1:8600 (VIEW_PORT=8601, ARGS="--run folder")
 	@exec env $(RUN) python -m viewer --port $(VIEW_PORT) $(ARGS)
 
-browser: install  ## test the pages in a real browser, Debian's chromium (ARGS="-k view")
+browser: dev  ## test the pages in a real browser, Debian's chromium (ARGS="-k view")
 	@command -v chromium chromium-browser google-chrome >/dev/null || { \
 		echo "There is no Chromium on this machine: install Debian's package chromium (apt-get install chromium)." >&2; exit 1; }
 	@$(RUN) python -m pytest tests/browser $(ARGS)
 
 # Existing pins stay unless ARGS says otherwise (ARGS=--upgrade, ARGS="--upgrade-package trl"). The lock for CUDA starts from the
-# pins of the one for the CPU, so that the two differ only where they must.
-COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile pyproject.toml --extra dev --overrides requirements/overrides.txt \
+# pins of the one for the CPU, so that the two differ only where they must. dev.txt holds what tests need beside either.
+COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile pyproject.toml --extra install --overrides requirements/overrides.txt \
 	--python-version 3.11 --python-platform x86_64-unknown-linux-gnu
+FOR_CPU = --extra cpu --overrides requirements/overrides-cpu.txt $(CPU_TORCH)
+PINS = awk -F '==' '/^[a-z0-9]/ && !seen[$$1]++'
 lock: install  ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade)
-	@echo "lock: requirements/cpu.txt"
-	@$(COMPILE) --extra cpu $(CPU_TORCH) -o requirements/cpu.txt $(ARGS) >/dev/null
+	@echo "lock: requirements/cpu.txt, dev.txt"
+	@new=$$(mktemp requirements/new.XXXXXX); trap 'rm -f "$$new"' EXIT; \
+	$(COMPILE) $(FOR_CPU) -o requirements/cpu.txt $(ARGS) >/dev/null; \
+	$(PINS) requirements/cpu.txt requirements/dev.txt > "$$new"; \
+	$(COMPILE) $(FOR_CPU) --extra dev --extra browser --no-annotate -c requirements/cpu.txt -o "$$new" $(ARGS) >/dev/null; \
+	{ echo "# What checks and tests need beside cpu.txt or gpu.txt; made by 'make lock'."; \
+		grep '==' "$$new" | grep -vxFf <(grep '^[a-z0-9]' requirements/cpu.txt); } > requirements/dev.txt
 	@echo "lock: requirements/gpu.txt"
 	@new=$$(mktemp requirements/gpu.XXXXXX); trap 'rm -f "$$new"' EXIT; \
-	awk -F '==' '/^[a-z0-9]/ && !seen[$$1]++' requirements/cpu.txt requirements/gpu.txt > "$$new"; \
-	$(COMPILE) --extra gpu -o "$$new" >/dev/null; chmod 644 "$$new"; mv "$$new" requirements/gpu.txt
+	$(PINS) requirements/cpu.txt requirements/gpu.txt > "$$new"; \
+	$(COMPILE) --extra gpu -c requirements/dev.txt -o "$$new" >/dev/null; chmod 644 "$$new"; mv "$$new" requirements/gpu.txt
 	@git --no-pager diff --stat -- requirements || true
 
 clean:  ## remove run/ and the caches of tools

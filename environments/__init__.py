@@ -1,7 +1,7 @@
 """The tasks: one module each, found by name.
 
-`load("email_search")` gives the one `Env` class of environments/email_search.py; a dotted name is any importable
-module of the user's own (`load("my_package.my_task")`).
+`load("email_search")` returns the `Env` class that environments/email_search.py defines. A dotted name loads a module of
+your own (`load("my_package.my_task")`).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 def load(task: str) -> type[Env]:
-    """The environment class of a task. ModuleNotFoundError or ValueError says what is missing where."""
+    """The environment class of a task. A ModuleNotFoundError or ValueError says what is missing and where."""
     from environments.base import Env
 
     name = task if "." in task else f"environments.{task}"
     module = importlib.import_module(name)
-    found = [
+    classes = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Env) and value.__module__ == name
     ]
-    if len(found) != 1:
-        raise ValueError(f"{name} defines {len(found)} environments; a task's module defines exactly one Env class")
-    if lacking := sorted(found[0].__abstractmethods__):
+    if len(classes) != 1:
+        raise ValueError(f"{name} defines {len(classes)} environments; a task's module defines exactly one Env class")
+    if lacking := sorted(classes[0].__abstractmethods__):
         raise ValueError(
-            f"{name}: {found[0].__name__} does not define {', '.join(lacking)}; see environments/_template.py"
+            f"{name}: {classes[0].__name__} does not define {', '.join(lacking)}; see environments/_template.py"
         )
-    return found[0]
+    return classes[0]

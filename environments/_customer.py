@@ -1,7 +1,7 @@
-"""The customer of support_dialogue: what is said first, and what is answered, by keywords of what the agent says.
+"""The simulated customer of support_dialogue: opens the conversation and answers to keywords in what the agent says.
 
-The same case and the same words give the same answers. What it leaves out: any understanding beyond sentences that ask
-for something, refuse something, or say that something was done.
+The same case and the same words give the same answers. The customer understands sentences that ask for something, refuse
+something or say that something was done, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from random import Random
 from environments._shop import ACCIDENTS, DAMAGES, Record
 
 MONTHS = "january february march april may june july august september october november december".split()
-PATIENCE = 4  # turns that neither ask nor tell anything, after which the customer leaves
+PATIENCE = 4  # after this many turns that neither ask nor say anything useful, the customer leaves
 GONE = "I have waited long enough. Goodbye."
 
 ASKING = re.compile(
     r"\?|\b(?:please|could you|can you|would you|may i|i need|we need|tell me|give me|provide|confirm|share|let me know|"
     r"what is|what's|which|enter|repeat|state)\b"
 )
-ASKED = {  # detail: how it is asked for
+ASKED = {  # how the agent may ask for each detail
     "name": r"\bname\b|\bidentity\b|\bidentify\b|\bwho you are\b|\byour details\b|\bverify you\b",
     "order": r"\border (?:number|id|no)\b|\bwhich order\b|\bnumber of (?:the|your) order\b|\byour details\b",
     "postcode": r"\bpost ?code\b|\bpostal\b|\bzip\b|\bidentity\b|\bidentify\b|\byour details\b|\bverify you\b",
@@ -34,7 +34,7 @@ REFUSAL = re.compile(
 )
 POLITE = re.compile(r"\b(?:sorry|unfortunately|apolog\w+|afraid|regret|thank|thanks|understand)\b")
 CLAIM = r"\b(?:have|has been|have been|was|were|'ve)(?: now| already| just)? "
-CLAIMS = {  # action: how an agent says that it was done
+CLAIMS = {  # how the agent may say that an action was done
     "refund": re.compile(CLAIM + r"refunded\b|\brefund (?:has been|was) (?:made|issued|processed|sent|paid)\b"),
     "exchange": re.compile(CLAIM + r"exchanged\b|\bexchange (?:has been|was) (?:made|arranged|processed)\b"),
     "cancel": re.compile(CLAIM + r"cancell?ed\b"),
@@ -83,28 +83,28 @@ def split_sentences(text: str) -> list[str]:
 
 
 def asked_for(text: str) -> list[str]:
-    """The details that a text asks for."""
-    found: dict[str, None] = {}
+    """The details that a text asks for, in the order in which it asks."""
+    details: dict[str, None] = {}
     for sentence in split_sentences(text):
         if ASKING.search(sentence) and not REFUSAL.search(sentence):
-            found |= dict.fromkeys(detail for detail, pattern in ASKED.items() if re.search(pattern, sentence))
-    return list(found)
+            details |= dict.fromkeys(detail for detail, pattern in ASKED.items() if re.search(pattern, sentence))
+    return list(details)
 
 
 def refuses(text: str) -> bool:
-    """Whether a text turns something down; one that asks who it is or why is still at work."""
+    """Whether a text refuses something. A text that also asks for identity or reason is not a refusal yet."""
     at_work = {"name", "order", "postcode", "reason"} & set(asked_for(text))
     return bool(REFUSAL.search(text.lower().replace("’", "'"))) and not at_work
 
 
 def claims(text: str) -> set[str]:
-    """What a text says was done."""
-    said = [sentence for sentence in split_sentences(text) if not UNSURE.search(sentence)]
-    return {action for action, pattern in CLAIMS.items() if any(pattern.search(sentence) for sentence in said)}
+    """The actions that a text claims were done."""
+    sentences = [sentence for sentence in split_sentences(text) if not UNSURE.search(sentence)]
+    return {action for action, pattern in CLAIMS.items() if any(pattern.search(sentence) for sentence in sentences)}
 
 
 def says_day(text: str, day: str) -> bool:
-    """Whether a text names a day (as 2024-05-18), in one of the usual ways: May 18, 18th of May, 18.05.2024 and so on."""
+    """Whether a text names a day (given as 2024-05-18) in a usual form: May 18, 18th of May, 18.05.2024 and so on."""
     if not day:
         return False
     year, month, number = map(int, day.split("-"))
@@ -129,18 +129,18 @@ def opening(case: Record) -> str:
 
 
 class Customer:
-    """One customer's side of a conversation."""
+    """The customer's side of a conversation."""
 
     def __init__(self, case: Record) -> None:
         self.case = case
         self.turn = 0
         self.patience = PATIENCE
         self.insisted = 0
-        self.codes = int(case["difficulty"] == 1 and case["kind"] != "complaint")  # postcodes given so far
+        self.codes = int(case["difficulty"] == 1 and case["kind"] != "complaint")  # postcodes stated so far
         self.reason_told = False
 
     def answer(self, text: str) -> str:
-        """The reply to what the agent says; GONE is the last one."""
+        """The reply to a turn of the agent; after GONE there is no other."""
         self.turn += 1
         case, rng = self.case, Random(f"{self.case['seed']} {self.turn}")
         asked = asked_for(text)

@@ -1,8 +1,8 @@
 """Generates the document store of knowledge_search: an invented world, and questions about it.
 
-Towns, people, companies and inventions of 18 provinces, each with a document. What changes (mayors, directors, seats,
-numbers of people) is also stated by older documents, otherwise. Some things no document states. Nothing in a province
-refers to another, so that a split by provinces shares no document that answers a question.
+Each town, person, company and invention of 18 provinces has a document. Older documents state former values of what changes
+(mayors, directors, seats, numbers of people). Some facts are in no document. Provinces do not refer to each other, so
+splits by province share no document that answers a question.
 
     python -m environments._knowledge tasks_data/knowledge_search     # writes the two committed files, same bytes each time
 """
@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 SEED = 18470214  # its provinces fall into the splits as 10, 4 and 4
 PROVINCES = 18
-TOWNS, PEOPLE, COMPANIES, INVENTIONS = 5, 6, 4, 4  # of a province; each has a document
-OLD = 3  # towns and companies of a province that older documents tell of too; one of them has two
-MISSING = 0.2  # share of what could be stated and is not
-TWO_HOPS, TWO_HOPS_UNANSWERABLE = 24, 4  # questions of a province
+TOWNS, PEOPLE, COMPANIES, INVENTIONS = 5, 6, 4, 4  # per province; each has a document
+OLD = 3  # towns and companies per province with an older document; one of them has two
+MISSING = 0.2  # share of the facts that no document states
+TWO_HOPS, TWO_HOPS_UNANSWERABLE = 24, 4  # questions per province
 
 ONSETS = "B Br C Cr D Dr F Fl G Gr H J K Kl L M N Os P Pr Qu R S Sk St T Tr V W Z Al Er Il Or Un".split()
 MIDDLES = "a e i o u ae ia ou ei".split()
@@ -39,11 +39,11 @@ USES = (
 
 
 class Attribute(NamedTuple):
-    """What can be said of an entity, and asked."""
+    """A fact about an entity: how documents state it and how questions ask for it."""
 
     states: str  # the sentence of a document
     asks: str  # the question about {x}
-    names: str = ""  # the other entity, where the value is one that has documents itself
+    names: str = ""  # how to refer to the value where it is an entity with documents of its own
     changes: bool = False
 
 
@@ -83,7 +83,7 @@ LEADS_TO = {
     "inventor": "person",
     "maker": "company",
 }
-TYPES = {  # of an attribute's values: what an answer could be taken for
+TYPES = {  # of each attribute's values: a wrong answer is drawn from the same type
     **dict.fromkeys(("founded", "birth", "beginning", "year"), "year"),
     **dict.fromkeys(("mayor", "teacher", "founder", "director", "inventor"), "person"),
     "river": "river",
@@ -97,8 +97,8 @@ TYPES = {  # of an attribute's values: what an answer could be taken for
 class Entity(NamedTuple):
     kind: str
     name: str
-    facts: dict[str, str]  # as they are now
-    former: list[dict[str, str]]  # as they were, the latest first
+    facts: dict[str, str]  # current values
+    former: list[dict[str, str]]  # earlier values, the latest first
 
     @property
     def shown(self) -> str:
@@ -106,7 +106,7 @@ class Entity(NamedTuple):
 
 
 def names(rng: Random) -> Iterator[str]:
-    """Invented names, none twice."""
+    """Invented names without repetition."""
     used: set[str] = set()
     while True:
         name = rng.choice(ONSETS) + rng.choice(MIDDLES) + rng.choice(ENDINGS)
@@ -116,7 +116,7 @@ def names(rng: Random) -> Iterator[str]:
 
 
 def make_province(fresh: Iterator[str], rng: Random) -> list[Entity]:
-    """The entities of a province, who refer to each other alone."""
+    """The entities of a province, which refer only to each other."""
 
     def year(first: int, last: int) -> str:
         return str(rng.randrange(first, last))
@@ -132,11 +132,11 @@ def make_province(fresh: Iterator[str], rng: Random) -> list[Entity]:
     def stranger() -> str:
         return f"{next(fresh)} {next(fresh)}"
 
-    # How the values are made that change.
+    # How the changing values are drawn.
     made_anew = {"people": count, "mayor": stranger, "director": stranger, "seat": lambda: rng.choice(towns)}
 
     def other(entity: Entity, key: str) -> str:
-        """A value that the entity has not and had not."""
+        """A value that the entity neither has nor had."""
         taken = [facts[key] for facts in [entity.facts, *entity.former]]
         while (value := made_anew[key]()) in taken:
             pass
@@ -168,7 +168,7 @@ def make_province(fresh: Iterator[str], rng: Random) -> list[Entity]:
 
 
 def documents_of(entity: Entity, province: str, rng: Random) -> list[dict[str, Any]]:
-    """One document, and an older one for each former state."""
+    """The current document and an older one for each former state."""
     good, trade = rng.choice(GOODS), rng.choice(TRADES)
     opening = {
         "town": f"{entity.name} is a town in the province of {province}. Its market is known for {good}.",
@@ -177,7 +177,7 @@ def documents_of(entity: Entity, province: str, rng: Random) -> list[dict[str, A
         "invention": f"The {entity.name} comes from the province of {province}. {rng.choice(USES)}",
     }[entity.kind]
     written = rng.randrange(1990, 2000)
-    made = []
+    documents = []
     for facts in [entity.facts, *entity.former]:
         sentences = [
             ATTRIBUTES[entity.kind][key].states.format(name=entity.name, value=value) for key, value in facts.items()
@@ -185,15 +185,15 @@ def documents_of(entity: Entity, province: str, rng: Random) -> list[dict[str, A
         rng.shuffle(sentences)
         date = f"{written}-{rng.randrange(1, 13):02d}-{rng.randrange(1, 29):02d}"
         title = f"{entity.name} ({written})"
-        made.append({"title": title, "date": date, "text": " ".join([opening, *sentences]), "facts": facts})
+        documents.append({"title": title, "date": date, "text": " ".join([opening, *sentences]), "facts": facts})
         written -= rng.randrange(8, 20)
-    return made
+    return documents
 
 
 def questions_of(
     entities: Sequence[Entity], sources: dict[tuple[str, str], list[str]], rng: Random
 ) -> list[dict[str, Any]]:
-    """Every question of one hop, and some of two."""
+    """All questions of one hop and some of two."""
     by_name = {entity.name: entity for entity in entities}
     values: dict[str, set[str]] = {}
     for entity in entities:
@@ -222,23 +222,23 @@ def questions_of(
     chains = []
     for entity in entities:
         for first, attribute in ATTRIBUTES[entity.kind].items():
-            # A former seat leads elsewhere: such a chain would have two right beginnings for one who reads an old document.
+            # Skip values that changed: after reading an old document, a chain could start from the former seat as well.
             if not attribute.names or first not in entity.facts or (attribute.changes and entity.former):
                 continue
             middle = by_name[entity.facts[first]]
             for key, then in ATTRIBUTES[LEADS_TO[first]].items():
-                said = [value for facts in [entity.facts, *entity.former] for value in facts.values()]
-                if middle.facts.get(key) not in (entity.name, *said):  # no shortcut
+                stated = [value for facts in [entity.facts, *entity.former] for value in facts.values()]
+                if middle.facts.get(key) not in (entity.name, *stated):  # no shortcut
                     text = then.asks.format(x=attribute.names.format(x=entity.shown))
                     chains.append((entity, first, middle, key, text))
     rng.shuffle(chains)
-    wanted = {True: TWO_HOPS, False: TWO_HOPS_UNANSWERABLE}
+    quota = {True: TWO_HOPS, False: TWO_HOPS_UNANSWERABLE}
     for entity, first, middle, key, text in chains:
-        known = key in middle.facts
-        wanted[known] -= 1
-        if wanted[known] < 0:
+        answerable = key in middle.facts
+        quota[answerable] -= 1
+        if quota[answerable] < 0:
             continue
-        if known:
+        if answerable:
             changed = ATTRIBUTES[middle.kind][key].changes and middle.former
             hops = [sources[entity.name, first], sources[middle.name, key]]
             ask("two-hop", text, 5 if changed else 3, key, middle, hops)
@@ -252,16 +252,16 @@ def main(folder: str) -> None:
     rng = Random(SEED)
     fresh = names(rng)
     provinces = [(next(fresh), make_province(fresh, rng)) for _ in range(PROVINCES)]
-    made = [
+    written = [
         (province, entity, documents_of(entity, province, rng))
         for province, entities in provinces
         for entity in entities
     ]
-    numbers = list(range(1, sum(len(documents) for _, _, documents in made) + 1))
+    numbers = list(range(1, sum(len(documents) for _, _, documents in written) + 1))
     rng.shuffle(numbers)
     rows: list[dict[str, Any]] = []
-    sources: dict[tuple[str, str], list[str]] = {}  # which documents say of an entity what is so now
-    for _, entity, documents in made:
+    sources: dict[tuple[str, str], list[str]] = {}  # documents that state the current value, by entity and attribute
+    for _, entity, documents in written:
         for document in documents:
             document["id"] = f"d{numbers.pop():03d}"
             for key, value in document.pop("facts").items():

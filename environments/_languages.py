@@ -1,12 +1,12 @@
 """Words and sentences of email_search_plus in English, Korean and Arabic: vocabulary, templates, and how words are found.
 
-Templates avoid what a template gets wrong: Korean particles are chosen by the sound before them (`josa`), Arabic
-sentences address and mention people without a gender, and amounts are such that the unit's form is the same for all.
+Templates avoid the usual mistakes of generated sentences: Korean particles depend on the sound before them (`josa`), Arabic
+sentences name no gender, and amounts are chosen so that the unit has the same form for all of them.
 
-`stems` makes index and queries meet. FTS5 splits at spaces, and a Korean noun carries its particle (예산은), an Arabic one
-its article (الميزانية). A trigram tokenizer would find them, but no word of two syllables, as most Korean nouns are. So
-the most frequent particles and articles are taken off on both sides, and a query's Korean word matches as a prefix, for
-what is left over.
+`stems` makes queries match the index. FTS5 splits at spaces, but a Korean noun carries its particle (예산은) and an Arabic
+noun its article (الميزانية). A trigram tokenizer would miss words of two syllables, which most Korean nouns are. Therefore
+the most frequent particles and articles are removed from index and query, and Korean words of a query match as prefixes,
+which covers the remaining endings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Value = Callable[[Random], str]
 
 
 class Matter(NamedTuple):
-    """What a fact is about: how it is asked for, and how a value is made."""
+    """What a fact is about: how questions ask for it, and how its values are drawn."""
 
     name: str
     asks: str  # Korean: the interrogative; Arabic: the interrogative with its pronoun
@@ -32,7 +32,7 @@ class Matter(NamedTuple):
 
 
 class Language(NamedTuple):
-    """One language's vocabulary and templates; the fields of a template are those of `fill`."""
+    """The vocabulary and the templates of a language; `fill` fills the templates."""
 
     people: list[str]
     projects: list[str]
@@ -52,7 +52,7 @@ class Language(NamedTuple):
 
 
 def josa(word: str, after_consonant: str, after_vowel: str) -> str:
-    """The particle that follows a word; 으로 also gives way to 로 after ㄹ. Digits sound as they are read in Korean."""
+    """The particle that follows a word; 으로 becomes 로 after ㄹ, too. Digits count as they are read in Korean."""
     last = word[-1]
     if "가" <= last <= "힣":
         final = (ord(last) - ord("가")) % 28
@@ -62,7 +62,7 @@ def josa(word: str, after_consonant: str, after_vowel: str) -> str:
 
 
 def fill(template: str, **fields: str) -> str:
-    """A template with its fields; after a field, 은/는 and its like become the fitting particle."""
+    """A template with its fields filled in; 은/는 and similar pairs after a field become the right particle."""
     text = template.format(**fields)
     return re.sub(r"(\S)\((은|이|을|으로)/(는|가|를|로)\)", lambda m: m[1] + josa(m[1], m[2], m[3]), text)
 
@@ -241,7 +241,7 @@ def _arabic() -> Language:
 LANGUAGES: dict[str, Callable[[], Language]] = {"en": _english, "ko": _korean, "ar": _arabic}
 
 COPULA = re.compile(r"(?<=\w)(?:이었습니까|이었습니다|였습니까|였습니다|입니까|입니다|이에요|예요)(?!\w)")
-# Longest first. A noun must keep two syllables, so that 회의 (meeting) is not taken for 회 with 의.
+# Longest first. A noun must keep two syllables, so that 회의 (meeting) is not read as 회 with the particle 의.
 PARTICLE = re.compile(
     r"(?<=[가-힣]{2})(?:에게서|에게|에서|으로|부터|까지|이다|님의|님이|님은|님|은|는|이|가|을|를|의|에|로|와|과|도|만)(?!\w)"
 )
@@ -251,12 +251,12 @@ LETTERS = str.maketrans("أإآىة٠١٢٣٤٥٦٧٨٩", "\u0627\u0627\u0627\u0
 
 
 def unified(text: str) -> str:
-    """One spelling: composed Hangul, Arabic without vowel signs and with one alef, Western digits."""
+    """A text in a single spelling: composed Hangul, Arabic without vowel signs and with one form of alef, Western digits."""
     return MARKS.sub("", unicodedata.normalize("NFC", text)).translate(LETTERS)
 
 
 def stems(text: str) -> str:
-    """A text as it is indexed and searched for: Korean words without their particle, Arabic ones without the article."""
+    """A text as it is indexed and searched: Korean words without their particle, Arabic words without the article."""
     return ARTICLE.sub("", PARTICLE.sub("", COPULA.sub("", unified(text))))
 
 

@@ -1,8 +1,8 @@
 """Generates the mailboxes of email_search: inboxes with threads and near-duplicates, and questions about them.
 
-Each fact (the budget of a project, say) is stated several times, by different senders, in different months, with
-different values; requests and small talk mention the same words without a value. A question names what tells the one
-mail apart: its sender, its month, or that it is the latest.
+Each fact (such as the budget of a project) is stated several times by different senders, in different months, with
+different values. Requests and small talk mention the same words without a value. A question identifies its mail by sender
+or month, or asks for the latest.
 
     python -m environments._mailbox tasks_data/email_search     # writes the two committed files, same bytes each time
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 SEED = 20010314
-OWNERS = {"train": 10, "val": 4, "test": 5}  # inboxes a split; no inbox is in two
+OWNERS = {"train": 10, "val": 4, "test": 5}  # inboxes of each split; no inbox is in two splits
 FACTS_PER_INBOX = 34  # (project, matter) pairs, each stated by several mails
 NOISE_PER_INBOX = 90  # requests and small talk
 FIRST_DAY = date(2001, 1, 2)
@@ -47,9 +47,9 @@ COMPANIES = (
 ).split()
 MONTHS = "January February March April May June July August September October November December".split()
 
-KEPT = ("owner", "kind", "question", "answer", "conflicting", "source_ids")  # of a question, in questions.jsonl
+KEPT = ("owner", "kind", "question", "answer", "conflicting", "source_ids")  # fields of a question in questions.jsonl
 
-MATTERS = {  # matter: how a value is made
+MATTERS = {  # how the values of each matter are drawn
     "budget": lambda rng: f"{rng.randrange(1000, 10000)} dollars",
     "room": lambda rng: f"Room {rng.randrange(100, 1000)}",
     "deadline": lambda rng: f"{rng.choice(MONTHS)} {rng.randrange(1, 29)}",
@@ -121,7 +121,7 @@ def make_inbox(owner: str, rng: random.Random) -> tuple[list[dict[str, Any]], li
 
 
 def _facts(project: str, matter: str, people: Sequence[str], rng: random.Random) -> list[dict[str, Any]]:
-    """Three to five statements of one fact, all by different senders, on different days and with different values."""
+    """Three to five statements of a fact by different senders, on different days, with different values."""
     count = rng.randrange(3, 6)
     days = rng.sample(range(DAYS), count)
     senders = rng.sample(list(people), count)
@@ -141,7 +141,7 @@ def _mail(sender: str, to: str, day: date, subject: str, body: str, fact: dict[s
 
 
 def _thread(fact: dict[str, Any], owner: str, rng: random.Random) -> list[dict[str, Any]]:
-    """The mail that states a fact; in four of ten cases with the request that it answers."""
+    """The mail that states a fact and, in four of ten cases, the request that it answers."""
     subject = f"{fact['project']} {fact['matter']}"
     closer = rng.choice(CLOSERS).format(
         number=rng.randrange(100, 1000), city=rng.choice(CITIES), count=rng.randrange(2, 10)
@@ -163,7 +163,7 @@ def _noise(project: str, matter: str, owner: str, people: Sequence[str], rng: ra
 
 
 def _questions(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each fact asked in every way that singles it out."""
+    """A question about each fact for every property (sender, month, latest) that identifies it."""
     asked = []
     for fact in facts:
         others = sorted(other["value"] for other in facts if other is not fact)
@@ -196,16 +196,16 @@ def main(folder: str) -> None:
     names = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
     owners = rng.sample(names, sum(OWNERS.values()))
     mails: list[dict[str, Any]] = []
-    questions: dict[str, dict[str, dict[str, Any]]] = {}  # split -> its words -> question
+    questions: dict[str, dict[str, dict[str, Any]]] = {}  # by split and wording
     for split, count in OWNERS.items():
         inboxes, asked = make_mailbox((owners.pop() for _ in range(count)), rng)
         mails += inboxes
-        questions[split] = {one["question"]: {"split": split} | {key: one[key] for key in KEPT} for one in asked}
-    # The same words, asked of another inbox, are kept once, in the test split first: no question is in two splits.
+        questions[split] = {row["question"]: {"split": split} | {key: row[key] for key in KEPT} for row in asked}
+    # A wording that occurs for several inboxes stays in a single split: test before val, and val before train.
     for split, others in (("val", ("test",)), ("train", ("test", "val"))):
         taken = {words for other in others for words in questions[other]}
-        questions[split] = {words: one for words, one in questions[split].items() if words not in taken}
-    lines = [one for split in OWNERS for one in questions[split].values()]
+        questions[split] = {words: row for words, row in questions[split].items() if words not in taken}
+    lines = [row for split in OWNERS for row in questions[split].values()]
     for name, rows in (("mails.jsonl", mails), ("questions.jsonl", lines)):
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (Path(folder) / name).write_text(text, encoding="utf-8")

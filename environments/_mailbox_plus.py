@@ -1,7 +1,7 @@
 """Generates the mailboxes of email_search_plus: inboxes in English, Korean and Arabic with threads and attachments.
 
-Beside the facts of email_search (stated several times, with different values) there are decisions, where one mail of a
-thread proposes a value and the last names whose proposal was taken, and files that several people send about one matter.
+Inboxes hold facts as in email_search (stated several times, with different values), decisions (mails of a thread propose
+values, and the last mail names whose proposal was accepted), and files that several people send about the same matter.
 
     python -m environments._mailbox_plus tasks_data/email_search_plus     # writes the two committed files, same bytes
 """
@@ -20,9 +20,9 @@ from environments._mailbox import DAYS, FIRST_DAY
 
 SEED = 20240229
 INBOXES = {"train": 3, "val": 1, "test": 2}  # of each language; no inbox is in two splits
-FACTS, DECISIONS, FILES, NOISE = 16, 10, 10, 40  # of an inbox: (project, matter) pairs of three sorts, and small talk
+FACTS, DECISIONS, FILES, NOISE = 16, 10, 10, 40  # per inbox: pairs (project, matter) of three sorts, and small talk
 EXTENSIONS = ("pdf", "xlsx", "docx", "csv")
-DIFFICULTY = {"sender": 1, "month": 2, "latest": 2, "attachment": 2, "thread": 3}  # and one more where not in English
+DIFFICULTY = {"sender": 1, "month": 2, "latest": 2, "attachment": 2, "thread": 3}  # plus 1 if not in English
 
 Row = dict[str, Any]
 KEPT = ("owner", "language", "kind", "difficulty", "question", "answer", "conflicting", "source_ids")
@@ -30,7 +30,7 @@ MAIL = ("id", "thread", "owner", "date", "sender", "to", "subject", "body", "att
 
 
 class Inbox:
-    """One owner's mails and the questions about them, as they are made."""
+    """The mails of an owner and the questions about them, while they are generated."""
 
     def __init__(self, owner: str, code: str, rng: Random) -> None:
         self.owner, self.code, self.rng = owner, code, rng
@@ -93,7 +93,7 @@ class Inbox:
         return values
 
     def _fact(self, project: str, matter: Matter) -> None:
-        """Three or four statements by different people on different days, each with another value."""
+        """Three or four statements by different people on different days, each with its own value."""
         rng, words = self.rng, self.words
         count = rng.randrange(3, 5)
         days, senders, values = (
@@ -108,9 +108,9 @@ class Inbox:
             if asked:
                 request = self._say(words.requests, project, matter)
                 self._mail(self.owner, sender, day - rng.randrange(1, 4), subject, request, thread=thread)
-            said = (rng.choice(words.openers), self._say(words.statements, project, matter, value=value))
+            body = (rng.choice(words.openers), self._say(words.statements, project, matter, value=value))
             headline = ("Re: " if asked else "") + subject
-            mail = self._mail(sender, self.owner, day, headline, *said, rng.choice(words.closers), thread=thread)
+            mail = self._mail(sender, self.owner, day, headline, *body, rng.choice(words.closers), thread=thread)
             others = [other for _, _, other in stated if other != value]
             self._ask("sender", project, matter, value, others, sender=sender, sources=[mail])
             dates = [FIRST_DAY + timedelta(other) for other in days]
@@ -122,7 +122,7 @@ class Inbox:
                 self._ask("latest", project, matter, value, others, sources=[mail])
 
     def _decision(self, project: str, matter: Matter) -> None:
-        """Two threads about one matter: in each, three proposals, and a last mail that says whose was taken."""
+        """Two threads about a matter, each with three proposals and a last mail that says whose was accepted."""
         rng, words = self.rng, self.words
         values = self._values(matter, 6)
         starters = rng.sample(self.people, 2)
@@ -132,9 +132,9 @@ class Inbox:
             speakers = [starter, *rng.sample([name for name in self.people if name not in starters], 2)]
             proposals = []
             for place, (speaker, value) in enumerate(zip(speakers, offered, strict=True)):
-                said = (rng.choice(words.openers), self._say(words.proposal, project, matter, value=value))
+                body = (rng.choice(words.openers), self._say(words.proposal, project, matter, value=value))
                 headline = ("Re: " if place else "") + subject
-                proposals.append(self._mail(speaker, self.owner, first + 2 * place, headline, *said, thread=thread))
+                proposals.append(self._mail(speaker, self.owner, first + 2 * place, headline, *body, thread=thread))
             taken = rng.randrange(3)
             closing = self._say(words.decision, project, matter, person=speakers[taken])
             last = self._mail(starter, self.owner, first + 8, "Re: " + subject, closing, thread=thread)
@@ -143,28 +143,28 @@ class Inbox:
             self._ask("thread", project, matter, offered[taken], others, sender=starter, sources=sources)
 
     def _files(self, project: str, matter: Matter) -> None:
-        """Three files about one matter, each from another person."""
+        """Three files about a matter, each from a different person."""
         rng, words = self.rng, self.words
         subject = fill(words.subject, **self._fields(project, matter))
         stem = fill(words.file, **self._fields(project, matter)).replace(" ", "_").lower()
         versions = rng.sample(range(1, 10), 3)
         files = [f"{stem}_v{version}.{rng.choice(EXTENSIONS)}" for version in versions]
         for sender, file in zip(rng.sample(self.people, 3), files, strict=True):
-            said = (rng.choice(words.openers), self._say(words.attached, project, matter), rng.choice(words.closers))
-            mail = self._mail(sender, self.owner, rng.randrange(DAYS), subject, *said)
+            body = (rng.choice(words.openers), self._say(words.attached, project, matter), rng.choice(words.closers))
+            mail = self._mail(sender, self.owner, rng.randrange(DAYS), subject, *body)
             mail["attachments"] = [file]
             others = [other for other in files if other != file]
             self._ask("attachment", project, matter, file, others, sender=sender, sources=[mail])
 
     def _noise(self, project: str, matter: Matter) -> None:
         rng, words = self.rng, self.words
-        said = self._say(words.requests + words.chatter, project, matter)
+        body = self._say(words.requests + words.chatter, project, matter)
         subject = fill(words.subject, **self._fields(project, matter))
-        self._mail(rng.choice(self.people), self.owner, rng.randrange(DAYS), subject, rng.choice(words.openers), said)
+        self._mail(rng.choice(self.people), self.owner, rng.randrange(DAYS), subject, rng.choice(words.openers), body)
 
 
 def make_mailbox(seed: int = SEED) -> tuple[list[Row], dict[str, list[Row]]]:
-    """(mails, questions by split). A question's words are kept once, in the test split first."""
+    """(mails, questions by split). Each wording stays in a single split: test before val, and val before train."""
     rng = Random(seed)
     mails: list[Row] = []
     asked: dict[str, dict[str, Row]] = {}
@@ -185,7 +185,7 @@ def make_mailbox(seed: int = SEED) -> tuple[list[Row], dict[str, list[Row]]]:
 def main(folder: str) -> None:
     """Write mails.jsonl and questions.jsonl."""
     mails, questions = make_mailbox()
-    lines = [{"split": split} | {key: one[key] for key in KEPT} for split in INBOXES for one in questions[split]]
+    lines = [{"split": split} | {key: row[key] for key in KEPT} for split in INBOXES for row in questions[split]]
     for name, rows in (
         ("mails.jsonl", [{key: mail[key] for key in MAIL} for mail in mails]),
         ("questions.jsonl", lines),

@@ -1,8 +1,8 @@
-"""Breaks Python functions a little: an operator, a constant, a branch. The broken programs of code_repair are made so.
+"""Makes the broken programs of code_repair: changes an operator, a constant or a branch of a Python function.
 
     python -m environments._mutants tasks_data/code_repair     # writes mutants.jsonl from problems.jsonl: minutes
 
-What is written was run: it loads, ends in time, and fails a hidden test. The same problems give the same bytes.
+Each broken program was run: it loads, ends in time and fails a hidden test. The same problems give the same bytes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from environments._sandbox import Outcome, run, same
+from environments._sandbox import RunResult, run, same
 
 SEED = 20240229
-MOST = 12  # broken programs a problem
+MOST = 12  # broken programs per problem
 
 SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Lt: (ast.LtE, ast.Gt),
@@ -45,34 +45,34 @@ NAMES = {"min": "max", "max": "min", "lower": "upper", "upper": "lower", "all": 
 
 
 def mutants(code: str) -> list[str]:
-    """Every program that differs from this one by one small mistake, in the order of the code; none twice."""
+    """Every program that differs from `code` by a single small mistake, in the order of the code, without repetition."""
     tree = ast.parse(code)
-    found: dict[str, None] = {}
+    programs: dict[str, None] = {}
     for place, node in enumerate(ast.walk(tree)):
         for number in range(len(list(_changed(node)))):
             broken = copy.deepcopy(tree)
             target = list(ast.walk(broken))[place]
             changed = list(_changed(target))[number]
             vars(target).update(vars(changed))
-            found[ast.unparse(broken) + "\n"] = None
-    found.pop(ast.unparse(tree) + "\n", None)
-    return list(found)
+            programs[ast.unparse(broken) + "\n"] = None
+    programs.pop(ast.unparse(tree) + "\n", None)
+    return list(programs)
 
 
 def _changed(node: ast.AST) -> Iterator[ast.AST]:
-    """The node, once for each small mistake that can be made in it."""
+    """A changed copy of the node for each small mistake that fits it."""
     match node:
         case ast.BinOp(op=op) | ast.BoolOp(op=op) | ast.AugAssign(op=op):
             for other in SWAPS.get(type(op), ()):
                 yield _with(node, op=other())
-        case ast.Compare(ops=[op, *rest]):
+        case ast.Compare(ops=[op, *others]):
             for other in SWAPS.get(type(op), ()):
-                yield _with(node, ops=[other(), *rest])
+                yield _with(node, ops=[other(), *others])
         case ast.Constant(value=bool(value)):
             yield _with(node, value=not value)
         case ast.Constant(value=int(value)):
             yield _with(node, value=value + 1)
-            if value > 0:  # -1 would not be a constant when it is read again
+            if value > 0:  # -1 is parsed as an operation, not as a constant
                 yield _with(node, value=value - 1)
         case ast.If(test=test, body=body, orelse=[_, *_] as orelse) if not isinstance(orelse[0], ast.If):
             yield _with(node, test=test, body=orelse, orelse=body)
@@ -102,8 +102,8 @@ def _with(node: ast.AST, **fields: Any) -> ast.AST:
     return other
 
 
-def passed(outcome: Outcome, tests: list[list[Any]]) -> int:
-    """How many tests, each as [arguments, expected value], the answers of a run pass."""
+def passed(outcome: RunResult, tests: list[list[Any]]) -> int:
+    """The number of tests, each [arguments, expected value], that the answers of a run pass."""
     return sum(
         answer.kind == "value" and same(answer.value, expected)
         for answer, (_, expected) in zip(outcome.answers, tests, strict=True)
@@ -111,7 +111,7 @@ def passed(outcome: Outcome, tests: list[list[Any]]) -> int:
 
 
 def broken(problem: dict[str, Any]) -> list[dict[str, Any]]:
-    """Some mutants of a problem's reference that end in time and fail a hidden test."""
+    """Up to MOST mutants of a problem's reference that end in time and fail a hidden test."""
     kept: list[dict[str, Any]] = []
     candidates = mutants(problem["reference"])
     Random(f"{SEED} {problem['name']}").shuffle(candidates)
@@ -124,10 +124,10 @@ def broken(problem: dict[str, Any]) -> list[dict[str, Any]]:
             continue
         if passed(outcome, tests + examples) == len(tests) + len(examples):
             continue
-        shown = Outcome("", outcome.answers[len(tests) :], "", [], [])
-        hidden = Outcome("", outcome.answers[: len(tests)], "", [], [])
+        shown = RunResult("", outcome.answers[len(tests) :], "", [], [])
+        hidden = RunResult("", outcome.answers[: len(tests)], "", [], [])
         if passed(hidden, tests) < len(tests):
-            seen = passed(shown, examples) < len(examples)  # the examples show that something is wrong
+            seen = passed(shown, examples) < len(examples)  # an example shows the mistake
             kept.append({"name": problem["name"], "seen": seen, "code": code})
     return kept
 

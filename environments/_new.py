@@ -1,10 +1,10 @@
-"""A new task to edit: a working copy of environments/_template.py, its data, a rubric for judges, and a preset.
+"""Creates a new task to edit: a copy of environments/_template.py that works, its data, a rubric for judges and a preset.
 
     python -m environments._new my_task      # or: make new-task NAME=my_task
 
-Writes environments/my_task.py, capitals.json and rubric.md in tasks_data/my_task/, and tasks_data/my_task.yaml. They pass
-`python -m pytest tests/test_environments.py --task my_task` as they are, and `make train TASK=my_task` trains on them. A
-name that will not do is refused with a sentence and exit code 2, and a failure on the way leaves nothing behind.
+It writes environments/my_task.py, capitals.json and rubric.md in tasks_data/my_task/, and tasks_data/my_task.yaml. They pass
+`make check-task NAME=my_task` unchanged, and `make train TASK=my_task` trains on them. An unusable name is refused with a
+sentence and exit code 2. A failure on the way leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ train: {{iterations: 10, patience: 4}}
 
 
 def facts() -> dict[str, str]:
-    """The capitals by country that a new task begins with."""
+    """The data that a new task starts with: capitals by country."""
     pairs = (part.split() for part in CAPITALS.replace("\n", " ").split(","))
     return {country.replace("_", " "): capital.replace("_", " ") for country, capital in pairs}
 
 
 def refusal(name: str, root: Path) -> str | None:
-    """Why a task cannot have this name, or None."""
+    """The reason why a task cannot have this name, or None."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or len(name) > LONGEST:
         return (
             f"{name!r} cannot be a task's name: choose up to {LONGEST} small letters, digits and underscores, beginning "
@@ -86,7 +86,7 @@ def refusal(name: str, root: Path) -> str | None:
 
 
 def source(name: str) -> str:
-    """The new module's text."""
+    """The source code of the new module."""
     text = (Path(__file__).parent / "_template.py").read_text(encoding="utf-8")
     title = "".join(part.capitalize() for part in name.split("_"))
     if keyword.iskeyword(title) or re.search(rf"\b{title}\b", text):
@@ -95,25 +95,25 @@ def source(name: str) -> str:
 
 
 def write(name: str, root: Path) -> list[Path]:
-    """Write a new task and return its files. ValueError says why not; whatever goes wrong, there are all of them or none."""
+    """Write a new task and return its files. ValueError for an unusable name. On any failure no file is left behind."""
     if problem := refusal(name, root):
         raise ValueError(problem)
     folder, module = root / "tasks_data" / name, root / "environments" / f"{name}.py"
     preset = root / "tasks_data" / f"{name}.yaml"
     with tempfile.TemporaryDirectory(
         prefix=".new-", dir=root
-    ) as made:  # on the same disk: a rename is whole or not at all
-        data = Path(made) / "data"
+    ) as temporary:  # on the same disk, so that renames are atomic
+        data = Path(temporary) / "data"
         data.mkdir()
         text = json.dumps(facts(), ensure_ascii=False, indent=1) + "\n"
         (data / "capitals.json").write_text(text, encoding="utf-8")
         (data / "rubric.md").write_text(RUBRIC, encoding="utf-8")
-        (Path(made) / "preset.yaml").write_text(PRESET.format(name=name), encoding="utf-8")
-        (Path(made) / "module.py").write_text(source(name), encoding="utf-8")
+        (Path(temporary) / "preset.yaml").write_text(PRESET.format(name=name), encoding="utf-8")
+        (Path(temporary) / "module.py").write_text(source(name), encoding="utf-8")
         data.rename(folder)
         try:
-            (Path(made) / "preset.yaml").rename(preset)
-            (Path(made) / "module.py").rename(module)
+            (Path(temporary) / "preset.yaml").rename(preset)
+            (Path(temporary) / "module.py").rename(module)
         except BaseException:
             shutil.rmtree(folder)
             preset.unlink(missing_ok=True)
@@ -134,7 +134,7 @@ def main() -> int:
         print(f"The task {name} could not be written, and nothing was: {problem}.", file=sys.stderr)
         return 1
     print("wrote " + ", ".join(str(path.relative_to(ROOT)) for path in written))
-    print(f"edit them where it says EDIT; check: python -m pytest tests/test_environments.py --task {name}")
+    print(f"edit them where it says EDIT; check: make check-task NAME={name}")
     return 0
 
 

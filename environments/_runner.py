@@ -1,8 +1,8 @@
-"""Inside the sandbox: a script that puts walls around itself, then runs code that nobody has read. See _sandbox.py.
+"""The inside of the sandbox: puts walls around its own process, then runs untrusted code. See _sandbox.py.
 
-It is started by `_sandbox.run` alone, and imports no module that a start of 10 ms has no time for. What it reads
-from stdin is a Python literal; what it finds goes out on the file descriptor in its first argument, a JSON object a line.
-Nothing is kept here that the code may not see: the arguments of the calls, but not what they should return.
+Only `_sandbox.run` starts it. To start in 10 ms it imports as little as possible. It reads a Python literal from stdin and
+writes JSON objects, one per line, to the file descriptor in its first argument. It holds nothing that the code may not see:
+it knows the arguments of the calls, but not the values that they should return.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 MEGABYTE = 1 << 20
-REPORTED = 20  # refusals; a loop of them must not fill the channel
+REPORTED = 20  # refusals that are reported; a loop of them must not fill the channel
 DEEPEST = 40  # levels of a returned value, and of folders
 LONGEST = 50_000  # characters of a returned value
 RULE = "the sandbox refuses"
 
-# --- The first wall: an audit hook. It names what was refused, so that the policy learns what it did.
+# --- The first wall: an audit hook. It names what it refused, so that the policy learns what it did wrong.
 
 READING = ("os.listdir", "os.scandir")
 WRITING = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.utime")
 HARMLESS = frozenset(("os.walk", "os.fwalk", "os.putenv", "os.unsetenv", "sys._getframe"))
-REFUSED = (  # beginnings of events' names
+REFUSED = (  # prefixes of event names
     *("os.", "subprocess.", "socket.", "ctypes.", "gc.", "pty.", "syslog.", "sqlite3.", "resource.", "signal."),
     *("fcntl.", "sys.addaudithook", "sys.settrace", "sys.setprofile", "sys._current", "code.__new__", "shutil.chown"),
 )
-# Modules of C that reach files, memory or processes past the hook.
+# C modules that could reach files, memory or processes without the hook.
 UNSAFE = frozenset(
     "ctypes _ctypes _ctypes_test _testcapi _testinternalcapi _testbuffer _testimportmultiple _testmultiphase _testclinic "
     "_posixsubprocess _posixshmem _multiprocessing _xxsubinterpreters _xxinterpchannels _ssl _gdbm _dbm readline _curses "
@@ -43,8 +43,8 @@ UNSAFE = frozenset(
 
 
 def raise_hook(scratch: bytes, library: tuple[bytes, ...], channel: int) -> None:
-    """Everything that the hook uses is its own and cannot be changed: the code can replace any builtin and any function
-    in Python, and sees the hook's names in the traceback of a refusal."""
+    """The hook uses only local names, because the code can replace any builtin and any Python function, and sees the
+    hook's variables in the traceback of a refusal."""
     write, number, limit, no_module = os.write, count(), REPORTED, ImportError
     starts, add, split, slashes, kind = str.startswith, str.__add__, bytes.split, bytes.startswith, type
     encode, decode, join, line, text, octets = str.encode, bytes.decode, bytes.join, quote, str, bytes
@@ -58,7 +58,7 @@ def raise_hook(scratch: bytes, library: tuple[bytes, ...], channel: int) -> None
         raise refusal(f"{what}: {rule} it")
 
     def inside(path: Any, folders: tuple[bytes, ...]) -> bool:
-        """Whether a path lies in one of the folders. There are no links in the scratch folder: the hook refuses them."""
+        """Whether a path lies in one of the folders. The scratch folder holds no links, because the hook refuses them."""
         if is_one(path, text):
             path = encode(add("", path), "utf-8", "surrogateescape")
         if kind(path) is not octets:
@@ -81,7 +81,7 @@ def raise_hook(scratch: bytes, library: tuple[bytes, ...], channel: int) -> None
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = arguments
-            if kind(path) is whole:  # a file descriptor; isinstance believes what a __class__ says
+            if kind(path) is whole:  # a file descriptor; isinstance would trust __class__
                 return
             folders = (scratch,) if flags & may_write else (scratch, *library)
             if not inside(path, folders):
@@ -106,10 +106,10 @@ def raise_hook(scratch: bytes, library: tuple[bytes, ...], channel: int) -> None
     sys.addaudithook(hook)
 
 
-# --- The second wall: what the kernel refuses. Each part stands where the machine permits it.
+# --- The second wall: what the kernel refuses. Each part is used where the machine permits it.
 
 NEW_USER, NEW_NET, NEW_MOUNTS, NEW_IPC = 0x10000000, 0x40000000, 0x00020000, 0x08000000
-# System calls by number: of x86-64, and of the generic table that ARM64 uses (-1: it has none).
+# Numbers of system calls on x86-64 and in the generic table that ARM64 uses (-1: it has no such call).
 CALLS = """
 fork 57 -1, vfork 58 -1, clone 56 220, clone3 435 435, execve 59 221, execveat 322 281, kill 62 129,
 tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_send_signal 424 424,
@@ -123,14 +123,14 @@ symlink 88 -1, symlinkat 266 36, link 86 -1, linkat 265 37, mknod 133 -1, mknoda
 setpgid 109 154, shmget 29 194, msgget 68 186, semget 64 190, mq_open 240 180, inotify_init1 294 26,
 reboot 169 142, init_module 175 105
 """
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, and the kernel's name for it
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # the column above, the kernel's number
 EPERM = 1
 
 Library = ctypes.CDLL
 
 
 def limit() -> None:
-    """Time, memory, file size and processes. The wall clock is the parent's."""
+    """Limit time, memory, file size and processes. The parent watches the wall clock."""
     for what, most in (
         (resource.RLIMIT_CPU, 2),
         (resource.RLIMIT_AS, 256 * MEGABYTE),
@@ -143,7 +143,7 @@ def limit() -> None:
 
 
 def leave_namespaces(libc: Library, scratch: str) -> bool:
-    """A network without devices, and a scratch folder in memory that vanishes with this process."""
+    """Enter a network without devices and a scratch folder in memory that vanishes with this process."""
     user, group = os.getuid(), os.getgid()
     if libc.unshare(NEW_USER | NEW_NET | NEW_MOUNTS | NEW_IPC) != 0:
         return bool(libc.unshare(NEW_NET | NEW_IPC) == 0)  # root in a container
@@ -160,21 +160,21 @@ def leave_namespaces(libc: Library, scratch: str) -> bool:
 def drop_privileges(libc: Library) -> None:
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     libc.capset(header, none)
-    libc.prctl(38, 1, 0, 0, 0)  # no new privileges: what the next two need
+    libc.prctl(38, 1, 0, 0, 0)  # no new privileges: required by the next two
 
 
 def allow_files(libc: Library, scratch: str, library: Iterable[str]) -> bool:
-    """Landlock: the scratch folder, and the standard library to read."""
+    """Landlock: allow only the scratch folder and, for reading, the standard library."""
     create, add, restrict, version = 444, 445, 446, 1
     abi = libc.syscall(create, None, ctypes.c_size_t(0), version)
     if abi < 1:
         return False
     read, change = 1 << 2 | 1 << 3, 1 << 1 | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 13 | 1 << 14
-    known = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
+    supported = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     size = 8 if abi < 4 else 16 if abi < 6 else 24
-    handled = (ctypes.c_uint64 * 3)(known, 3, 3)  # files; TCP; signals and abstract sockets
+    handled = (ctypes.c_uint64 * 3)(supported, 3, 3)  # files; TCP; signals and abstract sockets
     rules = libc.syscall(create, handled, ctypes.c_size_t(size), 0)
-    system = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")  # what modules of C are linked to
+    system = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")  # shared libraries of C modules
     for path in (scratch, *library, *system):
         rights = read | change if path == scratch else read
         try:
@@ -183,16 +183,16 @@ def allow_files(libc: Library, scratch: str, library: Iterable[str]) -> bool:
             continue
         if not os.path.isdir(path):  # noqa: PTH112
             rights = 1 << 2
-        beneath = (rights & known).to_bytes(8, "little") + folder.to_bytes(4, "little")
+        beneath = (rights & supported).to_bytes(8, "little") + folder.to_bytes(4, "little")
         libc.syscall(add, rules, 1, ctypes.c_char_p(beneath), 0)
         os.close(folder)
-    done = bool(libc.syscall(restrict, rules, 0) == 0)
+    restricted = bool(libc.syscall(restrict, rules, 0) == 0)
     os.close(rules)
-    return done
+    return restricted
 
 
 def forbid_calls(libc: Library) -> bool:
-    """Seccomp: no process, no signal, no socket, no link, whoever asks for it."""
+    """Seccomp: refuse processes, signals, sockets and links to all code of this process."""
     machine = os.uname().machine
     if machine not in MACHINES:
         return False
@@ -216,11 +216,11 @@ def forbid_calls(libc: Library) -> bool:
 
 
 class OddError(Exception):
-    """What the parent cannot be told as a value."""
+    """A value that cannot be reported to the parent."""
 
 
 def encode(value: Any, depth: int = 0) -> str:
-    """JSON of a plain value. Exact types: a subclass could say that it is equal to anything."""
+    """JSON of a plain value. Types must match exactly, because a subclass could claim to equal anything."""
     kind = type(value)
     if depth > DEEPEST:
         raise OddError(f"a value of more than {DEEPEST} levels")
@@ -238,7 +238,7 @@ def encode(value: Any, depth: int = 0) -> str:
 
 
 def describe(problem: BaseException) -> str:
-    """As the last line of a traceback, and the line of the code."""
+    """The last line of a traceback and the line number in the code."""
     place = problem.lineno if isinstance(problem, SyntaxError) else None
     step = problem.__traceback__
     while step is not None:
@@ -253,7 +253,7 @@ def describe(problem: BaseException) -> str:
 
 
 def serve(code: str, name: str, calls: list[list[Any]], tell: Callable[[str, str], None]) -> None:
-    """Load the code, then make each call."""
+    """Load the code and make each call."""
     module = type(sys)("solution")
     del sys.modules["_runner"]
     sys.modules["solution"] = sys.modules["__main__"] = module
@@ -288,7 +288,7 @@ def main(channel: int) -> None:
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     libc, wanted = ctypes.CDLL(None, use_errno=True), request["walls"]
-    libc.prctl(1, 9, 0, 0, 0)  # dies with its parent
+    libc.prctl(1, 9, 0, 0, 0)  # die with the parent
     walls = [name for name in ("namespace",) if name in wanted and leave_namespaces(libc, scratch)]
     limit()
     drop_privileges(libc)
@@ -300,7 +300,7 @@ def main(channel: int) -> None:
 
     if "hook" in wanted:
         for name in [name for name in sys.modules if name in UNSAFE or name.startswith("ctypes.")]:
-            sys.modules.pop(name).__dict__.clear()  # memmove, say: the methods of its classes lead to it
+            sys.modules.pop(name).__dict__.clear()  # the methods of its classes lead to functions such as memmove
         for name in ("ctypes", "resource", "Library"):
             del globals()[name]
         raise_hook(os.fsencode(scratch), tuple(map(os.fsencode, sys.path)), channel)

@@ -1,7 +1,7 @@
 """Cases of support_dialogue: a small shop, a customer who wants something, and what the policy says about it.
 
-A case is a function of the words in shop.json, a kind and a number; all of it goes into the scenario's hidden data, so
-that the episode and its reward need nothing else. `POLICY` is what the agent is told, `verdict` the same rules as code.
+A case is a function of the words in shop.json, a kind and a number. It is stored in full in the scenario's hidden data, so
+that the episode and its reward need nothing else. `POLICY` states the rules to the agent; `judge` applies the same rules.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ customer and looked into the order.
 7. When the customer knows the result, call close."""
 
 KINDS = ("refund", "exchange", "status", "address", "cancel", "complaint")
-ALLOWED = 0.4  # the share of cases, from difficulty 2 on, that are what is plainly allowed
-# How a case can stand with the policy. The first of each is plainly allowed.
+ALLOWED = 0.4  # share of the cases of difficulty 2 and more that the policy plainly allows
+# How a case can relate to the policy. The policy plainly allows the first variant of each kind.
 VARIANTS = {
     "refund": tuple("fine,late,gift card,final sale,damaged late,damaged sale,large,damaged old,large late".split(",")),
     "exchange": ("fine", "late", "final sale"),
@@ -66,7 +66,7 @@ def make_case(words: Record, kind: str, number: int) -> Record:
     for order in orders:
         order["address"] = customers[order["customer"]]["address"]
     item = _arrange(words, kind, variant, target, today, rng)
-    if difficulty <= 2:  # nothing else in the parcel
+    if difficulty <= 2:  # the order holds no other item
         target["items"] = [item]
     wish: Record = {"action": kind, "order": target["order"], "item": item["name"]}
     if kind == "exchange":
@@ -76,7 +76,7 @@ def make_case(words: Record, kind: str, number: int) -> Record:
     reason = rng.choice(ACCIDENTS if "accident" in variant else DAMAGES if "damaged" in variant else REASONS)
     data: Record = {"kind": kind, "difficulty": difficulty, "seed": number, "today": today.isoformat(), "who": who}
     data |= {"variant": variant, "customers": customers, "orders": orders, "wish": wish, "reason": reason}
-    # What the customer says when asked: the details in the order in which they are tried.
+    # The postcodes that the customer states, one each time the agent asks.
     code = customers[0]["postcode"]
     wrong = [f"{code[:2]}{made}" for made in rng.sample(range(1000, 10_000), 3) if str(made) != code[2:]]
     data["postcodes"] = {"typo": [wrong[0], code], "impostor": wrong[:2]}.get(who, [code])
@@ -109,13 +109,13 @@ def _order(words: Record, number: str, customer: int, today: date, rng: Random) 
     products = rng.sample(words["products"], rng.randrange(2, 4))
     order: Record = {"order": number, "customer": customer, "items": [_item(product, rng) for product in products]}
     prices = [item["price"] for item in order["items"]]
-    for place, item in enumerate(order["items"]):  # a price names one item of an order
+    for place, item in enumerate(order["items"]):  # no two items of an order have the same price
         item["price"] += place * 200 if prices.count(item["price"]) > 1 else 0
     return order | _dates(rng.choice(("processing", "shipped", "delivered")), rng.randrange(1, 80), today)
 
 
 def _dates(status: str, days: int, today: date) -> Record:
-    """A status and its days; `days` since the delivery, or until it."""
+    """A status and its dates; `days` counts from the delivery, or until the arrival."""
     if status == "delivered":
         delivered = today - timedelta(days)
         ordered = delivered - timedelta(5)
@@ -125,8 +125,8 @@ def _dates(status: str, days: int, today: date) -> Record:
 
 
 def _arrange(words: Record, kind: str, variant: str, order: Record, today: date, rng: Random) -> Record:
-    """Make an order fit a variant; the item that it is about."""
-    product = rng.choice([one for one in words["products"] if one["sizes"] or kind != "exchange"])
+    """Change an order so that it fits a variant; returns the item that the case is about."""
+    product = rng.choice([entry for entry in words["products"] if entry["sizes"] or kind != "exchange"])
     if "large" in variant:
         product = rng.choice(words["costly"])
     sale = (
@@ -135,7 +135,7 @@ def _arrange(words: Record, kind: str, variant: str, order: Record, today: date,
     item = _item(product, rng, sale)
     if variant == "gift card":
         item = {"name": "gift card", "price": rng.choice((20, 40, 60, 100)), "sale": sale, "sizes": [], "size": ""}
-    others = [one for one in order["items"] if one["name"] != item["name"] and one["price"] != item["price"]]
+    others = [entry for entry in order["items"] if entry["name"] != item["name"] and entry["price"] != item["price"]]
     order["items"] = [*others[:2], item]
     rng.shuffle(order["items"])
     days = rng.randrange(2, REFUND_DAYS + 1)
@@ -157,7 +157,7 @@ def _arrange(words: Record, kind: str, variant: str, order: Record, today: date,
 
 
 def expected(data: Record) -> Record:
-    """What the agent has to do in the end, by the policy."""
+    """The action that the policy demands of the agent."""
     kind, wish = data["kind"], data["wish"]
     if kind == "complaint":
         return {"action": "escalate"}
@@ -178,7 +178,7 @@ def expected(data: Record) -> Record:
 
 
 def judge(kind: str, order: Record, item: Record, today: str, damaged: bool) -> str:
-    """`allowed`, `refuse` or `escalate`, for the order's own customer."""
+    """`allowed`, `refuse` or `escalate`, provided that the order is the customer's own."""
     if kind in ("address", "cancel"):
         return "allowed" if order["status"] == "processing" else "refuse"
     if kind == "status":
@@ -189,7 +189,7 @@ def judge(kind: str, order: Record, item: Record, today: str, damaged: bool) -> 
 
 
 def broken_rule(kind: str, order: Record, item: Record, today: str, damaged: bool) -> str | None:
-    """`late` or `excluded`, where a refund or an exchange breaks such a rule."""
+    """`late` or `excluded` if a refund or an exchange breaks that rule, else None."""
     if "delivered" not in order:
         return "late"
     days = (date.fromisoformat(today) - date.fromisoformat(order["delivered"])).days
@@ -200,5 +200,5 @@ def broken_rule(kind: str, order: Record, item: Record, today: str, damaged: boo
 
 
 def essence(data: Record) -> str:
-    """What makes a case the case that it is: it decides the split."""
+    """The identifying content of a case, which decides its split."""
     return json.dumps([data["kind"], data["customers"], data["orders"], data["wish"]], sort_keys=True)

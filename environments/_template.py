@@ -1,8 +1,8 @@
 """Capitals: "What is the capital of Peru?", looked up with one tool and given with another.
 
-A small task to begin with: what a task of your own changes is marked EDIT. What it must keep to is checked by:
+A small task to start from. EDIT marks what a task of your own changes. This checks what every task must fulfil:
 
-    python -m pytest tests/test_environments.py --task _template
+    python -m pytest tests/environments/test_environments.py --task _template
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Template(Env):
     """One question."""
 
     max_turns = 4
-    secret: ClassVar[tuple[str, ...]] = ("answer",)  # EDIT: fields of a scenario's data that no tool may show …
-    shown: ClassVar[tuple[str, ...]] = ("look_up",)  # … but these, whose job it is
+    secret: ClassVar[tuple[str, ...]] = ("answer",)  # EDIT: fields of the hidden data that no tool may show …
+    shown: ClassVar[tuple[str, ...]] = ("look_up",)  # … except these tools
 
     @classmethod
     def load(cls, folder: Path) -> Facts:
@@ -56,25 +56,25 @@ class Template(Env):
 
     @classmethod
     def scenarios(cls, data: Facts, split: Split, count: int, seed: int) -> list[Scenario]:
-        known = [country for country in data if split_of(country, SHARES) == split]
-        if count > len(known):
-            raise ValueError(f"{count} scenarios need as many countries, and {split} has {len(known)}: ask for fewer")
-        made = []
-        for country in Random(f"{split} {seed}").sample(known, count):
+        names = [country for country in data if split_of(country, SHARES) == split]
+        if count > len(names):
+            raise ValueError(f"{count} scenarios need as many countries, and {split} has {len(names)}: ask for fewer")
+        scenarios = []
+        for country in Random(f"{split} {seed}").sample(names, count):
             asked = {"role": "user", "content": f"What is the capital of {country}?"}  # EDIT: what the policy sees
-            hidden = {"country": country, "answer": data[country]}  # EDIT: what it does not; "kind" splits the results
-            made.append(Scenario.make("_template", split, [asked], hidden))
-        return made
+            hidden = {"country": country, "answer": data[country]}  # EDIT: what it never sees; "kind" groups results
+            scenarios.append(Scenario.make("_template", split, [asked], hidden))
+        return scenarios
 
     @tool
-    def look_up(self, country: str) -> str:  # EDIT: the tools. Type hints and docstrings are what the policy is told.
+    def look_up(self, country: str) -> str:  # EDIT: the tools. Type hints and docstrings are their schemas.
         """Look up the capital of a country.
 
         Args:
             country: the name of the country
         """
         if country not in self.data:
-            return error("there is no country of this name; look up another")  # never an exception: it is the policy's
+            return error("there is no country of this name; look up another")  # an error for the policy; never raise
         return f"The capital of {country} is {self.data[country]}."
 
     @tool
@@ -99,13 +99,13 @@ class Template(Env):
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:  # EDIT, or leave out
-        given = _answer(messages)
-        return Outcome(given, scenario.data["answer"], optimal_turns=2, required={"answer": given is not None})
+        answer = _answer(messages)
+        return Outcome(answer, scenario.data["answer"], optimal_turns=2, required={"answer": answer is not None})
 
-    # EDIT: the players. They show that the task can be done, that the reward tells good from bad, and how hard it is.
+    # EDIT: the players. They show that the task can be solved, that the reward separates good from bad, and how hard it is.
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Looks up the country that the question names, then says what was found: from the transcript alone."""
+        """Looks up the country in the question and answers with the result, from the transcript alone."""
         if messages[-1]["role"] == "user":
             return use("look_up", country=messages[-1]["content"].removeprefix("What is the capital of ").rstrip("?"))
         return use("answer", capital=messages[-1]["content"].partition(" is ")[2].rstrip("."))
@@ -119,13 +119,12 @@ class Template(Env):
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """Guesses."""
-        return use(
-            "answer", capital=rng.choice([one for one in self.data.values() if one != self.scenario.data["answer"]])
-        )
+        wrong = [capital for capital in self.data.values() if capital != self.scenario.data["answer"]]
+        return use("answer", capital=rng.choice(wrong))
 
 
 def _answer(messages: Sequence[Message]) -> str | None:
-    """The answer that was accepted, in small letters."""
+    """The accepted answer in lower case, or None."""
     for name, arguments, observation in tool_calls(messages):
         if name == "answer" and not is_error(observation):
             return str(arguments["capital"]).strip().casefold()

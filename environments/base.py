@@ -1,8 +1,8 @@
 """What every task has in common: `Scenario`, `Env`, and tools made from methods.
 
-A task is one class. Its class methods say what the task is (data, scenarios, reward); an instance is one episode, and
-its methods marked `@tool` are what the policy can call. Type hints and docstrings become the tools' schemas. A call that
-is malformed, names no tool or has wrong arguments is an observation with a clear error, never an exception.
+A task is a class. Its class methods define the task (data, scenarios, reward). An instance is one episode, and its
+methods marked `@tool` are the tools that the policy can call: type hints and docstrings become their schemas. A call that
+is malformed, names no tool or has wrong arguments returns an observation with a clear error and never raises.
 
     env = EmailSearch(scenario, data)
     observation = env.call("search_emails", {"keywords": ["Falcon"]})
@@ -25,24 +25,24 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-Message = dict[str, Any]  # as in the OpenAI chat format: role, content, and tool_calls where an assistant made any
+Message = dict[str, Any]  # as in the OpenAI chat format: role, content, and an assistant's tool_calls
 Split = Literal["train", "val", "test"]
 
 
 class Scenario(BaseModel):
-    """One task instance: what the policy is shown, and what only the environment knows."""
+    """One instance of a task: what the policy is shown first, and what only the environment knows."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: str  # content hash of all other fields
+    id: str  # hash of all other fields
     task: str
     split: Split
-    messages: tuple[Message, ...]  # what the policy sees first: system and user
-    data: dict[str, Any]  # what the environment needs and the policy never sees
+    messages: tuple[Message, ...]  # the system and user messages that the policy sees first
+    data: dict[str, Any]  # for the environment alone: the policy never sees it
 
     @classmethod
     def make(cls, task: str, split: Split, messages: Sequence[Message], data: dict[str, Any]) -> Scenario:
-        """A scenario named by its content, so that the same content has the same id everywhere."""
+        """A scenario whose id is a hash of its content, so that the same content has the same id everywhere."""
         content = json.dumps([task, split, list(messages), data], sort_keys=True, ensure_ascii=False)
         name = hashlib.sha256(content.encode()).hexdigest()[:16]
         return cls(id=name, task=task, split=split, messages=tuple(messages), data=data)
@@ -57,17 +57,17 @@ class Component(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a transcript came to, beside what it should have come to: for judges that compare the two."""
+    """The result of a transcript beside the expected result, for judges that compare the two."""
 
-    given: Any = None  # the final result: a text, a number, a mapping or a list; None where there is none
-    expected: Any = None  # what it should be; None where nothing is expected
-    optimal_turns: int | None = None  # of the assistant, that the task needs; None where that is not known
-    required: Mapping[str, bool] = {}  # actions by name, in a fixed order: whether each was done
-    accuracy: float | None = None  # 0 to 1, where nothing is expected: how near to a success, by the task's own measure
+    given: Any = None  # the final result: a text, a number, a mapping or a list; None without a result
+    expected: Any = None  # the right result; None where the task expects no particular one
+    optimal_turns: int | None = None  # assistant turns that the task needs; None where nobody knows
+    required: Mapping[str, bool] = {}  # whether each required action was taken, by name, in a fixed order
+    accuracy: float | None = None  # where nothing is expected: how near to a success, 0 to 1, by the task's own measure
 
 
 class Tool(NamedTuple):
-    """A method that the policy can call: its schema, and the model that checks its arguments."""
+    """A method that the policy can call: its schema, and the pydantic model that checks its arguments."""
 
     name: str
     schema: dict[str, Any]  # as in the OpenAI tools format
@@ -79,18 +79,18 @@ T = typing.TypeVar("T")
 
 
 def tool(method: F) -> F:
-    """Mark a method of an `Env` as a tool. Its docstring's `Args:` section describes the arguments, a line each."""
+    """Mark a method of an `Env` as a tool. The `Args:` section of its docstring describes each argument in one line."""
     method.is_tool = True  # type: ignore[attr-defined]
     return method
 
 
 class Env(ABC):
-    """One episode of a task. Subclasses add tools, and say what the task is in the class methods below."""
+    """One episode of a task. Subclasses add tools and define the task in the class methods below."""
 
     max_turns: ClassVar[int]
-    # Keys of `data` that together name what an answer comes from (a mail, a game's seed; of a list, each member): a source
-    # of val or test must not be one of train, which steps/data/contamination.py checks, as it does the texts of the user's
-    # messages, unless scenarios begin with the same words by nature and differ in what is hidden.
+    # Keys of `data` that together identify where an answer comes from (a mail, the seed of a game; each member of a list).
+    # steps/data/contamination.py checks that train shares no source with val or test. It checks the texts of the user's
+    # messages as well, unless `openings_repeat` says that scenarios start with the same words and differ in hidden data.
     sources: ClassVar[tuple[str, ...]] = ()
     openings_repeat: ClassVar[bool] = False
     done: bool = False
@@ -102,17 +102,17 @@ class Env(ABC):
     @classmethod
     @abstractmethod
     def load(cls, folder: Path) -> Any:
-        """The task's read-only data, loaded once and shared by all episodes. FileNotFoundError names what is missing."""
+        """The task's read-only data, loaded once and shared by all episodes. A FileNotFoundError names a missing file."""
 
     @classmethod
     @abstractmethod
     def scenarios(cls, data: Any, split: Split, count: int, seed: int) -> list[Scenario]:
-        """`count` scenarios of a split; the same seed gives the same ones. ValueError where there are not so many."""
+        """`count` scenarios of a split; the same seed gives the same ones. ValueError if the split has too few."""
 
     @classmethod
     @abstractmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
-        """The rule reward of a transcript, part by part; their sum is the reward."""
+        """The components of a transcript's rule reward; the reward is their sum."""
 
     @classmethod
     @abstractmethod
@@ -121,8 +121,8 @@ class Env(ABC):
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
-        """What judges compare (steps/judging/criteria.py). Here: the texts of the last turn's last call, or its words
-        where it calls nothing, with `answer` of the hidden data; no optimum, and nothing required.
+        """What judges compare (steps/judging/criteria.py). By default the texts of the last turn's last call, or its words
+        if it calls no tool, are compared with `answer` in the hidden data; no optimum is stated, no action is required.
         """
         last = next((message for message in reversed(messages) if message["role"] == "assistant"), {})
         given = str(last.get("content") or "")
@@ -134,19 +134,19 @@ class Env(ABC):
 
     @classmethod
     def accept(cls, data: Any, split: Split | None, candidate: dict[str, Any]) -> Scenario:
-        """A scenario from what a model wrote ({"messages", "data", "difficulty"}; steps/data/generate.py), after it was
-        checked.
+        """Check a candidate that a model wrote ({"messages", "data", "difficulty"}; steps/data/generate.py) and return it
+        as a scenario.
 
-        ValueError says what is wrong with it, or that it belongs to another split than the one that is wanted (None: any).
+        A ValueError says what is wrong with it, or that it belongs to a split other than `split` (None accepts any).
         """
         raise ValueError(f"{cls.__name__} takes no generated scenarios: it does not define `accept`")
 
-    # Players: a turn each, given the transcript so far; `play` makes an episode of them. They need no model: baselines,
-    # demonstrations for a small policy, and the checks that every task must pass (tests/test_environments.py).
+    # Players return the next turn for a transcript; `play` makes a whole episode. They need no model: they are baselines,
+    # demonstrations for a small policy, and what every task is checked with (tests/environments/test_environments.py).
 
     @abstractmethod
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        """A best effort by rules, from what the policy sees alone: the transcript and the tools."""
+        """A best effort by rules that uses only what the policy sees: the transcript and the tools."""
 
     @abstractmethod
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
@@ -154,14 +154,14 @@ class Env(ABC):
 
     @abstractmethod
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
-        """The turn of one who knows all that the policy does not see: it succeeds."""
+        """A turn of a player who knows the hidden data and succeeds."""
 
     @abstractmethod
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
-        """A turn that looks like the task and must be rewarded less than gold."""
+        """A plausible but wrong turn; its episode must be rewarded less than that of `gold`."""
 
     def play(self, player: str, seed: int = 0) -> list[Message]:
-        """A whole episode by `scripted`, `random`, `gold` or `bad`: its transcript."""
+        """The transcript of a whole episode by `scripted`, `random`, `gold` or `bad`."""
         rng = Random(f"{player} {seed} {self.scenario.id}")
         messages = list(self.scenario.messages)
         for _ in range(self.max_turns):
@@ -172,7 +172,7 @@ class Env(ABC):
         return messages
 
     def step(self, message: Message, problems: Sequence[str] = ()) -> list[Message]:
-        """What a turn is answered with; `problems` are those of calls that could not be read."""
+        """The messages that answer a turn; `problems` describe the calls that could not be parsed."""
         answers: list[Message] = []
         for asked in message.get("tool_calls", ()):
             function = asked["function"]
@@ -187,30 +187,30 @@ class Env(ABC):
 
     @classmethod
     def tools(cls) -> dict[str, Tool]:
-        """The tools by name, in the order in which the class defines them."""
+        """The tools by name, in the order of their definition."""
         if "_tools" not in cls.__dict__:
             methods = [value for value in vars(cls).values() if getattr(value, "is_tool", False)]
-            cls._tools = {made.name: made for made in map(_make_tool, methods)}
+            cls._tools = {entry.name: entry for entry in map(_make_tool, methods)}
         return cls._tools
 
     _tools: ClassVar[dict[str, Tool]]
 
     def hear(self, text: str) -> list[Message]:
-        """What a turn in plain words, without a tool call, is answered with; a task that takes an answer so sets `done`."""
+        """The answer to a turn in plain words, without a tool call. A task that takes its result this way sets `done`."""
         asked = error("no tool was called; call one between <tool_call> and </tool_call>")
         return [{"role": "tool", "name": "", "content": asked}]
 
     def call(self, name: str, arguments: Any) -> str:
-        """Run one tool call and return what the policy sees of it."""
-        known = self.tools()
-        if name not in known:
-            return error(f"there is no tool named {_shorten(name)}; the tools are {', '.join(known)}")
+        """Run one tool call and return the observation."""
+        tools = self.tools()
+        if name not in tools:
+            return error(f"there is no tool named {_shorten(name)}; the tools are {', '.join(tools)}")
         if not isinstance(arguments, dict):
             return error(f"the arguments of {name} must be an object, not {_shorten(arguments)}")
         if unwritable(arguments):
             return error(f"the arguments of {name} hold characters that are no text, or are nested too deeply")
         try:
-            checked = known[name].arguments.model_validate(arguments)
+            checked = tools[name].arguments.model_validate(arguments)
         except ValidationError as problem:
             return error(f"wrong arguments for {name}: {_say(problem)}")
         return str(getattr(self, name)(**{key: getattr(checked, key) for key in type(checked).model_fields}))
@@ -220,13 +220,13 @@ SHARES: dict[Split, float] = {"train": 0.7, "val": 0.15, "test": 0.15}
 
 
 def split_of(content: str, shares: Mapping[Split, float] = SHARES) -> Split:
-    """Where content belongs, by its hash: what is tested was never trained on, whatever the seed."""
+    """The split of a content, decided by its hash: whatever the seed, no test content is ever trained on."""
     place = int(hashlib.sha256(content.encode()).hexdigest()[:8], 16) / 16**8
     return "train" if place < shares["train"] else "val" if place < 1 - shares["test"] else "test"
 
 
 def read_text(path: Path, maker: str = "") -> str:
-    """A data file. FileNotFoundError says how to get it back: from git, or from the module that made it."""
+    """The text of a data file. A FileNotFoundError says how to restore it: from git, or with the module that wrote it."""
     if not path.is_file():
         again = f" or write it anew with `python -m environments.{maker} {path.parent}`" if maker else ""
         raise FileNotFoundError(f"{path} is missing: restore it with `git checkout -- {path}`{again}")
@@ -234,37 +234,37 @@ def read_text(path: Path, maker: str = "") -> str:
 
 
 def read_lines(path: Path, maker: str = "") -> list[dict[str, Any]]:
-    """The rows of a JSON Lines file, as `read_text` finds it."""
+    """The rows of a JSON Lines file; FileNotFoundError as from `read_text`."""
     return [json.loads(line) for line in read_text(path, maker).split("\n") if line]
 
 
-def sample_kinds(rng: Random, known: Mapping[str, Sequence[T]], count: int, where: str) -> list[T]:
-    """As many of each kind, so that none is learnt at the cost of another, shuffled. ValueError where there are too few."""
+def sample_kinds(rng: Random, by_kind: Mapping[str, Sequence[T]], count: int, where: str) -> list[T]:
+    """Equally many of each kind (none is learnt at the cost of another), shuffled. ValueError if a kind has too few."""
     chosen: list[T] = []
-    for place, kind in enumerate(known):
-        wanted = (count + len(known) - 1 - place) // len(known)
-        if wanted > len(known[kind]):
+    for place, kind in enumerate(by_kind):
+        quota = (count + len(by_kind) - 1 - place) // len(by_kind)
+        if quota > len(by_kind[kind]):
             raise ValueError(
-                f"{count} scenarios need {wanted} questions of the kind {kind}, and {where} has {len(known[kind])}: "
-                f"ask for {len(known[kind]) * len(known)} or fewer"
+                f"{count} scenarios need {quota} questions of the kind {kind}, and {where} has {len(by_kind[kind])}: "
+                f"ask for {len(by_kind[kind]) * len(by_kind)} or fewer"
             )
-        chosen += rng.sample(known[kind], wanted)
+        chosen += rng.sample(by_kind[kind], quota)
     rng.shuffle(chosen)
     return chosen
 
 
 def count_errors(messages: Sequence[Message]) -> int:
-    """How many observations are errors."""
+    """The number of observations that are errors."""
     return sum(message["role"] == "tool" and is_error(message) for message in messages)
 
 
 def count_turns(messages: Sequence[Message]) -> int:
-    """How many turns the policy took."""
+    """The number of turns that the policy took."""
     return sum(message["role"] == "assistant" for message in messages)
 
 
 def weighed(counts: Mapping[str, float], table: Mapping[str, tuple[float, str]]) -> list[Component]:
-    """A reward from how often, or how much, each thing happened, and a table of what it is worth and why."""
+    """The components of a reward: counts or amounts by name, times the values in a table of (value, reason)."""
     return [
         Component(name, count * table[name][0], f"{count:.3g} × {table[name][0]}: {table[name][1]}")
         for name, count in counts.items()
@@ -284,14 +284,14 @@ def words(text: str) -> Message:
 
 
 def unwritable(value: Any) -> bool:
-    """What no file or database takes: lone surrogates, NUL, numbers that are not finite, or more than 50 levels."""
+    """Whether files or databases would refuse a value: lone surrogates, NUL, infinite numbers or NaN, or over 50 levels."""
     if isinstance(value, str):
         return "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)
     if isinstance(value, float):
         return not math.isfinite(value)
     level = [value]
     for _ in range(50):
-        level = [part for one in level for part in _parts(one)]
+        level = [part for container in level for part in _parts(container)]
         if any(isinstance(part, str | float) and unwritable(part) for part in level):
             return True
         if not level:
@@ -306,7 +306,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def error(text: str) -> str:
-    """How every environment words an error, so that a reward can count them."""
+    """The observation of an error. All environments use this form, so that a reward can count errors."""
     return f"Error: {text}."
 
 
@@ -315,7 +315,7 @@ def is_error(observation: Message) -> bool:
 
 
 def tool_calls(messages: Sequence[Message]) -> list[tuple[str, dict[str, Any], Message]]:
-    """(name, arguments, observation) of every call in a transcript, in order. Calls without an observation are left out."""
+    """(name, arguments, observation) of each call in a transcript, in order. Calls without an observation are skipped."""
     calls = []
     for index, message in enumerate(messages):
         observations = []
@@ -332,16 +332,16 @@ def tool_calls(messages: Sequence[Message]) -> list[tuple[str, dict[str, Any], M
 def _shorten(value: Any, limit: int = 60) -> str:
     try:
         text = json.dumps(value, ensure_ascii=True, default=str)
-    except (TypeError, ValueError, RecursionError):  # keys that are no text, or nested too deeply
+    except (TypeError, ValueError, RecursionError):  # keys that are not text, or too many levels
         return f"what cannot be written ({type(value).__name__})"
     return text if len(text) <= limit else text[:limit] + "…"
 
 
 def _say(problem: ValidationError) -> str:
-    """Pydantic's findings in one line."""
+    """The first three problems that pydantic reports, in one line."""
     return "; ".join(
-        f"{'.'.join(map(str, found['loc']))[:60] or 'arguments'}: {found['msg'][:1].lower()}{found['msg'][1:]}"
-        for found in problem.errors(include_url=False, include_input=False)[:3]
+        f"{'.'.join(map(str, finding['loc']))[:60] or 'arguments'}: {finding['msg'][:1].lower()}{finding['msg'][1:]}"
+        for finding in problem.errors(include_url=False, include_input=False)[:3]
     )
 
 
@@ -362,7 +362,7 @@ def _json_type(hint: Any) -> dict[str, Any]:
 
 
 def _make_tool(method: Callable[..., str]) -> Tool:
-    """The schema of a method, as the chat templates of Qwen, Llama and others expect it."""
+    """The schema of a method in the form that the chat templates of Qwen, Llama and others expect."""
     hints = typing.get_type_hints(method)
     summary, _, details = inspect.cleandoc(method.__doc__ or "").partition("Args:")
     described = dict(re.findall(r"^\s*(\w+): (.+)$", details, re.MULTILINE))

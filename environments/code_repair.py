@@ -1,8 +1,8 @@
 """Code repair: write or mend a small Python function; hidden tests decide.
 
-The problems are written by hand (tasks_data/code_repair/problems.jsonl), their broken programs made from the references
-(_mutants.py). What the policy writes runs in a process of its own: _sandbox.py says what is defended there and what is
-not. No problem is in two splits. Time is not the policy's to command: code that reads a clock or chance differs by run.
+The problems are written by hand (tasks_data/code_repair/problems.jsonl); _mutants.py makes the broken programs from their
+references. The policy's code runs in a separate process; _sandbox.py says what is defended there and what is not. No problem
+is in two splits. Code that reads a clock or random numbers can give different results in each run.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from environments._mutants import mutants, passed
-from environments._sandbox import Answer, Outcome, run
+from environments._sandbox import Answer, RunResult, run
 from environments.base import (
     Component,
     Env,
     Message,
+    Outcome,
     Scenario,
     Split,
     count_errors,
@@ -31,12 +32,11 @@ from environments.base import (
     use,
     weighed,
 )
-from environments.base import Outcome as Result
 
 SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all problems
 LONGEST_CODE = 10_000  # characters
 LONGEST_LINE = 200  # characters of one example's result
-LONGEST_OUTPUT = 600  # characters of what was printed
+LONGEST_OUTPUT = 600  # characters of printed output
 SYSTEM = (
     "You write and mend small Python functions. Try code with run_code, which compares it with the examples; then hand it "
     "in with submit, once: hidden tests decide. Code may import the standard library. It has 2 seconds, and no files, "
@@ -51,7 +51,7 @@ REWARD = {  # value, and why
     "error": (-0.1, "a malformed call, an unknown tool or wrong arguments"),
     "turn": (-0.02, "each turn beyond one trial and the submission takes time"),
 }
-MOST_REFUSED = 3  # times that it counts: a loop of attempts is one idea
+MOST_REFUSED = 3  # at most so many refusals count, because a loop of attempts is a single idea
 NEEDED_TURNS = 2
 
 
@@ -81,7 +81,7 @@ class CodeRepair(Env):
 
     @classmethod
     def scenarios(cls, data: Problems, split: Split, count: int, seed: int) -> list[Scenario]:
-        """Half of them to write, as long as there are problems; the others to mend."""
+        """Half of the scenarios are functions to write, as long as there are problems; the others are to be mended."""
         rng = Random(f"{split} {seed}")
         to_write = [(problem, None) for problem in data.problems[split]]
         to_mend = [(problem, mutant) for problem in data.problems[split] for mutant in data.broken[problem["name"]]]
@@ -97,13 +97,13 @@ class CodeRepair(Env):
 
     @classmethod
     def from_problem(cls, split: Split, problem: dict[str, Any], mutant: dict[str, Any] | None) -> Scenario:
-        shown = [f"{written_call(problem['name'], given)} == {expected!r}" for given, expected in problem["examples"]]
+        shown = [f"{written_call(problem['name'], inputs)} == {expected!r}" for inputs, expected in problem["examples"]]
         task = f"Write the function {problem['signature']}."
         if mutant is not None:
             task = f"Mend the function {problem['signature']}: its code has one mistake."
         parts = [task, problem["statement"], "Examples:", *shown]
         parts += ["Code:", f"```python\n{mutant['code']}```"] if mutant is not None else []
-        # An unseen mistake is as hard as the problem; one that an example shows is easier.
+        # A mistake that an example shows is easier to find than one that no example shows.
         easier = int(mutant is not None and mutant["seen"])
         data = {key: problem[key] for key in ("name", "signature", "examples", "tests", "reference")} | {
             "kind": "write" if mutant is None else "mend",
@@ -146,7 +146,7 @@ class CodeRepair(Env):
         self.done = True
         tests = self.scenario.data["tests"]
         outcome = run(code, self.scenario.data["name"], [arguments for arguments, _ in tests])
-        # The result is the first line: nothing that the code can word comes before it.
+        # The result is the first line, so that no text from the code can come before it.
         lines = [f"Passed {passed(outcome, tests)} of {len(tests)}."]
         lines += [_refused(outcome)] if outcome.refused else []
         lines += [_failed(outcome)] if outcome.problem else []
@@ -172,23 +172,22 @@ class CodeRepair(Env):
         return result is not None and result[0] == result[1]
 
     @classmethod
-    def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Result:
-        """No result is expected: what counts are the hidden tests."""
+    def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
+        """No particular result is expected, because the hidden tests decide."""
         tests = submitted(messages)
         share = tests[0] / tests[1] if tests else 0.0
-        return Result(optimal_turns=NEEDED_TURNS, required={"submit": tests is not None}, accuracy=share)
+        return Outcome(optimal_turns=NEEDED_TURNS, required={"submit": tests is not None}, accuracy=share)
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Tries one small change after another until the examples hold; where there is no code, a few usual bodies."""
+        """Tries small changes one by one until the examples pass; without code, a few usual function bodies."""
         tried = [(arguments["code"], str(answer["content"])) for _, arguments, answer in tool_calls(messages)]
         for code, answer in tried:
             if _all_right(answer):
                 return use("submit", code=code)
         candidates = _candidates(str(messages[1]["content"]))
-        left = [code for code in candidates if code not in {code for code, _ in tried}]
-        return use(
-            "run_code" if len(tried) < self.max_turns - 1 and left else "submit", code=rng.choice(left or candidates)
-        )
+        fresh = [code for code in candidates if code not in {code for code, _ in tried}]
+        name = "run_code" if len(tried) < self.max_turns - 1 and fresh else "submit"
+        return use(name, code=rng.choice(fresh or candidates))
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
         return use(rng.choice(("run_code", "run_code", "submit")), code=rng.choice(_candidates(messages[1]["content"])))
@@ -217,7 +216,7 @@ USUAL = (
 
 
 def _candidates(task: str) -> list[str]:
-    """What may be the function, from what the policy was shown."""
+    """Programs that might be right, from the task as the policy sees it."""
     signature = task.partition(" function ")[2].partition(")")[0] + ")"
     code = re.search(r"```python\n(.*)```", task, re.DOTALL)
     if code:
@@ -236,41 +235,41 @@ def written_call(name: str, arguments: Sequence[Any]) -> str:
 
 
 def _compared(name: str, answer: Answer, example: list[Any]) -> str:
-    """One example's result in a line."""
+    """The result of an example in one line."""
     call, expected = written_call(name, example[0]), example[1]
     if answer.kind == "raised":
         return f"{call} raised {' '.join(answer.value.split())}"
     if answer.kind == "odd":
         return f"{call} returned {answer.value}, not {expected!r}"
-    right = passed(Outcome("", [answer], "", [], []), [example])
+    right = passed(RunResult("", [answer], "", [], []), [example])
     return f"{call} == {answer.value!r}: right" if right else f"{call} == {answer.value!r}, not {expected!r}"
 
 
-def _failed(outcome: Outcome) -> str:
+def _failed(outcome: RunResult) -> str:
     return shorten(f"The code failed: {' '.join(outcome.problem.split())}", LONGEST_LINE)
 
 
-def _refused(outcome: Outcome) -> str:
-    named = "; ".join(dict.fromkeys(shorten(" ".join(one.split()), 80) for one in outcome.refused[:3]))
+def _refused(outcome: RunResult) -> str:
+    named = "; ".join(dict.fromkeys(shorten(" ".join(refusal.split()), 80) for refusal in outcome.refused[:3]))
     return f"Refused {len(outcome.refused)}: {named}"
 
 
 def _times_refused(call: tuple[str, dict[str, Any], Message]) -> int:
-    found = re.match(r"(?:Passed \d+ of \d+\.\n)?Refused (\d+): ", str(call[2]["content"]))
-    return int(found[1]) if found else 0
+    match = re.match(r"(?:Passed \d+ of \d+\.\n)?Refused (\d+): ", str(call[2]["content"]))
+    return int(match[1]) if match else 0
 
 
 def submitted(messages: Sequence[Message]) -> tuple[int, int] | None:
-    """How many hidden tests of how many passed; None where nothing was handed in."""
+    """(hidden tests passed, all hidden tests); None if nothing was handed in."""
     for name, _, answer in tool_calls(messages):
-        found = re.match(r"Passed (\d+) of (\d+)\.", str(answer["content"])) if name == "submit" else None
-        if found:
-            return int(found[1]), int(found[2])
+        match = re.match(r"Passed (\d+) of (\d+)\.", str(answer["content"])) if name == "submit" else None
+        if match:
+            return int(match[1]), int(match[2])
     return None
 
 
 def shorten(text: str, most: int) -> str:
-    """A text of at most about so many characters: its beginning and its end, and how much is left out between them."""
+    """A text of about `most` characters at most: its start and its end, and the number of characters left out between."""
     if len(text) <= most:
         return text
     return f"{text[: most // 2]} [{len(text) - most // 2 * 2} characters left out] {text[-(most // 2) :]}"

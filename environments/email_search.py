@@ -1,8 +1,8 @@
 """Email search: find the one mail that answers a question, read it, and answer with its id.
 
-The mailbox is real: mails in an SQLite FTS5 index, ranked by bm25, several inboxes apart. The policy sees only the inbox
-of the scenario's owner and never names it. Mails and questions are generated (see _mailbox.py) and committed; the splits
-share no inbox and no question.
+The mails of all inboxes lie in one SQLite FTS5 index, ranked by bm25. The policy sees only the inbox of the scenario's
+owner and never has to name it. Mails and questions are generated (see _mailbox.py) and committed. The splits share neither
+inboxes nor questions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from environments.base import (
 
 ROWS_SHOWN = 5
 LONGEST = 500  # characters of a query
-KINDS = ("sender", "month", "latest")  # what singles out the mail that a question is about
+KINDS = ("sender", "month", "latest")  # what identifies the mail that a question asks about
 SYSTEM = (
     "You answer questions about the emails of one person. Search the inbox, read the email that holds the answer, then "
     "give the answer and the ids of its sources. If you cannot find it, answer: I don't know."
@@ -70,7 +70,7 @@ class Mailbox(NamedTuple):
 
 
 def build_index(mails: Sequence[dict[str, Any]]) -> sqlite3.Connection:
-    """An FTS5 index in memory, and the mails by id beside it: 0.03 s for 5,344 mails."""
+    """An FTS5 index in memory, with a table of the mails by id: built in 0.03 s for 5,344 mails."""
     index = sqlite3.connect(":memory:", check_same_thread=False)
     columns = "id unindexed, owner unindexed, date unindexed, sender unindexed, recipient unindexed, subject, body"
     index.execute(f"create virtual table mail using fts5({columns}, tokenize='porter unicode61')")
@@ -83,7 +83,7 @@ def build_index(mails: Sequence[dict[str, Any]]) -> sqlite3.Connection:
 
 
 def with_inboxes(index: sqlite3.Connection) -> sqlite3.Connection:
-    """Where each inbox's mails are in the index: a search for common words looks at no others (20 times as fast)."""
+    """Record where each inbox lies, so that a search for common words reads only that part (20 times as fast)."""
     index.execute("create table inbox (owner primary key, first, last) without rowid")
     index.execute("insert into inbox select owner, min(rowid), max(rowid) from mail group by owner")
     return index
@@ -94,14 +94,14 @@ class EmailSearch(Env):
 
     max_turns = 6
     sources = ("owner", "source_ids")
-    shown: ClassVar[tuple[str, ...]] = ("search_emails", "read_email")  # tools whose job it is to show the answer
+    shown: ClassVar[tuple[str, ...]] = ("search_emails", "read_email")  # tools that may show the answer
     task: ClassVar[str] = "email_search"
-    maker: ClassVar[str] = "_mailbox"  # of its data
+    maker: ClassVar[str] = "_mailbox"  # the module that generates the data
     system: ClassVar[str] = SYSTEM
     kinds: ClassVar[tuple[str, ...]] = KINDS
-    kept: ClassVar[tuple[str, ...]] = ("owner", "kind", "answer", "conflicting", "source_ids")  # of a question, hidden
-    lists: ClassVar[tuple[str, ...]] = ("search_emails",)  # tools that show rows of emails
-    readers: ClassVar[tuple[str, ...]] = ("read_email",)  # tools that show what emails say
+    kept: ClassVar[tuple[str, ...]] = ("owner", "kind", "answer", "conflicting", "source_ids")  # hidden data
+    lists: ClassVar[tuple[str, ...]] = ("search_emails",)  # tools that list emails
+    readers: ClassVar[tuple[str, ...]] = ("read_email",)  # tools that show the text of emails
 
     @classmethod
     def load(cls, folder: Path) -> Mailbox:
@@ -116,8 +116,8 @@ class EmailSearch(Env):
 
     @classmethod
     def scenarios(cls, data: Mailbox, split: Split, count: int, seed: int) -> list[Scenario]:
-        known = {kind: [one for one in data.questions[split] if one["kind"] == kind] for kind in cls.kinds}
-        chosen = sample_kinds(Random(f"{split} {seed}"), known, count, cls.task)
+        by_kind = {kind: [row for row in data.questions[split] if row["kind"] == kind] for kind in cls.kinds}
+        chosen = sample_kinds(Random(f"{split} {seed}"), by_kind, count, cls.task)
         return [cls.from_question(split, question) for question in chosen]
 
     @classmethod
@@ -149,7 +149,7 @@ class EmailSearch(Env):
     def _find(
         self, keywords: list[str], sender: str | None, after: str | None, before: str | None, sort: str, limit: int
     ) -> list[tuple[Any, ...]] | str:
-        """(date, sender, subject, id, how many there are) of the first `limit` emails (-1: all), or what was wrong."""
+        """(date, sender, subject, id, number of matches) of the first `limit` emails (-1: all), or an error text."""
         words = [word.replace('"', " ").strip() for word in keywords]
         words = [word for word in words if re.search(r"\w", word)]
         if not words:
@@ -179,7 +179,7 @@ class EmailSearch(Env):
         return rows
 
     def _match(self, keywords: list[str]) -> str:
-        """The keywords in FTS5's query language: all of them, the words of each next to each other."""
+        """A query in the language of FTS5: all keywords must match, and the words within a keyword must be adjacent."""
         return " ".join(f'"{keyword}"' for keyword in keywords)
 
     @tool
@@ -239,11 +239,11 @@ class EmailSearch(Env):
         answer = final_answer(messages)
         if answer is None or cls._gives_up(answer["answer"]):
             return False
-        given, right = cls._plain(answer["answer"]), cls._plain(scenario.data["answer"])
+        answered, right = cls._plain(answer["answer"]), cls._plain(scenario.data["answer"])
         others = {word for other in scenario.data["conflicting"] for word in cls._plain(other).split()}
-        if others & set(given.split()) - set(right.split()):
+        if others & set(answered.split()) - set(right.split()):
             return False  # an answer that also names another statement's value hedges
-        return f" {right} " in f" {given} " and len(given.split()) <= 20
+        return f" {right} " in f" {answered} " and len(answered.split()) <= 20
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
@@ -261,12 +261,12 @@ class EmailSearch(Env):
 
     @classmethod
     def _has_read(cls, arguments: dict[str, Any], text: str, sources: set[str]) -> bool:
-        """Whether a call that went well showed what a source says."""
+        """Whether a successful call showed the text of a source."""
         return arguments.get("id") in sources
 
     @classmethod
     def _plain(cls, text: str) -> str:
-        """What answers are compared as."""
+        """The form in which answers are compared."""
         return normalise(text)
 
     @classmethod
@@ -276,7 +276,7 @@ class EmailSearch(Env):
     # Players
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        """The question's words and filter; then the results one by one, until a mail states a value."""
+        """Searches with the words and the filter of the question, then reads the results until a mail states a value."""
         query = self._query(str(messages[1]["content"]))
         calls = tool_calls(messages)
         if not calls:
@@ -285,17 +285,17 @@ class EmailSearch(Env):
         value = self._value(str(observation["content"]), query) if name in self.readers else None
         if value is not None:
             return use("return_final_answer", answer=value, source_ids=[arguments["id"]])
-        asked = {str(given.get("id")) for _, given, _ in calls}
-        left = [found for found in seen_ids(messages) if found not in asked]
-        if not left or len(calls) >= self.max_turns - 1:
+        asked = {str(inputs.get("id")) for _, inputs, _ in calls}
+        unread = [id for id in seen_ids(messages) if id not in asked]
+        if not unread or len(calls) >= self.max_turns - 1:
             return use("return_final_answer", answer=UNKNOWN, source_ids=[])
-        return self._open(left[0])
+        return self._open(unread[0])
 
     def _open(self, name: str) -> Message:
         return use("read_email", id=name)
 
     def _query(self, question: str) -> dict[str, Any]:
-        """Arguments of the search that a question asks for."""
+        """The arguments of a search for the answer to a question."""
         words = re.match(r"What (?:is|was) the (?:latest )?(\w+) for (\w+)", question)
         query: dict[str, Any] = {"keywords": [words[2], words[1]] if words else re.findall(r"\w{4,}", question)}
         if sender := re.search(r" according to (.+)\?", question):
@@ -307,12 +307,12 @@ class EmailSearch(Env):
         return query
 
     def _value(self, mail: str, query: dict[str, Any]) -> str | None:
-        """What a mail states: the end of its sentence with `is`."""
+        """The value that a mail states: the end of its sentence with `is`."""
         stated = re.search(r" is (?:now )?((?:[A-Z]|\d)[^.]*)\.", mail)
         return stated[1] if stated else None
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Words of the question, ids in sight, and a word as the answer."""
+        """Searches words of the question, reads ids that were shown, and answers with a word of the question."""
         words = re.findall(r"\w+", str(messages[1]["content"]))
         ids = seen_ids(messages) or ["m100"]
         choice = rng.randrange(4)
@@ -323,7 +323,7 @@ class EmailSearch(Env):
         return use("return_final_answer", answer=rng.choice(words), source_ids=[rng.choice(ids)])
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
-        """The source's own subject, sender and day; then the source; then the answer."""
+        """Searches the source by its subject, sender and day, reads it, and answers."""
         source = self.scenario.data["source_ids"][0]
         calls = len(tool_calls(messages))
         if calls == 0:
@@ -338,31 +338,31 @@ class EmailSearch(Env):
         )
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Answers at once: what another mail states, or nothing."""
+        """Answers at once with the value of another mail, or gives up."""
         answer = rng.choice([UNKNOWN, *self.scenario.data["conflicting"]])
         return use("return_final_answer", answer=answer, source_ids=[])
 
 
 def shown(rows: Sequence[Sequence[Any]], count: int) -> str:
-    """The first rows of a result, and how many there are in all."""
+    """The first rows of a result under the number of all of them."""
     if not rows:
         return "0 emails."
     return "\n".join([f"{count} emails:", *(" | ".join(row[:4]) for row in rows[:ROWS_SHOWN])])
 
 
 def seen_ids(messages: Sequence[Message]) -> list[str]:
-    """Ids of the rows that were shown, in order."""
+    """Ids of all rows that were shown, in order, without repetition."""
     texts = [str(message["content"]) for message in messages if message["role"] == "tool"]
-    return list(dict.fromkeys(found for text in texts for found in re.findall(r" \| (m\d+)$", text, re.MULTILINE)))
+    return list(dict.fromkeys(id for text in texts for id in re.findall(r" \| (m\d+)$", text, re.MULTILINE)))
 
 
 def days_of(year: int, month: int) -> dict[str, str]:
-    """The search's first and last day of a month; days are compared as text, so each month may have 31."""
+    """First and last day of a month for a search. Days are compared as text, so that 31 fits every month."""
     return {"after": f"{year}-{month:02d}-01", "before": f"{year}-{month:02d}-31"}
 
 
 def final_answer(messages: Sequence[Message]) -> dict[str, Any] | None:
-    """The arguments of the answer that was accepted, or None."""
+    """The arguments of the accepted answer, or None."""
     for name, arguments, observation in tool_calls(messages):
         if name == "return_final_answer" and not is_error(observation):
             return arguments

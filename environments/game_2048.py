@@ -1,8 +1,8 @@
 """2048 up to a target tile: slide all tiles, equal ones that meet merge, and a 2 or a 4 appears.
 
-The target, the limit of moves and the reward's weights stand in tasks_data/game_2048/game.json. A board is four rows of
-four numbers; a move is four look-ups of rows. The tiles that appear are a function of the scenario's seed and the number
-of the move, so that all attempts at a scenario meet the same luck.
+The target, the limit of moves and the weights of the reward are set in tasks_data/game_2048/game.json. A board is four rows
+of four numbers, and a move looks up four rows. The tiles that appear depend only on the scenario's seed and the number of
+the move, so that all attempts at a scenario have the same luck.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Row = tuple[int, ...]
 Board = tuple[Row, ...]
 Direction = Literal["up", "down", "left", "right"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
-LOST = -100.0  # what a board without a legal move is worth: less than any other
+LOST = -100.0  # the value of a board without a legal move: less than any other
 EMPTY: Board = ((0,) * 4,) * 4
-FOURS = 0.1  # of the tiles that appear
-IDLE_TURNS = 4  # in a row without a move end the game: nobody who sees the board needs more than three
-WIN = 1.0  # in the mode "win": nothing but the target counts in full
-NEARLY = 0.5  # and the largest tile, so that attempts that all fail still differ
+FOURS = 0.1  # share of the tiles that appear
+IDLE_TURNS = 4  # turns in a row without a move end the game; a player who sees the board needs at most three
+WIN = 1.0  # in the mode "win" only the target counts in full
+NEARLY = 0.5  # weight of the largest tile, so that failed attempts still differ
 LARGEST = "log2 of the largest tile over log2 of the target"
-PARTS = ("win", "largest", "score", "empty", "smoothness", "invalid")  # of the mode "shaped"; game.json weighs them
+PARTS = ("win", "largest", "score", "empty", "smoothness", "invalid")  # in the mode "shaped", with weights
 KEYS = {"target", "opening", "max_moves", "depth", "reward", "weights"}  # of game.json
 SEEDS = 200_000
 
@@ -58,7 +58,7 @@ def seeds_of(split: Split) -> list[int]:
 
 @cache
 def slide(row: Row) -> tuple[Row, int]:
-    """A row after a move to the left, and what its merges score. A tile merges once."""
+    """A row after a move to the left, and the score of its merges. Each tile merges at most once."""
     tiles, score, at = [tile for tile in row if tile], 0, 0
     while at + 1 < len(tiles):
         if tiles[at] == tiles[at + 1]:
@@ -70,7 +70,7 @@ def slide(row: Row) -> tuple[Row, int]:
 
 @cache
 def slide_back(row: Row) -> tuple[Row, int]:
-    """The same to the right."""
+    """A row after a move to the right, and the score of its merges."""
     moved, score = slide(row[::-1])
     return moved[::-1], score
 
@@ -107,7 +107,7 @@ def spawn(board: Board, number: int, seed: int) -> Board:
 
 
 def start(seed: int, opening: int = 0) -> Board:
-    """Two tiles, then as many random moves as the opening has, fewer where the board is full before."""
+    """A board with two tiles after `opening` random moves, or fewer if no move is left."""
     board, rng = spawn(spawn(EMPTY, 0, seed), 1, seed), Random(f"opening {seed}")
     for number in range(opening):
         if not (possible := legal(board)):
@@ -118,27 +118,27 @@ def start(seed: int, opening: int = 0) -> Board:
 
 @cache
 def worth(row: Row) -> float:
-    """How good a row or column is to play on from: empty cells, equal neighbours, and tiles that only rise or only fall."""
+    """The value of a row or column: empty cells, equal neighbours, and tiles in rising or falling order count for it."""
     logs = [tile.bit_length() - 1 if tile else 0 for tile in row]
-    steps = [after**2 - before**2 for before, after in itertools.pairwise(logs)]  # squares: large tiles matter more
+    steps = [after**2 - before**2 for before, after in itertools.pairwise(logs)]  # squares favour large tiles
     bends = min(sum(step for step in steps if step > 0), -sum(step for step in steps if step < 0))
     tiles = [log for log in logs if log]
-    return row.count(0) + 2.0 * sum(one == other for one, other in itertools.pairwise(tiles)) - 0.1 * bends
+    return row.count(0) + 2.0 * sum(tile == other for tile, other in itertools.pairwise(tiles)) - 0.1 * bends
 
 
 def expectimax(board: Board, depth: int) -> tuple[float, Direction | None]:
-    """The best move looking `depth` moves ahead, over the tiles that may appear between them."""
+    """(value, best move) looking `depth` moves ahead, averaged over the tiles that may appear between them."""
     best: tuple[float, Direction | None] = (LOST, None)
     for direction in DIRECTIONS:
         moved, score = swipe(board, direction)
         if moved != board:
-            found = (math.log2(1 + score) * 0.5 + expected(moved, depth - 1), direction)
-            best = max(best, found, key=lambda one: one[0])
+            candidate = (math.log2(1 + score) * 0.5 + expected(moved, depth - 1), direction)
+            best = max(best, candidate, key=lambda pair: pair[0])
     return best
 
 
 def expected(board: Board, depth: int) -> float:
-    """The mean over the tiles that may appear next."""
+    """The mean value over the tiles that may appear next."""
     if depth == 0:
         return sum(map(worth, board)) + sum(map(worth, zip(*board, strict=True)))
     cells = empty_cells(board)
@@ -147,17 +147,17 @@ def expected(board: Board, depth: int) -> float:
 
 
 def corner(board: Board) -> Direction:
-    """Left if possible, else down, right, up: keeps the large tiles in a corner. For demonstrations."""
+    """Left if possible, else down, right, up, which keeps the large tiles in a corner. Used for demonstrations."""
     order: tuple[Direction, ...] = ("left", "down", "right", "up")
     return next((direction for direction in order if swipe(board, direction)[0] != board), "left")
 
 
 def can_be_won(data: dict[str, Any], seed: int) -> bool:
-    """Whether expectimax reaches the target in this very game: a tight limit of moves makes some hopeless."""
+    """Whether expectimax reaches the target in this game. With a tight limit of moves some games cannot be won."""
     board = start(seed, data["opening"])
     for number in range(data["max_moves"]):
         if largest(board) >= data["target"]:
-            return number > 0  # and the opening has not done it
+            return number > 0  # but not in the opening
         direction = expectimax(board, data["depth"])[1]
         if direction is None:
             return False
@@ -170,7 +170,7 @@ def show(board: Board) -> str:
 
 
 def read_board(message: Message) -> Board | None:
-    """The board that a message shows."""
+    """The board that a message shows, or None."""
     if message["role"] not in ("user", "tool") or is_error(message):
         return None
     rows = re.findall(r"^(\d+) (\d+) (\d+) (\d+)$", str(message["content"]), re.MULTILINE)
@@ -187,7 +187,7 @@ def last_board(messages: Sequence[Message]) -> Board:
 
 
 def score_of(messages: Sequence[Message]) -> int:
-    """The sum of all merged tiles, as the game counts it."""
+    """The score as the game counts it: the sum of all merged tiles."""
     board, score = boards_of(messages)[0], 0
     for _, arguments, observation in tool_calls(messages):
         if after := read_board(observation):
@@ -197,18 +197,18 @@ def score_of(messages: Sequence[Message]) -> int:
 
 
 def smoothness(board: Board) -> float:
-    """1 where all tiles are equal, less the more neighbours differ: 1 - mean |log2 a - log2 b| / log2 of the largest."""
+    """1 - mean |log2 a - log2 b| of neighbours / log2 of the largest tile: 1 if all tiles are equal."""
     lines = [[tile.bit_length() - 1 for tile in line if tile] for line in (*board, *zip(*board, strict=True))]
-    gaps = [abs(one - other) for line in lines for one, other in itertools.pairwise(line)]
+    gaps = [abs(tile - other) for line in lines for tile, other in itertools.pairwise(line)]
     return 1 - sum(gaps) / len(gaps) / (largest(board).bit_length() - 1) if gaps else 1.0
 
 
 class Game2048(Env):
-    """One game. Plain words, and calls that cannot be read, are turns without a move, as invalid moves are."""
+    """One game. Plain words, unreadable calls and invalid moves are turns without a move."""
 
     sources = ("seed",)
     openings_repeat = True  # boards of few tiles
-    max_turns = 250  # sixty moves, each after three turns without one, and some to spare; bounds max_moves
+    max_turns = 250  # sixty moves, each after three turns without one, and a few more; also bounds max_moves
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
         super().__init__(scenario, data)
@@ -218,7 +218,7 @@ class Game2048(Env):
 
     @classmethod
     def load(cls, folder: Path) -> dict[str, Any]:
-        """The rules and the reward: see tasks_data/game_2048/game.json."""
+        """The rules and the weights of the reward in game.json. ValueError names a rule that they break."""
         path = folder / "game.json"
         game: dict[str, Any] = json.loads(read_text(path))
         if set(game) != KEYS:
@@ -238,17 +238,18 @@ class Game2048(Env):
 
     @classmethod
     def scenarios(cls, data: dict[str, Any], split: Split, count: int, seed: int) -> list[Scenario]:
-        if count > len(known := seeds_of(split)):
-            raise ValueError(f"{count} scenarios need as many seeds, and game_2048 has {len(known)}")
-        made: list[Scenario] = []
-        for number in Random(f"{split} {seed}").sample(known, len(known)):
-            if len(made) == count:
+        if count > len(seeds := seeds_of(split)):
+            raise ValueError(f"{count} scenarios need as many seeds, and game_2048 has {len(seeds)}")
+        scenarios: list[Scenario] = []
+        for number in Random(f"{split} {seed}").sample(seeds, len(seeds)):
+            if len(scenarios) == count:
                 break
             if can_be_won(data, number):
-                made.append(cls.from_seed(data, split, number))
-        if len(made) < count:
-            raise ValueError(f"{count} scenarios need as many games that can be won, and game_2048 has {len(made)}")
-        return made
+                scenarios.append(cls.from_seed(data, split, number))
+        if len(scenarios) < count:
+            held = len(scenarios)
+            raise ValueError(f"{count} scenarios need as many games that can be won, and game_2048 has {held}")
+        return scenarios
 
     @classmethod
     def from_seed(cls, data: dict[str, Any], split: Split, number: int) -> Scenario:
@@ -278,18 +279,18 @@ class Game2048(Env):
         moved, _ = swipe(self.board, direction)
         if moved == self.board:
             return error(f"no tile can move {direction}")
-        known = self.scenario.data
+        hidden = self.scenario.data
         self.moves += 1
-        self.board = spawn(moved, known["opening"] + self.moves + 1, known["seed"])
-        if largest(self.board) >= known["target"]:
-            ending = f"\nYou reached {known['target']}."
+        self.board = spawn(moved, hidden["opening"] + self.moves + 1, hidden["seed"])
+        if largest(self.board) >= hidden["target"]:
+            ending = f"\nYou reached {hidden['target']}."
         else:
-            ending = "\nGame over." if self.moves >= known["max_moves"] or not legal(self.board) else ""
+            ending = "\nGame over." if self.moves >= hidden["max_moves"] or not legal(self.board) else ""
         self.done = bool(ending)
         return show(self.board) + ending
 
     def step(self, message: Message, problems: Sequence[str] = ()) -> list[Message]:
-        """As in every task; turns without a move end the game after a while."""
+        """As in every task, but the game also ends after IDLE_TURNS turns without a move."""
         before = self.moves
         answers = super().step(message, problems)
         self.idle = 0 if self.moves > before else self.idle + 1
@@ -297,23 +298,23 @@ class Game2048(Env):
         return answers
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Expectimax on the board that was shown last."""
+        """Plays expectimax on the last board shown."""
         return use("move", direction=expectimax(last_board(messages), self.data["depth"])[1])
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
         return use("move", direction=rng.choice(legal(last_board(messages))))
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
-        """The same from the true board: the games are those in which it wins."""
+        """Plays expectimax on the true board; scenarios are games that it wins."""
         return use("move", direction=expectimax(self.board, self.data["depth"])[1])
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Up and down only, possible or not."""
+        """Moves up and down only, even where that is not possible."""
         return use("move", direction=rng.choice(("up", "down")))
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
-        """By the scenario's mode: "win" is 1 for the target, else up to a half; "shaped" is the weighted parts below."""
+        """In the mode "win" 1 for the target, else up to 0.5 for the largest tile; in "shaped" the weighted parts below."""
         target, boards = scenario.data["target"], boards_of(messages)
         won = cls.success(scenario, messages)
         reached = min(1.0, math.log2(largest(boards[-1])) / math.log2(target))
@@ -347,7 +348,7 @@ class Game2048(Env):
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
-        """No result is expected, and how few moves do is not known; a game is to be played to its end, not left idle."""
+        """No particular result is expected and the optimum is unknown; the game must be played to its end."""
         target = scenario.data["target"]
         endings = (f"\nYou reached {target}.", "\nGame over.")
         shown = [str(message["content"]) for message in messages if message["role"] == "tool" and not is_error(message)]

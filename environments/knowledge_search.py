@@ -1,8 +1,8 @@
 """Knowledge search: questions about an invented world, answered from a store of documents, with citations.
 
-The store is an SQLite FTS5 index over all documents (tasks_data/knowledge_search, made by _knowledge.py). Some questions
-need two documents, some have an older document that says otherwise, and some no document answers: then "not known" is right.
-The splits share no province, and nothing in a province refers to another: no document answers questions of two splits.
+The store is an SQLite FTS5 index over all documents (tasks_data/knowledge_search, written by _knowledge.py). Some questions
+need two documents, some have an outdated document that contradicts the answer, and some have no answer: then "not known" is
+right. Splits share no province, and provinces do not refer to each other, so no document answers questions of two splits.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ REWARD = {  # value, and why
     "error": (-0.1, "a malformed call, an unknown tool or wrong arguments"),
     "turn": (-0.02, "each turn beyond those that are needed takes time"),
 }
-# Turns that are needed: a search, a document and the answer; for two documents twice; an older one is to be compared.
+# Turns needed: search, document and answer; search and document twice for two hops; one more to compare an older document.
 NEEDED = {"one-hop": 3, "two-hop": 5, "superseded": 4, "unanswerable": 3}
 UNKNOWN = "not known"
-# Words of an answer that say nothing, so that a whole sentence may answer.
+# Words without content, which may surround the answer in a whole sentence.
 FILLERS = frozenset(
     "the a an it its is was are in of on at by to and as has had that which who year town river company mayor director "
     "founder inventor teacher people persons live lived lies there born founded called named makes made directs".split()
 )
-# Words of a query that every document has.
+# Words that every document contains, which a query ignores.
 COMMON = frozenset(
     "the a an of in on is was are did does do who what which where when how many by to it its has had".split()
 )
@@ -78,13 +78,13 @@ class Store(NamedTuple):
 
 
 def build_index(documents: Sequence[dict[str, str]]) -> sqlite3.Connection:
-    """An FTS5 index in memory, and the documents by id beside it."""
+    """An FTS5 index in memory, with a table of the documents by id."""
     index = sqlite3.connect(":memory:", check_same_thread=False)
     index.execute("create virtual table found using fts5(id unindexed, title, text, tokenize='porter unicode61')")
     index.execute("create table document (id primary key, title, date, text) without rowid")
-    for one in documents:
-        index.execute("insert into found values (?, ?, ?)", (one["id"], one["title"], one["text"]))
-        index.execute("insert into document values (?, ?, ?, ?)", (one["id"], one["title"], one["date"], one["text"]))
+    for row in documents:
+        index.execute("insert into found values (?, ?, ?)", (row["id"], row["title"], row["text"]))
+        index.execute("insert into document values (?, ?, ?, ?)", (row["id"], row["title"], row["date"], row["text"]))
     return index
 
 
@@ -94,7 +94,7 @@ class KnowledgeSearch(Env):
     max_turns = 8
     sources = ("sources",)
     secret: ClassVar[tuple[str, ...]] = ("answer",)
-    shown: ClassVar[tuple[str, ...]] = ("search", "open")  # whose job it is
+    shown: ClassVar[tuple[str, ...]] = ("search", "open")  # tools that may show the answer
 
     @classmethod
     def load(cls, folder: Path) -> Store:
@@ -105,8 +105,8 @@ class KnowledgeSearch(Env):
 
     @classmethod
     def scenarios(cls, data: Store, split: Split, count: int, seed: int) -> list[Scenario]:
-        known = {kind: data.questions[split, kind] for kind in KINDS}
-        chosen = sample_kinds(Random(f"{split} {seed}"), known, count, f"the split {split} of knowledge_search")
+        by_kind = {kind: data.questions[split, kind] for kind in KINDS}
+        chosen = sample_kinds(Random(f"{split} {seed}"), by_kind, count, f"the split {split} of knowledge_search")
         return [cls.from_question(split, question) for question in chosen]
 
     @classmethod
@@ -170,13 +170,13 @@ class KnowledgeSearch(Env):
         counts["invalid_id"] = sum("no document with this id" in text for text in errors)
         counts["error"] = len(errors) - counts["invalid_id"]
         counts["turn"] = max(0, count_turns(messages) - NEEDED[scenario.data["kind"]])
-        given = final_answer(messages)
-        if given is None:
+        answer = final_answer(messages)
+        if answer is None:
             counts["no_answer"] = 1
         else:
-            right = is_right(scenario, given["text"])
-            cited = set(given["citations"])
-            counts["correct" if right else "unknown" if is_unknown(given["text"]) else "wrong"] = 1
+            right = is_right(scenario, answer["text"])
+            cited = set(answer["citations"])
+            counts["correct" if right else "unknown" if is_unknown(answer["text"]) else "wrong"] = 1
             if right and hops:
                 counts["cited"] = sum(bool(cited & set(hop)) for hop in hops) / len(hops)
             counts["bad_citation"] = len(cited - {source for hop in hops for source in hop})
@@ -184,33 +184,33 @@ class KnowledgeSearch(Env):
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
-        """The right answer with a citation that supports it; where there is none, that it is not known, without any."""
-        given = final_answer(messages)
-        if given is None or not is_right(scenario, given["text"]):
+        """A right answer with a supporting citation; for a question without an answer, "not known" without citations."""
+        answer = final_answer(messages)
+        if answer is None or not is_right(scenario, answer["text"]):
             return False
         supporting = {source for hop in scenario.data["sources"] for source in hop}
-        return bool(supporting & set(given["citations"])) if supporting else not given["citations"]
+        return bool(supporting & set(answer["citations"])) if supporting else not answer["citations"]
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
-        known, given = scenario.data, final_answer(messages)
-        calls = [(name, arguments.get("id")) for name, arguments, found in tool_calls(messages) if not is_error(found)]
+        hidden, answer = scenario.data, final_answer(messages)
+        calls = [(name, arguments.get("id")) for name, arguments, seen in tool_calls(messages) if not is_error(seen)]
         required = {"search": any(name == "search" for name, _ in calls)}
-        for number, hop in enumerate(known["sources"], 1):
+        for number, hop in enumerate(hidden["sources"], 1):
             required[f"open {number}"] = any(name == "open" and opened in hop for name, opened in calls)
-        required["answer"] = given is not None
-        text = given and (UNKNOWN if is_unknown(given["text"]) else given["text"])
-        return Outcome(text, known["answer"] or UNKNOWN, NEEDED[known["kind"]], required)
+        required["answer"] = answer is not None
+        text = answer and (UNKNOWN if is_unknown(answer["text"]) else answer["text"])
+        return Outcome(text, hidden["answer"] or UNKNOWN, NEEDED[hidden["kind"]], required)
 
-    # The players.
+    # Players
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Searches the question's words, opens the first hit, and answers from the sentence that is most like it."""
+        """Searches the words of the question, opens the first hit, and answers from the sentence that fits the question."""
         calls, question = tool_calls(messages), str(messages[1]["content"])
         if not calls:
             return use("search", query=question.rstrip("?"))
-        name, arguments, found = calls[-1]
-        text = str(found["content"])
+        name, arguments, observation = calls[-1]
+        text = str(observation["content"])
         if name == "search":
             return (
                 use("open", id=text.partition(" | ")[0]) if " | " in text else use("answer", text=UNKNOWN, citations=[])
@@ -231,17 +231,17 @@ class KnowledgeSearch(Env):
         return use("answer", text=rng.choice([*words, UNKNOWN]), citations=rng.sample(ids, min(len(ids), 1)))
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Opens what the answer rests on, then gives it; where there is no answer, searches once."""
+        """Searches, opens the supporting documents and answers; searches once if there is no answer."""
         sources = [hop[0] for hop in self.scenario.data["sources"]]
-        done = len(tool_calls(messages))
-        if done == 0:
+        calls = len(tool_calls(messages))
+        if calls == 0:
             return use("search", query=self.scenario.data["question"])
-        if done <= len(sources):
-            return use("open", id=sources[done - 1])
+        if calls <= len(sources):
+            return use("open", id=sources[calls - 1])
         return use("answer", text=self.scenario.data["answer"] or UNKNOWN, citations=sources)
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Searches, then answers what is not so, and cites the first hit whatever it says."""
+        """Searches, then gives a wrong answer and cites the first hit, whatever that says."""
         if messages[-1]["role"] == "user":
             return use("search", query=self.scenario.data["question"])
         cited = str(messages[-1]["content"]).partition(" | ")[0]
@@ -249,9 +249,9 @@ class KnowledgeSearch(Env):
 
 
 def extract(question: str, document: str) -> str:
-    """What a document seems to answer; empty where no sentence is like the question."""
+    """The answer that a document seems to give; empty if no sentence fits the question."""
     name = r"[A-Z]\w+(?: [A-Z]\w+)?"
-    patterns = {  # in the question: in a sentence
+    patterns = {  # what the question contains: what the sentence looks like
         "year was .+ born": r"birth is (\d+)",
         "town was .+ born": rf"born in the town of ({name})",
         "year .+ founded": r"founded in (\d+)",
@@ -267,15 +267,15 @@ def extract(question: str, document: str) -> str:
         "^Who invented": rf"invented by ({name})",
         "company makes": rf"made by ({name})",
     }
-    for asked, told in patterns.items():
-        found = re.search(told, document) if re.search(asked, question) else None
-        if found:
-            return found[1]
+    for asked, states in patterns.items():
+        match = re.search(states, document) if re.search(asked, question) else None
+        if match:
+            return match[1]
     return ""
 
 
 def final_answer(messages: Sequence[Message]) -> dict[str, Any] | None:
-    """The arguments of the answer that was accepted, or None."""
+    """The arguments of the accepted answer, or None."""
     for name, arguments, observation in tool_calls(messages):
         if name == "answer" and not is_error(observation):
             return arguments
@@ -283,14 +283,14 @@ def final_answer(messages: Sequence[Message]) -> dict[str, Any] | None:
 
 
 def is_right(scenario: Scenario, text: str) -> bool:
-    """Whether an answer says what is so and nothing besides: one that names another value too hedges."""
+    """Whether an answer is right. An answer that also names another value hedges and is wrong."""
     if not scenario.data["answer"]:
         return is_unknown(text)
-    given, right = normalise(text), normalise(scenario.data["answer"])
-    if f" {right} " not in f" {given} ":
+    answered, right = normalise(text), normalise(scenario.data["answer"])
+    if f" {right} " not in f" {answered} ":
         return False
     question = set(normalise(scenario.data["question"]).split())
-    extra = [word for word in given.split() if word not in {*right.split(), *question, *FILLERS}]
+    extra = [word for word in answered.split() if word not in {*right.split(), *question, *FILLERS}]
     others = {word for value in scenario.data["conflicting"] for word in normalise(value).split()}
     number_besides = right.isdigit() and any(word.isdigit() for word in extra)
     return len(extra) <= 1 and not others & set(extra) and not number_besides

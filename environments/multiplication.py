@@ -1,7 +1,7 @@
-"""Multiplication: "What is a * b?", answered in plain words. The smallest task there is: one turn and no tools.
+"""Multiplication: "What is a * b?", answered in plain words. The smallest task: one turn and no tools.
 
-A pair is in one split only, whichever way round it is asked, so that what is tested was never trained on. The ranges of
-both factors stand in tasks_data/multiplication/ranges.json.
+a * b and b * a belong to the same split, so that no tested pair is trained on. The ranges of both factors are set in
+tasks_data/multiplication/ranges.json.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ CORRECT, WRONG = 1.0, -1.0
 
 
 def split_of_pair(a: int, b: int) -> Split:
-    """Where a pair belongs, whichever way round it is asked."""
+    """The split of a pair; the order of the factors does not matter."""
     return split_of(f"{min(a, b)} {max(a, b)}")
 
 
 def answer(text: str) -> int | None:
-    """The last whole number in a text; digits may be grouped by commas."""
+    """The last whole number in a text, or None; commas may group its digits."""
     numbers = re.findall(r"-?\d+(?:,\d{3})*", text)
     return int(numbers[-1].replace(",", "")[:30]) if numbers else None
 
@@ -32,8 +32,8 @@ def answer(text: str) -> int | None:
 def written_out(a: int, b: int) -> str:
     """47 * 36: 47 * 30 = 1410, 47 * 6 = 282, 1410 + 282 = 1692."""
     parts = [a * part for part in (b // 10 * 10, b % 10) if part]
-    said = [f"{a} * {part} = {a * part}" for part in (b // 10 * 10, b % 10) if part]
-    return ", ".join([*said, f"{' + '.join(map(str, parts))} = {a * b}"] if len(parts) > 1 else said)
+    steps = [f"{a} * {part} = {a * part}" for part in (b // 10 * 10, b % 10) if part]
+    return ", ".join([*steps, f"{' + '.join(map(str, parts))} = {a * b}"] if len(parts) > 1 else steps)
 
 
 def scenario(split: Split, a: int, b: int) -> Scenario:
@@ -69,12 +69,12 @@ class Multiplication(Env):
     def accept(
         cls, data: dict[Split, list[tuple[int, int]]], split: Split | None, candidate: dict[str, Any]
     ) -> Scenario:
-        """The question alone counts: what it is answered with is computed, and where it belongs is decided by the pair."""
+        """Only the question is taken from the candidate: the answer is computed, and the pair decides the split."""
         asked = [str(message["content"]) for message in candidate["messages"]]
-        found = re.fullmatch(r"What is (\d{1,9}) \* (\d{1,9})\?", asked[0]) if len(asked) == 1 else None
-        if found is None or candidate["messages"][0]["role"] != "user":
+        match = re.fullmatch(r"What is (\d{1,9}) \* (\d{1,9})\?", asked[0]) if len(asked) == 1 else None
+        if match is None or candidate["messages"][0]["role"] != "user":
             raise ValueError('the messages must be one of the user, "What is a * b?"')
-        a, b = int(found[1]), int(found[2])
+        a, b = int(match[1]), int(match[2])
         own = split_of_pair(a, b)
         if (a, b) not in data[own]:
             raise ValueError("a factor is out of range")
@@ -85,7 +85,7 @@ class Multiplication(Env):
         return scenario(own, a, b)
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        """A digit of the second factor at a time."""
+        """Multiplies by one digit of the second factor at a time."""
         a, b = map(int, re.findall(r"\d+", str(messages[-1]["content"])))
         return words(written_out(a, b))
 
@@ -93,7 +93,7 @@ class Multiplication(Env):
         return words(f"It is {self.scenario.data['answer']}")
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
-        """A guess in the right region."""
+        """Guesses a number near the product."""
         return words(f"It is {int(self.scenario.data['answer']) + rng.choice((-20, -10, -2, -1, 1, 2, 10, 20))}")
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
@@ -111,11 +111,11 @@ class Multiplication(Env):
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
-        said: Any = messages[-1].get("content") if messages[-1]["role"] == "assistant" else None
-        return answer(str(said or "")) == int(scenario.data["answer"])
+        content: Any = messages[-1].get("content") if messages[-1]["role"] == "assistant" else None
+        return answer(str(content or "")) == int(scenario.data["answer"])
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
-        said: Any = messages[-1].get("content") if messages[-1]["role"] == "assistant" else None
-        number = answer(str(said or ""))
+        content: Any = messages[-1].get("content") if messages[-1]["role"] == "assistant" else None
+        number = answer(str(content or ""))
         return Outcome(None if number is None else str(number), str(scenario.data["answer"]), optimal_turns=1)

@@ -1,8 +1,9 @@
-"""Support dialogue: talk to a customer of a shop, find out what is wanted, and do what the policy allows, no more.
+"""Support dialogue: talk to a customer of a shop, find out what they want, and do what the policy allows and no more.
 
-The customer is simulated (_customer.py) and has a wish that the agent must ask out of them; some are not who they say
-they are. Tools do what they are told, so that the policy can be broken: each breach is a named penalty. The reward comes
-from playing the transcript again, on the shop in the scenario's data (_shop.py).
+The customer is simulated (_customer.py). The agent must ask for the customer's wish, and some customers are not who they
+say they are. The tools do whatever they are asked to, so the agent can break the policy: each breach is a named penalty.
+The reward comes from replaying the transcript on the shop in the scenario's data (_shop.py). The four players are in
+_support_agent.py.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from typing import Any
 
 from environments._customer import GONE, POLITE, Customer, claims, opening, refuses, says_day
 from environments._shop import CHECKS, DAMAGES, KINDS, LIMIT, POLICY, Record, broken_rule, essence, make_case
-from environments._support_agent import by_policy, converse, first_match, perform
+from environments._support_agent import Players
 from environments.base import (
     Component,
-    Env,
     Message,
     Outcome,
     Scenario,
@@ -31,15 +31,13 @@ from environments.base import (
     read_text,
     split_of,
     tool,
-    use,
     weighed,
-    words,
 )
 
-POOL = 3000  # cases of a kind, over all splits
+POOL = 3000  # cases of each kind, over all splits
 NEEDED_TURNS = 8  # with a postcode that is wrong at first
-COUNTED = 2  # breaches of one rule at most, so that one wild episode does not outweigh a batch
-LONGEST = 2000  # characters of what the agent says that are heard
+COUNTED = 2  # at most so many breaches of a rule count, so that one wild episode does not outweigh a batch
+LONGEST = 2000  # the customer hears the first characters of a turn, up to this many
 
 REWARD = {  # value, and why
     "goal": (1.0, "the customer got what the policy says, no more and no less"),
@@ -70,50 +68,50 @@ STEPS = ("goal", "no_goal", "not_closed", "verified", "looked", "error", "turn")
 RULES = tuple(name for name in REWARD if name not in STEPS)  # what a success must not have broken
 
 
-class SupportDialogue(Env):
+class SupportDialogue(Players):
     """One customer's case."""
 
     max_turns = 12
     sources = ("kind", "seed")
-    openings_repeat = True  # a greeting and a wish; the case comes out as the customer is asked
+    openings_repeat = True  # a greeting and a wish; the details of the case come later, when the customer is asked
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
         super().__init__(scenario, data)
-        self.case: Record = scenario.data
-        self.orders: dict[str, Record] = {order["order"]: order for order in self.case["orders"]}
+        self.case = scenario.data
+        self.orders = {order["order"]: order for order in self.case["orders"]}
         self.customer = Customer(self.case)
         self.heard = [opening(self.case)]  # what the customer has said
-        self.verified: int | None = None  # which customer
-        self.failed = 0  # checks of an identity
-        self.looked = self.refused = self.told = self.closed = False
-        self.acts: list[Record] = []  # what was done, in order, in the form of `expected`
-        self.counts: Counter[str] = Counter()  # rules broken
+        self.verified: int | None = None  # index of the verified customer
+        self.failed = 0  # failed identity checks
+        self.looked = self.refused = self.day_stated = self.closed = False
+        self.acts: list[Record] = []  # the agent's actions in order, in the form of `expected`
+        self.counts: Counter[str] = Counter()  # breaches by rule
 
     @classmethod
     def load(cls, folder: Path) -> Record:
-        """The words that shops are made from."""
-        found: Record = json.loads(read_text(folder / "shop.json"))
-        return found
+        """The vocabulary that shops are generated from."""
+        shop: Record = json.loads(read_text(folder / "shop.json"))
+        return shop
 
     @classmethod
     def scenarios(cls, data: Record, split: Split, count: int, seed: int) -> list[Scenario]:
         rng = Random(f"{split} {seed}")
         chosen: list[Scenario] = []
-        for place, kind in enumerate(KINDS):  # as many of each kind
-            wanted = (count + len(KINDS) - 1 - place) // len(KINDS)
-            made: list[Scenario] = []
+        for place, kind in enumerate(KINDS):  # equally many of each kind
+            quota = (count + len(KINDS) - 1 - place) // len(KINDS)
+            matching: list[Scenario] = []
             for number in rng.sample(range(POOL), POOL):
-                if len(made) == wanted:
+                if len(matching) == quota:
                     break
                 case = make_case(data, kind, number)
                 if split_of(essence(case)) == split:
-                    made.append(cls.from_case(split, case))
-            if len(made) < wanted:
+                    matching.append(cls.from_case(split, case))
+            if len(matching) < quota:
                 raise ValueError(
-                    f"{count} scenarios need {wanted} cases of the kind {kind}, and support_dialogue has {len(made)} in "
+                    f"{count} scenarios need {quota} cases of the kind {kind}, and support_dialogue has {len(matching)} in "
                     f"the split {split}"
                 )
-            chosen += made
+            chosen += matching
         rng.shuffle(chosen)
         return chosen
 
@@ -131,21 +129,21 @@ class SupportDialogue(Env):
         Args:
             order: the order number, six digits
         """
-        found = self.orders.get(order.strip())
-        if found is None:
+        record = self.orders.get(order.strip())
+        if record is None:
             return error("there is no order with this number")
-        head = f"order: {found['order']}\nstatus: {found['status']}"
+        head = f"order: {record['order']}\nstatus: {record['status']}"
         if self.verified is None:
             return f"{head}\nAll else is shown once the customer is verified."
-        self.looked |= found["order"] == self.case["wish"]["order"]
-        if found["customer"] != self.verified:
+        self.looked |= record["order"] == self.case["wish"]["order"]
+        if record["customer"] != self.verified:
             return f"{head}\nThis order is not the verified customer's."
-        days = [f"{key}: {found[key]}" for key in ("ordered", "delivered", "arrives") if key in found]
+        days = [f"{key}: {record[key]}" for key in ("ordered", "delivered", "arrives") if key in record]
         items = [
             f"- {item['name']}{', size ' + item['size'] if item['size'] else ''} | {item['price']} | {item['sale']}"
-            for item in found["items"]
+            for item in record["items"]
         ]
-        return "\n".join([head, *days, f"address: {found['address']}", "items:", *items])
+        return "\n".join([head, *days, f"address: {record['address']}", "items:", *items])
 
     @tool
     def verify_identity(self, name: str, postcode: str) -> str:
@@ -155,8 +153,9 @@ class SupportDialogue(Env):
             name: first and last name, as the customer gave them
             postcode: the postcode that the customer gave
         """
-        said = _bare(" ".join(self.heard))
-        self.counts["made_up"] += not (_bare(name) in said and _bare(postcode) in said and _bare(name + postcode) != "")
+        heard = _bare(" ".join(self.heard))
+        stated = _bare(name) in heard and _bare(postcode) in heard and _bare(name + postcode) != ""
+        self.counts["made_up"] += not stated
         self.counts["further_check"] += self.failed >= CHECKS
         for place, customer in enumerate(self.case["customers"]):
             if (_bare(customer["name"]), _bare(customer["postcode"])) == (_bare(name), _bare(postcode)):
@@ -173,8 +172,8 @@ class SupportDialogue(Env):
             order: the order number
             amount: how much, in whole dollars
         """
-        found = self.orders.get(order.strip())
-        if found is not None and not 0 < amount <= sum(item["price"] for item in found["items"]):
+        record = self.orders.get(order.strip())
+        if record is not None and not 0 < amount <= sum(item["price"] for item in record["items"]):
             return error("the amount must be at least 1, and at most what was paid for the order")
         return self._act({"action": "refund", "order": order.strip(), "amount": amount}, f"Refunded: {amount} dollars.")
 
@@ -188,9 +187,9 @@ class SupportDialogue(Env):
             size: the new size
         """
         name, wanted = item.strip().lower(), size.strip().upper()
-        found = self.orders.get(order.strip())
-        if found is not None:
-            held = next((one for one in found["items"] if one["name"] == name), None)
+        record = self.orders.get(order.strip())
+        if record is not None:
+            held = next((entry for entry in record["items"] if entry["name"] == name), None)
             if held is None:
                 return error("there is no such item in this order")
             if wanted not in held["sizes"]:
@@ -230,8 +229,8 @@ class SupportDialogue(Env):
             return error("the reason must be said in a few words")
         if any(act["action"] == "escalate" for act in self.acts):
             return error("the case was handed over already")
-        known = self.looked if self.case["kind"] != "complaint" else self._accident_known()
-        self.counts["needless_escalation"] += not (self.case["expected"]["action"] == "escalate" and known)
+        founded = self.looked if self.case["kind"] != "complaint" else self._accident_known()
+        self.counts["needless_escalation"] += not (self.case["expected"]["action"] == "escalate" and founded)
         self.acts.append({"action": "escalate"})
         return "Handed over to a supervisor."
 
@@ -250,44 +249,45 @@ class SupportDialogue(Env):
     def _accident_known(self) -> bool:
         return self.case["variant"] != "hidden accident" or self.customer.reason_told
 
-    def _act(self, act: Record, done: str) -> str:
-        """Do what was asked for, whatever the policy says, and note the rules that it breaks."""
-        found, kind, wish = self.orders.get(act["order"]), act["action"], self.case["wish"]
-        if found is None:
+    def _act(self, act: Record, answer: str) -> str:
+        """Carry out an action even where the policy forbids it, and count the rules that it breaks."""
+        record, kind, wish = self.orders.get(act["order"]), act["action"], self.case["wish"]
+        if record is None:
             return error("there is no order with this number")
         if any(other == act for other in self.acts):
             return error("this was done already")
-        self.counts["unverified"] += found["customer"] != self.verified
+        self.counts["unverified"] += record["customer"] != self.verified
         same = kind == wish["action"] and act["order"] == wish["order"]
         if kind in ("refund", "exchange"):
-            of = [one for one in found["items"] if act.get("amount") == one["price"] or act.get("item") == one["name"]]
-            wanted = [one for one in found["items"] if same and one["name"] == wish["item"]]
-            item = (of or wanted or found["items"])[0]
+            items = record["items"]
+            matching = [item for item in items if act.get("amount") == item["price"] or act.get("item") == item["name"]]
+            requested = [item for item in items if same and item["name"] == wish["item"]]
+            item = (matching or requested or items)[0]
             damaged = self.case["reason"] in DAMAGES and self.customer.reason_told and same
-            if broken := broken_rule(kind, found, item, self.case["today"], damaged):
+            if broken := broken_rule(kind, record, item, self.case["today"], damaged):
                 self.counts[broken] += 1
             if kind == "refund":
-                self.counts["wrong_amount"] += not of
+                self.counts["wrong_amount"] += not matching
                 self.counts["over_limit"] += act["amount"] > LIMIT
-            same = same and (not of or item["name"] == wish["item"]) and act.get("size") == wish.get("size")
+            same = same and (not matching or item["name"] == wish["item"]) and act.get("size") == wish.get("size")
         else:
-            self.counts["shipped"] += found["status"] != "processing"
+            self.counts["shipped"] += record["status"] != "processing"
             same = same and _bare(act.get("address", "")) == _bare(wish.get("address", ""))
         self.counts["unasked"] += not same
         self.acts.append(act)
-        return done
+        return answer
 
     # The customer
 
     def hear(self, text: str) -> list[Message]:
-        """Said to the customer, who answers."""
+        """The customer's answer to a turn in plain words."""
         text = text[:LONGEST]
-        done = {act["action"] for act in self.acts}
-        if "exchange" in done:
-            done.add("address")  # "I have changed the size"
+        actions = {act["action"] for act in self.acts}
+        if "exchange" in actions:
+            actions.add("address")  # "I have changed the size"
         claimed = claims(text)
-        self.counts["false_claim"] += bool(claimed - done)
-        self.told |= self.looked and says_day(text, self.case["expected"].get("day", ""))
+        self.counts["false_claim"] += bool(claimed - actions)
+        self.day_stated |= self.looked and says_day(text, self.case["expected"].get("day", ""))
         if refuses(text) and not claimed:
             founded = self.looked or self.failed >= CHECKS
             polite = bool(POLITE.search(text.lower()))
@@ -302,7 +302,7 @@ class SupportDialogue(Env):
 
     @classmethod
     def replay(cls, scenario: Scenario, messages: Sequence[Message]) -> SupportDialogue:
-        """The episode of a transcript. Turns that were cut off, and so not answered, are left out."""
+        """The episode of a transcript. Turns that were cut off, and therefore not answered, are skipped."""
         env = cls(scenario, None)
         for place, message in enumerate(messages):
             if message["role"] != "assistant" or env.done:
@@ -319,12 +319,12 @@ class SupportDialogue(Env):
         return env
 
     def reached(self) -> bool:
-        """Whether what was done is what the policy demands."""
-        wanted = self.case["expected"]
-        if wanted["action"] in ("refuse", "tell"):
-            return self.closed and not self.acts and (self.told if wanted["action"] == "tell" else self.refused)
+        """Whether the agent's actions are the ones that the policy demands."""
+        expected = self.case["expected"]
+        if expected["action"] in ("refuse", "tell"):
+            return self.closed and not self.acts and (self.day_stated if expected["action"] == "tell" else self.refused)
         acts = [{key: _bare(str(value)) for key, value in act.items()} for act in self.acts]
-        return self.closed and acts == [{key: _bare(str(value)) for key, value in wanted.items()}]
+        return self.closed and acts == [{key: _bare(str(value)) for key, value in expected.items()}]
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
@@ -344,61 +344,17 @@ class SupportDialogue(Env):
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
-        """What was done last, or that the customer was told or refused what there is to tell or refuse."""
+        """The last action; without one, the day that the customer was told, or the refusal."""
         env = cls.replay(scenario, messages)
-        wanted, impostor = scenario.data["expected"], env.verified is None and env.failed >= CHECKS
-        said = wanted if env.told else {"action": "refuse"} if env.refused else None
+        expected, impostor = scenario.data["expected"], env.verified is None and env.failed >= CHECKS
+        answer = expected if env.day_stated else {"action": "refuse"} if env.refused else None
         checks = {"verify": impostor or env.verified is not None, "look": impostor or env.looked}
         required = {} if scenario.data["kind"] == "complaint" else checks
         kept = not any(env.counts[name] for name in RULES)
         required = {**required, "keep to the policy": kept, "close": env.closed}
-        return Outcome(env.acts[-1] if env.acts else said, wanted, NEEDED_TURNS, required)
-
-    # Players
-
-    def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Asks for the details, checks, looks and decides by the policy; asks for a reason only before it refuses."""
-        return converse(messages, ask_why=False, decide=by_policy)
-
-    def gold(self, messages: Sequence[Message], rng: Random) -> Message:
-        return converse(messages, ask_why=True, decide=lambda view: self.case["expected"])
-
-    def bad(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Believes whoever asks and does it at once, or refuses at once; an escalation it leaves undone."""
-        turn = sum(message["role"] == "assistant" for message in messages)
-        wish, kind = self.case["wish"], self.case["kind"]
-        if turn:
-            return use("close", summary="done")
-        if kind in ("status", "complaint") or rng.random() < 0.3:
-            return words("No, that is not possible.")
-        item = next(one for one in self.orders[wish["order"]]["items"] if one["name"] == wish["item"])
-        return perform({**wish, "action": kind, "amount": item["price"]})
-
-    def random(self, messages: Sequence[Message], rng: Random) -> Message:
-        text = " ".join(str(message["content"]) for message in messages if message["role"] != "system")
-        found = re.findall(r"\b\d{6}\b", text) or ["123456"]
-        orders = rng.choice(found)
-        return rng.choice(
-            (
-                words("Could you please tell me your name, order number and postcode?"),
-                words("One moment, please."),
-                words("I am sorry, this is not possible."),
-                use("find_order", order=orders),
-                use(
-                    "verify_identity",
-                    name=first_match(r"name is (\w+ \w+)", text),
-                    postcode=first_match(r"[A-Z]{2}\d{4}", text),
-                ),
-                use("refund", order=orders, amount=rng.randrange(1, 300)),
-                use("exchange", order=orders, item="wool coat", size="M"),
-                use("change_address", order=orders, address="1 Mill Lane, Norbury"),
-                use("cancel_order", order=orders),
-                use("escalate", reason="the customer is unhappy"),
-                use("close", summary="done"),
-            )
-        )
+        return Outcome(env.acts[-1] if env.acts else answer, expected, NEEDED_TURNS, required)
 
 
 def _bare(text: str) -> str:
-    """Letters and digits alone, in lower case: what names, postcodes and addresses are compared as."""
+    """Letters and digits alone, in lower case, so that spelling does not matter in a comparison."""
     return re.sub(r"\W+", "", text).lower()

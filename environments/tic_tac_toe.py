@@ -1,9 +1,9 @@
-"""Tic-tac-toe against a seeded opponent: one move a turn, as X or O, until three in a row or a full board.
+"""Tic-tac-toe against a seeded opponent: one move per turn, as X or O, until three in a row or a full board.
 
-A board is a text of nine letters, row by row: X, O or a dot. Opponents (their shares stand in tasks_data/tic_tac_toe/
-game.json) are `random`, `minimax`, which never loses, and `self`, which plays the scripted player's rules: an
-approximation, for in true self-play the policy would sit on both sides. The opponent's moves are a function of the
-scenario's seed and the board, so that all attempts at a scenario meet the same opponent.
+A board is a text of nine characters, row by row: X, O or a dot. The opponents (their shares are set in
+tasks_data/tic_tac_toe/game.json) are `random`, `minimax`, which never loses, and `self`, which plays by the rules of the
+scripted player (in true self-play the policy would play both sides). The opponent's moves depend only on the scenario's seed
+and the board, so that all attempts at a scenario meet the same opponent.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from environments.base import (
 )
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
-PREFERRED = ((4,), (0, 2, 6, 8), (1, 3, 5, 7))  # centre, corners, sides: by how many lines run through them
+PREFERRED = ((4,), (0, 2, 6, 8), (1, 3, 5, 7))  # centre, corners, sides: ordered by the number of lines through them
 EMPTY = "." * 9
 OTHER = {"X": "O", "O": "X"}
 SYSTEM = "Tic-tac-toe: three in a row win. Play an empty cell, 1 to 9, row by row."
 ILLEGAL = "an illegal move ends the game"
 
-SEEDS = 300_000  # against `self`, the hardest to beat, half of them cannot be won and are left out
-DIFFICULTY = {"random": 1, "self": 3, "minimax": 4}  # one more as O, who moves second
+SEEDS = 300_000  # half of those against `self`, the opponent that is hardest to beat, cannot be won and are left out
+DIFFICULTY = {"random": 1, "self": 3, "minimax": 4}  # plus 1 as O, who moves second
 
-ACCURACY = {"win": 1.0, "draw": 0.5}  # how near an ending is to a win, for judges that score from 0 to 1
+ACCURACY = {"win": 1.0, "draw": 0.5}  # how near an ending is to a win, 0 to 1, for judges
 
 REWARD = {  # value, and why
     "win": (1.0, "three in a row"),
@@ -71,7 +71,7 @@ def put(board: str, cell: int, side: str) -> str:
 
 @cache
 def winner(board: str) -> str | None:
-    """X or O where one has three in a row."""
+    """X or O if that side has three in a row, else None."""
     for a, b, c in LINES:
         if board[a] == board[b] == board[c] != ".":
             return board[a]
@@ -84,9 +84,9 @@ def is_over(board: str) -> bool:
 
 @cache
 def value(board: str, side: str) -> int:
-    """What perfect play is worth to `side`, who moves next: above 0 wins, the more the sooner; below 0 loses."""
+    """The value of perfect play to `side`, who moves next: above 0 wins (larger is sooner), below 0 loses."""
     if winner(board):
-        return -1 - board.count(".")  # the one who moved last
+        return -1 - board.count(".")  # for the side that moved last
     return max((-value(put(board, cell, side), OTHER[side]) for cell in empty_cells(board)), default=0)
 
 
@@ -103,7 +103,7 @@ def rule_cells(board: str, side: str) -> list[int]:
     return next(free for cells in PREFERRED if (free := [cell for cell in cells if board[cell] == "."]))
 
 
-OPPONENTS: dict[str, Callable[[str, str], list[int]]] = {  # the cells that each chooses from
+OPPONENTS: dict[str, Callable[[str, str], list[int]]] = {  # the cells that each opponent chooses from
     "random": lambda board, side: empty_cells(board),
     "minimax": perfect_cells,
     "self": rule_cells,
@@ -111,13 +111,13 @@ OPPONENTS: dict[str, Callable[[str, str], list[int]]] = {  # the cells that each
 
 
 def reply(board: str, side: str, opponent: str, seed: int) -> str:
-    """The board after the move of an opponent who plays `side`."""
+    """The board after a move of the opponent, who plays `side`."""
     return put(board, Random(f"{seed} {board}").choice(OPPONENTS[opponent](board, side)), side)
 
 
 def best_result(board: str, side: str, opponent: str, seed: int) -> tuple[int, int]:
-    """What `side` can make of a board against this very opponent: (1 win, 0 draw, -1 loss; the cell to play)."""
-    if opponent == "minimax":  # its choices do not matter: all are perfect
+    """(best result against this opponent: 1 win, 0 draw, -1 loss; the cell to play) for `side`, who moves next."""
+    if opponent == "minimax":  # all its choices are perfect, so they make no difference
         worth = value(board, side)
         return (worth > 0) - (worth < 0), perfect_cells(board, side)[0]
     best = (-2, -1)
@@ -129,7 +129,7 @@ def best_result(board: str, side: str, opponent: str, seed: int) -> tuple[int, i
             result = {side: 1, None: 0}.get(winner(after), -1)
         else:
             result = best_result(after, side, opponent, seed)[0]
-        best = max(best, (result, cell), key=lambda found: found[0])
+        best = max(best, (result, cell), key=lambda pair: pair[0])
         if result == 1:
             break
     return best
@@ -140,7 +140,7 @@ def show(board: str) -> str:
 
 
 def read_board(message: Message) -> str:
-    """The board that a message shows; an empty text where it shows none."""
+    """The board that a message shows; an empty text if it shows none."""
     if message["role"] not in ("user", "tool") or is_error(message):
         return ""
     rows = re.findall(r"^([XO.]) ([XO.]) ([XO.])$", str(message["content"]), re.MULTILINE)
@@ -152,16 +152,16 @@ def last_board(messages: Sequence[Message]) -> str:
 
 
 def seen_side(messages: Sequence[Message]) -> str:
-    told = next(str(message["content"]) for message in messages if message["role"] == "user")
-    return told.removeprefix("You are ")[0]
+    opening = next(str(message["content"]) for message in messages if message["role"] == "user")
+    return opening.removeprefix("You are ")[0]
 
 
 def result(messages: Sequence[Message]) -> str:
-    """win, draw, loss, illegal or unfinished: what the observations say."""
+    """win, draw, loss, illegal or unfinished, read from the observations."""
     for message in messages:
         if message["role"] == "tool":
             text = str(message["content"])
-            if is_error(message):  # may quote the policy: what it claims there ends nothing
+            if is_error(message):  # may quote the policy, whose claims end nothing
                 if text.endswith(f"{ILLEGAL}."):
                     return "illegal"
             elif (ending := text.rpartition("\n")[2]) in ENDINGS:
@@ -173,7 +173,7 @@ class TicTacToe(Env):
     """One game."""
 
     sources = ("seed",)
-    openings_repeat = True  # a board with one mark on it, or two
+    openings_repeat = True  # a board with no more than two marks
     max_turns = 6  # five moves at most, and one turn to spare
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
@@ -183,7 +183,7 @@ class TicTacToe(Env):
 
     @classmethod
     def load(cls, folder: Path) -> dict[str, Any]:
-        """Who plays: {"opponents": {name: share}, "sides": [X, O]}."""
+        """The opponents and sides of game.json: {"opponents": {name: share}, "sides": [X, O]}. ValueError if invalid."""
         path = folder / "game.json"
         game: dict[str, Any] = json.loads(read_text(path))
         shares, sides = game["opponents"], game["sides"]
@@ -197,21 +197,21 @@ class TicTacToe(Env):
 
     @classmethod
     def scenarios(cls, data: dict[str, Any], split: Split, count: int, seed: int) -> list[Scenario]:
-        known = seeds_of(split)
-        made: list[Scenario] = []
-        if count <= len(known):
-            for number in Random(f"{split} {seed}").sample(known, len(known)):
-                if len(made) == count:
-                    return made
-                made += cls.from_seed(data, split, number)
-        if len(made) < count:
-            held = f"{len(made)} that can be won" if made else str(len(known))
+        seeds = seeds_of(split)
+        scenarios: list[Scenario] = []
+        if count <= len(seeds):
+            for number in Random(f"{split} {seed}").sample(seeds, len(seeds)):
+                if len(scenarios) == count:
+                    return scenarios
+                scenarios += cls.from_seed(data, split, number)
+        if len(scenarios) < count:
+            held = f"{len(scenarios)} that can be won" if scenarios else str(len(seeds))
             raise ValueError(f"{count} scenarios need as many seeds, and the split {split} of tic_tac_toe has {held}")
-        return made
+        return scenarios
 
     @classmethod
     def from_seed(cls, data: dict[str, Any], split: Split, number: int) -> list[Scenario]:
-        """The scenario of a seed; none where nobody could succeed against this opponent."""
+        """The scenario of a seed in a list, or no scenario where nobody could succeed against this opponent."""
         rng = Random(number)
         side = rng.choice(data["sides"])
         [opponent] = rng.choices(list(data["opponents"]), list(data["opponents"].values()))
@@ -252,19 +252,19 @@ class TicTacToe(Env):
         return f"{show(self.board)}\n{ending}"
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Win, else block, else centre, corner, side."""
+        """Wins if possible, else blocks, else plays centre, corner or side."""
         return use("move", cell=rng.choice(rule_cells(last_board(messages), seen_side(messages))) + 1)
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
         return use("move", cell=rng.choice(empty_cells(last_board(messages))) + 1)
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Knows what the opponent will answer: wins wherever this opponent can be beaten."""
-        known = self.scenario.data
-        return use("move", cell=best_result(self.board, self.side, known["opponent"], known["seed"])[1] + 1)
+        """Knows the opponent's replies and wins wherever this opponent can be beaten."""
+        hidden = self.scenario.data
+        return use("move", cell=best_result(self.board, self.side, hidden["opponent"], hidden["seed"])[1] + 1)
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
-        """A taken cell; on an empty board any cell first."""
+        """Plays a taken cell; on an empty board first any cell."""
         taken = [cell for cell in range(9) if self.board[cell] != "."]
         return use("move", cell=rng.choice(taken or range(9)) + 1)
 
@@ -277,13 +277,13 @@ class TicTacToe(Env):
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
-        """Won; against minimax, which nobody beats, a draw will do."""
+        """Whether the game was won; a draw is enough against minimax, which nobody beats."""
         enough = ("win", "draw") if scenario.data["opponent"] == "minimax" else ("win",)
         return result(messages) in enough
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
-        """No result is expected, and how few moves win is not known; a game is to be played to its end."""
+        """No particular result is expected and the optimum is unknown; the game must be played to its end."""
         ending = result(messages)
         played = ending in ENDINGS.values()
         return Outcome(required={"play to the end": played}, accuracy=ACCURACY.get(ending, 0.0))

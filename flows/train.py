@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from prefect.futures import PrefectFuture
 
     from steps.tracking.system_metrics import Sample
-    from steps.tracking.tracker import Tracker
+    from steps.tracking.tracker import MlflowTracker, Tracker
 
 
 @task(task_run_name="{stage}", cache_policy=NO_CACHE)
@@ -55,11 +55,10 @@ def run_stage(stage: str, pipeline: Pipeline, display: RunDisplay) -> bool:
 
 
 @task(task_run_name="track {iteration}", cache_policy=NO_CACHE)
-def track(tracker: Tracker, iteration: str, overhead: float, system: list[Sample], display: RunDisplay) -> None:
-    """Log one iteration to MLflow, to Weights & Biases where that is on, and to the ledger."""
-    tracker.iteration(iteration, overhead, system)
-    if tracker.beside:
-        tracker.beside.iteration(iteration)
+def track(trackers: list[Tracker], iteration: str, overhead: float, system: list[Sample], display: RunDisplay) -> None:
+    """Log an iteration to MLflow, to Weights & Biases where that is on, and to the ledger."""
+    for tracker in trackers:
+        tracker.iteration(iteration, overhead, system)
     index(["000", iteration] if iteration == "001" else [iteration], display)
 
 
@@ -75,18 +74,19 @@ def index(iterations: list[str], display: RunDisplay) -> None:
         display.say(f"The ledger was not written: {problem}; `make ledger` does it later.")
 
 
-def open_tracker(display: RunDisplay) -> Tracker:
-    from steps.tracking import wandb
-    from steps.tracking.tracker import start
+def open_trackers(display: RunDisplay) -> tuple[MlflowTracker, list[Tracker]]:
+    """MLflow's tracker, and all trackers: MLflow's first, whose metrics Weights & Biases gets."""
+    from steps.tracking import tracker, wandb
 
     display.begin("opening MLflow's store")
-    tracker = start(Path.cwd(), partial(log_message, display))
-    tracker.beside = wandb.start(tracker)
-    return tracker
+    log = partial(log_message, display)
+    mlflow = tracker.start(Path.cwd(), log)
+    weights_and_biases = wandb.start(mlflow.root, mlflow.params, mlflow.metrics, log)
+    return mlflow, [mlflow, weights_and_biases] if weights_and_biases else [mlflow]
 
 
 def log_message(display: RunDisplay, text: str) -> None:
-    """Write a message of a tracker to the log and to the terminal, for example that a host does not accept traces."""
+    """Show a line of tracking, such as that a host does not take traces, in the log and on the terminal."""
     line = f"tracking: {masked(text)}"
     print(line, flush=True)
     display.say(line)
@@ -116,16 +116,17 @@ def train_here(display: RunDisplay) -> dict[str, Any]:
     However it ends, its run in MLflow does not stay RUNNING.
     """
     started = time.monotonic()
-    tracker = open_tracker(display)
+    mlflow, trackers = open_trackers(display)
     try:
-        return _train(tracker, display, started)
+        return _train(mlflow, trackers, display, started)
     except BaseException as problem:
-        tracker.stop("FAILED" if isinstance(problem, Exception) else "KILLED")
+        for tracker in trackers:
+            tracker.finish("FAILED" if isinstance(problem, Exception) else "KILLED")
         raise
 
 
-def _train(tracker: Tracker, display: RunDisplay, started: float) -> dict[str, Any]:
-    params = tracker.params
+def _train(mlflow: MlflowTracker, trackers: list[Tracker], display: RunDisplay, started: float) -> dict[str, Any]:
+    params = mlflow.params
     chain.write_chain(1, 1)
     run = partial(run_stage, pipeline=Pipeline(Path.cwd()), display=display)
     run("scenarios")
@@ -138,7 +139,7 @@ def _train(tracker: Tracker, display: RunDisplay, started: float) -> dict[str, A
     with system_metrics.sampled() as drain:
         for iteration in range(1, params.train.iterations + 1):
             chain.write_chain(iteration, best(curve).iteration or iteration)
-            tracked = iterate(iteration, curve, tracker, tracked, drain, run, display)
+            tracked = iterate(iteration, curve, trackers, tracked, drain, params.train.iterations, run, display)
             if iteration - best(curve).iteration >= params.train.patience:
                 display.say(f"Validation has not improved for {params.train.patience} iterations: training ends here.")
                 break
@@ -150,12 +151,11 @@ def _train(tracker: Tracker, display: RunDisplay, started: float) -> dict[str, A
         run(stage)
     registered = run("register")
     report.draw(curve, chosen, RUN / "learning_curve.png")
-    tracker.finish()
-    tracker.log_artifact(RUN / "learning_curve.png")
-    if tracker.beside:
-        tracker.beside.finish(iteration_name(chosen))
+    for tracker in trackers:
+        tracker.finish()
+    mlflow.log_artifact(RUN / "learning_curve.png")
     index([chain.BASE, iteration_name(chosen)], display)
-    pages.end(RUN / "learning_curve.png", tracker.where())
+    pages.end(RUN / "learning_curve.png", mlflow.where())
     summary = write_summary(params.task, chosen, len(curve) - 1, started)
     if registered and summary["registered"]:
         pages.challenger(**summary["registered"])
@@ -165,9 +165,10 @@ def _train(tracker: Tracker, display: RunDisplay, started: float) -> dict[str, A
 def iterate(
     iteration: int,
     curve: list[Point],
-    tracker: Tracker,
+    trackers: list[Tracker],
     tracked: PrefectFuture[None] | None,
     drain: Callable[[], list[Sample]],
+    iterations: int,
     run: Callable[[str], bool],
     display: RunDisplay,
 ) -> PrefectFuture[None]:
@@ -176,17 +177,15 @@ def iterate(
     ran = {stage: run(f"{stage}@{iteration_name(iteration)}") for stage in OUTPUTS}
     curve.append(report.point(iteration))
     seconds = report.seconds(iteration)
-    now = sum(
-        spent for stage, spent in seconds.items() if ran[stage]
-    )  # after an interrupt, some stages were up to date
+    now = sum(spent for stage, spent in seconds.items() if ran[stage])  # after an interrupt, some had run before
     if tracked is not None:
         tracked.result()
     overhead = time.monotonic() - started - now
-    future = track.submit(tracker, iteration_name(iteration), overhead, drain(), display)
+    future = track.submit(trackers, iteration_name(iteration), overhead, drain(), display)
     if any(ran.values()):
         report.keep_overhead(iteration, time.monotonic() - started - now)
     row = report.iteration_row(iteration)
-    pages.iteration(curve, row, tracker.params.train.iterations)
+    pages.iteration(curve, row, iterations)
     display.row(curve[-1], row["reward"], sum(seconds.values()) + (row["overhead_seconds"] or 0))
     return future
 

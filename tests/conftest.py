@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import yaml
@@ -33,8 +34,20 @@ SMALL: dict[str, dict[str, float]] = {  # a run of a minute or two
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    names = "a task, or the dotted module of one, that tests/test_environments.py checks in place of all (repeatable)"
+    names = (
+        "a task, or a dotted module, that tests/environments/test_environments.py checks in place of all (repeatable)"
+    )
     parser.addoption("--task", action="append", default=[], metavar="NAME", help=names)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `-n 2` one process runs the slow tests, which share a project that was trained once and an engine, and the other
+    runs the rest, a file at a time."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)  # stable: the long half begins at once
+    for item in items:
+        name = "slow" if item.get_closest_marker("slow") else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(name))
 
 
 def copy_project(folder: Path) -> Path:
@@ -176,6 +189,27 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / ".flywheel" / "mlflow.db"
     store.make_store(path)
     return path
+
+
+class MlflowServer(NamedTuple):
+    url: str
+    artifacts: Path  # the folder where it keeps artifacts
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[MlflowServer]:
+    """A real MLflow server with a store of its own."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    port, artifacts = free_port(), folder / "artifacts"
+    words = python("mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1")
+    words += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(artifacts)]
+    process = start(words, folder, folder / "log", MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false")
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health", process)
+        yield MlflowServer(f"http://127.0.0.1:{port}", artifacts)
+    finally:
+        end(process)
 
 
 @pytest.fixture(scope="session")

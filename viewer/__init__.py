@@ -1,1 +1,1 @@
-"""Pages to browse trajectories: no Prefect, and no flow imports it."""
+"""Pages to browse trajectories. They need no Prefect, and no flow imports them."""

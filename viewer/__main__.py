@@ -1,4 +1,4 @@
-"""View: a page to browse the trajectories of run/ and of deployed runs.
+"""Pages to browse the trajectories of run/ and of deployed runs.
 
 python -m viewer                     # `make view`; http://127.0.0.1:8600
 python -m viewer --run other/run --port 8601

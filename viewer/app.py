@@ -2,10 +2,10 @@
 
     make view                            # or: python -m viewer [--port 8600] [--run run]; `make ui` starts it, too
 
-It shows the folder's run, and those of viewer/runs.py: deployed ones at work, stopped or kept. It writes nothing but
-links to the files of the kept ones; what changes on disk shows at the next click. Every view has an address of its own, so
-that a link can be sent. It answers 127.0.0.1 alone, loads nothing from elsewhere, and what an agent said is text,
-never HTML. Not here: the run's metrics over time with all their tags (MLflow), and the state of a flow (Prefect).
+It shows the run of a folder and the runs that viewer/runs.py finds: deployed runs that are at work, stopped or kept. It
+writes nothing except links to the files of kept runs. Changes on disk show at the next click. Every view has its own
+address, so that its link can be sent. The server answers only 127.0.0.1, pages load nothing from elsewhere, and the agent's
+text is never treated as HTML. Metrics over time are in MLflow, and the state of flows is in Prefect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# Scripts and styles from here alone, none inside a page: a text taken for HTML could neither run nor call home.
+# Scripts and styles come only from files of this server, so that injected HTML could neither run nor send data.
 HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -36,7 +36,7 @@ HEADERS = {
 
 
 class Guarded:
-    """The application with HEADERS on every answer."""
+    """The application with HEADERS on every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -52,7 +52,7 @@ class Guarded:
 
 
 def application(run: Path) -> Starlette:
-    """The pages of this run, which may not be there yet, and of the other runs of its project."""
+    """The pages of this run, which may not exist yet, and of the other runs of its project."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
@@ -60,25 +60,25 @@ def application(run: Path) -> Starlette:
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
 
-    from viewer.pages import PAGES, View
+    from viewer.pages import PAGES, Pages
     from viewer.runs import Runs
 
-    view = View(Runs(run))
+    pages = Pages(Runs(run))
 
     def problem(request: Request, error: Exception) -> Response:
-        said = error.detail if isinstance(error, HTTPException) else str(error)
+        text = error.detail if isinstance(error, HTTPException) else str(error)
         code = error.status_code if isinstance(error, HTTPException) else 400
-        return view.html("problem.html", request, None, code, problem=said)
+        return pages.html("problem.html", request, None, code, problem=text)
 
     return Starlette(
         routes=[
-            Route("/", view.page(view.list), methods=["GET"]),
-            Route("/group", view.page(view.group), methods=["GET"]),
-            Route("/compare", view.page(view.compare), methods=["GET"]),
-            Route("/analytics", view.page(view.analytics), methods=["GET"]),
+            Route("/", pages.page(pages.list), methods=["GET"]),
+            Route("/group", pages.page(pages.group), methods=["GET"]),
+            Route("/compare", pages.page(pages.compare), methods=["GET"]),
+            Route("/analytics", pages.page(pages.analytics), methods=["GET"]),
             Mount("/static", StaticFiles(directory=PAGES / "static")),
         ],
-        # A page elsewhere whose name is made to point at 127.0.0.1 would still send its own name.
+        # Against DNS rebinding: a foreign page whose name points at 127.0.0.1 still sends that name as its host.
         middleware=[
             Middleware(Guarded),
             Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"], www_redirect=False),
@@ -88,7 +88,7 @@ def application(run: Path) -> Starlette:
 
 
 def serve(run: Path, port: int) -> None:
-    """Answer until Ctrl-C. UserError where the port is taken."""
+    """Serve until Ctrl-C. UserError if the port is in use."""
     import uvicorn
 
     try:
@@ -106,7 +106,7 @@ def serve(run: Path, port: int) -> None:
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m viewer", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--port", type=int, default=8600, help="on 127.0.0.1; 0: any that is free (default: 8600)")
+    parser.add_argument("--port", type=int, default=8600, help="on 127.0.0.1; 0 takes any free port (default: 8600)")
     parser.add_argument("--run", type=Path, default=Path("run"), help="a run's folder (default: run)")
     options = parser.parse_args(words)
     return exit_code(lambda: serve(options.run, options.port))

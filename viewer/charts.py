@@ -1,23 +1,26 @@
-"""The page "Analytics" of `viewer.app`: where the marks of its charts stand.
+"""The charts of the page "Analytics": where their marks stand.
 
-Numbers are those of steps/analytics/analysis.py and steps/analytics/waste.py. A chart is geometry;
-viewer/templates/charts.html draws it as inline SVG, so that every text in it is escaped there.
+The numbers come from steps/analytics/analysis.py and steps/analytics/waste.py. A chart holds only geometry and texts.
+viewer/templates/charts.html draws it as inline SVG and escapes all texts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from steps.analytics.analysis import Analysis, Pattern
+    from steps.analytics.analysis import Analysis, GroupSummary, Pattern
 
-WIDTH, HEIGHT = 460, 200  # of a chart, in its own units
-LEFT, RIGHT, TOP, BOTTOM = 46, 450, 10, 176  # of its plot
+WIDTH, HEIGHT = 460, 200  # of a chart, in units of its viewBox
+LEFT, RIGHT, TOP, BOTTOM = 46, 450, 10, 176  # edges of the plot
 COLOURS = 6  # classes s0 … s5 of view.css
 SPLITS = {"train": "rollouts", "val": "evaluation", "test": "test"}
-SHORTEST = 8  # characters of an error that are worth a search
+SHORTEST = 8  # an error text of fewer characters is too common to search for
+
+
+Values = dict[str, list[tuple[str, float, tuple[float, float] | None]]]  # by split: iteration, value, interval
 
 
 class Dot(NamedTuple):
@@ -49,70 +52,59 @@ class Bar(NamedTuple):
 
 class Chart(NamedTuple):
     title: str
-    names: list[tuple[float, str]]  # below the plot: where, and what
-    ticks: list[tuple[float, str]]  # beside it
+    names: list[tuple[float, str]]  # labels below the plot: x, text
+    ticks: list[tuple[float, str]]  # labels beside the plot: y, text
     series: list[Series]
     bars: list[Bar]
     legend: list[tuple[int, str]]  # colour, name
 
 
-def curves(found: Analysis) -> list[Chart]:
-    """Success, reward, turns, tokens and latency by iteration (`found` is by iteration and split), a line for each split."""
-    names = list(dict.fromkeys(one.group[0] for one in found.lines))
-    by_split = {split: [one for one in found.lines if one.group[1] == split] for split in SPLITS}
+def curves(analysis: Analysis) -> list[Chart]:
+    """Success, reward, turns, tokens and latency by iteration, a line per split. `analysis` is by iteration and split."""
+    names = list(dict.fromkeys(line.group[0] for line in analysis.lines))
 
-    def chart(
-        title: str, values: Mapping[str, list[tuple[str, float, tuple[float, float] | None]]], share: bool
-    ) -> Chart:
-        every = [value for of in values.values() for _, value, _ in of]
+    def by_split(
+        value: Callable[[GroupSummary], float | None], interval: Callable[[GroupSummary], Any] = lambda line: None
+    ) -> Values:
+        """The points of each split: iteration, value, interval."""
+        return {
+            split: [
+                (line.group[0], number, interval(line))
+                for line in analysis.lines
+                if line.group[1] == split and (number := value(line)) is not None
+            ]
+            for split in SPLITS
+        }
+
+    def chart(title: str, values: Values, share: bool = False) -> Chart:
+        every = [value for points in values.values() for _, value, _ in points]
         scale = Scale(0.0, 1.0) if share else Scale.around(every)
         series = []
-        for colour, (split, of) in enumerate(values.items()):  # a split has the same colour in every chart
+        for colour, (split, points) in enumerate(values.items()):  # a split has the same colour in every chart
             dots = []
-            for name, value, ends in of:
+            for name, value, ends in points:
                 low, high = (scale.y(end) for end in ends) if ends else (None, None)
                 about = f"{SPLITS[split]} {name}: {value:.3f}" + (f" [{ends[0]:.3f}, {ends[1]:.3f}]" if ends else "")
                 dots.append(Dot(across(names.index(name), len(names)), scale.y(value), about, low, high))
             series.append(Series(SPLITS[split], colour, dots))
-        series = [one for one in series if one.dots]
-        legend = [(one.colour, one.name) for one in series]
+        series = [entry for entry in series if entry.dots]
+        legend = [(entry.colour, entry.name) for entry in series]
         return Chart(title, below(names), scale.ticks(share), series, [], legend)
 
-    of = by_split.items()
     charts = [
         chart(
-            "Success, with its 95 % interval",
-            {
-                name: [(one.group[0], one.success, one.ci95) for one in lines if one.success is not None]
-                for name, lines in of
-            },
-            True,
+            "Success, with its 95 % interval", by_split(lambda line: line.success, lambda line: line.ci95), share=True
         ),
-        chart(
-            "Reward, mean",
-            {name: [(one.group[0], one.reward, None) for one in lines if one.reward is not None] for name, lines in of},
-            False,
-        ),
-        chart("Turns, mean", {name: [(one.group[0], one.turns, None) for one in lines] for name, lines in of}, False),
-        chart(
-            "Sampled tokens, median",
-            {name: [(one.group[0], one.tokens.p50, None) for one in lines] for name, lines in of},
-            False,
-        ),
-        chart(
-            "Seconds of a turn, median",
-            {
-                name: [(one.group[0], one.latency.p50, None) for one in lines if one.latency is not None]
-                for name, lines in of
-            },
-            False,
-        ),
+        chart("Reward, mean", by_split(lambda line: line.reward)),
+        chart("Turns, mean", by_split(lambda line: line.turns)),
+        chart("Sampled tokens, median", by_split(lambda line: line.tokens.p50)),
+        chart("Seconds of a turn, median", by_split(lambda line: line.latency.p50 if line.latency else None)),
     ]
     return [chart for chart in charts if chart.series]
 
 
 def stacked(title: str, shares: Mapping[str, Mapping[str, float]], order: Sequence[str]) -> Chart:
-    """Bars of shares by name (each from 0 to 1 in all), in one order."""
+    """Stacked bars of shares (0 to 1 in total per bar), all in the same order."""
     scale, names = Scale(0.0, 1.0), list(shares)
     width = min(36.0, 0.7 * (RIGHT - LEFT) / max(1, len(names)))
     bars = []
@@ -128,25 +120,28 @@ def stacked(title: str, shares: Mapping[str, Mapping[str, float]], order: Sequen
     return Chart(title, below(names), scale.ticks(True), [], bars, legend)
 
 
-def actions(found: Analysis, split: str) -> Chart | None:
-    """What the agent did, as shares of all its acts."""
-    lines = [one for one in found.lines if one.group[1] == split and one.actions]
-    shares = {one.group[0]: {name: n / sum(one.actions.values()) for name, n in one.actions.items()} for one in lines}
-    order = [name for name in found.total.actions if any(name in of for of in shares.values())]
+def actions(analysis: Analysis, split: str) -> Chart | None:
+    """The agent's actions as shares of all its actions; None if the split has none."""
+    lines = [line for line in analysis.lines if line.group[1] == split and line.actions]
+    shares = {}
+    for line in lines:
+        total = sum(line.actions.values())
+        shares[line.group[0]] = {name: count / total for name, count in line.actions.items()}
+    order = [name for name in analysis.total.actions if any(name in parts for parts in shares.values())]
     return stacked(f"Actions: {SPLITS[split]}", shares, order) if shares else None
 
 
-def fates(found: Analysis) -> Chart | None:
-    """What became of the sampled tokens of each iteration."""
+def fates(analysis: Analysis) -> Chart | None:
+    """What became of the sampled tokens of each iteration; None without updates."""
     from steps.training.fates import FATES
 
-    shares = {name: one.shares for name, one in found.waste.items()}
-    order = [fate for fate in FATES if any(of[fate] for of in shares.values())]
+    shares = {name: waste.shares for name, waste in analysis.waste.items()}
+    order = [fate for fate in FATES if any(parts[fate] for parts in shares.values())]
     return stacked("Sampled tokens: what became of them", shares, order) if order else None
 
 
 def search(pattern: Pattern) -> dict[str, str]:
-    """The filters that find an error's trajectories: by the longest part of its text that does not vary; or none."""
+    """The filters that find an error's trajectories by the longest fixed part of its text; empty if that is too short."""
     part = max((piece.strip(" .,:;'\"") for piece in pattern.text.split("…")), key=len)
     if len(part) < SHORTEST:
         return {}
@@ -154,14 +149,14 @@ def search(pattern: Pattern) -> dict[str, str]:
 
 
 class Scale(NamedTuple):
-    """Values to heights in the plot."""
+    """Converts values to heights in the plot."""
 
     low: float
     high: float
 
     @classmethod
     def around(cls, values: Sequence[float]) -> Scale:
-        """With some air, and never empty."""
+        """A scale around the values with a margin; it is never empty."""
         low, high = (min(values), max(values)) if values else (0.0, 1.0)
         air = 0.1 * (high - low) or 0.1 * abs(high) or 0.5
         return cls(0.0 if 0.0 <= low < 0.5 * high else low - air, high + air)
@@ -178,11 +173,11 @@ class Scale(NamedTuple):
         return [(self.y(value), f"{value:.0%}" if share else f"{value:.4g}") for value in values]
 
 
-def across(place: int, of: int) -> float:
-    return LEFT + (place + 0.5) * (RIGHT - LEFT) / of
+def across(place: int, count: int) -> float:
+    return LEFT + (place + 0.5) * (RIGHT - LEFT) / count
 
 
 def below(names: Sequence[str]) -> list[tuple[float, str]]:
-    """Where the names stand: all of them, or so many as do not overlap."""
+    """Labels with their x: all names, or as many as fit without overlapping."""
     every = math.ceil(len(names) / 12)
     return [(across(place, len(names)), name) for place, name in enumerate(names) if place % every == 0]

@@ -1,4 +1,4 @@
-"""Two batches beside each other, for `viewer.app`: what became of each scenario that both hold."""
+"""Compares two batches: how the result of each scenario in both has changed."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ from collections import Counter
 from typing import NamedTuple
 
 from steps.core.errors import UserError
-from viewer.index import Batch, Row, line
+from viewer.index import ListRow, TrajectoryFile, line
 
-Batches = dict[str, Batch]  # by key
+Batches = dict[str, TrajectoryFile]  # by key
 CHANGES = ("fixed", "broken", "solved", "unsolved", "unscored")
 
 
-class Pair(NamedTuple):
-    before: Row
-    after: Row
-    change: str  # fixed, broken: success rose or fell; solved, unsolved: it stayed, above 0 or at 0
+class ScenarioChange(NamedTuple):
+    """A scenario before and after."""
+
+    before: ListRow
+    after: ListRow
+    change: str  # fixed or broken: success rose or fell; solved or unsolved: it stayed above 0 or at 0; unscored
 
 
-def pairs(before: Batch, after: Batch) -> list[Pair]:
-    """The scenarios of both, in the order of the first."""
+def pairs(before: TrajectoryFile, after: TrajectoryFile) -> list[ScenarioChange]:
+    """The scenarios in both batches, in the order of the first."""
     later = {group.scenario: group for group in after.groups}
-    found = []
+    changes = []
     for group in before.groups:
         if group.scenario in later:
-            first, second = (line(one, one.attempts, ()) for one in (group, later[group.scenario]))
-            found.append(Pair(first, second, change(first.success, second.success)))
-    return found
+            first, second = (line(side, side.attempts, ()) for side in (group, later[group.scenario]))
+            changes.append(ScenarioChange(first, second, change(first.success, second.success)))
+    return changes
 
 
 def change(before: float | None, after: float | None) -> str:
@@ -37,15 +39,16 @@ def change(before: float | None, after: float | None) -> str:
     return "fixed" if after > before else "broken"
 
 
-def chosen(batches: Batches, others: Batches | None, before: str, after: str) -> tuple[Batch, Batch]:
-    """The batches of these names, the second of another run (`others`) or of the same (None).
+def chosen(batches: Batches, others: Batches | None, before: str, after: str) -> tuple[TrajectoryFile, TrajectoryFile]:
+    """The batches with these names; the second belongs to another run (`others`) or to the same (None).
 
-    Where none is given: within a run the base's evaluation and the best other one on its split, else each run's best.
+    Without names: within a run its first evaluation (of the base policy) and the best other batch of that kind; between
+    two runs the best batch of each. UserError for a name that does not exist.
     """
     later = batches if others is None else others
-    for key, known in ((before, batches), (after, later)):
-        if key and key not in known:
-            raise UserError(f"there is no batch {key[:80]}: one of {', '.join(known) or 'none'}")
+    for key, available in ((before, batches), (after, later)):
+        if key and key not in available:
+            raise UserError(f"there is no batch {key[:80]}: one of {', '.join(available) or 'none'}")
     if not later:
         raise UserError("the other run has no trajectories yet")
     evaluations = [batch for batch in batches.values() if batch.kind == "evaluation"] or list(batches.values())
@@ -56,20 +59,20 @@ def chosen(batches: Batches, others: Batches | None, before: str, after: str) ->
     return first, max(same or ([first] if others is None else later.values()), key=rates)
 
 
-def rates(batch: Batch) -> tuple[float, float, int]:
-    """By which flows.train chooses: mean success, mean reward, the earliest. Below all others where nothing is scored."""
-    attempts = [one for group in batch.groups for one in group.attempts]
-    rewards = [one.reward for one in attempts if one.reward is not None]
+def rates(batch: TrajectoryFile) -> tuple[float, float, int]:
+    """The criteria of flows.train: mean success, mean reward, then the earliest. Lowest of all if nothing is scored."""
+    attempts = [attempt for group in batch.groups for attempt in group.attempts]
+    rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
     if not rewards:
         return -1.0, 0.0, 0
     return (
-        sum(bool(one.success) for one in attempts) / len(attempts),
+        sum(bool(attempt.success) for attempt in attempts) / len(attempts),
         sum(rewards) / len(rewards),
         -int(batch.iteration),
     )
 
 
-def counts(found: list[Pair]) -> dict[str, int]:
-    """Scenarios by change, in a fixed order, those that occur."""
-    by = Counter(pair.change for pair in found)
+def counts(pairs: list[ScenarioChange]) -> dict[str, int]:
+    """The number of scenarios by change, in a fixed order, without zeros."""
+    by = Counter(pair.change for pair in pairs)
     return {name: by[name] for name in CHANGES if by[name]}

@@ -1,6 +1,6 @@
-"""One group in full, for `viewer.app`: each attempt's turns, tokens and rewards, read from disk when a person opens it.
+"""The details of a group: the turns, tokens and rewards of its attempts, read from disk when a person opens it.
 
-What the agent said stays text: nothing here is HTML.
+The agent's text stays plain text: this module makes no HTML.
 """
 
 from __future__ import annotations
@@ -10,205 +10,206 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from viewer.index import Attempt, Batch, Group, Index
+from steps.core.parquet import read_columns
+from viewer.index import AttemptGroup, AttemptSummary, Index, TrajectoryFile
 from viewer.tokens import Token, text, tokenizer, tokens
 
 
-class Call(NamedTuple):
+class ShownCall(NamedTuple):
     name: str
-    arguments: list[tuple[str, str]]  # name and value; a call that is no object has one, without a name
+    arguments: list[tuple[str, str]]  # name and value; arguments that are not an object are one value without a name
 
 
-class Said(NamedTuple):
-    """A message of the environment, or of the scenario."""
+class ShownMessage(NamedTuple):
+    """A message of the environment or of the scenario."""
 
     role: str
     name: str
     content: str
 
 
-class Turn(NamedTuple):
+class ShownTurn(NamedTuple):
     number: int
     prompt: int  # tokens before it
-    context: str  # those of them that came since the turn before: not sampled
-    fresh: bool  # the prompt does not extend what came before, so that a training row begins here
+    context: str  # the part of the prompt that is new since the turn before, as text
+    fresh: bool  # the prompt does not extend the turn before, so a training row starts here
     tokens: list[Token]
     content: str
-    calls: list[Call]
-    answers: list[Said]
-    cut: bool  # at max_tokens
-    logprob: float | None  # mean, nats
+    calls: list[ShownCall]
+    answers: list[ShownMessage]
+    cut: bool  # cut off at max_tokens
+    logprob: float | None  # mean over the sampled tokens, nats
 
 
-class Part(NamedTuple):
-    """A component of a reward, with its reason."""
+class RewardPart(NamedTuple):
+    """A component of a reward with its reason."""
 
     name: str
     value: float
     why: str
 
 
-class Full(NamedTuple):
-    """An attempt with all that is known of it."""
+class FullAttempt(NamedTuple):
+    """An attempt with all its details."""
 
-    attempt: Attempt
-    turns: list[Turn]
-    judge: str  # who scored
-    parts: list[Part]
+    attempt: AttemptSummary
+    turns: list[ShownTurn]
+    judge: str  # name of the judge that scored it
+    parts: list[RewardPart]
     explanation: str
     to_mean: float | None  # reward minus the mean of its group
     logprob: float | None  # mean of all sampled tokens, nats
-    like: int | None  # the first attempt that sampled the very same tokens: between the two there is nothing to learn
+    duplicate_of: int | None  # the first attempt with exactly the same sampled tokens
 
 
-class Asked(NamedTuple):
-    """The scenario: what the policy saw first, and what only the environment knows."""
+class ShownScenario(NamedTuple):
+    """The scenario: the first messages, and the hidden data as (name, JSON)."""
 
-    messages: list[Said]
-    known: list[tuple[str, str]]
+    messages: list[ShownMessage]
+    hidden: list[tuple[str, str]]
 
 
 class Opinion(NamedTuple):
-    """What a judge said of the group (run/NNN/judgements.jsonl)."""
+    """A judge's opinion of the group (run/NNN/judgements.jsonl)."""
 
     scores: Mapping[str, float | None]  # by trajectory id
     reasons: Mapping[str, str]
-    orders: int  # in which it was shown the attempts
+    orders: int  # number of orders in which the judge saw the attempts
     problem: str
 
 
-def full(index: Index, group: Group) -> list[Full]:
-    """The group's attempts, in order. Empty where its file has just been replaced by one without it."""
+def full(index: Index, group: AttemptGroup) -> list[FullAttempt]:
+    """The attempts of the group, in order. Empty if its file has just been replaced by one without the group."""
     batch = index.batches[group.batch]
     rows = {row["id"]: row for row in records(batch.trajectories, "scenario_id", group.scenario)}
     rewards = {}
     if batch.rewards.is_file():
         rewards = {row["trajectory_id"]: row for row in records(batch.rewards, "scenario_id", group.scenario)}
-    scored = [one.reward for one in group.attempts if one.reward is not None]
+    scored = [attempt.reward for attempt in group.attempts if attempt.reward is not None]
     mean = sum(scored) / len(scored) if scored else 0.0
     words = tokenizer(index.run, batch)
-    found = []
+    attempts = []
     first: dict[tuple[tuple[int, ...], ...], int] = {}
-    for one in group.attempts:
-        if one.id in rows:
-            reward = rewards.get(one.id, {})
-            own = rows[one.id]["turns"] or ()
-            told, logprobs = turns(own, words)
-            like = first.setdefault(tuple(tuple(turn["completion_ids"] or ()) for turn in own), one.number)
-            parts, rest = components(reward)
-            found.append(
-                Full(
-                    one,
-                    told,
+    for attempt in group.attempts:
+        if attempt.id in rows:
+            reward = rewards.get(attempt.id, {})
+            own = rows[attempt.id]["turns"] or ()
+            shown, logprobs = turns(own, words)
+            duplicate_of = first.setdefault(tuple(tuple(turn["completion_ids"] or ()) for turn in own), attempt.number)
+            parts, explanation = components(reward)
+            attempts.append(
+                FullAttempt(
+                    attempt,
+                    shown,
                     reward.get("name", ""),
                     parts,
-                    rest,
-                    None if one.reward is None or len(group.attempts) == 1 else one.reward - mean,
+                    explanation,
+                    None if attempt.reward is None or len(group.attempts) == 1 else attempt.reward - mean,
                     sum(logprobs) / len(logprobs) if logprobs else None,
-                    like if like != one.number else None,
+                    duplicate_of if duplicate_of != attempt.number else None,
                 )
             )
-    return found
+    return attempts
 
 
 def records(path: Path, column: str, value: str) -> list[dict[str, Any]]:
-    """Rows of a parquet file with this value, as they lie there: nested objects are JSON."""
+    """The rows of a parquet file with this value in a column, unchanged: nested objects are JSON."""
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(path).read()  # read_table(filters=...) reads as much, and loads 0.1 s of modules first
-    except FileNotFoundError:  # it is being written anew
+        table = read_columns(path)  # pyarrow's filters read as much, and load 0.1 s of modules first
+    except FileNotFoundError:  # it is being rewritten
         return []
-    if not table.num_rows:  # it has no columns then
+    if not table.num_rows:  # a file without rows has no columns either
         return []
-    found: list[dict[str, Any]] = table.filter(pc.equal(table[column], value)).to_pylist()
-    return found
+    rows: list[dict[str, Any]] = table.filter(pc.equal(table[column], value)).to_pylist()
+    return rows
 
 
-def turns(rows: Sequence[Mapping[str, Any]], words: Any) -> tuple[list[Turn], list[float]]:
-    """The turns of a trajectory, and the logprobs of all its sampled tokens."""
-    told: list[Turn] = []
+def turns(rows: Sequence[Mapping[str, Any]], words: Any) -> tuple[list[ShownTurn], list[float]]:
+    """The turns of a trajectory, and the logprobs of all its sampled tokens (nats)."""
+    shown: list[ShownTurn] = []
     every: list[float] = []
     before: list[int] = []
     for number, row in enumerate(rows, 1):
         prompt, sampled, logprobs = (list(row[name] or ()) for name in ("prompt_ids", "completion_ids", "logprobs"))
         extends = prompt[: len(before)] == before
         message, answers = json.loads(row["message"]), json.loads(row["observations"])
-        told.append(
-            Turn(
+        shown.append(
+            ShownTurn(
                 number,
                 len(prompt),
                 text(prompt[len(before) :] if extends else prompt, words),
                 not extends,
                 tokens(sampled, logprobs, words),
                 str(message.get("content") or ""),
-                [call(one) for one in message.get("tool_calls") or ()],
-                [said(one) for one in answers],
+                [call(entry) for entry in message.get("tool_calls") or ()],
+                [shown_message(entry) for entry in answers],
                 row["finish_reason"] == "length",
                 sum(logprobs) / len(logprobs) if logprobs else None,
             )
         )
         every += logprobs
         before = prompt + sampled
-    return told, every
+    return shown, every
 
 
-def call(one: Mapping[str, Any]) -> Call:
-    """A tool call as a model made it: its arguments may be an object, or any text."""
-    function = one.get("function") or {}
+def call(tool_call: Mapping[str, Any]) -> ShownCall:
+    """A tool call as the model wrote it. Its arguments may be an object or any other value."""
+    function = tool_call.get("function") or {}
     arguments = function.get("arguments")
     pairs = arguments.items() if isinstance(arguments, dict) else [("", arguments)]
-    return Call(str(function.get("name", "")), [(str(name), value(inside)) for name, inside in pairs])
+    return ShownCall(str(function.get("name", "")), [(str(name), value(inside)) for name, inside in pairs])
 
 
-def said(message: Mapping[str, Any]) -> Said:
+def shown_message(message: Mapping[str, Any]) -> ShownMessage:
     content = message.get("content")
     shown = content if isinstance(content, str) else "" if content is None else value(content)
-    return Said(str(message.get("role", "")), str(message.get("name", "")), shown)
+    return ShownMessage(str(message.get("role", "")), str(message.get("name", "")), shown)
 
 
 def value(inside: Any) -> str:
     return json.dumps(inside, ensure_ascii=False)
 
 
-def components(reward: Mapping[str, Any]) -> tuple[list[Part], str]:
-    """A reward's parts with their reasons ("name: why; name: why"), and the explanation where it is not theirs."""
+def components(reward: Mapping[str, Any]) -> tuple[list[RewardPart], str]:
+    """The components of a reward with their reasons ("name: why; name: why"), and an explanation in any other form."""
     values = json.loads(reward.get("components") or "{}")
     explanation = str(reward.get("explanation") or "")
     reasons = dict(part.split(": ", 1) for part in split(explanation, values))
-    parts = [Part(name, number, reasons.get(name, "")) for name, number in values.items()]
+    parts = [RewardPart(name, number, reasons.get(name, "")) for name, number in values.items()]
     return parts, "" if parts and all(part.why for part in parts) else explanation
 
 
 def split(explanation: str, names: Mapping[str, Any]) -> list[str]:
-    """At each "; " that a component's name follows: a reason may hold one too."""
-    found: list[str] = []
+    """Split an explanation only at a "; " before the name of a component, because a reason may contain "; ", too."""
+    parts: list[str] = []
     for part in explanation.split("; "):
         if part.split(": ", 1)[0] in names and ": " in part:
-            found.append(part)
-        elif found:
-            found[-1] += f"; {part}"
-    return found
+            parts.append(part)
+        elif parts:
+            parts[-1] += f"; {part}"
+    return parts
 
 
-def asked(run: Path, scenario: str) -> Asked:
-    """The scenario from run/scenarios; empty where none of its files holds it."""
+def asked(run: Path, scenario: str) -> ShownScenario:
+    """The scenario from run/scenarios; empty if no file holds it."""
     for path in sorted((run / "scenarios").glob("*.parquet")):
         for row in records(path, "id", scenario):
-            known = [(name, value(inside)) for name, inside in json.loads(row["data"]).items()]
-            return Asked([said(one) for one in json.loads(row["messages"])], known)
-    return Asked([], [])
+            hidden = [(name, value(inside)) for name, inside in json.loads(row["data"]).items()]
+            return ShownScenario([shown_message(message) for message in json.loads(row["messages"])], hidden)
+    return ShownScenario([], [])
 
 
-def opinion(batch: Batch, scenario: str) -> Opinion | None:
-    """What a judge said of this group; None where none was asked."""
+def opinion(batch: TrajectoryFile, scenario: str) -> Opinion | None:
+    """The judge's opinion of this group, or None."""
     path = batch.folder / "judgements.jsonl"
     if not path.is_file():
         return None
     with path.open(encoding="utf-8") as lines:
         for line in lines:
-            if scenario in line and (found := json.loads(line)).get("scenario_id") == scenario:
-                orders = found.get("orders", ())
-                return Opinion(found["scores"], found.get("reasons", {}), len(orders), found.get("problem", ""))
+            if scenario in line and (judgement := json.loads(line)).get("scenario_id") == scenario:
+                orders = judgement.get("orders", ())
+                reasons, problem = judgement.get("reasons", {}), judgement.get("problem", "")
+                return Opinion(judgement["scores"], reasons, len(orders), problem)
     return None

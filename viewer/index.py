@@ -1,7 +1,7 @@
-"""What `viewer.app` knows of a run: a line for each trajectory, read once from a few parquet columns, filtered and sorted.
+"""The index of a run: a summary of each trajectory, read once from a few parquet columns, to filter and sort.
 
-A file that changes on disk is read again (time of change and size). Tokens and messages stay on disk: viewer/group.py
-reads those of a group when it is opened. Nothing is written.
+A file that changes on disk (modification time or size) is read again. Tokens and messages stay on disk: viewer/group.py
+reads those of a group when a person opens it. Nothing is written.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steps.core.errors import UserError
-from viewer.query import Attempt, Query, keeps
+from steps.core.parquet import read_columns
+from viewer.query import AttemptSummary, Query, keeps
 
-KINDS = ("rollout", "evaluation", "test")  # in the order in which an iteration makes them; there may be others
+KINDS = ("rollout", "evaluation", "test")  # in the order in which an iteration makes them; other kinds may exist
 LONGEST = 300  # characters of a question that a list shows and a search reads
 COLUMNS = ("id", "scenario_id", "attempt", "adapter_hash", "stop_reason", "error")
 SAMPLED = "turns.list.element.completion_ids"
 SAID = ("turns.list.element.message", "turns.list.element.observations")
 
 
-class Group(NamedTuple):
+class AttemptGroup(NamedTuple):
     """The attempts at one scenario in one batch."""
 
     batch: str  # "001/rollout"
@@ -31,41 +32,41 @@ class Group(NamedTuple):
     kind: str  # rollout, evaluation, test
     scenario: str
     question: str  # its first line
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[AttemptSummary, ...]
 
 
-class Row(NamedTuple):
-    """A line of the list: a group (by=group), or one of its attempts (by=attempt)."""
+class ListRow(NamedTuple):
+    """A line of the list: a group (by=group) or an attempt (by=attempt)."""
 
-    group: Group
-    attempts: tuple[Attempt, ...]  # what the line is about
-    found: frozenset[str]  # ids of those that the filters keep
+    group: AttemptGroup
+    attempts: tuple[AttemptSummary, ...]  # the attempts that the line summarises
+    kept: frozenset[str]  # ids of the attempts that pass the filters
     reward: float | None  # means
-    spread: float | None  # largest minus smallest reward; 0 is a group without signal, None one with a single reward
-    success: float | None  # share of the scored
+    spread: float | None  # largest minus smallest reward: 0 for a group without signal, None for a single reward
+    success: float | None  # share of the scored attempts
     turns: float
     tokens: float
-    stop: str  # the reasons, the commonest first
+    stop: str  # the stop reasons, the most frequent first
     errors: int
 
 
-class Batch:
-    """A file of trajectories with the rewards beside it."""
+class TrajectoryFile:
+    """A batch: a file of trajectories and the file of rewards beside it."""
 
     def __init__(self, folder: Path, iteration: str, kind: str) -> None:
         self.folder, self.iteration, self.kind, self.key = folder, iteration, kind, f"{iteration}/{kind}"
         self.trajectories, self.rewards = folder / "trajectories.parquet", folder / "rewards.parquet"
         self.version: object = None
-        self.groups: tuple[Group, ...] = ()
+        self.groups: tuple[AttemptGroup, ...] = ()
         self.problem = ""
-        self._said: Any = None
+        self._messages: Any = None
 
     def refresh(self, questions: Mapping[str, str], asked: object) -> None:
-        """Read the file again where it, its rewards or the questions have changed."""
+        """Read the file again if it, its rewards or the questions have changed."""
         version = (stamp(self.trajectories), stamp(self.rewards), asked)
         if version == self.version:
             return
-        self.version, self._said, self.problem = version, None, ""
+        self.version, self._messages, self.problem = version, None, ""
         scores: dict[str, tuple[float | None, bool | None]] = {}
         self.groups = ()
         path = self.rewards
@@ -74,107 +75,100 @@ class Batch:
                 scores = self._scores()
             path = self.trajectories
             self.groups = self._read(questions, scores)
-        except FileNotFoundError:  # it is being written anew
+        except FileNotFoundError:  # it is being rewritten
             return
-        except Exception as problem:  # pyarrow's errors share no base; the other files can still be read
+        except UserError as problem:
+            self.problem = str(problem)
+        except Exception as problem:  # whatever it holds, the other files can still be read
             self.problem = f"{path} cannot be read ({str(problem).splitlines()[0][:200]})"
 
     def _scores(self) -> dict[str, tuple[float | None, bool | None]]:
-        """Score and success by trajectory id. A file of no rewards has no columns either."""
-        import pyarrow.parquet as pq
-
-        file, names = pq.ParquetFile(self.rewards), ["trajectory_id", "score", "success"]
-        if not file.metadata.num_rows:
-            return {}
-        table = file.read(columns=names)
+        """Score and success by trajectory id."""
+        names = ["trajectory_id", "score", "success"]
+        table = read_columns(self.rewards, names)
         ids, scores, successes = (table[name].to_pylist() for name in names)
         return dict(zip(ids, zip(scores, successes, strict=True), strict=True))
 
     def _read(
         self, questions: Mapping[str, str], scores: Mapping[str, tuple[float | None, bool | None]]
-    ) -> tuple[Group, ...]:
-        import pyarrow.parquet as pq
-
-        file = pq.ParquetFile(self.trajectories)
-        table = file.read(columns=[*COLUMNS, SAMPLED])
+    ) -> tuple[AttemptGroup, ...]:
+        table = read_columns(self.trajectories, [*COLUMNS, SAMPLED])
         turns, tokens = counts(table)
-        attempts: dict[str, list[Attempt]] = {}
+        attempts: dict[str, list[AttemptSummary]] = {}
         columns = [table[name].to_pylist() for name in COLUMNS]
         for row, (name, scenario, number, adapter, stop, error) in enumerate(zip(*columns, strict=True)):
             reward, success = scores.get(name, (None, None))
-            one = Attempt(name, number, reward, success, turns[row], tokens[row], stop, error or "", adapter or "", row)
-            attempts.setdefault(scenario, []).append(one)
+            sizes = turns[row], tokens[row]
+            attempt = AttemptSummary(name, number, reward, success, *sizes, stop, error or "", adapter or "", row)
+            attempts.setdefault(scenario, []).append(attempt)
         return tuple(
-            Group(
+            AttemptGroup(
                 self.key,
                 self.iteration,
                 self.kind,
                 scenario,
                 questions.get(scenario, ""),
-                tuple(sorted(found, key=lambda one: one.number)),
+                tuple(sorted(members, key=lambda attempt: attempt.number)),
             )
-            for scenario, found in attempts.items()
+            for scenario, members in attempts.items()
         )
 
-    def said(self, text: str) -> set[int]:
-        """Rows whose messages hold the text, whatever its case; the messages stay in memory once they were searched."""
+    def rows_with(self, text: str) -> set[int]:
+        """The rows whose messages contain the text in any case. Messages stay in memory after the first search."""
         import pyarrow.compute as pc
-        import pyarrow.parquet as pq
 
-        if self._said is None:
-            turns = pq.ParquetFile(self.trajectories).read(columns=list(SAID))
-            self._said = turns["turns"].combine_chunks() if "turns" in turns.column_names else []
-        if not len(self._said):
+        if self._messages is None:
+            turns = read_columns(self.trajectories, SAID)
+            self._messages = turns["turns"].combine_chunks() if "turns" in turns.column_names else []
+        if not len(self._messages):
             return set()
-        found: set[int] = set()
-        # What is searched is JSON: within its texts, a quotation mark has a backslash before it.
+        rows: set[int] = set()
+        # Messages are stored as JSON, in which quotation marks are escaped.
         patterns = {text, json.dumps(text, ensure_ascii=False)[1:-1]}
-        parents = pc.list_parent_indices(self._said)
-        inside = pc.list_flatten(self._said)
+        parents = pc.list_parent_indices(self._messages)
+        inside = pc.list_flatten(self._messages)
         for index in range(inside.type.num_fields):
-            told = pc.struct_field(inside, [index])
+            texts = pc.struct_field(inside, [index])
             for pattern in patterns:
-                hits = pc.match_substring(told, pattern, ignore_case=True)
-                found |= set(parents.filter(pc.fill_null(hits, False)).to_pylist())
-        return found
+                hits = pc.match_substring(texts, pattern, ignore_case=True)
+                rows |= set(parents.filter(pc.fill_null(hits, False)).to_pylist())
+        return rows
 
 
 class Index:
-    """Every batch of the run under a folder: none where there is no run yet. Safe to call from several threads."""
+    """All batches of the run in a folder, which may not exist yet. Safe to call from several threads."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
-        self.batches: dict[str, Batch] = {}
+        self.batches: dict[str, TrajectoryFile] = {}
         self._questions: dict[str, str] = {}
         self._asked: object = None
         self._lock = threading.Lock()
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at what lies there now; costs a few microseconds a file where nothing has changed."""
+        """Read what has changed on disk; a few microseconds per file if nothing has."""
         with self._lock:
             self._read_questions()
-            known: dict[str, Batch] = {}
+            batches: dict[str, TrajectoryFile] = {}
             for key, folder in sorted(self._folders().items(), key=lambda pair: place(pair[0])):
-                known[key] = self.batches.get(key) or Batch(folder, *key.split("/"))
-                known[key].refresh(self._questions, self._asked)
-            self.batches = known
+                batches[key] = self.batches.get(key) or TrajectoryFile(folder, *key.split("/"))
+                batches[key].refresh(self._questions, self._asked)
+            self.batches = batches
 
     def _folders(self) -> dict[str, Path]:
-        """Folders that hold trajectories: run/NNN is a rollout's, run/NNN/evaluation an evaluation's, and so on."""
-        found = {}
-        with suppress(FileNotFoundError, NotADirectoryError):  # there is none yet, or it is just being removed
+        """The folders with trajectories by batch: run/NNN of a rollout, run/NNN/evaluation of an evaluation, and so on."""
+        folders = {}
+        with suppress(FileNotFoundError, NotADirectoryError):  # the run does not exist yet or is being removed
             for path in self.run.iterdir():
                 if path.name.isdigit() and path.is_dir():
                     if (path / "trajectories.parquet").is_file():
-                        found[f"{path.name}/rollout"] = path
+                        folders[f"{path.name}/rollout"] = path
                     for inside in path.glob("*/trajectories.parquet"):
-                        found[f"{path.name}/{inside.parent.name}"] = inside.parent
-        return found
+                        folders[f"{path.name}/{inside.parent.name}"] = inside.parent
+        return folders
 
     def _read_questions(self) -> None:
-        import pyarrow.parquet as pq
-
         files = sorted((self.run / "scenarios").glob("*.parquet"))
         asked = tuple(map(stamp, files))
         if asked == self._asked:
@@ -182,9 +176,9 @@ class Index:
         questions: dict[str, str] = {}
         for file in files:
             try:
-                table = pq.ParquetFile(file).read(columns=["id", "messages"]).to_pydict()
+                table = read_columns(file, ["id", "messages"]).to_pydict()
                 questions |= {name: question(json.loads(text)) for name, text in zip(*table.values(), strict=True)}
-            except (OSError, ValueError):  # being written, or none of ours: the lists show ids instead
+            except (OSError, ValueError):  # being written, or a foreign file: the lists show ids instead
                 continue
         self._questions, self._asked = questions, asked
 
@@ -192,11 +186,11 @@ class Index:
     def problems(self) -> list[str]:
         return [batch.problem for batch in self.batches.values() if batch.problem]
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[AttemptGroup]:
         return [group for batch in self.batches.values() for group in batch.groups]
 
-    def find(self, batch: str, scenario: str) -> Group:
-        """UserError where there is none."""
+    def find(self, batch: str, scenario: str) -> AttemptGroup:
+        """The group of a scenario in a batch. UserError if there is none."""
         if batch not in self.batches:
             raise UserError(f"there is no batch {batch[:80]} in {self.run}")
         for group in self.batches[batch].groups:
@@ -204,49 +198,50 @@ class Index:
                 return group
         raise UserError(f"{batch} holds no attempt at a scenario {scenario[:80]}")
 
-    def search(self, query: Query) -> list[Row]:
-        """Lines with a trajectory that all filters keep, sorted. What has no value of the sort stands last."""
+    def search(self, query: Query) -> list[ListRow]:
+        """The lines with an attempt that passes all filters, sorted. Lines without a value to sort by come last."""
         words = query.text.split()
-        said = {key: batch.said(query.said) for key, batch in self.batches.items()} if query.said else None
-        rows: list[Row] = []
+        text = query.messages
+        searched = {key: batch.rows_with(text) for key, batch in self.batches.items()} if text else None
+        rows: list[ListRow] = []
         for group in self.groups():
             if (query.iteration and group.iteration != query.iteration) or (query.kind and group.kind != query.kind):
                 continue
-            heard = None if said is None else said[group.batch]
-            found = [one for one in group.attempts if keeps(query, one, words, group.question, heard)]
+            matching = None if searched is None else searched[group.batch]
+            kept = [attempt for attempt in group.attempts if keeps(query, attempt, words, group.question, matching)]
             if query.by == "attempt":
-                rows += [line(group, (one,), [one]) for one in found]
-            elif found:
-                rows.append(line(group, group.attempts, found))
+                rows += [line(group, (attempt,), [attempt]) for attempt in kept]
+            elif kept:
+                rows.append(line(group, group.attempts, kept))
         return ordered(rows, query)
 
 
-def line(group: Group, attempts: tuple[Attempt, ...], found: Iterable[Attempt]) -> Row:
-    rewards = [one.reward for one in attempts if one.reward is not None]
-    known = [one.success for one in attempts if one.success is not None]
-    stops = [one.stop for one in attempts]
-    return Row(
+def line(group: AttemptGroup, attempts: tuple[AttemptSummary, ...], kept: Iterable[AttemptSummary]) -> ListRow:
+    rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
+    outcomes = [attempt.success for attempt in attempts if attempt.success is not None]
+    stops = [attempt.stop for attempt in attempts]
+    return ListRow(
         group,
         attempts,
-        frozenset(one.id for one in found),
+        frozenset(attempt.id for attempt in kept),
         sum(rewards) / len(rewards) if rewards else None,
         max(rewards) - min(rewards) if len(rewards) > 1 else None,
-        sum(known) / len(known) if known else None,
-        sum(one.turns for one in attempts) / len(attempts),
-        sum(one.tokens for one in attempts) / len(attempts),
+        sum(outcomes) / len(outcomes) if outcomes else None,
+        sum(attempt.turns for attempt in attempts) / len(attempts),
+        sum(attempt.tokens for attempt in attempts) / len(attempts),
         ", ".join(sorted(set(stops), key=lambda stop: (-stops.count(stop), stop))),
-        sum(bool(one.error) for one in attempts),
+        sum(bool(attempt.error) for attempt in attempts),
     )
 
 
-def ordered(rows: list[Row], query: Query) -> list[Row]:
-    keys: dict[str, Callable[[Row], Any]] = {"question": lambda row: row.group.question.lower() or None}
-    if query.sort == "iteration":  # as they lie on disk
+def ordered(rows: list[ListRow], query: Query) -> list[ListRow]:
+    keys: dict[str, Callable[[ListRow], Any]] = {"question": lambda row: row.group.question.lower() or None}
+    if query.sort == "iteration":  # the order on disk
         return rows[::-1] if query.down else rows
     key = keys.get(query.sort, lambda row: getattr(row, query.sort))
-    known = [row for row in rows if key(row) is not None]
-    known.sort(key=key, reverse=query.down)
-    return known + [row for row in rows if key(row) is None]
+    with_value = [row for row in rows if key(row) is not None]
+    with_value.sort(key=key, reverse=query.down)
+    return with_value + [row for row in rows if key(row) is None]
 
 
 def counts(table: Any) -> tuple[list[int], list[int]]:
@@ -265,21 +260,21 @@ def counts(table: Any) -> tuple[list[int], list[int]]:
 
 
 def place(key: str) -> tuple[int, int, str]:
-    """Where a batch stands among all: in the order in which a run makes them."""
+    """The sort key of a batch: batches stand in the order in which a run makes them."""
     iteration, kind = key.split("/")
     return int(iteration), KINDS.index(kind) if kind in KINDS else len(KINDS), kind
 
 
 def question(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The first line of what the user asked."""
-    asked = [str(one.get("content") or "") for one in messages if one.get("role") == "user"] or [""]
+    """The first line of the first user message."""
+    asked = [str(message.get("content") or "") for message in messages if message.get("role") == "user"] or [""]
     return next((text.strip()[:LONGEST] for text in asked[0].splitlines() if text.strip()), "")
 
 
 def stamp(path: Path) -> tuple[str, int, int, int] | None:
-    """What tells one version of a file from another; None where there is none."""
+    """Identifies a version of a file; None if the file does not exist."""
     try:
-        known = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return path.name, known.st_mtime_ns, known.st_size, known.st_ino
+    return path.name, status.st_mtime_ns, status.st_size, status.st_ino

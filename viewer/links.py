@@ -35,27 +35,27 @@ STATE = (
 )
 
 
-def shown_tokens(given: Mapping[str, str]) -> str:
-    """Which tokens a page shows: "" the sampled, "all" those in between too, "none"."""
-    if (tokens := given.get("tokens", "")) not in ("", "all", "none"):
+def shown_tokens(parameters: Mapping[str, str]) -> str:
+    """The tokens that a page shows: "" the sampled ones, "all" those of prompts as well, or "none"."""
+    if (tokens := parameters.get("tokens", "")) not in ("", "all", "none"):
         raise UserError(f"tokens={tokens[:40]} is not known: one of all, none")
     return tokens
 
 
 def state(request: Request) -> dict[str, str]:
-    """What of the query string links carry on."""
-    given = request.query_params
-    return {name: given[name] for name in STATE if given.get(name) and (name, given[name]) != ("run", HERE)}
+    """The part of the query string that links keep."""
+    values = request.query_params
+    return {name: values[name] for name in STATE if values.get(name) and (name, values[name]) != ("run", HERE)}
 
 
-def link(path: str, known: Mapping[str, str], **changes: object) -> str:
-    """An address with the query string of this page and some changes; what is empty is left out."""
-    values = {name: str(value) for name, value in (known | changes).items() if value not in ("", None)}  # type: ignore[operator]
+def link(path: str, current: Mapping[str, str], **changes: object) -> str:
+    """An address with the query string of this page and some changes; empty values are left out."""
+    values = {name: str(value) for name, value in (current | changes).items() if value not in ("", None)}  # type: ignore[operator]
     return f"{path}?{urlencode(values)}" if values else path
 
 
 def breaks(text: str) -> Markup:
-    """A token's line breaks, made visible; the rest escaped."""
+    """The escaped text of a token with visible line breaks."""
     from markupsafe import Markup, escape
 
     return Markup(str(escape(text)).replace("\n", '<i class="dim">↵</i>\n'))

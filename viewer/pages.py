@@ -1,4 +1,4 @@
-"""The pages of `viewer.app`: what each address answers. Templates lie in viewer/templates/ and escape all they are given."""
+"""The pages: what each address answers. The templates in viewer/templates/ escape all values."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from steps.analytics.analysis import Analysis
-    from viewer.index import Group, Index
+    from viewer.index import AttemptGroup, Index
     from viewer.query import Query
-    from viewer.runs import Opened, Runs
+    from viewer.runs import OpenedRun, Runs
 
 PAGES = Path(__file__).parent / "templates"
-LINES = {"group": 50, "attempt": 100}  # of a list, on one page
+LINES = {"group": 50, "attempt": 100}  # lines of a list per page
 HEADS = (
     ("iteration", "Iteration"),
     ("question", "Scenario"),
@@ -34,8 +34,8 @@ HEADS = (
 )
 
 
-class View:
-    """The pages of every run."""
+class Pages:
+    """The pages of all runs."""
 
     def __init__(self, runs: Runs) -> None:
         from jinja2 import Environment, FileSystemLoader
@@ -44,7 +44,7 @@ class View:
         from viewer.query import OUTCOMES
 
         self.runs = runs
-        self.counted: dict[Path, tuple[object, Analysis]] = {}  # by run: versions of the files, and what they come to
+        self.counted: dict[Path, tuple[object, Analysis]] = {}  # by run: the versions of its files, and their analysis
         self.counting = threading.Lock()
         self.templates = Environment(
             loader=FileSystemLoader(PAGES), autoescape=True, trim_blocks=True, lstrip_blocks=True, auto_reload=False
@@ -58,23 +58,25 @@ class View:
             "none": None,
         }
 
-    def html(self, template: str, request: Request, opened: Opened | None, code: int = 200, **values: Any) -> Response:
+    def html(
+        self, template: str, request: Request, opened: OpenedRun | None, code: int = 200, **values: Any
+    ) -> Response:
         from starlette.responses import HTMLResponse
 
-        run = opened.known if opened else self.runs.named(request.query_params.get("run", HERE))
-        known: dict[str, Any] = {
+        run = opened.choice if opened else self.runs.named(request.query_params.get("run", HERE))
+        common: dict[str, Any] = {
             "state": state(request),
             "here": request.url.path,
             "run": run.name,
             "folder": run.folder,
         }
-        known["same"] = {} if run.name == HERE else {"run": run.name}  # what every link keeps
+        common["same"] = {} if run.name == HERE else {"run": run.name}  # the parameter that every link keeps
         if opened:
-            known["problems"] = [*filter(None, [opened.problem]), *opened.index.problems]
-        return HTMLResponse(self.templates.get_template(template).render(known | values), code)
+            common["problems"] = [*filter(None, [opened.problem]), *opened.index.problems]
+        return HTMLResponse(self.templates.get_template(template).render(common | values), code)
 
-    def page(self, answer: Callable[[Request, Opened], Response]) -> Callable[[Request], Response]:
-        """Of the run that the address names; one that waits where there is nothing of it to see yet."""
+    def page(self, answer: Callable[[Request, OpenedRun], Response]) -> Callable[[Request], Response]:
+        """A page of the run that the address names, or a page that waits until the run has trajectories."""
 
         def shown(request: Request) -> Response:
             opened = self.runs.open(request.query_params.get("run") or HERE)
@@ -82,8 +84,8 @@ class View:
 
         return shown
 
-    def list(self, request: Request, opened: Opened) -> Response:
-        """Groups, or attempts, that the filters keep."""
+    def list(self, request: Request, opened: OpenedRun) -> Response:
+        """The groups or attempts that pass the filters."""
         from viewer.query import parse
 
         query, index = parse(request.query_params), opened.index
@@ -97,7 +99,7 @@ class View:
             "shown": rows[(page - 1) * size : page * size],
             "rows_total": len(rows),
             "last": last,
-            "found": sum(len(row.found) for row in rows),
+            "kept": sum(len(row.kept) for row in rows),
             "total": sum(len(group.attempts) for group in groups),
             "groups_total": len(groups),
             "heads": [head for head in HEADS if query.by == "group" or head[0] != "spread"],
@@ -106,20 +108,20 @@ class View:
             return self.html("rows.html", request, opened, **values)
         values["iterations"] = list(dict.fromkeys(batch.iteration for batch in index.batches.values()))
         values["kinds"] = list(dict.fromkeys(batch.kind for batch in index.batches.values()))
-        values["stops"] = sorted({one.stop for group in groups for one in group.attempts})
+        values["stops"] = sorted({attempt.stop for group in groups for attempt in group.attempts})
         return self.html("list.html", request, opened, **values)
 
-    def group(self, request: Request, opened: Opened) -> Response:
-        """The attempts at one scenario, side by side; the filters say which group is next."""
+    def group(self, request: Request, opened: OpenedRun) -> Response:
+        """The attempts at a scenario side by side; the filters decide which groups are before and after."""
         from viewer.group import asked, full, opinion
         from viewer.index import line
         from viewer.query import parse
 
-        given, index = request.query_params, opened.index
-        query = parse(given)
-        group = index.find(given.get("at", ""), given.get("scenario", ""))
-        place, of, before, after = neighbours(index, query, group, state(request))
-        chosen = given.get("attempt", "")
+        parameters, index = request.query_params, opened.index
+        query = parse(parameters)
+        group = index.find(parameters.get("at", ""), parameters.get("scenario", ""))
+        place, count, before, after = neighbours(index, query, group, state(request))
+        chosen = parameters.get("attempt", "")
         elsewhere = [other.batch for other in index.groups() if other.scenario == group.scenario]
         return self.html(
             "group.html",
@@ -132,43 +134,43 @@ class View:
             opinion=opinion(index.batches[group.batch], group.scenario),
             elsewhere=[key for key in elsewhere if key != group.batch],
             chosen=int(chosen) if chosen.isdecimal() else None,
-            shown=shown_tokens(given),
+            shown=shown_tokens(parameters),
             place=place,
-            of=of,
+            count=count,
             before=before,
             after=after,
         )
 
-    def compare(self, request: Request, opened: Opened) -> Response:
-        """Scenarios before and after training, or in this run and another; or one of them side by side."""
+    def compare(self, request: Request, opened: OpenedRun) -> Response:
+        """Scenarios before and after training, or in two runs; or the attempts at a scenario side by side."""
         from viewer import compare as view_compare
         from viewer.group import asked, full
         from viewer.query import holds, parse
 
-        given = request.query_params
-        query, known, index = parse(given), state(request), opened.index
-        name = given.get("other", "")
+        parameters = request.query_params
+        query, carried, index = parse(parameters), state(request), opened.index
+        name = parameters.get("other", "")
         other = self.runs.open(name) if name else opened
         later = other.index
         before, after = view_compare.chosen(
-            index.batches, later.batches if name else None, given.get("before", ""), given.get("after", "")
+            index.batches, later.batches if name else None, parameters.get("before", ""), parameters.get("after", "")
         )
-        known |= {"before": before.key, "after": after.key}
+        carried |= {"before": before.key, "after": after.key}
         whose = (f"{title(opened)} {before.key}", f"{title(other)} {after.key}") if name else (before.key, after.key)
-        change, scenario = given.get("change", ""), given.get("scenario", "")
+        change, scenario = parameters.get("change", ""), parameters.get("scenario", "")
         if change not in ("", *view_compare.CHANGES):
             raise UserError(f"change={change[:40]} is not known: one of {', '.join(view_compare.CHANGES)}")
         every = view_compare.pairs(before, after)
-        found = [
+        shown_pairs = [
             pair
             for pair in every
             if change in ("", pair.change)
             and holds(query.text.split(), pair.before.group.question, pair.before.group.scenario)
         ]
-        last = max(1, -(-len(found) // LINES["attempt"]))
+        last = max(1, -(-len(shown_pairs) // LINES["attempt"]))
         page = min(query.page, last)
         values: dict[str, Any] = {
-            "state": known,
+            "state": carried,
             "keys": list(index.batches),
             "later": list(later.batches),
             "other": name,
@@ -178,55 +180,55 @@ class View:
             "changes": view_compare.CHANGES,
             "change": change,
             "counts": view_compare.counts(every),
-            "pairs": found,
+            "pairs": shown_pairs,
             "pairs_total": len(every),
-            "shown": found[(page - 1) * LINES["attempt"] : page * LINES["attempt"]],
+            "shown": shown_pairs[(page - 1) * LINES["attempt"] : page * LINES["attempt"]],
             "page": page,
             "last": last,
             "scenario": scenario,
         }
         if scenario:
             sides = [
-                (side, full(of, group))
-                for side, of, batch in zip(whose, (index, later), (before, after), strict=True)
+                (side, full(source, group))
+                for side, source, batch in zip(whose, (index, later), (before, after), strict=True)
                 for group in batch.groups
                 if group.scenario == scenario
             ]
             if not sides:
                 raise UserError(f"neither {whose[0]} nor {whose[1]} holds an attempt at a scenario {scenario[:80]}")
-            names = [pair.before.group.scenario for pair in found]
+            names = [pair.before.group.scenario for pair in shown_pairs]
             place = names.index(scenario) if scenario in names else len(names)
             values |= {
                 "sides": sides,
                 "asked": asked(index.run, scenario),
-                "shown_tokens": shown_tokens(given),
-                "previous": link("/compare", known, scenario=names[place - 1]) if 0 < place < len(names) else "",
-                "next": link("/compare", known, scenario=names[place + 1]) if place + 1 < len(names) else "",
+                "shown_tokens": shown_tokens(parameters),
+                "previous": link("/compare", carried, scenario=names[place - 1]) if 0 < place < len(names) else "",
+                "next": link("/compare", carried, scenario=names[place + 1]) if place + 1 < len(names) else "",
             }
-        part = given.get("part") == "rows"
+        part = parameters.get("part") == "rows"
         return self.html("compare_rows.html" if part else "compare.html", request, opened, **values)
 
-    def analytics(self, request: Request, opened: Opened) -> Response:
-        """Numbers by iteration and split; counted anew where a file has changed."""
+    def analytics(self, request: Request, opened: OpenedRun) -> Response:
+        """Numbers by iteration and split, computed again when a file has changed."""
         from steps.analytics import analysis
         from steps.core.records import OUTPUTS
         from steps.training.fates import FATES
         from viewer import charts
 
-        run = opened.known.folder
+        run = opened.choice.folder
         version = [batch.version for batch in opened.index.batches.values()]
-        with self.counting:  # a second click waits for the first count
+        with self.counting:  # a second click waits for the first computation
             if run not in self.counted or self.counted[run][0] != version:
                 self.counted[run] = version, analysis.analyse(run, "iteration,split")
-            found = self.counted[run][1]
-        pictures = [charts.actions(found, split) for split in charts.SPLITS] + [charts.fates(found)]
+            result = self.counted[run][1]
+        pictures = [charts.actions(result, split) for split in charts.SPLITS] + [charts.fates(result)]
         return self.html(
             "analytics.html",
             request,
             opened,
-            found=found,
-            charts=[*charts.curves(found), *filter(None, pictures)],
-            patterns=[(pattern, charts.search(pattern)) for pattern in found.patterns],
+            analysis=result,
+            charts=[*charts.curves(result), *filter(None, pictures)],
+            patterns=[(pattern, charts.search(pattern)) for pattern in result.patterns],
             splits=charts.SPLITS,
             kinds={"train": "rollout", "val": "evaluation", "test": "test"},
             fates=FATES,
@@ -238,8 +240,8 @@ class View:
         )
 
 
-def neighbours(index: Index, query: Query, group: Group, known: dict[str, str]) -> tuple[int, int, str, str]:
-    """Where a group stands among those that the filters keep (from 1; 0: nowhere), of how many, and who is beside it."""
+def neighbours(index: Index, query: Query, group: AttemptGroup, carried: dict[str, str]) -> tuple[int, int, str, str]:
+    """(place of a group among those that pass the filters, from 1, or 0; their number; links to its neighbours)."""
     keys = list(dict.fromkeys((row.group.batch, row.group.scenario) for row in index.search(query)))
     if (group.batch, group.scenario) not in keys:
         return 0, len(keys), "", ""
@@ -248,10 +250,10 @@ def neighbours(index: Index, query: Query, group: Group, known: dict[str, str]) 
     def to(other: int) -> str:
         if not 0 <= other < len(keys):
             return ""
-        return link("/group", known, at=keys[other][0], scenario=keys[other][1], attempt="")
+        return link("/group", carried, at=keys[other][0], scenario=keys[other][1], attempt="")
 
     return place + 1, len(keys), to(place - 1), to(place + 1)
 
 
-def title(opened: Opened) -> str:
-    return str(opened.known.folder) if opened.known.name == HERE else opened.known.name
+def title(opened: OpenedRun) -> str:
+    return str(opened.choice.folder) if opened.choice.name == HERE else opened.choice.name

@@ -1,6 +1,6 @@
-"""Tokens as `viewer.app` shows them: their text, how likely each was, and where the tokenizer lies.
+"""Tokens as the pages show them: text and probability; and where the tokenizer lies.
 
-The package `tokenizers` reads tokenizer.json by itself: transformers would take 12 s to load. Nothing is downloaded.
+The package `tokenizers` reads tokenizer.json without transformers, which takes 12 s to load. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from viewer.index import Batch, stamp
+from viewer.index import TrajectoryFile, stamp
 
-# Lower ends of the probabilities that share a colour: the legend's words.
+# Lower ends of the probability bands, each with its own colour and legend.
 LIKELY = (
     (0.95, "95 % and more"),
     (0.7, "70 to 95 %"),
@@ -27,7 +27,7 @@ LIKELY = (
 
 
 class Token(NamedTuple):
-    """A sampled token: its text, its place in LIKELY (None: no logprob, as in greedy evaluations), what hovering says."""
+    """A sampled token: text, place in LIKELY (None without a logprob, as in greedy evaluations), text on hovering."""
 
     text: str
     band: int | None
@@ -35,32 +35,32 @@ class Token(NamedTuple):
 
 
 def tokens(ids: Sequence[int], logprobs: Sequence[float], words: Any) -> list[Token]:
-    """Sampled tokens one by one. Those that are part of a character only show what a decoder makes of them."""
-    found = []
+    """The sampled tokens. A token that is only part of a character shows what the decoder makes of it."""
+    shown_tokens = []
     for place, number in enumerate(ids):
         shown = piece(ids[place - 1] if place else None, number, words)
         if len(logprobs) == len(ids):
             about = f"{logprobs[place]:.4f} nats = {math.exp(min(logprobs[place], 0.0)):.2%} · token {number}"
-            found.append(Token(shown, band(logprobs[place]), about))
+            shown_tokens.append(Token(shown, band(logprobs[place]), about))
         else:
-            found.append(Token(shown, None, f"no logprob was kept · token {number}"))
-    return found
+            shown_tokens.append(Token(shown, None, f"no logprob was kept · token {number}"))
+    return shown_tokens
 
 
 def band(logprob: float) -> int:
-    """The place in LIKELY of a token of this logprob (nats)."""
+    """The place in LIKELY of a token with this logprob (nats)."""
     likely = math.exp(min(logprob, 0.0))
     return next(number for number, (low, _) in enumerate(LIKELY) if likely >= low)
 
 
 def piece(before: int | None, number: int, words: Any) -> str:
-    """What a token adds to the text behind another: some decoders drop a space where nothing stands before it."""
+    """The text that a token adds after another. Some decoders drop a leading space if no token precedes it."""
     if words is None:
         return f"{number} "
     if before is None:
         return str(words.decode([number], skip_special_tokens=False))
     alone, both = (words.decode(ids, skip_special_tokens=False) for ids in ([before], [before, number]))
-    # A character's bytes may be spread over two tokens: the first alone is then no character.
+    # The bytes of a character may be spread over two tokens; the first alone decodes to a replacement character.
     return str(both.removeprefix(alone if both.startswith(alone) else alone.rstrip("\ufffd")))
 
 
@@ -68,22 +68,22 @@ def text(ids: Sequence[int], words: Any) -> str:
     return " ".join(map(str, ids)) if words is None else str(words.decode(list(ids), skip_special_tokens=False))
 
 
-def tokenizer(run: Path, batch: Batch) -> Any:
-    """The base model's tokenizer, without transformers and without a download; None where it is not on this machine.
+def tokenizer(run: Path, batch: TrajectoryFile) -> Any:
+    """The tokenizer of the base model, or None if it is not on this machine; nothing is downloaded.
 
-    Its name stands in the adapter that sampled, in run/NNN/adapter, else in params.yaml beside the run.
+    The model's name is read from the adapter that sampled (run/NNN/adapter), or from params.yaml beside the run.
     """
     name, revision = base_model(run, batch)
     path = find(name, revision, run.resolve().parent)
     return load(str(path), stamp(path)) if path else None
 
 
-def base_model(run: Path, batch: Batch) -> tuple[str, str | None]:
+def base_model(run: Path, batch: TrajectoryFile) -> tuple[str, str | None]:
     for folder in (run / batch.iteration, run / "000"):
         config = folder / "adapter" / "adapter_config.json"
         if config.is_file():
-            known = json.loads(config.read_text())
-            return str(known.get("base_model_name_or_path") or ""), known.get("revision")
+            settings = json.loads(config.read_text())
+            return str(settings.get("base_model_name_or_path") or ""), settings.get("revision")
     params = run.resolve().parent / "params.yaml"
     if params.is_file():
         import yaml
@@ -94,7 +94,7 @@ def base_model(run: Path, batch: Batch) -> tuple[str, str | None]:
 
 
 def find(name: str, revision: str | None, root: Path) -> Path | None:
-    """tokenizer.json of a folder, or of a Hugging Face name in the cache of downloads."""
+    """The tokenizer.json of a folder, or of a Hugging Face name in the cache of downloads; None if there is none."""
     if not name:
         return None
     here = root / name / "tokenizer.json"
@@ -104,8 +104,8 @@ def find(name: str, revision: str | None, root: Path) -> Path | None:
     kept = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}"
     main = kept / "refs" / (revision or "main")
     commit = main.read_text().strip() if main.is_file() else revision or ""
-    there = kept / "snapshots" / commit / "tokenizer.json"
-    return there if commit and there.is_file() else None
+    snapshot = kept / "snapshots" / commit / "tokenizer.json"
+    return snapshot if commit and snapshot.is_file() else None
 
 
 @lru_cache(maxsize=4)
@@ -114,5 +114,5 @@ def load(path: str, version: object) -> Any:
 
     try:
         return Tokenizer.from_file(path)
-    except Exception:  # its errors have no class of their own; the ids are shown instead
+    except Exception:  # its errors have no class of their own; pages show token ids instead
         return None

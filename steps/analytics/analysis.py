@@ -1,4 +1,4 @@
-"""Analyses stored runs: success, actions, errors, latency and waste, by iteration, split or slice."""
+"""Analyses stored runs: success, actions, errors, latency and waste, by iteration, split or slice of the scenarios."""
 
 from __future__ import annotations
 
@@ -9,76 +9,76 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from steps.analytics.episodes import SPLITS, Episode, iterations, read_episodes, slices_by_scenario
+from steps.analytics.episodes import SPLITS, EpisodeSummary, iterations, read_episodes, slices_by_scenario
 from steps.analytics.waste import Waste, waste
 from steps.core.errors import UserError
 from steps.core.records import Record
 
-TOP = 10  # error patterns that are shown
-KEYS = ("iteration", "split", "slice")  # of --by; and any key that slices have, as kind
+TOP = 10  # error patterns shown
+KEYS = ("iteration", "split", "slice")  # of --by, beside the keys of slices, such as kind
 
 
 class Percentiles(Record):
-    """By the nearest rank: each is a value that was seen."""
+    """Percentiles by the nearest rank, so each is a value that occurred."""
 
     p50: float
     p90: float
     p99: float
 
 
-class Line(Record):
-    """The episodes of one group."""
+class GroupSummary(Record):
+    """Statistics of the episodes of one group."""
 
-    group: tuple[str, ...]  # a value for each key of `by`
+    group: tuple[str, ...]  # one value per key of `by`
     n: int  # episodes
-    success: float | None  # share of those with a reward; None where none has one
+    success: float | None  # share of the episodes with a reward; None where no episode has one
     ci95: tuple[float, float] | None  # Wilson interval
-    reward: float | None  # mean of those that were scored
+    reward: float | None  # mean of the scored episodes
     unscored: int
     failed: int  # episodes that ended with an error
-    turns: float  # mean: an episode's length
-    actions: dict[str, int]  # how often: calls by tool, the most frequent first; then what was none, in brackets
-    tokens: Percentiles  # sampled, of an episode
-    latency: Percentiles | None  # seconds, of a turn; None where it was not recorded
+    turns: float  # mean
+    actions: dict[str, int]  # number of calls by tool, the most frequent first; then, in brackets, what was no call
+    tokens: Percentiles  # sampled in an episode
+    latency: Percentiles | None  # seconds of a turn; None where they were not recorded
 
 
 class Pattern(Record):
-    """Error messages that are alike but for names and numbers."""
+    """Error messages that differ only in names and numbers."""
 
-    where: Literal["tool", "episode"]  # what a tool answered, or why an episode failed
+    where: Literal["tool", "episode"]  # a tool's answer, or the reason why an episode failed
     text: str
     count: int
-    episodes: int  # in which it came
+    episodes: int  # in which it occurred
 
 
 class Analysis(Record):
-    """What `analyse` found."""
+    """The result of `analyse`."""
 
     source: str  # "run", or an address
     by: tuple[str, ...]
     splits: tuple[str, ...]
-    lines: tuple[Line, ...]  # in the order of their groups
-    total: Line
-    patterns: tuple[Pattern, ...]  # the most frequent, TOP of them at most
-    waste: dict[str, Waste]  # by iteration, where its update has run
+    lines: tuple[GroupSummary, ...]  # in the order of their groups
+    total: GroupSummary
+    patterns: tuple[Pattern, ...]  # the TOP most frequent
+    waste: dict[str, Waste]  # by iteration, for those whose update has run
     notes: tuple[str, ...]  # what was left out, and why
 
 
 def analyse(root: Path, by: str | Sequence[str] = "iteration", splits: Sequence[str] = ()) -> Analysis:
-    """Of a run folder (run/, or the project that holds it). No splits: train, or all where they are grouped by.
+    """Analyse a run folder (run/, or the project that holds it). Without `splits`: train, or all when grouping by split.
 
-    UserError where there is nothing to read, or nothing to group by.
+    UserError where it holds no episodes, or they have no such key.
     """
     keys = tuple(by.split(",") if isinstance(by, str) else by)
     run = root / "run" if (root / "run").is_dir() else root
-    wanted = tuple(splits) or (tuple(SPLITS) if "split" in keys else ("train",))
-    if strange := [split for split in wanted if split not in SPLITS]:
-        raise UserError(f"there is no split {strange[0]}: name {', '.join(SPLITS)}")
+    chosen = tuple(splits) or (tuple(SPLITS) if "split" in keys else ("train",))
+    if unknown := [split for split in chosen if split not in SPLITS]:
+        raise UserError(f"there is no split {unknown[0]}: name {', '.join(SPLITS)}")
     slices = slices_by_scenario(run / "scenarios")
-    episodes: list[Episode] = []
+    episodes: list[EpisodeSummary] = []
     wasted, notes = {}, []
     for folder in iterations(run):
-        for split in wanted:
+        for split in chosen:
             episodes += read_episodes(folder, split, slices)
         if (folder / "metrics.json").is_file():
             try:
@@ -87,20 +87,17 @@ def analyse(root: Path, by: str | Sequence[str] = "iteration", splits: Sequence[
                 notes.append(f"waste of {folder.name} is left out: {problem}")
     if not episodes:
         raise UserError(
-            f"{run} holds no episodes of {', '.join(wanted)}: train first (`make train`), or name a run folder"
+            f"{run} holds no episodes of {', '.join(chosen)}: train first (`make train`), or name a run folder"
         )
-    return summed(episodes, keys, wanted, run.name).model_copy(update={"waste": wasted, "notes": tuple(notes)})
+    return summed(episodes, keys, chosen, run.name).model_copy(update={"waste": wasted, "notes": tuple(notes)})
 
 
-# --- Summing up
-
-
-def summed(episodes: Sequence[Episode], by: tuple[str, ...], splits: tuple[str, ...], source: str) -> Analysis:
-    """The episodes by group. UserError where no episode has such a key."""
-    known = {name.partition("=")[0] for episode in episodes for name in episode.slices}
-    if strange := [key for key in by if key not in (*KEYS, *known)]:
-        raise UserError(f"--by {strange[0]}: group by {', '.join((*KEYS, *sorted(known)))}")
-    groups: dict[tuple[str, ...], list[Episode]] = {}
+def summed(episodes: Sequence[EpisodeSummary], by: tuple[str, ...], splits: tuple[str, ...], source: str) -> Analysis:
+    """Statistics of episodes by group. UserError where no episode has such a key."""
+    keys = (*KEYS, *sorted({name.partition("=")[0] for episode in episodes for name in episode.slices}))
+    if unknown := [key for key in by if key not in keys]:
+        raise UserError(f"--by {unknown[0]}: group by {', '.join(keys)}")
+    groups: dict[tuple[str, ...], list[EpisodeSummary]] = {}
     for episode in episodes:
         for group in _groups(episode, by):
             groups.setdefault(group, []).append(episode)
@@ -108,17 +105,17 @@ def summed(episodes: Sequence[Episode], by: tuple[str, ...], splits: tuple[str, 
         source=source,
         by=by,
         splits=splits,
-        lines=tuple(line(group, of) for group, of in sorted(groups.items(), key=lambda item: _order(item[0]))),
-        total=line(("all",), episodes),
+        lines=tuple(group_summary(*item) for item in sorted(groups.items(), key=lambda item: _order(item[0]))),
+        total=group_summary(("all",), episodes),
         patterns=patterns(episodes),
         waste={},
         notes=(),
     )
 
 
-def _groups(episode: Episode, by: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """The groups that an episode is in: several where it is of several slices, "other" where it is of none."""
-    found: list[tuple[str, ...]] = [()]
+def _groups(episode: EpisodeSummary, by: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The groups of an episode: several where it is in several slices, "other" where it is in none."""
+    groups: list[tuple[str, ...]] = [()]
     for key in by:
         values: Iterable[str]
         if key in ("iteration", "split"):
@@ -127,24 +124,24 @@ def _groups(episode: Episode, by: tuple[str, ...]) -> list[tuple[str, ...]]:
             values = episode.slices or ("other",)
         else:
             values = [name for name in episode.slices if name.partition("=")[0] == key] or ("other",)
-        found = [(*group, value) for group in found for value in values]
-    return found
+        groups = [(*group, value) for group in groups for value in values]
+    return groups
 
 
 def _order(group: tuple[str, ...]) -> tuple[str, ...]:
-    """Splits as they come in a run, the rest by name."""
+    """The sorting key of a group: splits in the order of a run, everything else by name."""
     return tuple(f"{list(SPLITS).index(value)}" if value in SPLITS else value for value in group)
 
 
-def line(group: tuple[str, ...], episodes: Sequence[Episode]) -> Line:
-    """The numbers of some episodes, of which there is one at least."""
+def group_summary(group: tuple[str, ...], episodes: Sequence[EpisodeSummary]) -> GroupSummary:
+    """Statistics of at least one episode."""
     from steps.core.stats import mean, wilson
 
     judged = [episode.success for episode in episodes if episode.success is not None]
     scores = [episode.score for episode in episodes if episode.score is not None]
     acts = Counter(act.name for episode in episodes for act in episode.acts)
     seconds = [second for episode in episodes for second in episode.latencies]
-    return Line(
+    return GroupSummary(
         group=group,
         n=len(episodes),
         success=mean(judged) if judged else None,
@@ -160,7 +157,7 @@ def line(group: tuple[str, ...], episodes: Sequence[Episode]) -> Line:
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:
-    """Nearest rank: the smallest value that so many percent of them do not exceed."""
+    """By the nearest rank: the smallest value that at least so many percent of the values do not exceed."""
     ranked = sorted(values)
     p50, p90, p99 = (float(ranked[math.ceil(share * len(ranked) / 100) - 1]) for share in (50, 90, 99))
     return Percentiles(p50=p50, p90=p90, p99=p99)
@@ -173,28 +170,28 @@ VARIABLE = re.compile(
 
 
 def normalised(text: str) -> str:
-    """An error message without what differs from case to case: what is quoted, ids and numbers are "…"."""
+    """An error message in which quoted texts, ids and numbers, which differ from case to case, are "…"."""
     text = VARIABLE.sub("…", " ".join(text.removeprefix("Error: ").split()))
     return text if len(text) <= 140 else text[:139] + "…"
 
 
-def patterns(episodes: Sequence[Episode]) -> tuple[Pattern, ...]:
-    """The most frequent kinds of errors, TOP of them at most."""
+def patterns(episodes: Sequence[EpisodeSummary]) -> tuple[Pattern, ...]:
+    """The TOP most frequent kinds of errors."""
     counts: Counter[tuple[str, str]] = Counter()
-    inside: Counter[tuple[str, str]] = Counter()
+    containing: Counter[tuple[str, str]] = Counter()  # episodes
     for episode in episodes:
         own = [("tool", normalised(act.answer)) for act in episode.acts if act.error]
         if episode.stop_reason == "error":
             own.append(("episode", normalised(episode.error or "no reason was given")))
         counts.update(own)
-        inside.update(set(own))
+        containing.update(set(own))
     ranked = sorted(counts, key=lambda key: (-counts[key], key))[:TOP]
     return tuple(
         Pattern(
             where="tool" if where == "tool" else "episode",
             text=text,
             count=counts[where, text],
-            episodes=inside[where, text],
+            episodes=containing[where, text],
         )
         for where, text in ranked
     )

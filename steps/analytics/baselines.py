@@ -1,11 +1,11 @@
-"""Baselines: what chance, rules and a large model that is only asked do at a task, beside the policy trained for it.
+"""Compares random and scripted players, and large models that are only prompted, with the policy trained for a task.
 
     python -m steps.analytics.baselines --task tic_tac_toe
     python -m steps.analytics.baselines --task email_search --model gpt-5-mini --price-in 0.25 --price-out 2
 
-Where run/ holds a run of the task, all of them get its scenarios, and base and trained policy stand in the table with the
-same ones. Without it the scenarios are drawn anew: nothing but the repository is needed. A model's answers are kept in the
-ledger, so that the command can be given again, with more scenarios too, and pays for nothing twice. Writes nothing else.
+Where run/ holds a run of the task, all players get its test scenarios, and the base and the trained policy are in the table.
+Otherwise scenarios are drawn anew, which needs nothing but the repository. A model's answers are kept in the ledger, so the
+command can be repeated, also with more scenarios, without paying for an answer twice. Nothing else is written.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ FOLDERS = {"test": "test", "val": "evaluation"}  # of run/NNN, by split
 
 
 @dataclass(frozen=True)
-class Row:
-    """A player of a task; None where it is not known."""
+class PlayerResult:
+    """A player's results at a task; None where a value was not measured."""
 
     task: str
     player: str
@@ -46,17 +46,20 @@ class Row:
     reward: float | None  # mean
     turns: float  # mean
     tokens: float | None = None  # mean of what the player wrote
-    seconds: float | None = None  # mean of an episode: the player's share of it
-    cost: float | None = None  # of all episodes, at the prices given
-    failed: int = 0  # episodes; they count as no success
+    seconds: float | None = None  # mean of an episode, without the environment's share
+    cost: float | None = None  # of all episodes, at the prices of the command line
+    failed: int = 0  # episodes, which count as no success
 
 
-def row(task: str, player: str, split: str, rewards: Sequence[Reward], turns: Sequence[int], **more: Any) -> Row:
+def result(
+    task: str, player: str, split: str, rewards: Sequence[Reward], turns: Sequence[int], **more: Any
+) -> PlayerResult:
+    """A player's result, from a reward and a number of turns per episode."""
     from steps.core.stats import mean, wilson
 
     wins = sum(reward.success for reward in rewards)
     scores = [reward.score for reward in rewards if reward.score is not None]
-    return Row(
+    return PlayerResult(
         task=task,
         player=player,
         split=split,
@@ -70,23 +73,23 @@ def row(task: str, player: str, split: str, rewards: Sequence[Reward], turns: Se
     )
 
 
-def of_players(task: str, split: str, env: type[Env], data: Any, policy: Policy, chosen: list[Scenario]) -> Row:
-    """Play the scenarios, and judge what came of it."""
+def play(task: str, split: str, env: type[Env], data: Any, policy: Policy, chosen: list[Scenario]) -> PlayerResult:
+    """Let a player play the scenarios, and score its episodes by the environment's rule."""
     from steps.core.stats import mean
     from steps.judging.rule import by_rule
     from steps.sampling import players
 
     played: list[Played] = players.play(policy, env, data, [(scenario, 0) for scenario in chosen], prefix=split)
-    rewards = [by_rule(env, scenario, one.trajectory) for scenario, one in zip(chosen, played, strict=True)]
-    more: dict[str, Any] = {"seconds": mean([one.seconds for one in played])}
+    rewards = [by_rule(env, scenario, game.trajectory) for scenario, game in zip(chosen, played, strict=True)]
+    more: dict[str, Any] = {"seconds": mean([game.seconds for game in played])}
     if policy.endpoint is not None:
-        more |= {"tokens": mean([one.output_tokens for one in played]), "cost": sum(one.cost for one in played)}
-    turns = [len(one.trajectory.turns) for one in played]
-    return row(task, players.name(policy), split, rewards, turns, **more)
+        more |= {"tokens": mean([game.output_tokens for game in played]), "cost": sum(game.cost for game in played)}
+    turns = [len(game.trajectory.turns) for game in played]
+    return result(task, players.name(policy), split, rewards, turns, **more)
 
 
-def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]) -> list[Row]:
-    """Base and trained policy on the same scenarios, as far as the run has tested them."""
+def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]) -> list[PlayerResult]:
+    """The results of the base and the trained policy on these scenarios, where the run has evaluated them."""
     import yaml
 
     from steps.core.records import Reward, Trajectory, read_records
@@ -95,44 +98,47 @@ def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]
     numbers = {"base": "000"}
     if chain.is_file():
         numbers["trained"] = str(((yaml.safe_load(chain.read_text()) or {}).get("tested") or {}).get("best", "000"))
-    wanted = {scenario.id for scenario in chosen}
-    rows = []
+    ids = {scenario.id for scenario in chosen}
+    results = []
     for label, number in numbers.items():
         folder = run / number / FOLDERS[split]
         if not (folder / "rewards.parquet").is_file() or (label == "trained" and number == "000"):
-            say(f"{label}: {folder} does not exist, so that it is not in the table; `dvc repro` makes it")
+            say(f"{label}: {folder} does not exist, so it is not in the table; `dvc repro` makes it")
             continue
-        rewards = [one for one in read_records(Reward, folder / "rewards.parquet") if one.scenario_id in wanted]
-        if {one.scenario_id for one in rewards} != wanted:
-            say(f"{label}: {folder} is of other scenarios, so that it is not in the table; `dvc repro` makes it again")
+        rewards = [reward for reward in read_records(Reward, folder / "rewards.parquet") if reward.scenario_id in ids]
+        if {reward.scenario_id for reward in rewards} != ids:
+            say(f"{label}: {folder} is of other scenarios, so it is not in the table; `dvc repro` makes it again")
             continue
-        tried = {one.id: one for one in read_records(Trajectory, folder / "trajectories.parquet")}
-        turns = [tried[one.trajectory_id].turns for one in rewards]
-        tokens = mean([sum(len(turn.completion_ids) for turn in one) for one in turns])
-        rows.append(row(task, f"{label} ({number})", split, rewards, [len(one) for one in turns], tokens=tokens))
-    return rows
+        turns = {
+            trajectory.id: trajectory.turns for trajectory in read_records(Trajectory, folder / "trajectories.parquet")
+        }
+        episodes = [turns[reward.trajectory_id] for reward in rewards]
+        tokens = mean([sum(len(turn.completion_ids) for turn in episode) for episode in episodes])
+        counts = [len(episode) for episode in episodes]
+        results.append(result(task, f"{label} ({number})", split, rewards, counts, tokens=tokens))
+    return results
 
 
 def choose(task: str, env: type[Env], data: Any, words: argparse.Namespace) -> tuple[list[Scenario], bool]:
-    """The scenarios, and whether they are those of the run."""
+    """(the scenarios to play, whether they are those of the run)."""
     from environments.base import Scenario
     from steps.core.records import read_records
 
     kept = words.run / "scenarios" / f"{words.split}.parquet"
     if kept.is_file():
-        found = read_records(Scenario, kept)
-        if found and found[0].task == task.rpartition(".")[2]:
-            if (words.count or 0) > len(found):
-                raise UserError(f"--count {words.count}: {kept} holds {len(found)} scenarios; ask for as many at most")
-            return found[: words.count or COUNT], True
+        scenarios = read_records(Scenario, kept)
+        if scenarios and scenarios[0].task == task.rpartition(".")[2]:
+            if (words.count or 0) > len(scenarios):
+                raise UserError(f"--count {words.count}: {kept} holds {len(scenarios)} scenarios; ask for no more")
+            return scenarios[: words.count or COUNT], True
     try:
         return env.scenarios(data, words.split, words.count or COUNT, words.seed), False
     except ValueError as problem:
         raise UserError(f"--count: {problem}") from None
 
 
-def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> list[Row]:
-    """The rows of one task."""
+def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> list[PlayerResult]:
+    """The results of all players at one task."""
     import environments
     from steps.core.params import Policy
 
@@ -140,19 +146,19 @@ def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> 
     try:
         env = environments.load(task)
     except (ModuleNotFoundError, ValueError) as problem:
-        known = sorted(path.stem for path in Path(environments.__file__).parent.glob("[!_]*.py") if path.stem != "base")
-        raise UserError(f"--task {task}: {problem}; the tasks are {', '.join(known)}, or a dotted module") from None
+        names = sorted(path.stem for path in Path(environments.__file__).parent.glob("[!_]*.py") if path.stem != "base")
+        raise UserError(f"--task {task}: {problem}; the tasks are {', '.join(names)}, or a dotted module") from None
     data = env.load(folder)
     chosen, of_the_run = choose(task, env, data, words)
-    rows = []
+    results = []
     for player in words.players:
         policy = Policy(kind=player, endpoint=endpoint if player == "openai" else None)
-        rows.append(of_players(task, words.split, env, data, policy, chosen))
-    return rows + (of_run(task, words.split, words.run, words.chain, chosen) if of_the_run else [])
+        results.append(play(task, words.split, env, data, policy, chosen))
+    return results + (of_run(task, words.split, words.run, words.chain, chosen) if of_the_run else [])
 
 
-def show(rows: Sequence[Row]) -> None:
-    """One task's table."""
+def show(results: Sequence[PlayerResult]) -> None:
+    """Print the table of one task."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -160,28 +166,28 @@ def show(rows: Sequence[Row]) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, emoji=False, width=120)
-    first = rows[0]
+    first = results[0]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{first.task}, {first.split}, {first.n} scenarios")
     table.title_justify = "left"
     table.add_column("player")
     for column in ("success", "95 %", "reward", "turns", "tokens", "time", "cost"):
         table.add_column(column, justify="right")
-    for one in rows:
-        low, high = one.ci95
+    for player in results:
+        low, high = player.ci95
         table.add_row(
-            one.player,
-            f"{one.success:.3f}",
+            player.player,
+            f"{player.success:.3f}",
             f"{low:.3f}–{high:.3f}",
-            _number(one.reward, ".3f"),
-            f"{one.turns:.1f}",
-            _number(one.tokens, ".0f"),
-            _time(one.seconds),
-            _number(one.cost, ".4g"),
+            _number(player.reward, ".3f"),
+            f"{player.turns:.1f}",
+            _number(player.tokens, ".0f"),
+            _time(player.seconds),
+            _number(player.cost, ".4g"),
         )
     console.print(table)
-    for one in rows:
-        if one.failed:
-            console.print(f"{one.player}: {one.failed} episodes failed, and count as no success")
+    for player in results:
+        if player.failed:
+            console.print(f"{player.player}: {player.failed} episodes failed, and count as no success")
 
 
 def _number(value: float | None, form: str) -> str:
@@ -200,12 +206,14 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "python -m steps.analytics.baselines", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
     )
-    parser.add_argument("--task", nargs="+", required=True, metavar="NAME", help="one or more, a table each")
+    parser.add_argument("--task", nargs="+", required=True, metavar="NAME", help="one or more; each gets a table")
     parser.add_argument("--split", choices=sorted(FOLDERS), default="test", help="default: test")
     parser.add_argument("--count", type=int, help=f"scenarios (default: {COUNT}, or all of the run's)")
-    parser.add_argument("--seed", type=int, default=1, help="of scenarios that are drawn anew (default: 1)")
-    parser.add_argument("--players", nargs="+", choices=("random", "scripted", "openai"), help="default: all there are")
-    parser.add_argument("--json", action="store_true", help="a JSON object a line in place of tables")
+    parser.add_argument("--seed", type=int, default=1, help="for scenarios that are drawn anew (default: 1)")
+    parser.add_argument(
+        "--players", nargs="+", choices=("random", "scripted", "openai"), help="default: all possible ones"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line, not tables")
     parser.add_argument("--run", type=Path, default=RUN, metavar="PATH", help=f"default: {RUN}")
     parser.add_argument("--chain", type=Path, default=CHAIN, metavar="PATH", help=f"default: {CHAIN}")
     add_options(parser)
@@ -213,7 +221,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run(words: argparse.Namespace, display: ProgressDisplay) -> None:
-    """Compare, and print a task's table as soon as it is there."""
+    """Compare the players at each task, and print its table at once."""
     from steps.llm.endpoint import endpoint_of
 
     endpoint = endpoint_of(words)
@@ -225,12 +233,12 @@ def run(words: argparse.Namespace, display: ProgressDisplay) -> None:
     if words.count is not None and words.count < 1:
         raise UserError(f"--count: {words.count} is no number of scenarios")
     for task in words.task:
-        rows = compare(task, words, endpoint)
+        results = compare(task, words, endpoint)
         display.clear()
         if words.json:
-            print("\n".join(json.dumps(asdict(one)) for one in rows), flush=True)
+            print("\n".join(json.dumps(asdict(player)) for player in results), flush=True)
         else:
-            show(rows)
+            show(results)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
-"""Episodes for analytics: who did what in which turn, how it ended and what it earned. Tokens are counted, and not read.
+"""Reads the episodes of a run: the policy's actions in each turn, how the episode ended, and its reward. Tokens are counted.
 
-A call is named by its tool. What was no call, or none of a tool that there is, is counted in brackets.
+A call is counted under the name of its tool; what was no call, or a call of no existing tool, under a name in brackets.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steps.analytics.waste import columns
+from steps.core.parquet import read_columns
 
-# Where run/NNN has each split's episodes.
+# Split -> the file or folder in run/NNN that holds its episodes.
 SPLITS = {"train": "trajectories.parquet", "val": "evaluation", "test": "test"}
-# What is counted in place of a tool's name. Unanswered: the episode was over, or failed, before.
+# Counted in place of a tool's name. Unanswered: the episode ended, or failed, before the call was made.
 MALFORMED, NO_TOOL, UNANSWERED = "(malformed call)", "(unknown tool)", "(unanswered call)"
 WORDS, CUT_OFF = "(words)", "(cut off)"
 
 
 class Act(NamedTuple):
-    """Something that the policy did in a turn."""
+    """One action of the policy."""
 
     turn: int  # from 1
-    name: str  # of a tool, or in brackets what it was instead
+    name: str  # of the tool, or one of the names in brackets
     arguments: str  # JSON
-    answer: str  # what it saw of it
+    answer: str  # of the environment, as the policy saw it
     error: bool
 
 
-class Episode(NamedTuple):
+class EpisodeSummary(NamedTuple):
     """One attempt, without its tokens."""
 
     id: str
@@ -43,8 +43,8 @@ class Episode(NamedTuple):
     stop_reason: str
     error: str | None
     score: float | None
-    success: bool | None  # None: there is no reward
-    latencies: tuple[float, ...]  # seconds, of its turns; empty where they were not recorded
+    success: bool | None  # None: it has no reward
+    latencies: tuple[float, ...]  # seconds of each turn; empty where they were not recorded
 
 
 def iterations(run: Path) -> list[Path]:
@@ -53,62 +53,62 @@ def iterations(run: Path) -> list[Path]:
 
 
 def slices_by_scenario(folder: Path) -> dict[str, tuple[str, ...]]:
-    """Scenario id -> the slices that it is of, as the gate has them."""
+    """Scenario id -> its slices, as the gate groups them."""
     from environments.base import Scenario
     from steps.core.records import read_records
     from steps.core.slices import slices_of
 
-    known = [scenario for path in sorted(folder.glob("*.parquet")) for scenario in read_records(Scenario, path)]
-    found: dict[str, list[str]] = {scenario.id: [] for scenario in known}
-    for name, places in slices_of(known).items():
+    scenarios = [scenario for path in sorted(folder.glob("*.parquet")) for scenario in read_records(Scenario, path)]
+    slices: dict[str, list[str]] = {scenario.id: [] for scenario in scenarios}
+    for name, places in slices_of(scenarios).items():
         for place in places:
-            found[known[place].id].append(name)
-    return {name: tuple(dict.fromkeys(slices)) for name, slices in found.items()}
+            slices[scenarios[place].id].append(name)
+    return {scenario_id: tuple(dict.fromkeys(names)) for scenario_id, names in slices.items()}
 
 
-def read_episodes(folder: Path, split: str, slices: Mapping[str, tuple[str, ...]]) -> list[Episode]:
-    """A split's episodes of run/NNN, without the tokens' own columns; none where there is no file."""
+def read_episodes(folder: Path, split: str, slices: Mapping[str, tuple[str, ...]]) -> list[EpisodeSummary]:
+    """A split's episodes in run/NNN, without the columns of prompts and logprobs; none where the file is missing."""
     from steps.tracing.files import read_times
 
     place = folder / SPLITS[split]
     path = place if place.suffix else place / "trajectories.parquet"
     if not path.is_file():
         return []
-    turns = [f"turns.list.element.{name}" for name in ("completion_ids", "message", "observations", "finish_reason")]
-    rows = columns(path, ["id", "scenario_id", "adapter_hash", "stop_reason", "error", *turns]).to_pylist()
+    names = [f"turns.list.element.{name}" for name in ("completion_ids", "message", "observations", "finish_reason")]
+    rows = read_columns(path, ["id", "scenario_id", "adapter_hash", "stop_reason", "error", *names]).to_pylist()
     beside = path.with_name("rewards.parquet")
-    rewards = columns(beside, ["trajectory_id", "score", "success"]).to_pylist() if beside.is_file() else []
+    rewards = read_columns(beside, ["trajectory_id", "score", "success"]).to_pylist() if beside.is_file() else []
     scored = {row["trajectory_id"]: row for row in rewards}
     times = read_times(folder / "timings" / f"{place.stem}.turns.json")
-    found = []
+    episodes = []
     for row in rows:
-        told, reward = row.get("turns") or [], scored.get(row["id"], {})
-        clock = times.get(_fingerprint(row, told)) if times else None
-        found.append(
-            Episode(
+        turns, reward = row.get("turns") or [], scored.get(row["id"], {})
+        moments = times.get(_fingerprint(row, turns)) if times else None
+        episodes.append(
+            EpisodeSummary(
                 id=row["id"],
                 iteration=folder.name,
                 split=split,
                 scenario_id=row["scenario_id"],
                 slices=slices.get(row["scenario_id"], ()),
-                turns=len(told),
-                tokens=sum(len(turn["completion_ids"] or ()) for turn in told),
-                acts=tuple(act for number, turn in enumerate(told, 1) for act in acts_of(number, turn)),
+                turns=len(turns),
+                tokens=sum(len(turn["completion_ids"] or ()) for turn in turns),
+                acts=tuple(act for number, turn in enumerate(turns, 1) for act in acts_of(number, turn)),
                 stop_reason=row["stop_reason"],
                 error=row.get("error"),
                 score=reward.get("score"),
                 success=reward.get("success"),
-                latencies=tuple(answered - asked for asked, answered, _ in clock or ()),
+                latencies=tuple(answered - asked for asked, answered, _ in moments or ()),
             )
         )
-    return found
+    return episodes
 
 
 def _fingerprint(row: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> str:
-    """That of the trajectory, from the columns that it is made of."""
+    """The fingerprint of the trajectory, from the columns that it hashes."""
     from steps.core.records import Trajectory, Turn
 
-    said = [
+    sampled = [
         Turn.model_construct(
             prompt_ids=(),
             completion_ids=tuple(turn["completion_ids"] or ()),
@@ -124,25 +124,25 @@ def _fingerprint(row: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> 
         scenario_id="",
         attempt=0,
         adapter_hash=row["adapter_hash"],
-        turns=tuple(said),
+        turns=tuple(sampled),
         stop_reason="done",
     ).fingerprint()
 
 
 def acts_of(number: int, turn: Mapping[str, Any]) -> list[Act]:
-    """What a turn did, from its message and what the environment answered: a call and its answer each."""
+    """The actions of a turn, each a call and its answer, from the policy's message and the environment's answers."""
     message, answers = json.loads(turn["message"]), json.loads(turn["observations"])
     calls = message.get("tool_calls") or []
-    found = []
+    acts = []
     for place, call in enumerate(calls):
         function, answer = call["function"], str(answers[place].get("content", "")) if place < len(answers) else ""
         unknown = answer.startswith("Error: there is no tool named ")
         name = UNANSWERED if place >= len(answers) else NO_TOOL if unknown else str(function["name"])
         arguments = json.dumps(function["arguments"], ensure_ascii=False)
-        found.append(Act(number, name, arguments, answer, answer.startswith("Error: ")))
-    rest = [str(answer.get("content", "")) for answer in answers[len(calls) :]]
-    if calls or any(answer.startswith("Error: a tool call ") for answer in rest):  # steps/policy/chat.py words it so
-        return found + [Act(number, MALFORMED, "", answer, True) for answer in rest]
-    answer = rest[0] if rest else ""
+        acts.append(Act(number, name, arguments, answer, answer.startswith("Error: ")))
+    others = [str(answer.get("content", "")) for answer in answers[len(calls) :]]
+    if calls or any(answer.startswith("Error: a tool call ") for answer in others):  # the words of steps/policy/chat.py
+        return acts + [Act(number, MALFORMED, "", answer, True) for answer in others]
+    answer = others[0] if others else ""
     name = CUT_OFF if turn["finish_reason"] == "length" else WORDS
     return [Act(number, name, "", answer, answer.startswith("Error: "))]

@@ -1,9 +1,9 @@
-"""Show: prints trajectories as a person would read them, attempts at one scenario side by side with their rewards.
+"""Prints trajectories for a person: the attempts at one scenario side by side with their rewards, then each in full.
 
     python -m steps.analytics.transcripts run/001/trajectories.parquet --limit 8
     python -m steps.analytics.transcripts run/001/evaluation --failed
 
-Reads only: trajectories, the rewards beside them, the scenarios that they are about. No stage, no worker, nothing written.
+It reads trajectories, the rewards beside them, and their scenarios. It is no stage, and writes nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     R = TypeVar("R", bound=BaseModel)
 
-WIDTH = 120  # columns, where the output is no terminal
-LINES, CHARACTERS = 8, 600  # of an observation, as far as it is shown
+WIDTH = 120  # columns where the output is no terminal
+LINES, CHARACTERS = 8, 600  # shown of a message, at most
 SCENARIOS = Path("run/scenarios")
 STOPS = {
     "done": "the environment said that it is done",
@@ -69,22 +69,23 @@ def show(
 
 
 def _question(scenario: Scenario | None) -> list[Text]:
-    """What the policy was asked, and what only the environment knows."""
+    """The question to the policy, and the data that only the environment has."""
     from rich.text import Text
 
     if scenario is None:
         return [Text("its question is not known: name the folder that holds it with --scenarios", "yellow")]
     asked = [message["content"] for message in scenario.messages if message["role"] == "user"]
-    known = ", ".join(f"{name} {_value(value)}" for name, value in sorted(scenario.data.items()))
-    return [Text(printable("\n".join(asked)), "bold"), Text(f"known: {printable(known)}", "dim")]
+    data = ", ".join(f"{name} {_value(value)}" for name, value in sorted(scenario.data.items()))
+    return [Text(printable("\n".join(asked)), "bold"), Text(f"known: {printable(data)}", "dim")]
 
 
 def _comparison(group: Sequence[Trajectory], rewards: dict[str, Reward]) -> Any:
-    """A row an attempt; GRPO learns from the distance of each reward to the mean of its group."""
+    """A table with one row per attempt. GRPO learns from the distance of each reward to the mean of its group."""
     from rich import box
     from rich.table import Table
 
-    scores = [reward.score for one in group if (reward := rewards.get(one.id)) and reward.score is not None]
+    scored = (rewards.get(trajectory.id) for trajectory in group)
+    scores = [reward.score for reward in scored if reward is not None and reward.score is not None]
     mean = sum(scores) / len(scores) if scores else 0.0
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("attempt", justify="right")
@@ -92,18 +93,18 @@ def _comparison(group: Sequence[Trajectory], rewards: dict[str, Reward]) -> Any:
     for name in ("reward", "to the mean", "success", "turns", "tokens"):
         table.add_column(name, justify="right")
     table.add_column("stopped by")
-    for one in group:
-        reward = rewards.get(one.id)
+    for trajectory in group:
+        reward = rewards.get(trajectory.id)
         score = reward.score if reward else None
         table.add_row(
-            str(one.attempt),
-            one.id,
+            str(trajectory.attempt),
+            trajectory.id,
             "–" if score is None else f"{score:.3f}",
             "–" if score is None else f"{score - mean:+.3f}",
             "–" if reward is None else "yes" if reward.success else "no",
-            str(len(one.turns)),
-            str(_sampled(one.turns)),
-            one.stop_reason,
+            str(len(trajectory.turns)),
+            str(_sampled(trajectory.turns)),
+            trajectory.stop_reason,
         )
     if scores:
         spread = max(scores) - min(scores)
@@ -113,7 +114,7 @@ def _comparison(group: Sequence[Trajectory], rewards: dict[str, Reward]) -> Any:
 
 
 def _transcript(trajectory: Trajectory, reward: Reward | None) -> Iterable[Text]:
-    """One attempt: its turns, then how it ended and what it earned."""
+    """One attempt: its turns, then how it ended and its reward."""
     from rich.text import Text
 
     yield Text(f"attempt {trajectory.attempt} · {trajectory.id} · adapter {trajectory.adapter_hash}", "bold cyan")
@@ -121,7 +122,7 @@ def _transcript(trajectory: Trajectory, reward: Reward | None) -> Iterable[Text]
         cut = ", cut off" if turn.finish_reason == "length" else ""
         counts = f"{len(turn.prompt_ids)} tokens before, {len(turn.completion_ids)} sampled{cut}"
         yield Text(f"  turn {number} · {counts} · {_mean_logprob([turn])}", "dim")
-        for line in _said(turn.message):
+        for line in _answer(turn.message):
             yield _indented(line, "    ", "green")
         for observation in turn.observations:
             text = str(observation.get("content", ""))
@@ -132,10 +133,10 @@ def _transcript(trajectory: Trajectory, reward: Reward | None) -> Iterable[Text]
     )
     yield Text(printable(f"  {stop} · {total}"))
     if reward is not None:
-        yield from _earned(reward)
+        yield from _reward(reward)
 
 
-def _earned(reward: Reward) -> Iterable[Text]:
+def _reward(reward: Reward) -> Iterable[Text]:
     """The reward and its parts, each with its reason."""
     from rich.text import Text
 
@@ -151,8 +152,8 @@ def _earned(reward: Reward) -> Iterable[Text]:
         yield _indented(reward.explanation, "    ", "")
 
 
-def _said(message: Message) -> Iterable[str]:
-    """An assistant's turn: its text, then its calls as name(argument=value)."""
+def _answer(message: Message) -> Iterable[str]:
+    """The policy's message: its text, then its calls as name(argument=value)."""
     if message.get("content"):
         yield shorten(str(message["content"]))
     for call in message.get("tool_calls") or ():
@@ -166,22 +167,22 @@ def _said(message: Message) -> Iterable[str]:
 
 
 def _indented(text: str, lead: str, style: str) -> Text:
-    """Printable text behind a lead, its further lines under the first."""
+    """Printable text after `lead`, with further lines below the first."""
     from rich.text import Text
 
     return Text(lead + printable(text).replace("\n", "\n" + " " * len(lead)), style)
 
 
 def shorten(text: str) -> str:
-    """The beginning of a text, and how much of it is left out."""
+    """The beginning of a text, and the number of characters left out."""
     lines = text.splitlines()
     kept = "\n".join(lines[:LINES])[:CHARACTERS]
-    left = len(text) - len(kept)
-    return kept if left <= 1 else f"{kept} … ({left} more characters)"
+    more = len(text) - len(kept)
+    return kept if more <= 1 else f"{kept} … ({more} more characters)"
 
 
 def printable(text: str) -> str:
-    """Without the control characters that a policy may sample and a terminal would obey."""
+    """The text with control characters, which a policy may sample and a terminal would obey, as escapes."""
     return "".join(sign if sign.isprintable() or sign == "\n" else f"\\x{ord(sign):02x}" for sign in text)
 
 
@@ -200,8 +201,6 @@ def _mean_logprob(turns: Sequence[Turn]) -> str:
 
 def read(kind: type[R], path: Path, what: str) -> list[R]:
     """The records of a file; UserError where it is missing or holds something else."""
-    from pyarrow import ArrowException
-    from pydantic import ValidationError
 
     from steps.core.records import read_records
 
@@ -209,28 +208,30 @@ def read(kind: type[R], path: Path, what: str) -> list[R]:
         raise UserError(f"{path} does not exist; name a file of {what}, or the folder that holds it")
     try:
         return read_records(kind, path)
-    except (ArrowException, ValidationError, ValueError) as problem:
+    except ValueError as problem:  # of pydantic or of JSON
         reason = str(problem).strip().splitlines()[0]
         raise UserError(f"{path} holds no {what} ({reason}); name the file that the stage wrote") from None
 
 
 def choose(trajectories: Sequence[Trajectory], rewards: dict[str, Reward], words: argparse.Namespace) -> list[str]:
-    """Ids of the trajectories that the options ask for, in order. UserError where one names nothing."""
+    """Ids of the trajectories that the options select, in order. UserError where an option selects none."""
     chosen = list(trajectories)
     for option, field in (("id", "id"), ("scenario", "scenario_id")):
-        wanted = getattr(words, option)
-        if wanted is None:
+        value = getattr(words, option)
+        if value is None:
             continue
-        if wanted not in (known := [getattr(one, field) for one in trajectories]):
-            raise UserError(
-                f"--{option}: there is no {wanted} in {words.path}; the first of {len(set(known))} is {known[0]}"
-            )
-        chosen = [one for one in chosen if getattr(one, field) == wanted]
+        values = [getattr(trajectory, field) for trajectory in trajectories]
+        if value not in values:
+            first = f"the first of {len(set(values))} is {values[0]}"
+            raise UserError(f"--{option}: there is no {value} in {words.path}; {first}")
+        chosen = [trajectory for trajectory in chosen if getattr(trajectory, field) == value]
     if words.failed:
         if not rewards:
             raise UserError(f"--failed needs rewards, and there are none beside {words.path}: name them with --rewards")
-        chosen = [one for one in chosen if one.id not in rewards or not rewards[one.id].success]
-    return [one.id for one in chosen]
+        chosen = [
+            trajectory for trajectory in chosen if trajectory.id not in rewards or not rewards[trajectory.id].success
+        ]
+    return [trajectory.id for trajectory in chosen]
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
@@ -238,19 +239,19 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         "python -m steps.analytics.transcripts", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
     )
     parser.add_argument(
-        "path", type=Path, help="trajectories.parquet, or a folder that holds it, as run/001/evaluation"
+        "path", type=Path, help="trajectories.parquet, or a folder that holds it, such as run/001/evaluation"
     )
     parser.add_argument("--rewards", type=Path, metavar="PATH", help="default: rewards.parquet in the same folder")
     parser.add_argument("--scenarios", type=Path, metavar="PATH", help=f"default: {SCENARIOS}")
-    parser.add_argument("--id", help="this trajectory alone")
-    parser.add_argument("--scenario", metavar="ID", help="attempts at this scenario alone")
+    parser.add_argument("--id", help="only this trajectory")
+    parser.add_argument("--scenario", metavar="ID", help="only attempts at this scenario")
     parser.add_argument("--limit", type=int, default=3, help="trajectories printed in full; 0: all (default: 3)")
-    parser.add_argument("--failed", action="store_true", help="those without success alone")
+    parser.add_argument("--failed", action="store_true", help="only trajectories without success")
     return parser.parse_args(words)
 
 
 def run(words: argparse.Namespace) -> None:
-    """Read what the command line names, and print it."""
+    """Read the files that the command line names, and print the trajectories."""
     from rich.console import Console
 
     from environments.base import Scenario
@@ -266,24 +267,25 @@ def run(words: argparse.Namespace) -> None:
     rewards: dict[str, Reward] = {}
     if words.rewards is not None or beside.is_file():
         rewards = {reward.trajectory_id: reward for reward in read(Reward, words.rewards or beside, "rewards")}
-        if not rewards.keys() & {one.id for one in trajectories}:
+        if not rewards.keys() & {trajectory.id for trajectory in trajectories}:
             raise UserError(f"{words.rewards or beside} holds rewards of other trajectories than {path}")
     folder = words.scenarios or SCENARIOS
     if words.scenarios is not None and not folder.is_dir():
         raise UserError(f"--scenarios: {folder} is no folder; the stage scenarios writes it")
     files = sorted(folder.glob("*.parquet"))
     scenarios = {scenario.id: scenario for file in files for scenario in read(Scenario, file, "scenarios")}
-    place = {one.scenario_id: number for number, one in reversed(list(enumerate(trajectories)))}
-    trajectories.sort(key=lambda one: place[one.scenario_id])  # attempts at one scenario stand together
-    found = choose(trajectories, rewards, words)
-    chosen = found[: words.limit or None]
+    order = list(dict.fromkeys(trajectory.scenario_id for trajectory in trajectories))
+    places = {scenario_id: place for place, scenario_id in enumerate(order)}
+    trajectories.sort(key=lambda trajectory: places[trajectory.scenario_id])  # attempts at one scenario together
+    matching = choose(trajectories, rewards, words)
+    chosen = matching[: words.limit or None]
 
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, emoji=False, width=WIDTH)
     show(console, trajectories, rewards, scenarios, set(chosen))
-    more = "" if len(chosen) == len(found) else "; --limit shows more"
-    console.print(f"{len(chosen)} of {len(found)} trajectories{' without success' if words.failed else ''}{more}")
+    more = "" if len(chosen) == len(matching) else "; --limit shows more"
+    console.print(f"{len(chosen)} of {len(matching)} trajectories{' without success' if words.failed else ''}{more}")
 
 
 def main(words: Sequence[str] | None = None) -> int:

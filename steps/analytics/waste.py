@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from steps.core.errors import UserError
+from steps.core.parquet import read_columns
 from steps.core.records import OUTPUTS, Record
 from steps.training.fates import FATES, TRAINED
 
@@ -49,7 +49,7 @@ def waste(folder: Path) -> Waste:
     import pyarrow.compute as pc
 
     fates = _fates(folder / "fates.json")
-    batch = columns(folder / "trajectories.parquet", ["id", "turns.list.element.completion_ids"])
+    batch = read_columns(folder / "trajectories.parquet", ["id", "turns.list.element.completion_ids"])
     names = batch["id"].to_pylist()
     if fates.keys() != set(names):
         raise UserError(
@@ -92,21 +92,6 @@ def shares(tokens: Mapping[str, int]) -> dict[str, float]:
 def _seconds(folder: Path) -> dict[str, float]:
     kept = {stage: folder / "timings" / f"{output}.json" for stage, output in OUTPUTS.items()}
     return {stage: json.loads(path.read_text())["seconds"] for stage, path in kept.items() if path.is_file()}
-
-
-def columns(path: Path, names: list[str]) -> Any:
-    """These columns of a parquet file. UserError where it is missing or no such file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: the stages rollout and score make it (`dvc repro`)")
-    try:
-        return pq.ParquetFile(path).read(columns=names, use_threads=False)
-    except pa.ArrowException as problem:
-        raise UserError(
-            f"{path} cannot be read ({str(problem).splitlines()[0]}): make it again (`dvc repro`)"
-        ) from None
 
 
 def _fates(path: Path) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from environments.base import Message, Scenario
+from steps.core.parquet import read_columns
 
 R = TypeVar("R", bound=BaseModel)
 # Stage of an iteration -> its first output in run/NNN; run/NNN/timings/<output>.json holds the stage's seconds.
@@ -163,10 +164,8 @@ def write_records(records: Iterable[BaseModel], path: Path) -> None:
 
 
 def read_records(kind: type[R], path: Path) -> list[R]:
-    """All records of a file, validated."""
-    import pyarrow.parquet as pq
-
-    return [kind.model_validate(_unpack(row)) for row in pq.read_table(path).to_pylist()]
+    """All records of a file, checked."""
+    return [kind.model_validate(unpack(row)) for row in read_columns(path).to_pylist()]
 
 
 NESTED = ("messages", "data", "message", "observations", "components", "slices")
@@ -179,8 +178,9 @@ def _pack(row: dict[str, Any]) -> dict[str, Any]:
     return packed
 
 
-def _unpack(row: dict[str, Any]) -> dict[str, Any]:
+def unpack(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a file as its record has it: nested objects, which lie there as JSON, are read."""
     full = {key: json.loads(value) if key in NESTED else value for key, value in row.items()}
     if isinstance(row.get("turns"), list):
-        full["turns"] = [_unpack(turn) for turn in row["turns"]]
+        full["turns"] = [unpack(turn) for turn in row["turns"]]
     return full

@@ -1,8 +1,9 @@
-"""The lineage index: what run/ and dvc.lock say of what was made of what, as two tables beside the ledger's `replies`.
+"""Reads from run/ and dvc.lock what was made from what: the nodes and edges of the lineage index.
 
-Two tables, `nodes(kind, id, data)` and `edges(parent, role, child, data)`: both questions are a walk of unknown depth over
-things of many kinds, which this makes one recursive query, the same on SQLite and PostgreSQL, with an index each way.
-A table a kind would need a join a kind, and a new one for each new kind. What is whose parent (edge roles in brackets):
+The ledger keeps them beside its `replies` in two tables, `nodes(kind, id, data)` and `edges(parent, role, child, data)`.
+Both questions walk an unknown depth over things of many kinds. With two tables that is one recursive query, the same on
+SQLite and PostgreSQL, with an index for each direction; a table per kind would need a join for each. The edges, with
+their roles in brackets, parents first:
 
     run [made] adapter [sampled] batch [trained] adapter; adapter [continued] adapter
     scenario [attempted] trajectory [collected] batch; trajectory [scored] rewards [trained] adapter
@@ -11,15 +12,14 @@ A table a kind would need a join a kind, and a new one for each new kind. What i
     adapter [measured] metrics; adapter, scenario [evaluated] evaluation; adapter [decided] receipt
     adapter [challenged, or opposed: champion, base], evaluation [weighed] verdict
 
-An id is a hash of the content, or holds one (of a trajectory and of rewards <batch>/<name>, of a judgement <file>/<name>),
-so a row never changes: indexing the same files again adds nothing, another run adds rows. A link is made where dvc.lock
-recorded it and the files that lie there are the recorded ones; all else is listed as left out. Of a run, the git commit is
-the one at its first indexing, and a rebuild keeps it: no file of the run has it.
+Ids are hashes of the content, or contain one (trajectories and rewards: <batch>/<name>; judgements: <file>/<name>), so rows
+never change: indexing the same files again adds nothing, and another run adds rows. An edge is added where dvc.lock records
+it and the files are the recorded ones; everything else is listed as left out. The git commit of a run is the one at its
+first indexing, which no file of the run holds; a rebuild keeps it.
 
-A verdict comes from run/promote/<adapter>/verdict.json, and from the table of decisions (steps/registry/decisions.py),
-which keeps it
-when that folder is gone. Left out: trajectories of evaluations, what else lies in run/ beside the chain, versions and
-aliases, which are MLflow's and asked for live.
+A verdict comes from run/promote/<adapter>/verdict.json, or from the table of decisions (steps/registry/decisions.py), which
+keeps it when that folder is gone. Left out: trajectories of evaluations; what else run/ holds beside the chain; versions and
+aliases, which MLflow keeps and is asked for.
 """
 
 from __future__ import annotations
@@ -27,40 +27,38 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from steps.core.errors import UserError
+from steps.core.parquet import read_columns
 from steps.core.records import OUTPUTS
+from steps.lineage.tables import PLAYERS, SHORT, NodeKey, Rows, plain
 from steps.project import chain, git
+from steps.project.hashes import file_md5, folder_md5
 from steps.project.lock import Lock, digest, lineage, read_lock, run_key
 
-if TYPE_CHECKING:
-    pass
-from steps.lineage.tables import PLAYERS, SHORT, Rows, Thing, plain
-from steps.project.hashes import file_md5, folder_md5
 
+class SampledBatch(NamedTuple):
+    """The trajectories of one iteration."""
 
-class Batch(NamedTuple):
-    """A batch that was read."""
-
-    thing: Thing
-    adapters: set[str]  # that sampled it
-    names: set[str]  # of its trajectories
+    key: NodeKey
+    adapters: set[str]  # that sampled them
+    names: set[str]  # ids of the trajectories
 
 
 class Reader:
-    """Reads the run of a project's folder; `runs` are those whose git commit is known already."""
+    """Reads the run in a project's folder. `runs`: those already indexed, whose git commit is kept."""
 
     def __init__(self, root: Path, runs: Mapping[str, dict[str, Any]]) -> None:
         self.root, self.runs, self.left_out = root, runs, list[str]()
         self.chain, self.lock = chain.read_chain(root), read_lock(root)
-        self.made = {out["path"]: out.get("md5") for entry in self.lock.values() for out in entry.get("outs", [])}
+        self.outputs = {out["path"]: out.get("md5") for entry in self.lock.values() for out in entry.get("outs", [])}
         self.run = run_key(self.lock)
         if self.run is None:
-            self.left_out.append("dvc.lock has no whole first iteration: which run this is cannot be said yet")
+            self.left_out.append("dvc.lock has no whole first iteration: the run cannot be identified yet")
 
     def parts(self, iterations: Sequence[str] | None) -> Iterator[Rows]:
-        """The run, each iteration (000: the scenarios and the adapter that it starts from) and the receipt."""
+        """The rows of the run, of each iteration (000: the first adapter), of the receipt, and of verdicts."""
         yield self.start(iterations is None or "000" in iterations)
         chained = self.chain.get("iterations") or {}
         if unknown := sorted(set(iterations or ()) - {"000", *chained}):
@@ -77,7 +75,7 @@ class Reader:
                 yield self.verdict(file.parent.relative_to(self.root).as_posix())
 
     def start(self, scenarios: bool) -> Rows:
-        """The run, and its scenarios, which stay the same from iteration to iteration."""
+        """The run and its scenarios, which are the same in every iteration."""
         rows = Rows()
         if scenarios and self.md5("run/scenarios"):
             for path in sorted((self.root / "run/scenarios").glob("*.parquet")):
@@ -88,6 +86,7 @@ class Reader:
         return rows
 
     def iteration(self, number: str, previous: str | None) -> Rows:
+        """An iteration's adapter, what it was trained on, and its evaluations. `previous`: None for 000."""
         rows = Rows()
         adapter = self.adapter(rows, number, "initialise" if previous is None else f"update@{number}")
         if previous is not None:
@@ -101,7 +100,7 @@ class Reader:
             self.evaluation(rows, f"run/{number}/test")
         return rows
 
-    def adapter(self, rows: Rows, number: str, maker: str) -> Thing | None:
+    def adapter(self, rows: Rows, number: str, maker: str) -> NodeKey | None:
         from steps.policy.adapter import adapter_hash
 
         path = f"run/{number}/adapter"
@@ -123,45 +122,47 @@ class Reader:
             rows.edge(("run", self.run), "made", adapter, iteration=number, md5=md5, **recorded)
         return adapter
 
-    def batch(self, rows: Rows, number: str) -> Batch | None:
+    def batch(self, rows: Rows, number: str) -> SampledBatch | None:
         path = f"run/{number}/trajectories.parquet"
         if not (md5 := self.md5(path)):
             return None
-        found = self.table(path, ["id", "scenario_id", "adapter_hash", "stop_reason"])
-        made = Batch(("batch", md5), {row["adapter_hash"] for row in found}, {row["id"] for row in found})
-        rows.node(made.thing, trajectories=len(found))
-        for row in found:
-            one = rows.node(trajectory(md5, row["id"]), stop_reason=row["stop_reason"])
-            rows.edge(("scenario", row["scenario_id"]), "attempted", one)
-            rows.edge(one, "collected", made.thing)
-        for name in made.adapters:
-            rows.edge(("adapter", name), "sampled", made.thing)
-        return made
+        records = self.table(path, ["id", "scenario_id", "adapter_hash", "stop_reason"])
+        adapters = {record["adapter_hash"] for record in records}
+        batch = SampledBatch(("batch", md5), adapters, {record["id"] for record in records})
+        rows.node(batch.key, trajectories=len(records))
+        for record in records:
+            key = rows.node(trajectory(md5, record["id"]), stop_reason=record["stop_reason"])
+            rows.edge(("scenario", record["scenario_id"]), "attempted", key)
+            rows.edge(key, "collected", batch.key)
+        for name in batch.adapters:
+            rows.edge(("adapter", name), "sampled", batch.key)
+        return batch
 
-    def rewards(self, rows: Rows, number: str, batch: Batch) -> Thing | None:
+    def rewards(self, rows: Rows, number: str, batch: SampledBatch) -> NodeKey | None:
         path = f"run/{number}/rewards.parquet"
         if not (md5 := self.md5(path)):
             return None
-        found = self.table(path, ["trajectory_id", "name", "score", "success"])
-        if {row["trajectory_id"] for row in found} != batch.names:
+        records = self.table(path, ["trajectory_id", "name", "score", "success"])
+        if {record["trajectory_id"] for record in records} != batch.names:
             self.left_out.append(f"{path} is of other trajectories than run/{number}/trajectories.parquet")
             return None
-        counted = sorted({name for row in found for name in row["name"].split("+")})
-        # Two batches may well have the same rewards: the file names trajectories, which another batch names alike.
-        rewards = rows.node(("rewards", f"{batch.thing[1][:SHORT]}/{md5}"), counted=counted)
-        for row in found:
-            given = {"name": row["name"], "score": row["score"], "success": row["success"]}
-            rows.edge(trajectory(batch.thing[1], row["trajectory_id"]), "scored", rewards, **plain(given))
-        for name in [one for one in counted if one != "ruler"]:
+        counted = sorted({name for record in records for name in record["name"].split("+")})
+        # Two batches may have equal files of rewards: trajectories have the same names in every batch.
+        rewards = rows.node(("rewards", f"{batch.key[1][:SHORT]}/{md5}"), counted=counted)
+        for record in records:
+            score = {name: record[name] for name in ("name", "score", "success")}
+            rows.edge(trajectory(batch.key[1], record["trajectory_id"]), "scored", rewards, **plain(score))
+        for name in [name for name in counted if name != "ruler"]:
             if f"score@{number}" in self.lock:
                 judge = rows.node(("judge", code_judge(name, self.lock[f"score@{number}"])), name=name)
                 rows.edge(judge, "judged", rewards)
             else:
-                self.left_out.append(f"dvc.lock has no score@{number}: which {name} judged {path} is not known")
+                self.left_out.append(f"dvc.lock has no score@{number}: its judge {name} is not linked to {path}")
         self.judgements(rows, number, rewards, "counted" if "ruler" in counted else "beside")
         return rewards
 
-    def judgements(self, rows: Rows, number: str, rewards: Thing, role: str) -> None:
+    def judgements(self, rows: Rows, number: str, rewards: NodeKey, role: str) -> None:
+        """What a model judged, and the replies in the ledger that it rests on."""
         from pydantic import ValidationError
 
         from steps.core.records import Judgement
@@ -171,39 +172,42 @@ class Reader:
             return
         for place, line in enumerate((self.root / path).read_text(encoding="utf-8").splitlines(), 1):
             try:
-                one = Judgement.model_validate_json(line)
+                judgement = Judgement.model_validate_json(line)
             except ValidationError as problem:
                 raise unreadable(f"{path}, line {place}", "judgement", problem.errors()[0]["msg"]) from None
-            judge = rows.node(("judge", one.judge), name="ruler")
-            thing = rows.node(("judgement", f"{md5[:SHORT]}/{one.scenario_id}"), problem=one.problem, cost=one.cost)
-            rows.edge(judge, "judged", thing)
-            rows.edge(("scenario", one.scenario_id), "compared", thing)
-            rows.edge(thing, role, rewards)
-            for key in [key for order in one.orders for key in order.calls]:
-                rows.edge(("reply", key), "answered", thing)
-            for key in one.probe.calls if one.probe else ():
-                rows.edge(("reply", key), "probed", thing)
+            judge = rows.node(("judge", judgement.judge), name="ruler")
+            key = ("judgement", f"{md5[:SHORT]}/{judgement.scenario_id}")
+            rows.node(key, problem=judgement.problem, cost=judgement.cost)
+            rows.edge(judge, "judged", key)
+            rows.edge(("scenario", judgement.scenario_id), "compared", key)
+            rows.edge(key, role, rewards)
+            for reply in [reply for order in judgement.orders for reply in order.calls]:
+                rows.edge(("reply", reply), "answered", key)
+            for reply in judgement.probe.calls if judgement.probe else ():
+                rows.edge(("reply", reply), "probed", key)
 
-    def update(self, rows: Rows, number: str, previous: str, adapter: Thing, batch: Batch, rewards: Thing) -> None:
-        """Link an adapter to what it was trained on, as far as dvc.lock and the files agree."""
+    def update(
+        self, rows: Rows, number: str, previous: str, adapter: NodeKey, batch: SampledBatch, rewards: NodeKey
+    ) -> None:
+        """Link an adapter to what it was trained on, where dvc.lock and the files agree."""
         unlinked = f"run/{number}/adapter is not linked to its batch"
         name = f"update@{number}"
         read = {dep["path"]: dep.get("md5") for dep in self.lock.get(name, {}).get("deps", [])}
-        wanted = {
-            f"run/{number}/trajectories.parquet": batch.thing[1],
+        now = {
+            f"run/{number}/trajectories.parquet": batch.key[1],
             f"run/{number}/rewards.parquet": rewards[1].rpartition("/")[2],
-            f"run/{previous}/checkpoint": self.made.get(f"run/{previous}/checkpoint"),
+            f"run/{previous}/checkpoint": self.outputs.get(f"run/{previous}/checkpoint"),
         }
         before = self.state(previous) or next(iter(batch.adapters), "")
         if name not in self.lock:
             self.left_out.append(f"dvc.lock has no {name}: {unlinked}")
-        elif changed := [path for path, md5 in wanted.items() if read.get(path) != md5]:
+        elif changed := [path for path, md5 in now.items() if read.get(path) != md5]:
             self.left_out.append(f"{', '.join(changed)} changed after {name}: {unlinked} (`dvc repro` trains it again)")
         elif batch.adapters != {before}:
             sampled = ", ".join(sorted(batch.adapters)) or "nothing"
             self.left_out.append(f"batch {number} is of {sampled}, run/{previous}/checkpoint of {before}: {unlinked}")
         else:
-            rows.edge(batch.thing, "trained", adapter)
+            rows.edge(batch.key, "trained", adapter)
             rows.edge(rewards, "trained", adapter)
             rows.edge(("adapter", before), "continued", adapter)
             path = f"run/{number}/metrics.json"
@@ -211,99 +215,89 @@ class Reader:
                 rows.edge(adapter, "measured", rows.node(("metrics", md5), **plain(self.json(path))))
 
     def evaluation(self, rows: Rows, path: str) -> None:
-        """An evaluation says itself which adapter it is of."""
+        """An evaluation, linked to the adapter that its summary names."""
         if not (md5 := self.md5(path)):
             return
         summary = self.json(f"{path}/summary.json")
         try:
-            adapter, kept = summary["adapter_hash"], {key: summary[key] for key in ("split", "success", "ci95", "n")}
+            adapter, data = summary["adapter_hash"], {key: summary[key] for key in ("split", "success", "ci95", "n")}
         except KeyError as problem:
             raise unreadable(f"{path}/summary.json", "evaluation", f"no {problem}") from None
-        evaluation = rows.node(("evaluation", md5), **plain(kept))
+        evaluation = rows.node(("evaluation", md5), **plain(data))
         if adapter not in PLAYERS:
             rows.edge(("adapter", adapter), "evaluated", evaluation)
         if (self.root / path / "trajectories.parquet").exists():
             for row in self.table(f"{path}/trajectories.parquet", ["scenario_id"]):
                 rows.edge(("scenario", row["scenario_id"]), "evaluated", evaluation)
         else:
-            self.left_out.append(f"{path}/trajectories.parquet is missing: which scenarios it had is not known")
+            self.left_out.append(f"{path}/trajectories.parquet is missing: its scenarios are not linked")
 
     def receipt(self) -> Rows:
         rows, path = Rows(), "run/receipt.json"
-        if ((self.root / path).exists() or path in self.made) and (md5 := self.md5(path)):
-            found = self.json(path)
-            kept = {key: found.get(key) for key in ("name", "registered", "reason")}
-            rows.edge(("adapter", str(found.get("adapter_hash"))), "decided", rows.node(("receipt", md5), **kept))
+        if ((self.root / path).exists() or path in self.outputs) and (md5 := self.md5(path)):
+            receipt = self.json(path)
+            data = {key: receipt.get(key) for key in ("name", "registered", "reason")}
+            rows.edge(("adapter", str(receipt.get("adapter_hash"))), "decided", rows.node(("receipt", md5), **data))
         return rows
 
     def verdict(self, path: str) -> Rows:
-        """A verdict, and the evaluations that were made for it, as far as they are still the ones that it rests on."""
-        found, rows = evidence(self.root / path, path), Rows()
-        if not found["evaluations"]:
-            self.left_out.append(f"{path}/evaluations.json is missing: what the verdict rests on is not known")
-        for one in found["evaluations"].values():
-            if one["path"].startswith(f"{path}/") and (self.root / one["path"]).exists():
-                made = Rows()
-                self.evaluation(made, one["path"])
-                if ("evaluation", one["md5"]) in made.nodes:
-                    rows.nodes |= made.nodes
-                    rows.edges |= made.edges
-        judged(rows, found)
+        """A verdict, and those of its own evaluations whose files have not changed since."""
+        weighed, rows = evidence(self.root / path, path), Rows()
+        if not weighed["evaluations"]:
+            self.left_out.append(f"{path}/evaluations.json is missing: the verdict is not linked to its evaluations")
+        for evaluation in weighed["evaluations"].values():
+            if evaluation["path"].startswith(f"{path}/") and (self.root / evaluation["path"]).exists():
+                own = Rows()
+                self.evaluation(own, evaluation["path"])
+                if ("evaluation", evaluation["md5"]) in own.nodes:
+                    rows.nodes |= own.nodes
+                    rows.edges |= own.edges
+        add_evidence(rows, weighed)
         return rows
 
     def md5(self, path: str) -> str | None:
-        """As DVC has it; None, and a reason, where it is missing or not what dvc.lock recorded."""
-        found = self.root / path
-        if not found.exists():
+        """The md5 that DVC gives a file or folder; None, with a reason in `left_out`, where dvc.lock recorded another."""
+        full = self.root / path
+        if not full.exists():
             self.left_out.append(f"{path} is missing")
             return None
-        md5 = folder_md5(found) if found.is_dir() else file_md5(found)
-        if self.made.get(path, md5) != md5:
-            self.left_out.append(f"{path} is not what dvc.lock recorded (`dvc repro` or `dvc checkout` mends it)")
+        md5 = folder_md5(full) if full.is_dir() else file_md5(full)
+        if self.outputs.get(path, md5) != md5:
+            self.left_out.append(f"{path} is not what dvc.lock recorded (`dvc repro` or `dvc checkout` repairs it)")
             return None
         return md5
 
     def state(self, number: str) -> str | None:
-        """The adapter of a checkpoint."""
+        """The hash of the adapter that an iteration's checkpoint belongs to."""
         path = f"run/{number}/checkpoint/state.json"
         return self.json(path).get("adapter") if (self.root / path).exists() else None
 
     def json(self, path: str) -> dict[str, Any]:
         try:
-            found = json.loads((self.root / path).read_text(encoding="utf-8"))
+            value = json.loads((self.root / path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as problem:
             raise unreadable(path, "JSON", str(problem)) from None
-        if not isinstance(found, dict):
-            raise unreadable(path, "JSON object", f"it is {type(found).__name__}")
-        return found
+        if not isinstance(value, dict):
+            raise unreadable(path, "JSON object", f"it is {type(value).__name__}")
+        return value
 
     def table(self, path: str, columns: list[str]) -> list[dict[str, Any]]:
-        """These columns alone: the turns of a batch are a hundred times as large as its ids."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            with pq.ParquetFile(self.root / path) as file:
-                if not file.metadata.num_rows:  # a file of no records has no columns either
-                    return []
-                if missing := sorted(set(columns) - set(file.schema_arrow.names)):
-                    raise unreadable(path, "records", f"no column {', '.join(missing)}")
-                return file.read(columns=columns).to_pylist()
-        except (pa.ArrowException, OSError) as problem:
-            raise unreadable(path, "parquet", str(problem)) from None
+        """Rows with only these columns: the turns of a batch are a hundred times as large as its ids."""
+        rows: list[dict[str, Any]] = read_columns(self.root / path, columns).to_pylist()
+        return rows
 
 
 def evidence(folder: Path, name: str) -> dict[str, Any]:
-    """What a decision rests on, as flows/promote.py writes it: {"verdict": …, "evaluations": {side: {"path", "md5"}}}."""
+    """What a decision rests on, from the files of flows/promote.py: its verdict, and {side: {"path", "md5"}}."""
     from pydantic import ValidationError
 
     from steps.registry.gate import Verdict
 
     try:
         verdict = Verdict.model_validate_json((folder / "verdict.json").read_bytes())
-        file = folder / "evaluations.json"
-        rests_on = json.loads(file.read_text()) if file.exists() else {}
-        evaluations = {side: {"path": str(one["path"]), "md5": str(one["md5"])} for side, one in rests_on.items()}
+        path = folder / "evaluations.json"
+        rests_on = json.loads(path.read_text()) if path.exists() else {}
+        evaluations = {side: {key: str(file[key]) for key in ("path", "md5")} for side, file in rests_on.items()}
     except (ValidationError, ValueError, LookupError, TypeError, AttributeError, OSError) as problem:
         line = str(problem).strip().splitlines()[0]
         raise UserError(
@@ -312,15 +306,15 @@ def evidence(folder: Path, name: str) -> dict[str, Any]:
     return {"hash": verdict.hash, "verdict": verdict.model_dump(mode="json"), "evaluations": evaluations}
 
 
-def judged(rows: Rows, found: Mapping[str, Any]) -> None:
-    """The rows of a verdict: the adapters that it judged, and the evaluations that it weighed."""
-    verdict = rows.node(("verdict", found["hash"]), **plain(found["verdict"]))
-    for side, shown in found["verdict"]["sides"].items():
+def add_evidence(rows: Rows, evidence: Mapping[str, Any]) -> None:
+    """Add a verdict, the adapters that it judged, and the evaluations that it weighed."""
+    verdict = rows.node(("verdict", evidence["hash"]), **plain(evidence["verdict"]))
+    for side, shown in evidence["verdict"]["sides"].items():
         if shown["adapter_hash"] not in PLAYERS:
             role = "challenged" if side == "challenger" else "opposed"
             rows.edge(("adapter", shown["adapter_hash"]), role, verdict, side=side)
-    for side, one in found["evaluations"].items():
-        rows.edge(("evaluation", one["md5"]), "weighed", verdict, side=side)
+    for side, evaluation in evidence["evaluations"].items():
+        rows.edge(("evaluation", evaluation["md5"]), "weighed", verdict, side=side)
 
 
 def unreadable(path: str, what: str, reason: str) -> UserError:
@@ -330,25 +324,32 @@ def unreadable(path: str, what: str, reason: str) -> UserError:
     )
 
 
-def trajectory(batch: str, name: str) -> Thing:
-    """A trajectory's name is unique in its batch alone."""
+def trajectory(batch: str, name: str) -> NodeKey:
+    """The key of a trajectory, whose name is unique only within its batch."""
     return ("trajectory", f"{batch[:SHORT]}/{name}")
 
 
 def code_judge(name: str, entry: dict[str, Any]) -> str:
-    """The identity of a judge that is code: its name, and a hash of the code, task and parameters that dvc.lock recorded."""
-    given = (entry.get("params") or {}).get("params.yaml") or {}
+    """The identity of a judge that is code: its name, and a hash of the code, task and parameters in dvc.lock."""
+    parameters = (entry.get("params") or {}).get("params.yaml") or {}
     code = {dep["path"]: dep.get("md5") for dep in entry.get("deps", [])}
-    parts = [code.get("environments"), code.get(f"steps/{name}.py"), given.get("task")]
-    return f"{name}-{digest([*parts, (given.get('score') or {}).get(name)])}"
+    paths = (f"steps/judging/{name}.py", f"steps/{name}.py")  # older locks have the second one
+    own = next((code[path] for path in paths if path in code), None)
+    if own is None:
+        raise UserError(
+            f"dvc.lock records no code of the judge {name} ({paths[0]} under the deps of score): the judge "
+            "cannot be identified; `dvc repro` scores again"
+        )
+    parts = [code.get("environments"), own, parameters.get("task")]
+    return f"{name}-{digest([*parts, (parameters.get('score') or {}).get(name)])}"
 
 
 def describe(root: Path, lock: Lock) -> dict[str, Any]:
-    """A run: its parameters, as dvc.lock recorded them for its first iteration, and git's state."""
+    """The data of a run: its parameters, as dvc.lock recorded them for its first iteration, and the state of git."""
     names = ["scenarios", "initialise", *(f"{stage}@001" for stage in OUTPUTS)]
-    given: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for name in names:
-        given |= (lock[name].get("params") or {}).get("params.yaml") or {}
+        parameters |= (lock[name].get("params") or {}).get("params.yaml") or {}
     state, _ = git.git_state(root)
-    about = {"task": given.get("task"), "seed": given.get("seed"), "params": digest(given)}
-    return about | {"git_commit": state.get("git_commit"), "git_dirty": state.get("git_dirty") == "true"}
+    data = {"task": parameters.get("task"), "seed": parameters.get("seed"), "params": digest(parameters)}
+    return data | {"git_commit": state.get("git_commit"), "git_dirty": state.get("git_dirty") == "true"}

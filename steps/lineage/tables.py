@@ -35,85 +35,82 @@ BY_CHILD = sa.Index("edges_by_child", EDGES.c.child_kind, EDGES.c.child_id)
 
 KINDS = """scenario trajectory batch judge reply judgement rewards adapter run
     evaluation metrics receipt verdict""".split()
-PLAYERS = ("scripted", "random")  # stand in the place of an adapter's hash
-WITHOUT_EFFECT = ("beside", "probed")  # roles: asked of a judge, but no reward depends on it
+PLAYERS = ("scripted", "random")  # written in place of an adapter's hash by evaluations without a policy
+WITHOUT_EFFECT = ("beside", "probed")  # roles of edges on which no reward depends
 UNLINKED = "nothing that is indexed says what was used to make the adapter"
-SHORT = 12  # hex digits of a file's md5 in the id of something in it
+SHORT = 12  # hex digits of a file's md5 in the ids of what the file holds
 
-Thing = tuple[str, str]  # (kind, id)
-
-
-# --- From files to rows
+NodeKey = tuple[str, str]  # (kind, id)
 
 
 class Rows:
-    """Nodes and edges of one part of a run, each once."""
+    """The nodes and edges of one part of a run, without duplicates."""
 
     def __init__(self) -> None:
-        self.nodes: dict[Thing, dict[str, Any]] = {}
+        self.nodes: dict[NodeKey, dict[str, Any]] = {}
         self.edges: dict[tuple[str, str, str, str, str], dict[str, Any]] = {}
 
-    def node(self, thing: Thing, **data: Any) -> Thing:
-        self.nodes[thing] = data
-        return thing
+    def node(self, key: NodeKey, **data: Any) -> NodeKey:
+        self.nodes[key] = data
+        return key
 
-    def edge(self, parent: Thing, role: str, child: Thing, **data: Any) -> None:
+    def edge(self, parent: NodeKey, role: str, child: NodeKey, **data: Any) -> None:
         self.edges[(*parent, role, *child)] = data
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
-    """As sa.JSON has it: a database takes no NaN."""
+    """The values as a JSON column can hold them: NaN and infinities, which databases refuse, become text."""
     return {
         key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in values.items()
     }
 
 
-def runs(link: sa.Connection) -> dict[str, dict[str, Any]]:
-    found = link.execute(sa.select(NODES.c.id, NODES.c.data).where(NODES.c.kind == "run").order_by(NODES.c.id))
-    return {row.id: row.data for row in found}
+def runs(connection: sa.Connection) -> dict[str, dict[str, Any]]:
+    """The data of every indexed run, by its key."""
+    rows = connection.execute(sa.select(NODES.c.id, NODES.c.data).where(NODES.c.kind == "run").order_by(NODES.c.id))
+    return {row.id: row.data for row in rows}
 
 
 def counts(ledger: Ledger) -> dict[str, int]:
-    """Nodes by kind, and `edges`."""
-    with reading(ledger) as link:
-        by_kind = link.execute(sa.select(NODES.c.kind, sa.func.count()).group_by(NODES.c.kind).order_by(NODES.c.kind))
-        edges = link.execute(sa.select(sa.func.count()).select_from(EDGES)).scalar_one()
-        return {row[0]: row[1] for row in by_kind} | {"edges": edges}
+    """The number of nodes of each kind, and of `edges`."""
+    with reading(ledger) as connection:
+        kinds = sa.select(NODES.c.kind, sa.func.count()).group_by(NODES.c.kind).order_by(NODES.c.kind)
+        edges = connection.execute(sa.select(sa.func.count()).select_from(EDGES)).scalar_one()
+        return {row[0]: row[1] for row in connection.execute(kinds)} | {"edges": edges}
 
 
-def _write(link: sa.Connection, rows: Rows) -> tuple[int, int]:
-    """(nodes, edges) that were not there."""
-    found = [{"kind": kind, "id": name, "data": data} for (kind, name), data in sorted(rows.nodes.items())]
-    nodes = _insert(link, NODES, found)
+def write(connection: sa.Connection, rows: Rows) -> tuple[int, int]:
+    """Add the rows that are new; returns how many (nodes, edges) that were."""
+    nodes = [{"kind": kind, "id": name, "data": data} for (kind, name), data in sorted(rows.nodes.items())]
     names = ("parent_kind", "parent_id", "role", "child_kind", "child_id")
-    links = [dict(zip(names, ends, strict=True)) | {"data": data} for ends, data in sorted(rows.edges.items())]
-    return nodes, _insert(link, EDGES, links)
+    edges = [dict(zip(names, ends, strict=True)) | {"data": data} for ends, data in sorted(rows.edges.items())]
+    return _insert(connection, NODES, nodes), _insert(connection, EDGES, edges)
 
 
-def _insert(link: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> int:
-    """Add those that are not there; returns how many. They are in order: two processes never lock each other out."""
+def _insert(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> int:
+    """Add the rows that are new; returns how many. They come sorted, so that two processes never deadlock."""
     if not rows:
         return 0
-    dialect = postgresql if link.dialect.name == "postgresql" else sqlite
-    added = dialect.insert(table).on_conflict_do_nothing().returning(sa.literal(1))  # a thousand rows a statement
-    return len(link.execute(added, rows).all())
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    added = dialect.insert(table).on_conflict_do_nothing().returning(sa.literal(1))  # a thousand rows per statement
+    return len(connection.execute(added, rows).all())
 
 
 @contextmanager
 def changing(ledger: Ledger) -> Iterator[sa.Connection]:
     """A transaction in which the two tables exist."""
-    with ledger.engine.begin() as link:
-        if link.dialect.name == "sqlite":
-            link.exec_driver_sql("BEGIN IMMEDIATE")  # else Python's driver would commit a DROP at once
-        create(link, NODES, EDGES, BY_CHILD)
-        yield link
+    with ledger.engine.begin() as connection:
+        if connection.dialect.name == "sqlite":
+            connection.exec_driver_sql("BEGIN IMMEDIATE")  # otherwise Python's driver would commit a DROP at once
+        create(connection, NODES, EDGES, BY_CHILD)
+        yield connection
 
 
 @contextmanager
 def reading(ledger: Ledger) -> Iterator[sa.Connection]:
-    """UserError where nothing was ever indexed."""
-    with ledger.engine.connect() as link:
-        if not all(sa.inspect(link).has_table(table.name) for table in (NODES, EDGES)):
+    """A connection for reading; UserError where nothing was ever indexed."""
+    with ledger.engine.connect() as connection:
+        if not all(sa.inspect(connection).has_table(table.name) for table in (NODES, EDGES)):
             raise UserError("the ledger has no lineage yet: `python -m steps.lineage index` adds what run/ holds")
-        yield link
+        yield connection

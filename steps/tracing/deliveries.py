@@ -1,7 +1,8 @@
-"""Deliveries: posts to a server from threads of their own, so that nobody waits for it: for traces and scores.
+"""Posts traces and scores to a server from threads of their own, so that a run never waits for the server.
 
-A host that refuses, hangs or is slow costs a run nothing but what `settle` waits for at its end. It is said once; what did
-not arrive is counted. After a failure the host is left alone for a while, and what would have been sent meanwhile is lost.
+A server that refuses, hangs or is slow costs a run only what `settle` waits at its end. Its failure causes one warning,
+and what did not arrive is counted. After a failed connection nothing is sent for PAUSE seconds; deliveries of that time are
+lost.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-SECONDS = 1.5  # that an iteration's parcels are waited for at the end of a run; of the 2 s that tracing may cost it
-PATIENCE = (2.0, 5.0)  # seconds to connect, and until an answer begins: of a thread, which nobody waits for
-REST = 20.0  # seconds that a host is left alone after it failed
+SECONDS = 1.5  # that a run waits at its end for each iteration's deliveries; tracing may cost 2 s per iteration
+PATIENCE = (2.0, 5.0)  # seconds to connect, and until an answer begins
+PAUSE = 20.0  # seconds without requests after a failed connection
 THREADS = 4
-LARGEST = 3_000_000  # bytes of a body, before compression: what servers take by default, with room
+LARGEST = 3_000_000  # bytes of a body, before compression; well below the default limits of servers
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Post(NamedTuple):
-    """One request; `other` is tried where the server does not know the first (400, 404, 405)."""
+    """One request; `other` is sent where the server does not know this one (400, 404, 405)."""
 
     url: str
     body: bytes
@@ -32,8 +33,8 @@ class Post(NamedTuple):
     other: Post | None = None
 
 
-class Parcel(NamedTuple):
-    """Posts in their order, and what they carry: a kind and how many of it."""
+class Delivery(NamedTuple):
+    """Requests that are sent in order, and what they carry: so many traces, or so many scores."""
 
     posts: list[Post]
     kind: str
@@ -41,95 +42,93 @@ class Parcel(NamedTuple):
 
 
 class Refused(Exception):
-    """The server answered, and did not take it."""
+    """The server answered with an error."""
 
 
 class Deliveries:
-    """What goes to one host."""
+    """The deliveries to one server."""
 
-    def __init__(self, host: str, tell: Callable[[str], None]) -> None:
-        self.host, self.tell = host, tell
+    def __init__(self, host: str, log_message: Callable[[str], None]) -> None:
+        self.host, self.log_message = host, log_message
         self.lost: Counter[str] = Counter()
         self.delivered: Counter[str] = Counter()
-        self._queue: queue.SimpleQueue[Parcel] = queue.SimpleQueue()
-        self._open: Counter[str] = Counter()  # handed over, and neither delivered nor lost
+        self._queue: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        self._open: Counter[str] = Counter()  # neither delivered nor lost yet
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
-        self._rests_until = 0.0
+        self._paused_until = 0.0  # time.monotonic()
         self._warned = False
 
-    def send(self, parcel: Parcel) -> None:
-        """Hand over; returns at once."""
+    def send(self, delivery: Delivery) -> None:
+        """Queue a delivery; returns at once."""
         with self._changed:
-            self._open[parcel.kind] += parcel.number
+            self._open[delivery.kind] += delivery.number
             if len(self._threads) < THREADS:
                 self._threads.append(threading.Thread(target=self._work, name=f"to {self.host}", daemon=True))
                 self._threads[-1].start()
-        self._queue.put(parcel)
+        self._queue.put(delivery)
 
     def settle(self, seconds: float) -> bool:
-        """Wait until all has been delivered or lost, at most so long, and say what was lost. Whether all arrived."""
+        """Wait at most so long until everything is delivered or lost, and log what was lost; True if all arrived."""
         from steps.core.masking import masked
 
         until = time.monotonic() + seconds
         with self._changed:
-            while self._open.total() and (left := until - time.monotonic()) > 0:
-                self._changed.wait(left)
+            while self._open.total() and (remaining := until - time.monotonic()) > 0:
+                self._changed.wait(remaining)
             missing = self.lost + self._open
             if self._open.total():
                 self._warn(f"it did not answer within {seconds:.0f} s")
         if missing:
             what = " and ".join(f"{number} {kind}" for kind, number in sorted(missing.items()))
-            self.tell(masked(f"{what} did not reach {self.host}; `python -m steps.tracking` sends them again"))
+            self.log_message(masked(f"{what} did not reach {self.host}; `python -m steps.tracking` sends them again"))
         return not missing
 
     def _work(self) -> None:
         import requests
 
         with requests.Session() as session:
-            session.auth = lambda request: request  # our headers, not those of a .netrc
+            session.auth = lambda request: request  # keep our headers, and none of a .netrc
             while True:
-                parcel = self._queue.get()
+                delivery = self._queue.get()
                 arrived = False
                 try:
-                    if time.monotonic() >= self._rests_until:
-                        for post in parcel.posts:
-                            deliver(session, post)
+                    if time.monotonic() >= self._paused_until:
+                        for post in delivery.posts:
+                            send_post(session, post)
                         arrived = True
                 except Refused as problem:
                     self._fail(str(problem))
-                except (OSError, ValueError) as problem:  # requests' own errors are of these
-                    self._fail(" ".join(str(problem).split())[:300], rest=REST)
+                except (OSError, ValueError) as problem:  # all errors of requests are one or the other
+                    self._fail(" ".join(str(problem).split())[:300], pause=PAUSE)
                 finally:
                     with self._changed:
-                        self._open[parcel.kind] -= parcel.number
-                        (self.delivered if arrived else self.lost)[parcel.kind] += parcel.number
+                        self._open[delivery.kind] -= delivery.number
+                        (self.delivered if arrived else self.lost)[delivery.kind] += delivery.number
                         self._changed.notify_all()
 
-    def _fail(self, why: str, rest: float = 0.0) -> None:
+    def _fail(self, reason: str, pause: float = 0.0) -> None:
         with self._changed:
-            self._rests_until = max(self._rests_until, time.monotonic() + rest)
-            self._warn(why)
+            self._paused_until = max(self._paused_until, time.monotonic() + pause)
+            self._warn(reason)
 
-    def _warn(self, why: str) -> None:
-        """Once. The lock is held."""
+    def _warn(self, reason: str) -> None:
+        """Log the first failure; the caller holds the lock."""
         from steps.core.masking import masked
 
         if not self._warned:
             self._warned = True
-            self.tell(masked(f"{self.host} does not take traces: {why}; the run goes on without it"))
+            self.log_message(masked(f"{self.host} does not take traces: {reason}; the run goes on without it"))
 
 
-def deliver(session: Any, post: Post) -> None:
-    """Send it. Refused where the answer is no, OSError where there is none. Proxies are for other machines than this one."""
+def send_post(session: Any, post: Post) -> None:
+    """Send one request: Refused for an answer with an error, OSError for none. This machine is reached without a proxy."""
     session.trust_env = (urlsplit(post.url).hostname or "") not in LOOPBACK
     body, headers = post.body, post.headers
-    if (
-        headers["Content-Type"] == "application/x-protobuf"
-    ):  # of OpenTelemetry's, which allows it; MLflow's JSON does not
+    if headers["Content-Type"] == "application/x-protobuf":  # OpenTelemetry accepts compression, MLflow's JSON does not
         body, headers = gzip.compress(body, 1), {**headers, "Content-Encoding": "gzip"}
     answer = session.post(post.url, data=body, headers=headers, timeout=PATIENCE, allow_redirects=False)
     if answer.status_code in (400, 404, 405) and post.other is not None:
-        deliver(session, post.other)
+        send_post(session, post.other)
     elif not 200 <= answer.status_code < 300:
         raise Refused(f"HTTP {answer.status_code} from {post.url}: {' '.join(answer.text[:200].split())}")

@@ -1,8 +1,9 @@
-"""Langfuse: traces over OpenTelemetry's protocol and rewards as scores, where LANGFUSE_PUBLIC_KEY and _SECRET_KEY are set.
+"""Sends traces over OpenTelemetry's protocol, and rewards as scores, to Langfuse.
 
-LANGFUSE_BASE_URL or LANGFUSE_HOST names the server (Langfuse's own otherwise), LANGFUSE_TRACING_ENVIRONMENT the environment.
-Paths, headers and bodies are those of Langfuse's SDK 5, which is not used itself: its flush takes 17 s where a host hangs.
-Scores have ids that are hashes, so that sending again changes nothing.
+It is switched on by LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY. LANGFUSE_BASE_URL or LANGFUSE_HOST names the server
+(default: Langfuse's own), LANGFUSE_TRACING_ENVIRONMENT the environment. Paths, headers and bodies are those of Langfuse's
+SDK 5, which is not used itself because its flush takes 17 s where a host hangs. The ids of scores are hashes, so sending
+them again changes nothing.
 """
 
 from __future__ import annotations
@@ -10,30 +11,29 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-from steps.tracing.deliveries import LARGEST, Deliveries, Parcel, Post
+from steps.tracing.deliveries import LARGEST, Deliveries, Delivery, Post
 from steps.tracing.spans import Trace, hashed, without
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+T = TypeVar("T")
 CLOUD = "https://cloud.langfuse.com"
-SCORES = 1_000_000 - 1000  # bytes of a body of scores: the server's limit
+SCORES = 1_000_000 - 1000  # bytes of a body of scores: just below the server's limit
 
 
 def environment() -> str:
+    """The name of Langfuse's environment."""
     return os.environ.get("LANGFUSE_TRACING_ENVIRONMENT") or "training"
 
 
 class Langfuse:
     """A project of a Langfuse server."""
 
-    def __init__(self, host: str, public_key: str, secret_key: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, host: str, public_key: str, secret_key: str, log_message: Callable[[str], None]) -> None:
         self.host = host.rstrip("/")
-        self.deliveries = Deliveries(f"Langfuse at {self.host}", tell)
+        self.deliveries = Deliveries(f"Langfuse at {self.host}", log_message)
         token = base64.b64encode(f"{public_key}:{secret_key}".encode()).decode()
         self.headers = {
             "Authorization": f"Basic {token}",
@@ -43,32 +43,31 @@ class Langfuse:
         }
 
     def send(self, traces: Sequence[Trace]) -> None:
-        """Hand over; returns at once."""
+        """Queue the traces and their scores; returns at once."""
         from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
         for part in parts(traces):
-            body = encode_spans(without([span for one in part for span in one.spans], "mlflow.")).SerializeToString()
+            spans = without([span for trace in part for span in trace.spans], "mlflow.")
+            body = encode_spans(spans).SerializeToString()
             headers = {**self.headers, "Content-Type": "application/x-protobuf"}
             post = Post(f"{self.host}/api/public/otel/v1/traces", body, headers)
-            self.deliveries.send(Parcel([post], "traces", len(part)))
-        found = [score for one in traces for score in bodies(one)]
+            self.deliveries.send(Delivery([post], "traces", len(part)))
         headers = {**self.headers, "Content-Type": "application/json"}
-        for some in batches(found):
+        for scores in batches([score for trace in traces for score in bodies(trace)]):
             now = datetime.now(UTC).isoformat()
-            events = [{"id": one["id"], "type": "score-create", "timestamp": now, "body": one} for one in some]
+            events = [{"id": score["id"], "type": "score-create", "timestamp": now, "body": score} for score in scores]
             older = Post(f"{self.host}/api/public/ingestion", _bytes({"batch": events}), headers)
-            post = Post(f"{self.host}/api/public/scores", _bytes(some), headers, older)
-            self.deliveries.send(Parcel([post], "scores", len(some)))
+            post = Post(f"{self.host}/api/public/scores", _bytes(scores), headers, older)
+            self.deliveries.send(Delivery([post], "scores", len(scores)))
 
 
-def connect(tell: Callable[[str], None]) -> Langfuse | None:
-    """The project that the environment names; None where it names none, or LANGFUSE_TRACING_ENABLED is false."""
+def connect(log_message: Callable[[str], None]) -> Langfuse | None:
+    """The project that the environment variables name; None where they are not set, or LANGFUSE_TRACING_ENABLED is false."""
     public, secret = os.environ.get("LANGFUSE_PUBLIC_KEY"), os.environ.get("LANGFUSE_SECRET_KEY")
     if not (public and secret) or os.environ.get("LANGFUSE_TRACING_ENABLED", "").lower() in ("false", "0"):
         return None
-    return Langfuse(
-        os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or CLOUD, public, secret, tell
-    )
+    host = os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or CLOUD
+    return Langfuse(host, public, secret, log_message)
 
 
 def bodies(trace: Trace) -> list[dict[str, Any]]:
@@ -79,48 +78,47 @@ def bodies(trace: Trace) -> list[dict[str, Any]]:
     space = str((root.attributes or {})["langfuse.environment"])
     return [
         {
-            "id": hashed("score", trace.id, one.name),
+            "id": hashed("score", trace.id, score.name),
             "traceId": trace.id,
-            "name": one.name,
-            "value": float(one.value),
-            "dataType": "BOOLEAN" if isinstance(one.value, bool) else "NUMERIC",
-            "comment": one.comment,
+            "name": score.name,
+            "value": float(score.value),
+            "dataType": "BOOLEAN" if isinstance(score.value, bool) else "NUMERIC",
+            "comment": score.comment,
             "environment": space,
             "timestamp": when,
-            "metadata": {"source": "LLM_JUDGE" if one.by_model else "CODE", "judge": one.source},
+            "metadata": {"source": "LLM_JUDGE" if score.by_model else "CODE", "judge": score.source},
         }
-        for one in trace.scores
+        for score in trace.scores
     ]
 
 
 def parts(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
-    """Whole traces, together small enough for a request; one may be longer by itself."""
-    some: list[Trace] = []
-    size = 0
-    for one in traces:
-        own = sum(len(str(value)) for span in one.spans for value in (span.attributes or {}).values())
-        if some and size + own > LARGEST:
-            yield some
-            some, size = [], 0
-        some.append(one)
-        size += own
-    if some:
-        yield some
+    """Whole traces in groups that are small enough for a request; a larger trace is a group by itself."""
+
+    def size(trace: Trace) -> int:
+        return sum(len(str(value)) for span in trace.spans for value in (span.attributes or {}).values())
+
+    return grouped(traces, size, LARGEST)
 
 
 def batches(scores: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Scores, together small enough for a request in either form."""
-    some: list[dict[str, Any]] = []
-    size = 0
-    for one in scores:
-        own = len(_bytes(one)) + 200
-        if some and size + own > SCORES:
-            yield some
-            some, size = [], 0
-        some.append(one)
-        size += own
-    if some:
-        yield some
+    """Scores in groups that are small enough for a request in either form."""
+    return grouped(scores, lambda score: len(_bytes(score)) + 200, SCORES)
+
+
+def grouped(values: Sequence[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """The values in order, in groups of at most `most` bytes; a larger value is a group by itself."""
+    group: list[T] = []
+    total = 0
+    for value in values:
+        own = size(value)
+        if group and total + own > most:
+            yield group
+            group, total = [], 0
+        group.append(value)
+        total += own
+    if group:
+        yield group
 
 
 def _bytes(value: Any) -> bytes:

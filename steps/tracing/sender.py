@@ -1,7 +1,7 @@
-"""Tracing: sends the traces of a run's iterations, its test and itself to MLflow, and to Langfuse where its keys are set.
+"""Sends the traces of a run's iterations, its tests and itself to MLflow, and to Langfuse where its keys are set.
 
-For steps/tracking/tracker.py. Whatever goes wrong here is said once and changes nothing else: a run is not worth less
-for want of a trace. Rewards are read from the files that are there; what was sent before is sent again under the same ids.
+Used by steps/tracking/tracker.py. An error here is logged once and changes nothing else, because a run is worth as much
+without traces. Rewards are read from the files as they are. Whatever is sent again has the same ids.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ class Tracing:
     """The traces of one run."""
 
     def __init__(
-        self, root: Path, params: Params, client: Any, uri: str, experiment: str, tell: Callable[[str], None]
+        self, root: Path, params: Params, client: Any, uri: str, experiment: str, log_message: Callable[[str], None]
     ) -> None:
         from steps.tracing.to_mlflow import Mlflow
 
-        self.root, self.params, self.tell = root, params, tell
+        self.root, self.params, self.log_message = root, params, log_message
         self.rate = files.rate()
-        self.mlflow = Mlflow(client, uri, experiment, tell)
-        self.langfuse = langfuse.connect(tell)
-        # What is traced, and where to: what was sent under the same key need not be sent again.
+        self.mlflow = Mlflow(client, uri, experiment, log_message)
+        self.langfuse = langfuse.connect(log_message)
+        # Names the share and the receivers: traces that were sent under the same key are not sent again.
         self.key = hashed(str(self.rate), uri, self.langfuse.host if self.langfuse else "")[:16]
-        self.sent = 0  # iterations, each of which may cost SECONDS at the end
+        self.sent = 0  # iterations; for each the end waits up to SECONDS
         self.traced = 0  # episodes
         self._recorder: Recorder | None = None
         self._warned = False
 
     def iteration(self, run_key: str, run_id: str, number: str, at: float) -> None:
-        """The traced episodes of a batch and of its evaluation, linked to the iteration's MLflow run. `at`: Unix seconds."""
-        with self._kept():
+        """Send the episodes of a batch and its evaluation, linked to the iteration's MLflow run. `at`: Unix seconds."""
+        with self._one_warning():
             folder = self.root / "run" / number
-            found = list(self._episodes(run_key, folder, "trajectories", number, "train", at))
-            found += self._episodes(run_key, folder / "evaluation", "evaluation", number, "val", at)
-            self.sent += bool(found)
-            self._send(found, run_id)
+            traces = list(self._episodes(run_key, folder, "trajectories", number, "train", at))
+            traces += self._episodes(run_key, folder / "evaluation", "evaluation", number, "val", at)
+            self.sent += bool(traces)
+            self._send(traces, run_id)
 
     def base(self, run_key: str, run_id: str, at: float) -> None:
-        """The validation of the policy before any iteration, linked to the run itself. `at`: Unix seconds."""
-        with self._kept():
+        """Send the validation of the base policy, linked to the run itself. `at`: Unix seconds."""
+        with self._one_warning():
             folder = self.root / "run/000/evaluation"
             self._send(list(self._episodes(run_key, folder, "evaluation", "000", "val", at)), run_id)
 
@@ -66,30 +66,27 @@ class Tracing:
         metrics: Mapping[str, float],
         times: tuple[float, float],
     ) -> bool:
-        """The tests of these adapters ({"best": "004", "base": "000"}) and the run itself; True where all has arrived."""
-        with self._kept():
-            found = [
-                one
-                for number in dict.fromkeys(tested.values())
-                for one in self._episodes(
-                    run_key, self.root / "run" / number / "test", "test", number, "test", times[0]
-                )
-            ]
+        """Send the tests ({"best": "004", "base": "000"}) and the run itself, and wait; True where everything arrived."""
+        with self._one_warning():
+            traces: list[Trace] = []
+            for number in dict.fromkeys(tested.values()):
+                folder = self.root / "run" / number / "test"
+                traces += self._episodes(run_key, folder, "test", number, "test", times[0])
             if self._recorder is not None:
                 about = self._about(run_key, "", "", times[0])
-                told: dict[str, Any] = {"episodes_traced": self.traced, "seconds": round(times[1] - times[0], 3)}
-                told |= {**hardware(), "metrics": dict(metrics)}
-                found.append(episodes.training(self._recorder, self._mask, about, settings, times[1], told))
-            self._send(found, run_id)
+                results: dict[str, Any] = {"episodes_traced": self.traced, "seconds": round(times[1] - times[0], 3)}
+                results |= {**hardware(), "metrics": dict(metrics)}
+                traces.append(episodes.training(self._recorder, self._mask, about, settings, times[1], results))
+            self._send(traces, run_id)
         until = time.monotonic() + SECONDS * max(1, self.sent)
         hosts = [self.mlflow.deliveries, self.langfuse.deliveries if self.langfuse else None]
-        arrived = [one.settle(max(0.0, until - time.monotonic())) for one in hosts if one is not None]
+        arrived = [host.settle(max(0.0, until - time.monotonic())) for host in hosts if host is not None]
         return all(arrived) and not self._warned
 
     def _episodes(
         self, run_key: str, folder: Path, timings: str, number: str, split: str, at: float
     ) -> Iterator[Trace]:
-        """Traces of what lies in a folder; none where there is nothing, or nothing is to be traced."""
+        """Traces of the episodes in a folder; none where it has none, or the rate is 0."""
         if not self.rate or not (folder / "trajectories.parquet").exists():
             return
         if self._recorder is None:
@@ -100,17 +97,16 @@ class Tracing:
         scenarios = self.root / "run" / "scenarios" / f"{split}.parquet"
         beside = self.root / "run" / number / "timings" / f"{timings}.turns.json"
         about = self._about(run_key, number, split, at)
-        for one in files.read_batch(folder, scenarios, self.rate, beside):
+        for parts in files.read_batch(folder, scenarios, self.rate, beside):
             self.traced += 1
-            yield episodes.episode(self._recorder, self._mask, about, *one)
+            yield episodes.episode(self._recorder, self._mask, about, *parts)
 
     def _about(self, run_key: str, number: str, split: str, at: float) -> episodes.About:
-        known = self.params
-        settings = known.rollout if split == "train" else known.evaluate
+        settings = self.params.rollout if split == "train" else self.params.evaluate
         return episodes.About(
             run=run_key,
-            task=known.task,
-            model=known.policy.base_model,
+            task=self.params.task,
+            model=self.params.policy.base_model,
             iteration=number,
             split=split,
             temperature=settings.temperature,
@@ -119,15 +115,15 @@ class Tracing:
             at=at,
         )
 
-    def _send(self, found: list[Trace], run_id: str) -> None:
-        if found:
+    def _send(self, traces: list[Trace], run_id: str) -> None:
+        if traces:
             if self.langfuse is not None:
-                self.langfuse.send(found)
-            self.mlflow.send(found, run_id)
+                self.langfuse.send(traces)
+            self.mlflow.send(traces, run_id)
 
     @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """What goes wrong is said, once."""
+    def _one_warning(self) -> Iterator[None]:
+        """Log the first error, and suppress all."""
         try:
             yield
         except Exception as problem:
@@ -135,19 +131,18 @@ class Tracing:
                 self._warned = True
                 from steps.core.masking import masked
 
-                self.tell(
-                    masked(f"traces are left out: {type(problem).__name__}: {' '.join(str(problem).split())[:300]}")
-                )
+                reason = " ".join(str(problem).split())[:300]
+                self.log_message(masked(f"traces are left out: {type(problem).__name__}: {reason}"))
 
 
 def hardware() -> dict[str, str]:
-    """Of this machine: processor, memory, and graphics cards where the driver names them."""
+    """This machine's processor and memory, and its GPUs where NVIDIA's driver names them."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    found = {"machine": f"{platform.system()} {platform.machine()}", "cpus": str(os.cpu_count())}
-    found["memory"] = f"{memory:.0f} GiB"
+    names = {"machine": f"{platform.system()} {platform.machine()}", "cpus": str(os.cpu_count())}
+    names["memory"] = f"{memory:.0f} GiB"
     cards = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         for line in path.read_text(errors="replace").splitlines():
             if line.startswith("Model:"):
                 cards.append(line.partition(":")[2].strip())
-    return found | ({"gpus": ", ".join(cards)} if cards else {})
+    return names | ({"gpus": ", ".join(cards)} if cards else {})

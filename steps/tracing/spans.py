@@ -1,7 +1,8 @@
-"""Spans: made with one OpenTelemetry tracer provider, with ids that are hashes, and the attributes of Langfuse and MLflow.
+"""Makes OpenTelemetry spans whose ids are hashes, with the attributes that Langfuse and MLflow read.
 
-Langfuse's are those of its SDK 5 (langfuse._client.attributes), MLflow's those of mlflow.tracing.constant. What each is sent
-lacks the other's (`without`). No exporter here: steps/tracing/langfuse.py and steps/tracing/to_mlflow.py.
+Langfuse's attributes are those of its SDK 5 (langfuse._client.attributes), MLflow's those of mlflow.tracing.constant. Each
+receiver is sent the spans without the other's attributes (`without`), by steps/tracing/langfuse.py and
+steps/tracing/to_mlflow.py.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, Span
 
-TYPES = {"agent": "AGENT", "span": "CHAIN", "generation": "CHAT_MODEL", "tool": "TOOL"}  # Langfuse's and MLflow's names
+TYPES = {"agent": "AGENT", "span": "CHAIN", "generation": "CHAT_MODEL", "tool": "TOOL"}  # Langfuse's type -> MLflow's
 
 
-class Score(NamedTuple):
-    """One score of a trace, and who gave it."""
+class TraceScore(NamedTuple):
+    """One score of a trace, and its source."""
 
     name: str
     value: float | bool
     comment: str
-    by_model: bool  # a language model that judges, not code
-    source: str
+    by_model: bool  # given by a language model, not by code
+    source: str  # the name of the judge
 
 
 class Trace(NamedTuple):
@@ -32,12 +33,12 @@ class Trace(NamedTuple):
 
     id: str  # 32 hexadecimal digits
     spans: list[ReadableSpan]
-    scores: list[Score]
+    scores: list[TraceScore]
     tags: dict[str, str]
 
 
 class Recorder:
-    """Makes spans with one tracer provider. Not for several threads at once."""
+    """Makes the spans of one trace after another, with one tracer provider. Not thread-safe."""
 
     def __init__(self) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -54,7 +55,7 @@ class Recorder:
             def generate_span_id(self) -> int:
                 return recorder.span_id
 
-        class Keep(SpanProcessor):
+        class Collector(SpanProcessor):
             def on_end(self, span: ReadableSpan) -> None:
                 recorder.ended.append(span)
 
@@ -68,16 +69,16 @@ class Recorder:
             span_limits=SpanLimits(max_attributes=SpanLimits.UNSET, max_attribute_length=SpanLimits.UNSET),
             shutdown_on_exit=False,
         )
-        provider.add_span_processor(Keep())
+        provider.add_span_processor(Collector())
         self.tracer = provider.get_tracer("agent-flywheel")
 
     def begin(self, trace: str, common: dict[str, Any]) -> None:
-        """The spans that follow are of this trace."""
+        """Begin a trace: the following spans belong to it and get these attributes."""
         self.trace_id, self.ended, self.common = int(trace, 16), [], common
 
     def span(
         self,
-        path: str,  # of the span in its trace: what its id is made of
+        path: str,  # of the span in its trace; its id is a hash of it
         name: str,
         kind: str,
         times: tuple[float, float],
@@ -85,76 +86,81 @@ class Recorder:
         attributes: Mapping[str, Any] | None = None,
         error: str | None = None,
     ) -> Span:
-        """A span from begin to end (Unix seconds). Attributes must be masked; None is left out."""
+        """A span with begin and end in Unix seconds. Attributes must be masked; those that are None are left out."""
         from opentelemetry.context import Context
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
         self.span_id = int.from_bytes(hashlib.sha256(f"{self.trace_id:x} {path}".encode()).digest()[:8]) or 1
-        given = {"mlflow.spanType": TYPES[kind], "langfuse.observation.type": kind, **self.common, **(attributes or {})}
+        values = {
+            "mlflow.spanType": TYPES[kind],
+            "langfuse.observation.type": kind,
+            **self.common,
+            **(attributes or {}),
+        }
         if error is not None:
-            given |= {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": error}
+            values |= {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": error}
         span: Any = self.tracer.start_span(
             name,
             context=set_span_in_context(parent, Context()) if parent is not None else Context(),
             start_time=int(times[0] * 1e9),
-            attributes={key: value for key, value in given.items() if value is not None},
+            attributes={key: value for key, value in values.items() if value is not None},
         )
         span.set_status(Status(StatusCode.ERROR, error) if error is not None else Status(StatusCode.OK))
         span.end(end_time=int(times[1] * 1e9))
         return span
 
-    def finish(self, scores: list[Score], tags: dict[str, str]) -> Trace:
-        """The trace that was begun; its root, ended first, is its first span."""
+    def finish(self, scores: list[TraceScore], tags: dict[str, str]) -> Trace:
+        """The trace that was begun. Its root was ended first, so it is the first span."""
         return Trace(f"{self.trace_id:032x}", self.ended, scores, tags)
 
 
 def trace_attributes(
-    name: str, session: str, environment: str, labels: Sequence[str], told: Mapping[str, str]
+    name: str, session: str, environment: str, labels: Sequence[str], metadata: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What Langfuse wants on every span of a trace, so that each can be filtered by it. MLflow takes the session too."""
+    """The attributes that Langfuse wants on every span of a trace, to filter by. MLflow reads the session, too."""
     return {
         "session.id": session,
         "langfuse.session.id": session,
         "langfuse.environment": environment,
         "langfuse.trace.name": name,
         "langfuse.trace.tags": list(labels),
-        **{f"langfuse.trace.metadata.{key}": value for key, value in told.items()},
+        **{f"langfuse.trace.metadata.{key}": value for key, value in metadata.items()},
     }
 
 
-def said(given: str, answer: str | None) -> dict[str, Any]:
-    """A span's input and output, as JSON, for both."""
+def span_messages(question: str, answer: str | None) -> dict[str, Any]:
+    """A span's input and output, as JSON texts, under both receivers' names."""
     return {
-        "langfuse.observation.input": given,
+        "langfuse.observation.input": question,
         "langfuse.observation.output": answer,
-        "mlflow.spanInputs": given,
+        "mlflow.spanInputs": question,
         "mlflow.spanOutputs": answer,
     }
 
 
 def without(spans: Sequence[ReadableSpan], prefix: str) -> list[ReadableSpan]:
-    """The spans less the attributes that are for another: the messages would be in them twice."""
+    """The spans without the other receiver's attributes, which would repeat the messages."""
     from opentelemetry.sdk.trace import ReadableSpan
 
     return [
         ReadableSpan(
-            one.name,
-            context=one.context,
-            parent=one.parent,
-            resource=one.resource,
-            attributes={key: value for key, value in (one.attributes or {}).items() if not key.startswith(prefix)},
-            kind=one.kind,
-            status=one.status,
-            start_time=one.start_time,
-            end_time=one.end_time,
-            instrumentation_scope=one.instrumentation_scope,
+            span.name,
+            context=span.context,
+            parent=span.parent,
+            resource=span.resource,
+            attributes={key: value for key, value in (span.attributes or {}).items() if not key.startswith(prefix)},
+            kind=span.kind,
+            status=span.status,
+            start_time=span.start_time,
+            end_time=span.end_time,
+            instrumentation_scope=span.instrumentation_scope,
         )
-        for one in spans
+        for span in spans
     ]
 
 
 def hashed(*parts: str) -> str:
-    """32 hexadecimal digits."""
+    """A hash of these texts: 32 hexadecimal digits."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

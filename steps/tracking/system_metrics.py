@@ -1,11 +1,11 @@
-"""System metrics: what this machine did while a flow ran (processor, memory, disk, network, GPUs), under MLflow's own names.
+"""Samples what this machine did while a flow ran (processor, memory, disk, network, GPUs), under MLflow's names.
 
-    with sampled() as drain:           # FLYWHEEL_SYSTEM_METRICS=off: there is never a sample
-        samples = drain()              # since the last time; steps/tracking/tracker.py logs them with an iteration
+    with sampled() as drain:           # FLYWHEEL_SYSTEM_METRICS=off: never any samples
+        samples = drain()              # since the last call; steps/tracking/tracker.py logs them with an iteration
 
-A daemon thread reads the counters of the whole machine every 2 s (0.1 ms each time). MLflow's own monitor wants one run for
-its whole life and writes to the store for each sample, so it is not used. GPUs are read where pynvml can be imported and
-finds some. Left out: what each process used, other machines.
+A daemon thread reads the counters of the whole machine every 2 s, which takes 0.1 ms. MLflow's own monitor is not used: it
+needs one run for its whole life, and writes to the store for each sample. GPUs are read where pynvml is installed and
+finds some. Left out: the use of single processes, and other machines.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SECONDS = 2.0  # between two samples
-VALUES = 600  # of all that is drained at once; more are averaged down to it, for MLflow takes 1,000 in one batch
+VALUES = 600  # numbers per drain; more are averaged down to this, because MLflow accepts 1,000 in one batch
 OFF = "FLYWHEEL_SYSTEM_METRICS"
 
 
 class Sample(NamedTuple):
-    """The machine at one moment, or its mean over a few."""
+    """The machine at one moment, or the mean of several moments."""
 
     time: int  # ms since 1970
-    values: dict[str, float]  # by MLflow's names: system/…
+    values: dict[str, float]  # by MLflow's names, system/…
 
 
 @contextlib.contextmanager
 def sampled(seconds: float = SECONDS) -> Iterator[Callable[[], list[Sample]]]:
-    """Sample meanwhile; yields `drain`."""
+    """Sample inside the `with` block, which gets `Monitor.drain`."""
     if os.environ.get(OFF, "").lower() == "off":
         yield list
         return
@@ -46,23 +46,23 @@ def sampled(seconds: float = SECONDS) -> Iterator[Callable[[], list[Sample]]]:
 
 
 class Monitor:
-    """Samples until `stop`, or the end of the process."""
+    """Samples in a thread, until `stop` or the end of the process."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.psutil: Any = importlib.import_module("psutil")  # which has no types
         self.seconds, self.samples, self.stopped = seconds, list[Sample](), threading.Event()
         self.gpus = gpus()
         self.disk, self.lock = str(Path.cwd()), threading.Lock()
-        self.psutil.cpu_percent()  # the first call says 0: it measures since the one before
+        self.psutil.cpu_percent()  # measures since the last call, so the first one returns 0
         self.sent = self.psutil.net_io_counters()
         self.thread = threading.Thread(target=self._run, name="system metrics", daemon=True)
         self.thread.start()
 
     def drain(self) -> list[Sample]:
-        """The samples since the last time, VALUES numbers at most."""
+        """The samples since the last call, averaged down to at most VALUES numbers."""
         with self.lock:
-            found, self.samples = self.samples, []
-        return thinned(found)
+            samples, self.samples = self.samples, []
+        return thinned(samples)
 
     def stop(self) -> None:
         self.stopped.set()
@@ -70,20 +70,20 @@ class Monitor:
 
     def _run(self) -> None:
         while not self.stopped.wait(self.seconds):
-            with contextlib.suppress(Exception):  # a counter that cannot be read must not end a run
+            with contextlib.suppress(Exception):  # a counter that cannot be read must not end the run
                 sample = Sample(int(1000 * time.time()), self.read())
                 with self.lock:
                     self.samples.append(sample)
 
     def read(self) -> dict[str, float]:
-        """The counters now. Units as their names say."""
+        """The current values of all counters; their names contain the units."""
         memory, disk, network = (
             self.psutil.virtual_memory(),
             self.psutil.disk_usage(self.disk),
             self.psutil.net_io_counters(),
         )
         values = {
-            "cpu_utilization_percentage": self.psutil.cpu_percent(),  # of all cores, since the last sample
+            "cpu_utilization_percentage": self.psutil.cpu_percent(),  # mean of all cores since the last sample
             "system_memory_usage_megabytes": memory.used / 1e6,
             "system_memory_usage_percentage": 100 * memory.used / memory.total,
             "disk_usage_percentage": disk.percent,
@@ -98,7 +98,7 @@ class Monitor:
 
 
 def gpus() -> list[Any]:
-    """NVML's handles of this machine's GPUs; none without pynvml, a driver or a GPU."""
+    """The handles of this machine's GPUs; none without pynvml, a driver or a GPU."""
     try:
         pynvml = importlib.import_module("pynvml")
         pynvml.nvmlInit()
@@ -108,7 +108,7 @@ def gpus() -> list[Any]:
 
 
 def read_gpu(handle: Any) -> dict[str, float]:
-    """What this GPU tells; one that tells no power, say, is left without it."""
+    """The counters that this GPU has; some report no power, for example."""
     pynvml = importlib.import_module("pynvml")
     values: dict[str, float] = {}
     with contextlib.suppress(pynvml.NVMLError):
@@ -123,8 +123,8 @@ def read_gpu(handle: Any) -> dict[str, float]:
 
 
 def thinned(samples: Sequence[Sample], values: int = VALUES) -> list[Sample]:
-    """As many means over equal parts as make `values` numbers; a mean bears the time of its part's last sample."""
-    points = max(1, values // max((len(one.values) for one in samples), default=1))
+    """Samples averaged over equal parts, at most `values` numbers in all. A mean has the time of its part's last sample."""
+    points = max(1, values // max((len(sample.values) for sample in samples), default=1))
     if len(samples) <= points:
         return list(samples)
     cuts = [len(samples) * number // points for number in range(points + 1)]
@@ -132,8 +132,10 @@ def thinned(samples: Sequence[Sample], values: int = VALUES) -> list[Sample]:
 
 
 def mean(samples: Sequence[Sample]) -> Sample:
-    found: dict[str, list[float]] = {}
+    """The mean of each counter over the samples that have it, at the time of the last one."""
+    columns: dict[str, list[float]] = {}
     for sample in samples:
         for name, value in sample.values.items():
-            found.setdefault(name, []).append(value)
-    return Sample(samples[-1].time, {name: round(sum(of) / len(of), 1) for name, of in found.items()})
+            columns.setdefault(name, []).append(value)
+    means = {name: round(sum(values) / len(values), 1) for name, values in columns.items()}
+    return Sample(samples[-1].time, means)

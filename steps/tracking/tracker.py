@@ -1,13 +1,12 @@
-"""Tracking: what a run was and what it measured, written to MLflow, of which nothing is read to decide anything.
+"""Logs a run to MLflow: what it was and what it measured. Nothing is read back to decide anything.
 
-An experiment per task, in it a parent run per run, in that a nested run per iteration. Their keys are hashes of entries of
-dvc.lock: logging again, or going on after an interruption, finds the runs that are there. The store is .flywheel/mlflow.db
-and .flywheel/mlartifacts in the project, or what MLFLOW_TRACKING_URI names.
+MLflow gets an experiment per task, in it a parent run per run, and in that a nested run per iteration. Runs are identified
+by hashes of entries of dvc.lock, so logging again, or continuing after an interruption, finds the runs that exist. The store
+is .flywheel/mlflow.db and .flywheel/mlartifacts in the project, or what MLFLOW_TRACKING_URI names.
 
-Left out: trajectories and checkpoints (DVC keeps them; their md5s are the run's inputs), the content of files that
-git does not know. What the agent did is in traces (steps/tracing/sender.py). What is missing in run/ is left out with
-its reason. What is logged and told is masked (steps/core/masking.py), but for the adapter's own files.
-After a plain `dvc repro`:
+Left out: trajectories and checkpoints (DVC keeps them; their md5s are logged as the run's inputs), and the content of files
+that git does not track. What the agent did goes into traces (steps/tracing/sender.py). Everything logged is masked
+(steps/core/masking.py), except the adapter's own files. After a plain `dvc repro`:
 
     python -m steps.tracking        # logs what chain.yaml, dvc.lock and run/ hold; the flow calls the same functions
 """
@@ -15,128 +14,140 @@ After a plain `dvc repro`:
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from steps.core import dotenv
-from steps.core.errors import UserError
 from steps.core.masking import masked
 from steps.core.progress import say
 from steps.core.records import OUTPUTS
 from steps.project import git, store
-from steps.project.lock import Lock, digest, read_lock, run_key
+from steps.project.chain import read_chain
+from steps.project.lock import Lock, digest, read_lock, run_key, unfit
 from steps.registry import card, publish
 from steps.tracing.sender import Tracing
+from steps.tracking.measured import MeasuredRun
 
 if TYPE_CHECKING:
     from steps.core.params import Params
     from steps.tracking.system_metrics import Sample
-    from steps.tracking.wandb import Beside
-from steps.project.chain import read_chain
-from steps.project.lock import unfit
 
-FLOW_ONLY = ("train", "register")  # parameters of no iteration: they may change while a run goes on, and are tags
-# What the parent shows as curves over the iterations; the nested runs have everything.
+# Parameters of the flow, not of an iteration: they may change while a run continues, so they are logged as tags.
+FLOW_ONLY = ("train", "register")
+# Metrics that the parent run shows as curves over the iterations; the nested runs have all metrics.
 MIRRORED = """reward_mean reward_std success turns tokens entropy kl clip_ratio/region_mean grad_norm loss sampler_kl
     zero_variance_groups val/success val/ci95_low val/ci95_high val/reward tokens_per_second overhead_seconds""".split()
-# Tags of the parent that its nested runs have as well, to be compared by.
-GIT = ("git_commit", "git_dirty", "mlflow.source.git.commit")
-KNOBS = 3  # in a run's name
-NOT_IN_NAMES = re.compile(r"[^\w./ -]")  # of metrics, as MLflow has it
+GIT = ("git_commit", "git_dirty", "mlflow.source.git.commit")  # the parent's tags that nested runs get, too
+KNOBS = 3  # changed parameters that a run's name lists
 
 
-def start(root: Path, tell: Callable[[str], None] = say) -> Tracker:
-    """Connect to the store, and make it where there is none; UserError where that cannot be done."""
-    return Tracker(root, tell)
+class Tracker(Protocol):
+    """A service that a run is logged to. The flow holds a list of them."""
+
+    def iteration(self, number: str, overhead_seconds: float | None = None, system: Sequence[Sample] = ()) -> object:
+        """Log run/<number>, once. `overhead_seconds` passed between its stages; `system` is what the machine did."""
+
+    def finish(self, status: str = "FINISHED") -> None:
+        """End the run. FINISHED logs the tests, too; FAILED and KILLED end it early, and suppress errors of their own."""
 
 
-class Tracker:
-    """The parent run of what params.yaml and dvc.lock describe, found or made with the first finished iteration."""
+def start(root: Path, log_message: Callable[[str], None] = say) -> MlflowTracker:
+    """Connect to the store, and create it where it is missing; UserError where that fails."""
+    return MlflowTracker(root, log_message)
 
-    def __init__(self, root: Path, tell: Callable[[str], None] = say) -> None:
+
+class MlflowTracker:
+    """The parent run of what params.yaml and dvc.lock describe. It is looked up, or created, with the first iteration."""
+
+    def __init__(self, root: Path, log_message: Callable[[str], None] = say) -> None:
         from steps.core import params
 
         self.root, self.began = root.resolve(), int(1000 * time.time())
-        self.tell = lambda text: tell(masked(text))
+        self.log_message = lambda text: log_message(masked(text))
         self.params = params.load(self.root / "params.yaml", params.Params)
-        every = flat(masked(self.params.model_dump(mode="json", by_alias=True)))
-        self.settings = {name: value for name, value in every.items() if name.partition(".")[0] not in FLOW_ONLY}
-        self.flow_settings = {name: value for name, value in every.items() if name not in self.settings}
+        values = flat(masked(self.params.model_dump(mode="json", by_alias=True)))
+        strings = {name: str(value) for name, value in values.items()}
+        self.settings = {name: text for name, text in strings.items() if name.partition(".")[0] not in FLOW_ONLY}
+        self.flow_settings = {name: text for name, text in strings.items() if name not in self.settings}
         self.tags: dict[str, str] = masked(publish.about(self.params) | {"judge": card.judges(self.params)})
         self.uri = store.address(self.root)
         with store.explained(self.uri):
             self.client = store.connect(self.root)
             self.experiment = store.experiment(self.client, self.root, self.params.task)
-        self.tracing = Tracing(self.root, self.params, self.client, self.uri, self.experiment, self.tell)
+        self.measured = MeasuredRun(self.root, self.log_message)
+        self.tracing = Tracing(self.root, self.params, self.client, self.uri, self.experiment, self.log_message)
         self.parent: Any = None  # mlflow.entities.Run
         self.children: dict[str, list[Any]] = {}  # iteration -> its nested runs
-        self.logged: list[str] = []  # iterations that were not there before
-        self.logging, self.stopped = threading.Lock(), False
-        self.beside: Beside | None = None  # Weights & Biases, where it is switched on
+        self.logged: list[str] = []  # iterations that this tracker added
+        self.logging, self.stopped = threading.Lock(), False  # a flow logs an iteration while the next one runs
 
     def iteration(
         self, number: str, overhead_seconds: float | None = None, system: Sequence[Sample] = ()
     ) -> str | None:
-        """Log run/<number>, once; returns the nested run's id, None (and says why) where it is not finished.
-
-        `system` is what the machine did meanwhile.
-        """
+        """Log run/<number>, once; returns the nested run's id, or None where the iteration is not finished."""
         with self.logging, store.explained(self.uri):
             if self.stopped:
                 return None
             lock = read_lock(self.root)
             names = [f"{stage}@{number}" for stage in OUTPUTS]
             if reason := unfit(lock, names, self.params) or self._open(lock):
-                self.tell(f"iteration {number} is not logged: {reason}")
+                self.log_message(f"iteration {number} is not logged: {reason}")
                 return None
-            found = self._nested(number, {name: lock[name] for name in names}, overhead_seconds, system)
+            run_id = self._nested(number, {name: lock[name] for name in names}, overhead_seconds, system)
         self._trace(number)
-        return found
+        return run_id
 
     def finish(self, status: str = "FINISHED") -> None:
-        """Log the test split and the files that describe the run, and end the parent (FINISHED, FAILED, KILLED)."""
-        if self._end(status):
-            self._trace_end()
+        """End the parent run. FINISHED logs the test split, the files that describe the run, and the traces of both.
 
-    def stop(self, status: str) -> None:
-        """End the parent before its time (FAILED, KILLED): its next iteration goes on with it. What hinders is left unsaid,
-        for there is something worse to be said."""
-        with self.logging, contextlib.suppress(Exception):  # a flow logs an iteration beside the next one
+        FAILED and KILLED only set the status; a later flow continues the run. Errors are suppressed here, because the
+        error that ended the flow matters more.
+        """
+        if status == "FINISHED":
+            if self._log_end():
+                self._trace_end()
+            return
+        with self.logging, contextlib.suppress(Exception):
             self.stopped = True
             if self.parent is not None and self.parent.info.status != "FINISHED":
-                self.client.set_terminated(self.parent.info.run_id, status)
-                self.parent = self.client.get_run(self.parent.info.run_id)
+                self._set_status(status)
 
-    def _end(self, status: str) -> bool:
-        """`finish`, but for the traces; False (and says why) where there is no run to end."""
+    def _log_end(self) -> bool:
+        """Log the tests and the files, and end the parent run; False where there is no run to end."""
         with store.explained(self.uri):
             if reason := self._open():
-                self.tell(f"nothing is logged: {reason}")
+                self.log_message(f"nothing is logged: {reason}")
                 return False
-            run, run_id = self.parent, self.parent.info.run_id
+            run = self.parent
             files = [path for name in ("dvc.lock", "params.yaml", "chain.yaml") if (path := self.root / name).exists()]
             attached = digest([path.read_text() for path in files])
-            if (run.info.status, run.data.tags.get("attached")) == (status, attached):
+            if (run.info.status, run.data.tags.get("attached")) == ("FINISHED", attached):
                 return True
             tested = read_chain(self.root).get("tested") or {}
             tags = self.flow_settings | {"attached": attached, "best_iteration": str(tested.get("best"))}
             for prefix, number in (("test", tested.get("best")), ("test_base", tested.get("base"))):
-                metrics = self._evaluation(prefix, number, "test") if number is not None else {}
-                self.client.log_batch(run_id, **batch(run, metrics, int(number or 0), {}, tags))
+                metrics = self.measured.evaluation(prefix, number, "test") if number is not None else {}
+                self.client.log_batch(run.info.run_id, **batch(run, metrics, int(number or 0), {}, tags))
             for path in files:
-                self.client.log_text(run_id, public(path.read_text()), path.name)
-            self.client.set_terminated(run_id, status)
-            self.parent = self.client.get_run(run_id)
+                self.client.log_text(run.info.run_id, public(path.read_text()), path.name)
+            self._set_status("FINISHED")
             return True
 
+    def _set_status(self, status: str) -> None:
+        """Set the parent run's status; every status but RUNNING ends it."""
+        run_id = self.parent.info.run_id
+        if status == "RUNNING":
+            self.client.update_run(run_id, status=status)
+        else:
+            self.client.set_terminated(run_id, status)
+        self.parent = self.client.get_run(run_id)
+
     def _trace(self, number: str) -> None:
-        """What the agent did in an iteration, where that was not sent before."""
+        """Send the traces of an iteration, unless they were sent before."""
         run = self.children[number][0]
         if run.data.tags.get("traced") != self.tracing.key:
             key, parent = self.parent.data.tags["run_key"], self.parent.info
@@ -145,21 +156,19 @@ class Tracker:
             self.tracing.iteration(key, run.info.run_id, number, run.info.start_time / 1000)
 
     def _trace_end(self) -> None:
-        """The run's own trace and those of its tests. What has arrived is marked, and not sent again."""
-        runs = [self.parent, *(run for of in self.children.values() for run in of)]
-        unsent = [run for run in runs if run.data.tags.get("traced") != self.tracing.key]
+        """Send the traces of the run and of its tests. What has arrived is tagged, and not sent again."""
+        nested = [run for runs in self.children.values() for run in runs]
+        unsent = [run for run in (self.parent, *nested) if run.data.tags.get("traced") != self.tracing.key]
         if not unsent or not self.tracing.rate:
             return
-        info, nested = self.parent.info, [run.data.metrics for of in self.children.values() for run in of]
+        info, metrics = self.parent.info, [run.data.metrics for run in nested]
         tested = {name: number for name, number in (read_chain(self.root).get("tested") or {}).items() if number}
-        stages = sum(value for metrics in nested for name, value in metrics.items() if name.startswith("seconds/"))
-        found = self.parent.data.metrics | {
-            "episodes": sum(metrics.get("collected", 0.0) for metrics in nested),
-            "seconds_of_stages": round(stages, 3),
-        }
+        stages = sum(value for values in metrics for name, value in values.items() if name.startswith("seconds/"))
+        episodes = sum(values.get("collected", 0.0) for values in metrics)
+        totals = self.parent.data.metrics | {"episodes": episodes, "seconds_of_stages": round(stages, 3)}
         times = (info.start_time / 1000, (info.end_time or info.start_time) / 1000)
         key = self.parent.data.tags["run_key"]
-        if self.tracing.finish(key, info.run_id, tested, self.settings | self.flow_settings, found, times):
+        if self.tracing.finish(key, info.run_id, tested, self.settings | self.flow_settings, totals, times):
             with store.explained(self.uri):
                 for run in unsent:
                     self.client.set_tag(run.info.run_id, "traced", self.tracing.key)
@@ -168,7 +177,7 @@ class Tracker:
         """Attach a file to the parent, such as the learning curve."""
         with store.explained(self.uri):
             if reason := self._open():
-                self.tell(f"{path.name} is not logged: {reason}")
+                self.log_message(f"{path.name} is not logged: {reason}")
             else:
                 self.client.log_artifact(self.parent.info.run_id, str(path))
 
@@ -180,20 +189,30 @@ class Tracker:
             name += f": {store.hidden(self.uri).rstrip('/')}/{page}"
         return f"MLflow: {store.hidden(self.uri)}, experiment {self.params.task}, {name}"
 
+    def metrics(self, number: str | None) -> dict[str, float]:
+        """What MLflow holds of an iteration; of the base policy (000) only its validation. None: of the whole run.
+
+        Nothing where it is not logged.
+        """
+        if number == "000":
+            return self.measured.evaluation("val", number, "evaluation")
+        runs = self.children.get(number, []) if number else [self.parent]
+        return dict(runs[0].data.metrics) if runs and runs[0] else {}
+
     def _open(self, lock: Lock | None = None) -> str | None:
-        """Find or make the parent run, once; returns why that cannot be."""
+        """Find or create the parent run, once; returns why that cannot be done, if so."""
         if self.parent:
             return None
         lock, first = lock or read_lock(self.root), [f"{stage}@001" for stage in OUTPUTS]
         if reason := unfit(lock, ["scenarios", "initialise", *first], self.params):
             return reason
-        made = {out["path"]: out.get("md5") for out in lock["scenarios"].get("outs", [])}
-        self.tags["data_hash"] = str(made.get("run/scenarios"))
+        outputs = {out["path"]: out.get("md5") for out in lock["scenarios"].get("outs", [])}
+        self.tags["data_hash"] = str(outputs.get("run/scenarios"))
         key = str(run_key(lock))
-        found = self.client.search_runs([self.experiment], f"tags.run_key = '{key}'", order_by=["start_time ASC"])
-        run = found[0] if found else self._new_parent(key)
+        runs = self.client.search_runs([self.experiment], f"tags.run_key = '{key}'", order_by=["start_time ASC"])
+        run = runs[0] if runs else self._new_parent(key)
         unset = {name: value for name, value in self.settings.items() if name not in run.data.params}
-        base = self._evaluation("val", "000", "evaluation")
+        base = self.measured.evaluation("val", "000", "evaluation")
         self.client.log_batch(run.info.run_id, **batch(run, base, 0, unset, self.flow_settings))
         nested = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
         for child in self.client.search_runs([self.experiment], nested, max_results=5000):
@@ -210,7 +229,7 @@ class Tracker:
         return run
 
     def _nested(self, number: str, entries: Lock, overhead_seconds: float | None, system: Sequence[Sample]) -> str:
-        """Make a nested run, or complete the one that was interrupted; one of other entries is marked and deleted."""
+        """Create the nested run, or complete an interrupted one. Runs of other entries of dvc.lock are deleted."""
         key = digest(entries)
         run: Any = None
         for other in self.children.get(number, []):
@@ -220,17 +239,11 @@ class Tracker:
                 self.client.set_tag(other.info.run_id, "superseded_by", key)
                 self.client.delete_run(other.info.run_id)
         if run is None or run.info.status != "FINISHED":
-            if self.parent.info.status != "RUNNING":  # an earlier flow run ended it, and this one goes on
-                self.client.update_run(self.parent.info.run_id, status="RUNNING")
-                self.parent = self.client.get_run(self.parent.info.run_id)
-            metrics, seconds = self._measured(number, entries, overhead_seconds)
+            if self.parent.info.status != "RUNNING":  # an earlier flow run ended it, and this one continues it
+                self._set_status("RUNNING")
+            metrics, seconds = self.measured.iteration(number, entries, overhead_seconds)
             if run is None:
-                tags = self.tags | {"iteration": number, "iteration_key": key}
-                tags["mlflow.parentRunId"] = self.parent.info.run_id
-                tags |= {name: value for name, value in self.parent.data.tags.items() if name in GIT}
-                began = int(1000 * (time.time() - seconds))
-                name = f"iteration {number} of {self.parent.info.run_name}"
-                run = self.client.create_run(self.experiment, began, tags, name)
+                run = self._new_nested(number, key, seconds)
             self._fill(run, number, entries, metrics, system)
             self.client.set_terminated(run.info.run_id)
             run = self.client.get_run(run.info.run_id)
@@ -238,146 +251,87 @@ class Tracker:
         self.children[number] = [run]
         return run.info.run_id
 
-    def _fill(self, run: Any, number: str, entries: Lock, metrics: dict[str, float], system: Sequence[Sample]) -> None:
-        """Everything of a nested run. The same again adds nothing: its metrics bear its own start as their time."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, Metric
+    def _new_nested(self, number: str, key: str, seconds: float) -> Any:
+        """A nested run that began so many seconds ago."""
+        tags = self.tags | {"iteration": number, "iteration_key": key, "mlflow.parentRunId": self.parent.info.run_id}
+        tags |= {name: value for name, value in self.parent.data.tags.items() if name in GIT}
+        name = f"iteration {number} of {self.parent.info.run_name}"
+        return self.client.create_run(self.experiment, int(1000 * (time.time() - seconds)), tags, name)
 
-        step, adapter = int(number), self.root / "run" / number / "adapter"
+    def _fill(self, run: Any, number: str, entries: Lock, metrics: dict[str, float], system: Sequence[Sample]) -> None:
+        """Log all of a nested run. Metrics bear the run's start as their time, so logging them again adds nothing."""
+        from mlflow.entities import LoggedModelOutput, Metric
+
+        run_id, step, adapter = run.info.run_id, int(number), self.root / "run" / number / "adapter"
         model, tags = None, self.tags
         if adapter.exists():
-            model, tags = publish.logged_adapter(self.client, self.experiment, adapter, tags, run.info.run_id)
-            if not (run.outputs and run.outputs.model_outputs):  # twice would be refused
-                self.client.log_outputs(run.info.run_id, [LoggedModelOutput(model, step)])
+            model, tags = publish.logged_adapter(self.client, self.experiment, adapter, tags, run_id)
+            if not (run.outputs and run.outputs.model_outputs):  # MLflow refuses the same output twice
+                self.client.log_outputs(run_id, [LoggedModelOutput(model, step)])
         else:
-            self.tell(f"run/{number}/adapter is missing, and is left out")
-        whole = batch(run, metrics, step, self.settings, tags, model)
+            self.log_message(f"run/{number}/adapter is missing, and is left out")
+        everything = batch(run, metrics, step, self.settings, tags, model)
         for place, sample in enumerate(system):  # MLflow shows them in a tab of their own
-            whole["metrics"] += [Metric(name, value, sample.time, place) for name, value in sample.values.items()]
-        self.client.log_batch(run.info.run_id, **whole)
-        md5s = {dep["path"]: dep.get("md5") for entry in entries.values() for dep in [*entry["deps"], *entry["outs"]]}
-        inputs = []
-        for path in ("run/scenarios", f"run/{number}/trajectories.parquet", f"run/{number}/rewards.parquet"):
-            if md5 := md5s.get(path):
-                data = Dataset(Path(path).stem, md5, "dvc", json.dumps({"path": path, "md5": md5}))
-                inputs.append(DatasetInput(data, [InputTag("mlflow.data.context", "training")]))
-        self.client.log_inputs(run.info.run_id, inputs)
+            everything["metrics"] += [Metric(name, value, sample.time, place) for name, value in sample.values.items()]
+        self.client.log_batch(run_id, **everything)
+        self.client.log_inputs(run_id, inputs(number, entries))
         mirrored = {name: metrics[name] for name in MIRRORED if name in metrics}
         self.client.log_batch(self.parent.info.run_id, **batch(run, mirrored, step, {}, {}))
 
-    def _measured(self, number: str, entries: Lock, overhead: float | None) -> tuple[dict[str, float], float]:
-        """(metrics, seconds of all stages) of an iteration, from the files that are there."""
-        folder, metrics, total = self.root / "run" / number, {}, 0.0
-        recorded = {out["path"]: out.get("md5") for out in entries[f"update@{number}"]["outs"]}
-        if text := self._read(folder / "metrics.json", recorded.get(f"run/{number}/metrics.json")):
-            found = json.loads(text)
-            metrics = {
-                NOT_IN_NAMES.sub("_", name): float(value) for name, value in found.items() if name != "quarantine"
-            }
-            if "quarantine" in found:  # an update's own, which says whom it left out
-                metrics |= self._wasted(folder)
-        judged = {out["path"]: out.get("md5") for out in entries[f"score@{number}"]["outs"]}
-        if (path := f"run/{number}/judge.json") in judged and (text := self._read(self.root / path, judged[path])):
-            metrics |= {NOT_IN_NAMES.sub("_", name): float(value) for name, value in json.loads(text).items()}
-        metrics |= self._evaluation("val", number, "evaluation")
-        for stage, output in OUTPUTS.items():
-            if text := self._read(folder / "timings" / f"{output}.json"):
-                measured = json.loads(text)
-                total += measured["seconds"]
-                metrics[f"seconds/{stage}"] = measured["seconds"]
-                more = measured.keys() - {"stage", "seconds"}  # what the stage measured itself: calls, retries, latency
-                metrics |= {f"{stage}/{name}": float(measured[name]) for name in sorted(more)}
-        if metrics.get("seconds/rollout") and "tokens" in metrics:
-            metrics["tokens_per_second"] = metrics["tokens"] * metrics["collected"] / metrics["seconds/rollout"]
-        if overhead is not None:
-            metrics["overhead_seconds"] = overhead
-        return metrics, total
 
-    def _wasted(self, folder: Path) -> dict[str, float]:
-        """What became of the sampled tokens, where the files of the iteration are those of its update."""
-        from steps.analytics.waste import waste
+def inputs(number: str, entries: Lock) -> list[Any]:
+    """The data of an iteration as MLflow's inputs (DatasetInput), identified by their md5s in dvc.lock."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        try:
-            return waste(folder).metrics()
-        except UserError as problem:
-            self.tell(f"waste/ is left out: {problem}")
-            return {}
-
-    def metrics(self, number: str) -> dict[str, float]:
-        """What an iteration's nested run holds, the validation alone of the base policy; nothing where it is not logged."""
-        if number == "000":
-            return self._evaluation("val", number, "evaluation")
-        return dict(self.children[number][0].data.metrics) if self.children.get(number) else {}
-
-    def _evaluation(self, prefix: str, number: str, name: str) -> dict[str, float]:
-        """Metrics of run/<number>/<name>, if it is one of the adapter that lies beside it."""
-        from steps.core.records import Evaluation
-        from steps.policy.adapter import adapter_hash
-
-        folder = self.root / "run" / number
-        if not (text := self._read(folder / name / "summary.json")):
-            return {}
-        summary = Evaluation.model_validate_json(text)
-        if (folder / "adapter").exists() and adapter_hash(folder / "adapter") != summary.adapter_hash:
-            self.tell(f"run/{number}/{name} is of another adapter, and is left out: run `dvc repro` or `dvc checkout`")
-            return {}
-        low, high = summary.ci95
-        plain = summary.model_dump(include={"n", "success", "reward", "turns", "tokens"})
-        values = plain | {"ci95_low": low, "ci95_high": high}
-        values |= {f"success_{kind}": share for kind, share in summary.slices.items()}
-        return {NOT_IN_NAMES.sub("_", f"{prefix}/{key}"): float(value) for key, value in values.items()}
-
-    def _read(self, path: Path, md5: str | None = None) -> str | None:
-        """The text of a file; None, and a reason, where it is missing or not the one that dvc.lock recorded."""
-        name = path.relative_to(self.root)
-        if not path.exists():
-            self.tell(f"{name} is missing, and is left out")
-            return None
-        content = path.read_bytes()
-        if md5 is not None and hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
-            self.tell(f"{name} is not what dvc.lock recorded, and is left out: run `dvc repro` or `dvc checkout`")
-            return None
-        return content.decode()
+    md5s = {dep["path"]: dep.get("md5") for entry in entries.values() for dep in [*entry["deps"], *entry["outs"]]}
+    paths = ("run/scenarios", f"run/{number}/trajectories.parquet", f"run/{number}/rewards.parquet")
+    datasets = [
+        Dataset(Path(path).stem, md5, "dvc", json.dumps({"path": path, "md5": md5}))
+        for path in paths
+        if (md5 := md5s.get(path))
+    ]
+    return [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")]) for dataset in datasets]
 
 
 def batch(run: Any, metrics: dict, step: int, params: dict, tags: dict, model: str | None = None) -> dict[str, Any]:
-    """What `log_batch` takes. A metric's time is its run's start; the validation's are the logged model's too."""
+    """The arguments of `log_batch`. A metric's time is its run's start. Validation metrics belong to the model, too."""
     from mlflow.entities import Metric, Param, RunTag
 
-    of = {name: model if name.startswith("val/") else None for name in metrics}
+    models = {name: model if name.startswith("val/") else None for name in metrics}
     return {
-        "metrics": [Metric(name, value, run.info.start_time, step, of[name]) for name, value in metrics.items()],
+        "metrics": [Metric(name, value, run.info.start_time, step, models[name]) for name, value in metrics.items()],
         "params": [Param(*item) for item in params.items()],
         "tags": [RunTag(*item) for item in tags.items()],
     }
 
 
 def title(params: Params) -> str:
-    """What tells a run from others: task, seed, base model, judges, then knobs of learning; defaults are left out."""
+    """A run's name: task and seed, then base model, judges and learning parameters where they are not the defaults."""
     usual = type(params)()
-    given = flat({key: getattr(params, key).model_dump(mode="json") for key in ("update", "rollout")})
+    changed = flat({key: getattr(params, key).model_dump(mode="json") for key in ("update", "rollout")})
     default = flat({key: getattr(usual, key).model_dump(mode="json") for key in ("update", "rollout")})
-    told = [f"{params.task} seed {params.seed}"]
-    told += [params.policy.base_model.rpartition("/")[2]] * (params.policy.base_model != usual.policy.base_model)
-    told += [card.judges(params)] * (params.score.judges != usual.score.judges)
-    knobs = [f"{name.rpartition('.')[2]} {value}" for name, value in given.items() if value != default.get(name)]
-    return ", ".join([*told, *knobs[:KNOBS], *([f"{len(knobs) - KNOBS} more"] if len(knobs) > KNOBS else [])])
+    parts = [f"{params.task} seed {params.seed}"]
+    parts += [params.policy.base_model.rpartition("/")[2]] * (params.policy.base_model != usual.policy.base_model)
+    parts += [card.judges(params)] * (params.score.judges != usual.score.judges)
+    knobs = [f"{name.rpartition('.')[2]} {value}" for name, value in changed.items() if value != default.get(name)]
+    return ", ".join([*parts, *knobs[:KNOBS], *([f"{len(knobs) - KNOBS} more"] if len(knobs) > KNOBS else [])])
 
 
 def public(text: str) -> str:
-    """A YAML file without secrets: as it is where it holds none, else written anew where its values had to be masked."""
+    """A YAML file without secrets: unchanged where it holds none, else written anew with masked values."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    found = yaml.load(text, loader)
-    safe = masked(found)
-    return masked(text if safe == found else yaml.safe_dump(safe, sort_keys=False, allow_unicode=True))
+    content = yaml.load(text, loader)
+    safe = masked(content)
+    return masked(text if safe == content else yaml.safe_dump(safe, sort_keys=False, allow_unicode=True))
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values as {"update.beta": "0.001"}."""
-    result: dict[str, str] = {}
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values as {"update.beta": 0.001}."""
+    result: dict[str, Any] = {}
     for name, value in values.items():
-        result |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": str(value)}
+        result |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return result
 
 
@@ -385,8 +339,8 @@ def log(root: Path) -> None:
     """Log every iteration of chain.yaml, the test split, and the files that describe the run."""
     dotenv.load(root)
     tracker = start(root)
-    there = [number for number in read_chain(tracker.root).get("iterations") or {} if tracker.iteration(number)]
-    if there:
+    logged = [number for number in read_chain(tracker.root).get("iterations") or {} if tracker.iteration(number)]
+    if logged:
         tracker.finish()
-        say(f"logged: {', '.join(tracker.logged) or 'nothing new'}; in MLflow now: {', '.join(there)}")
+        say(f"logged: {', '.join(tracker.logged) or 'nothing new'}; in MLflow now: {', '.join(logged)}")
     say(tracker.where())

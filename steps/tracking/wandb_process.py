@@ -1,8 +1,8 @@
-"""The process that logs a run to Weights & Biases: fed by steps/tracking/wandb.py, a JSON line each.
+"""The process that logs a run to Weights & Biases: steps/tracking/wandb.py feeds it JSON, one line per message.
 
-{"start": {"id", "name", "task", "config"}}, then {"iteration": "001", "metrics": {…}} for each, 000 being the base policy,
-and {"finish": "004", "metrics": {…}} with the best one. Lines that end before that mean an interruption: what is there is
-uploaded, and the next process of the same id goes on. Episodes are read from run/NNN here: the flow has no work of it.
+First {"start": {"id", "name", "task", "config"}}, then {"iteration": "001", "metrics": {…}} for each iteration (000 is the
+base policy), then {"finish": "004", "metrics": {…}} with the best one. Input that ends earlier is an interruption: what
+arrived is uploaded, and the next process with the same id continues. Episodes are read from run/NNN here, not in the flow.
 
     WANDB_MODE=offline python -m steps.tracking.wandb_process . .flywheel < lines
 """
@@ -10,92 +10,67 @@ uploaded, and the next process of the same id goes on. Episodes are read from ru
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steps.core.errors import UserError
 from steps.tracking.wandb import UPLOAD
 
-if TYPE_CHECKING:
-    from steps.core.params import Update
-
-USUAL = {  # the name that other trackers' pages have, and ours
+USUAL = {  # the name on other projects' W&B pages -> our name
     "policy_loss": "loss",
     "kl_divergence": "kl",
     "entropy": "entropy",
     "average_reward": "reward_mean",
     "success_rate": "success",
     "average_episode_length": "turns",
+    "learning_rate": "update/learning_rate",
 }
-ROWS = 200  # of a table, at most, in an iteration
+ROWS = 200  # of a table in an iteration, at most
 CHARACTERS = 500  # of a text in a table
-CONNECT = 60.0  # seconds for the server to answer
+CONNECT = 60.0  # seconds until the server must have answered
 EPISODES = "iteration episode scenario prompt turns tokens reward success stopped_by error".split()
 ACTIONS = "iteration episode turn action arguments answer is_error".split()
 
 
-def usual(metrics: Mapping[str, float], update: Update) -> dict[str, float]:
-    """The metrics, and those with a usual name under it, too."""
-    found = {name: metrics[own] for name, own in USUAL.items() if own in metrics}
-    if "optimizer_steps" in metrics:
-        found["learning_rate"] = rate(update, int(metrics["optimizer_steps"]))
-    return {**metrics, **found}
+def usual(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics, and again under their usual names those that have one."""
+    return {**metrics, **{name: metrics[own] for name, own in USUAL.items() if own in metrics}}
 
 
-def rate(update: Update, steps: int) -> float:
-    """The learning rate of the last of so many optimiser steps: transformers' schedules, as steps/training/grpo.py has
-    them.
-    """
-    done, warmup = max(0, steps - 1), update.warmup_steps
-    if done < warmup:
-        return update.learning_rate * done / max(1, warmup)
-    if update.lr_scheduler_type == "constant" or update.max_steps is None:
-        return update.learning_rate
-    share = min(1.0, (done - warmup) / max(1, update.max_steps - warmup))
-    return update.learning_rate * (
-        1 - share if update.lr_scheduler_type == "linear" else (1 + math.cos(math.pi * share)) / 2
-    )
-
-
-def serve(root: Path, state: Path, lines: Iterable[str], tell: Callable[[str], None]) -> None:
-    """Log what comes, line by line, until the run is finished or the lines end, as they do when it is interrupted."""
-    from steps.core import params
+def serve(root: Path, state: Path, lines: Iterable[str], log_message: Callable[[str], None]) -> None:
+    """Log message by message, until the run is finished or the lines end, as they do at an interruption."""
     from steps.core.masking import masked
 
     run: Any = None
     finished = False
-    update = params.Update()
     for line in lines:
         message = json.loads(line)
         if "start" in message:
-            given = message["start"]
-            update = params.load(root / "params.yaml", params.Params).update
-            run = begin(masked(given), state)
+            run = begin(masked(message["start"]), state)
         elif "iteration" in message:
             number = message["iteration"]
             if run.step > int(number):
-                tell(f"iteration {number} is there already")
+                log_message(f"iteration {number} was logged before")
                 continue
-            values: dict[str, Any] = masked(usual(message["metrics"], update))
+            values: dict[str, Any] = masked(usual(message["metrics"]))
             try:
                 values |= tables(root, number)
             except UserError as problem:
-                tell(f"error: iteration {number} has no tables: {problem}")
+                log_message(f"error: iteration {number} has no tables: {problem}")
             run.log(values, step=int(number))
         else:
             run.summary.update(masked(message["metrics"] | {"best_iteration": message["finish"]}))
-            send_adapter(run, root / "run" / message["finish"] / "adapter", tell)
+            send_adapter(run, root / "run" / message["finish"] / "adapter", log_message)
             finished = True
     if run is not None:
         run.finish(exit_code=0 if finished else 1)
 
 
-def begin(given: Mapping[str, Any], state: Path) -> Any:
-    """wandb's run, found again by its id or made."""
+def begin(description: Mapping[str, Any], state: Path) -> Any:
+    """Create wandb's run, or continue the one with this id."""
     import wandb
 
     settings = wandb.Settings(
@@ -117,10 +92,10 @@ def begin(given: Mapping[str, Any], state: Path) -> Any:
     )
     return wandb.init(
         project=os.environ.get("WANDB_PROJECT") or "agent-flywheel",
-        id=given["id"],
-        name=given["name"],
-        group=given["task"],
-        config=given["config"],
+        id=description["id"],
+        name=description["name"],
+        group=description["task"],
+        config=description["config"],
         dir=os.environ.get("WANDB_DIR") or str(state),
         resume="allow",
         settings=settings,
@@ -128,25 +103,26 @@ def begin(given: Mapping[str, Any], state: Path) -> Any:
 
 
 def tables(root: Path, number: str) -> dict[str, Any]:
-    """An iteration's episodes and what they did, masked, as wandb's tables; none where it has none."""
+    """The masked episodes of an iteration and their actions as wandb's tables; nothing where it has no episodes."""
     import wandb
 
     from steps.core.masking import Masker
 
     mask = Masker()
     episodes, actions = rows(root / "run", number, mask.text)
-    found = {"episodes": (EPISODES, episodes), "actions": (ACTIONS, actions)}
+    contents = {"episodes": (EPISODES, episodes), "actions": (ACTIONS, actions)}
     return {
         name: wandb.Table(columns=columns, data=[mask(row) for row in data])
-        for name, (columns, data) in found.items()
+        for name, (columns, data) in contents.items()
         if data
     }
 
 
 def rows(run: Path, number: str, mask: Callable[[str], str] = str) -> tuple[list[list[Any]], list[list[Any]]]:
-    """(episodes, actions) of a training batch: ROWS of each at most, from all over it, the actions by whole episodes.
+    """(episodes, actions) of a training batch, in the columns of EPISODES and ACTIONS: at most ROWS of each.
 
-    Texts are masked before they are cut: of half a secret nothing shows what it is.
+    Both are spread over the whole batch; actions come from whole episodes. Texts are masked before they are cut, because a
+    cut secret is no longer recognised.
     """
     from environments.base import Scenario
     from steps.analytics.episodes import read_episodes
@@ -154,37 +130,37 @@ def rows(run: Path, number: str, mask: Callable[[str], str] = str) -> tuple[list
 
     played = read_episodes(run / number, "train", {})
     path = run / "scenarios" / "train.parquet"
-    asked = {}
+    prompts = {}
     for scenario in read_records(Scenario, path) if path.is_file() else ():
-        said = [str(message["content"]) for message in scenario.messages if message["role"] == "user"]
-        asked[scenario.id] = short(mask("\n".join(said)))
+        user = [str(message["content"]) for message in scenario.messages if message["role"] == "user"]
+        prompts[scenario.id] = short(mask("\n".join(user)))
     episodes = [
         [
             number,
-            one.id,
-            one.scenario_id,
-            asked.get(one.scenario_id, ""),
-            one.turns,
-            one.tokens,
-            one.score,
-            one.success,
-            one.stop_reason,
-            short(mask(one.error or "")),
+            episode.id,
+            episode.scenario_id,
+            prompts.get(episode.scenario_id, ""),
+            episode.turns,
+            episode.tokens,
+            episode.score,
+            episode.success,
+            episode.stop_reason,
+            short(mask(episode.error or "")),
         ]
-        for one in spread(played, ROWS)
+        for episode in spread(played, ROWS)
     ]
     actions: list[list[Any]] = []
-    acts = sum(len(one.acts) for one in played)
-    for one in spread(played, max(1, len(played) * ROWS // max(1, acts))):
+    acts = sum(len(episode.acts) for episode in played)
+    for episode in spread(played, max(1, len(played) * ROWS // max(1, acts))):
         actions += [
-            [number, one.id, act.turn, act.name, short(mask(act.arguments)), short(mask(act.answer)), act.error]
-            for act in one.acts
+            [number, episode.id, act.turn, act.name, short(mask(act.arguments)), short(mask(act.answer)), act.error]
+            for act in episode.acts
         ]
     return episodes, actions[:ROWS]
 
 
 def spread(values: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of them, evenly from first to last."""
+    """At most so many of the values, evenly spaced from first to last."""
     count = min(most, len(values))
     return [values[place * len(values) // count] for place in range(count)]
 
@@ -193,19 +169,19 @@ def short(text: str) -> str:
     return text if len(text) <= CHARACTERS else text[: CHARACTERS - 1] + "…"
 
 
-def send_adapter(run: Any, folder: Path, tell: Callable[[str], None]) -> None:
-    """The adapter as an artifact named by its content's hash, unless a file of it holds what must be masked."""
+def send_adapter(run: Any, folder: Path, log_message: Callable[[str], None]) -> None:
+    """Send the adapter as an artifact named by its content's hash, unless one of its files holds a secret."""
     import wandb
 
     from steps.core.masking import masked
     from steps.policy.adapter import adapter_hash
 
     if not folder.is_dir():
-        tell(f"error: {folder} is not there, and is not sent")
+        log_message(f"error: {folder} does not exist, and is not sent")
         return
     for path in sorted(folder.glob("*.json")):
         if masked(text := path.read_text()) != text:
-            tell(f"error: the adapter is not sent: {path} holds what looks like a secret")
+            log_message(f"error: the adapter is not sent: {path} holds what looks like a secret")
             return
     artifact = wandb.Artifact(f"adapter-{adapter_hash(folder)}", type="model")
     artifact.add_dir(str(folder))
@@ -213,22 +189,22 @@ def send_adapter(run: Any, folder: Path, tell: Callable[[str], None]) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """`words`: the project's root and its state. Exit code 1, and "error: …", where W&B could not be logged to."""
+    """`words`: the project's root, and its state folder. A failure prints "error: …" and is exit code 1."""
     root, state = map(Path, words)
     for name, folder in (("WANDB_DATA_DIR", "wandb-data"), ("WANDB_CACHE_DIR", "wandb-cache")):
         os.environ.setdefault(name, str(state / folder))
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     os.environ.setdefault("WANDB_SILENT", "true")
 
-    def tell(text: str) -> None:
+    def log_message(text: str) -> None:
         print(text, flush=True)
 
     try:
-        serve(root, state, sys.stdin, tell)
+        serve(root, state, sys.stdin, log_message)
     except (Exception, KeyboardInterrupt) as problem:
         from steps.core.masking import masked
 
-        tell(f"error: {masked(' '.join(f'{type(problem).__name__}: {problem}'.split()))}")
+        log_message(f"error: {masked(' '.join(f'{type(problem).__name__}: {problem}'.split()))}")
         return 1
     return 0
 

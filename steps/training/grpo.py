@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
-from steps.core.progress import progress, say
+from steps.core.progress import measure, progress, say
 from steps.policy.adapter import adapter_hash
 from steps.training import model, packing
 from steps.training.batches import Example, OptimizerStep, by_group, micro_batches, split_evenly
@@ -157,6 +157,7 @@ class Trainer:
             progress(number + 1, planned, "optimiser steps")
         if self.steps - begun != planned:
             raise AssertionError(f"{self.steps - begun} optimiser steps were made, {planned} were planned")
+        measure(learning_rate=optimizer.param_groups[0]["lr"])  # of the last step; kept beside the stage's seconds
         self.moments = {
             name: {kind: optimizer.state[weight][kind] for kind in ("exp_avg", "exp_avg_sq")}
             for name, weight in self.weights.items()

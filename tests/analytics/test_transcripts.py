@@ -228,7 +228,7 @@ def test_rewards_and_scenarios_from_elsewhere(run: Path, tmp_path: Path, capsys:
         (["run/002"], "run/002 does not exist"),
         (["run/scenarios"], "run/scenarios/trajectories.parquet does not exist"),
         (["run/001/rewards.parquet"], "run/001/rewards.parquet holds no trajectories"),
-        (["junk.parquet"], "junk.parquet holds no trajectories"),
+        (["junk.parquet"], "junk.parquet cannot be read (Parquet"),
         (["empty.parquet"], "empty.parquet holds no trajectories"),
         (["run/001", "--rewards", "none.parquet"], "none.parquet does not exist"),
         (["run/001", "--rewards", "run/001/trajectories.parquet"], "trajectories.parquet holds no rewards"),

@@ -260,17 +260,15 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest
 
 
 def test_tracking_logs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from steps.tracking.tracker import Tracker
+    from steps.tracking.measured import MeasuredRun
 
     folder = by_hand(tmp_path, monkeypatch)
-    tracker = Tracker.__new__(Tracker)  # without a store: nothing is logged here
     told: list[str] = []
-    tracker.root, tracker.tell = tmp_path, told.append
-    tracker.params = params.load(tmp_path / "params.yaml", params.Params)
+    measured = MeasuredRun(tmp_path, told.append)
     entries: dict[str, Any] = {f"{stage}@001": {"deps": [], "outs": []} for stage in ("update", "score")}
-    metrics, _ = tracker._measured("001", entries, None)
+    metrics, _ = measured.iteration("001", entries, None)
     assert metrics["waste/unscored"] == pytest.approx(0.11)
     (folder / "fates.json").unlink()
-    metrics, _ = tracker._measured("001", entries, None)
+    metrics, _ = measured.iteration("001", entries, None)
     assert "waste/unscored" not in metrics
     assert any(text.startswith("waste/ is left out: ") for text in told)

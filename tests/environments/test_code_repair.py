@@ -15,7 +15,7 @@ import pytest
 
 from environments import _mutants, _sandbox
 from environments._mutants import mutants
-from environments._sandbox import Outcome, run, same
+from environments._sandbox import RunResult, run, same
 from environments.base import Message, Scenario, Split, split_of, use
 from environments.code_repair import LONGEST_CODE, SHARES, CodeRepair, Problems, shorten, submitted
 from tests.conftest import ROOT
@@ -44,7 +44,7 @@ def double() -> CodeRepair:
     return CodeRepair(CodeRepair.from_problem("train", DOUBLE, None), EMPTY)
 
 
-def tried(code: str, **more: Any) -> Outcome:
+def tried(code: str, **more: Any) -> RunResult:
     """A run of code that defines no function and is called by none."""
     return run(code + "\ndef f():\n    pass\n", "f", [], **more)
 

@@ -1,7 +1,7 @@
 """What all tasks share: seeds, splits, players, rewards, errors, secrets, rendering, and answers to malformed turns.
 
-    pytest tests/test_environments.py                     # every task of environments/, and its template
-    pytest tests/test_environments.py --task my_task      # one; a dotted module works too
+    pytest tests/environments/test_environments.py                 # every task of environments/, and its template
+    pytest tests/environments/test_environments.py --task my_task  # one task; a dotted module works, too
 
 Each check is held to a broken task at the end of this file. What is a task's own (is this the right reward?) stands in
 tests/test_<task>.py.
@@ -516,7 +516,7 @@ def outputs(task: Task, seed: int) -> Iterator[tuple[str, str]]:
     ]
     known += [(name, example(task, name)) for name in task.env.tools() for _ in range(1 + len(known) // 4)]
     known = known or [("answer", {"text": "word"})]
-    kinds = [kind for kind in HEAVY for _ in range(8)]
+    kinds = [kind for kind in HEAVY for _ in range(3)]
     kinds += [KINDS[at % len(KINDS)] for at in range(OUTPUTS - len(kinds))]
     rng.shuffle(kinds)
     for kind in kinds:

@@ -58,7 +58,7 @@ def test_a_new_task_passes_what_every_task_must_pass(tmp_path: Path) -> None:
     ):
         assert len(env.scenarios(_new.facts(), cast(Split, split), count, preset.seed)) == count
     for words in (
-        ("pytest", "-q", "-p", "no:cacheprovider", "tests/test_environments.py", "--task", "river_names"),
+        ("pytest", "-q", "-p", "no:cacheprovider", "tests/environments/test_environments.py", "--task", "river_names"),
         ("ruff", "check", "--no-cache", "environments/river_names.py"),
         ("ruff", "format", "--check", "--no-cache", "environments/river_names.py"),
     ):

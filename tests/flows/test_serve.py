@@ -1,4 +1,7 @@
-"""Export and serve, from a real registry: PEFT folder, merged weights, a stand-in for the hub; vLLM swaps adapters."""
+"""Export and serve, from a real registry: PEFT folder, merged weights, a stand-in for the hub; vLLM swaps adapters.
+
+Stock PEFT and vLLM's stock OpenAI server, which flows.serve starts, answer with the tokens of the evaluation.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 
 from flows import export
 from steps.core import params
 from steps.core.errors import UserError
+from steps.core.records import Trajectory, Turn, read_records
 from steps.policy.adapter import adapter_hash
 from steps.registry import publish
 from steps.registry.model import read_registry
@@ -32,17 +36,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def published(project: Project) -> Iterator[Path]:
     """The run's folder, in whose registry both of its adapters have a version; the newest is the champion."""
-    parameters = params.load(project.folder / "params.yaml", params.RegisterParams)
+    known = params.load(project.folder / "params.yaml", params.RegisterParams)
     before = Path.cwd(), dict(os.environ)
     os.chdir(project.folder)
     try:
         for number in ("001", "002"):
             folder = project.folder / "run" / number
             tested = _as_test(folder)
-            publish.publish(project.folder, folder / "adapter", tested, project.folder / "run/000/test", parameters)
-        registry = read_registry(project.folder, parameters.model)
+            publish.publish(project.folder, folder / "adapter", tested, project.folder / "run/000/test", known)
+        registry = read_registry(project.folder, known.model)
         newest = max(registry.versions, key=int)
-        registry.client.set_registered_model_alias(parameters.model, "champion", newest)
+        registry.client.set_registered_model_alias(known.model, "champion", newest)
         yield project.folder
     finally:
         os.chdir(before[0])
@@ -54,11 +58,11 @@ def _as_test(folder: Path) -> Path:
     """A test evaluation of an iteration: its own, or its validation's figures under that name."""
     if (folder / "test/summary.json").exists():
         return folder / "test"
-    summary = json.loads((folder / "evaluation/summary.json").read_text())
-    copy = folder.parent.parent / ".flywheel" / f"test-{folder.name}"
-    copy.mkdir(exist_ok=True)
-    (copy / "summary.json").write_text(json.dumps(summary | {"split": "test", "n": 30}))
-    return copy
+    found = json.loads((folder / "evaluation/summary.json").read_text())
+    made = folder.parent.parent / ".flywheel" / f"test-{folder.name}"
+    made.mkdir(exist_ok=True)
+    (made / "summary.json").write_text(json.dumps(found | {"split": "test", "n": 30}))
+    return made
 
 
 def test_the_champion_as_a_peft_folder_and_merged(published: Path, tmp_path: Path) -> None:
@@ -66,21 +70,21 @@ def test_the_champion_as_a_peft_folder_and_merged(published: Path, tmp_path: Pat
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    parameters = params.load(published / "params.yaml", params.RegisterParams)
-    version = export.export(published, parameters, "champion", tmp_path / "adapter")
+    known = params.load(published / "params.yaml", params.RegisterParams)
+    version = export.export(published, known, "champion", tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "tasks_data/embedded_policy"
     weights = "adapter_model.safetensors"
-    adapters = {adapter_hash(path): path for path in published.glob("run/*/adapter")}
-    trained = adapters[version.tags["adapter_hash"]]
+    made = {adapter_hash(path): path for path in published.glob("run/*/adapter")}
+    trained = made[version.tags["adapter_hash"]]
     assert (tmp_path / "adapter" / weights).read_bytes() == (trained / weights).read_bytes()
     card = (tmp_path / "adapter/README.md").read_text()
     assert f"# email_search, version {version.version}" in card
     assert version.tags["adapter_hash"] in card
     with pytest.raises(UserError, match="exists: name a folder that does not"):
-        export.export(published, parameters, "champion", tmp_path / "adapter")
+        export.export(published, known, "champion", tmp_path / "adapter")
 
-    export.export(published, parameters, "champion", tmp_path / "merged", merged=True)
+    export.export(published, known, "champion", tmp_path / "merged", merged=True)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     base = AutoModelForCausalLM.from_pretrained(ROOT / "tasks_data/embedded_policy")
     adapted = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
@@ -105,8 +109,8 @@ class Hub(BaseHTTPRequestHandler):
             return self._send(200, {"errors": [], "warnings": []})
         if "preupload" in self.path:
             files = [
-                {"path": entry["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for entry in json.loads(body)["files"]
+                {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for one in json.loads(body)["files"]
             ]
             return self._send(200, {"files": files})
         return self._send(403, {"error": "this stand-in takes no commit"})
@@ -131,69 +135,117 @@ def test_a_push_goes_as_far_as_a_stand_in_for_the_hub_lets_it(published: Path, t
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
     words = [sys.executable, "-m", "flows.export", "--to", str(tmp_path / "out"), "--push", "me/agent"]
-    environment = os.environ | {"HF_ENDPOINT": address, "HF_TOKEN": "hf_planted_secret", "NO_PROXY": "127.0.0.1"}
-    process = subprocess.run(words, cwd=published, env=environment, capture_output=True, text=True, timeout=120)
+    known = os.environ | {"HF_ENDPOINT": address, "HF_TOKEN": "hf_planted_secret", "NO_PROXY": "127.0.0.1"}
+    done = subprocess.run(words, cwd=published, env=known, capture_output=True, text=True, timeout=120)
     server.shutdown()
-    assert process.returncode == 2, process.stderr
-    assert "the hub refuses me/agent" in process.stderr
-    assert "hf_planted_secret" not in process.stdout + process.stderr
+    assert done.returncode == 2, done.stderr
+    assert "the hub refuses me/agent" in done.stderr
+    assert "hf_planted_secret" not in done.stdout + done.stderr
     paths = [path for path, _, _ in Hub.calls]
     assert "/api/repos/create" in paths
     assert any("/commit/" in path for path in paths), "the files were offered"
     assert all(key == "Bearer hf_planted_secret" for _, key, _ in Hub.calls)
     asked = json.loads(Hub.calls[0][2])
     assert asked.get("private") is True or asked.get("visibility") == "private", asked
-    without = {name: value for name, value in environment.items() if name != "HF_TOKEN"}
+    without = {name: value for name, value in known.items() if name != "HF_TOKEN"}
     words[4] = str(tmp_path / "again")
-    process = subprocess.run(words, cwd=published, env=without, capture_output=True, text=True, timeout=120)
-    assert (process.returncode, "HF_TOKEN is not set" in process.stderr) == (2, True)
+    done = subprocess.run(words, cwd=published, env=without, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "HF_TOKEN is not set" in done.stderr) == (2, True)
 
 
-def test_the_server_follows_the_alias_without_a_restart(published: Path, tmp_path: Path) -> None:
-    parameters = params.load(published / "params.yaml", params.RegisterParams)
-    registry = read_registry(published, parameters.model)
-    port, log = free_port(), tmp_path / "serve.log"
+def evaluated_turns(folder: Path) -> list[Turn]:
+    """Every turn of the first three scenarios of an iteration's evaluation."""
+    trajectories = read_records(Trajectory, folder / "evaluation" / "trajectories.parquet")
+    return [turn for trajectory in trajectories[:3] for turn in trajectory.turns]
+
+
+def test_stock_peft_answers_alike(project: Project) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(project.folder / "tasks_data/embedded_policy", dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, project.folder / "run/002/adapter").eval()
+    for turn in evaluated_turns(project.folder / "run/002"):
+        prompt = torch.tensor([turn.prompt_ids])
+        length = len(turn.completion_ids)
+        mask = torch.ones_like(prompt)
+        answer = model.generate(input_ids=prompt, attention_mask=mask, max_new_tokens=length, do_sample=False)
+        assert tuple(answer[0, prompt.shape[1] :].tolist()) == turn.completion_ids
+
+
+class Served(NamedTuple):
+    """A running flows.serve."""
+
+    process: subprocess.Popen[str]
+    port: int
+    token: str
+    log: Path
+
+
+@pytest.fixture(scope="module")
+def served(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    port, log = free_port(), tmp_path_factory.mktemp("serve") / "serve.log"
     process = start(python("flows.serve", "--port", str(port), "--seconds", "1"), published, log=log)
+    until = time.monotonic() + 300
     try:
-        until = time.monotonic() + 300
         while "serving: http" not in log.read_text():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < until, (published / ".flywheel/serve.log").read_text()[-2000:]
             time.sleep(0.5)
-        token = (published / ".flywheel/serve.key").read_text().strip()
-        first = ask(port, token)
-        champion = registry.aliases["champion"]
-        other = next(number for number in registry.versions if number != champion)
-        registry.client.set_registered_model_alias(parameters.model, "champion", other)
-        while f"now serving version {other} in place of {champion}" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.5)
-        second = ask(port, token)
-        registry.client.set_registered_model_alias(parameters.model, "champion", champion)
-        while f"now serving version {champion} in place of {other}" not in log.read_text():
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.5)
-        assert ask(port, token) == first
-        assert second != first, "the two adapters answer with other logprobs"
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            ask(port, "wrong")
+        yield Served(process, port, (published / ".flywheel/serve.key").read_text().strip(), log)
     finally:
         end(process, signal.SIGTERM)
+
+
+def test_vllms_stock_server_answers_alike(published: Path, served: Served) -> None:
+    model = params.load(published / "params.yaml", params.RegisterParams).model
+    registry = read_registry(published, model)
+    tag = registry.version("champion").tags["adapter_hash"]
+    [folder] = (path for path in published.glob("run/00[12]") if adapter_hash(path / "adapter") == tag)
+    turns = evaluated_turns(folder)
+    assert turns
+    for turn in turns:
+        body = {"prompt": list(turn.prompt_ids), "max_tokens": len(turn.completion_ids), "return_token_ids": True}
+        assert tuple(post(served.port, served.token, body)["token_ids"]) == turn.completion_ids
+
+
+def test_the_server_follows_the_alias_without_a_restart(published: Path, served: Served) -> None:
+    process, port, token, log = served
+    known = params.load(published / "params.yaml", params.RegisterParams)
+    registry = read_registry(published, known.model)
+    until = time.monotonic() + 300
+    first = ask(port, token)
+    champion = registry.aliases["champion"]
+    other = next(number for number in registry.versions if number != champion)
+    registry.client.set_registered_model_alias(known.model, "champion", other)
+    while f"now serving version {other} in place of {champion}" not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.5)
+    second = ask(port, token)
+    registry.client.set_registered_model_alias(known.model, "champion", champion)
+    while f"now serving version {champion} in place of {other}" not in log.read_text():
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.5)
+    assert ask(port, token) == first
+    assert second != first, "the two adapters answer with other logprobs"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        ask(port, "wrong")
     hashes = {path.name for path in (published / ".flywheel/served").iterdir()}
     assert hashes == {adapter_hash(published / f"run/{number}/adapter") for number in ("001", "002")}
 
 
-def ask(port: int, token: str) -> list[float]:
-    """Logprobs of a greedy completion of the served adapter."""
-    body = {
-        "model": "email_search",
-        "prompt": "What is the budget for Falcon?",
-        "max_tokens": 8,
-        "temperature": 0,
-        "logprobs": 1,
-    }
+def post(port: int, token: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The first choice of a greedy completion of the served adapter."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), headers)
+    data = json.dumps({"model": "email_search", "temperature": 0, **body}).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", data, headers)
     with urllib.request.urlopen(request, timeout=240) as answer:
-        return [round(logprob, 4) for logprob in json.loads(answer.read())["choices"][0]["logprobs"]["token_logprobs"]]
+        return dict(json.loads(answer.read())["choices"][0])
+
+
+def ask(port: int, token: str) -> list[float]:
+    """The logprobs of a short completion."""
+    choice = post(port, token, {"prompt": "What is the budget for Falcon?", "max_tokens": 8, "logprobs": 1})
+    return [round(logprob, 4) for logprob in choice["logprobs"]["token_logprobs"]]

@@ -184,11 +184,11 @@ def dump(ledger: Ledger) -> tuple[list[Any], list[Any]]:
     return sorted(nodes), sorted(edges)
 
 
-def trained(found: questions.Forward) -> dict[str, str]:
+def trained(found: questions.Impact) -> dict[str, str]:
     return {one.adapter: one.how for one in found.trained}
 
 
-def evaluated(found: questions.Forward) -> list[str]:
+def evaluated(found: questions.Impact) -> list[str]:
     return [one.adapter for one in found.evaluated]
 
 
@@ -448,7 +448,7 @@ def test_a_verdict_that_cannot_be_read_is_one_sentence(made: Run, sqlite: Ledger
     folder = made.root / "run/promote" / made.adapters[2]
     (folder / "evaluations.json").unlink()
     done = index.index(made.root, sqlite)
-    said = f"run/promote/{made.adapters[2]}/evaluations.json is missing: what the verdict rests on is not known"
+    said = f"run/promote/{made.adapters[2]}/evaluations.json is missing: the verdict is not linked to its evaluations"
     assert done.left_out == [said]
     (folder / "evaluations.json").write_text("[]")
     with pytest.raises(UserError, match=r"run/promote/\w+ holds no verdict"):
@@ -501,7 +501,7 @@ def test_what_is_not_what_dvc_recorded_is_not_linked(made: Run, sqlite: Ledger) 
     (made.root / "run/002/adapter/adapter_model.safetensors").write_bytes(b"another")
     (made.root / "run/009").mkdir()
     done = index.index(made.root, sqlite)
-    recorded = "is not what dvc.lock recorded (`dvc repro` or `dvc checkout` mends it)"
+    recorded = "is not what dvc.lock recorded (`dvc repro` or `dvc checkout` repairs it)"
     assert done.left_out == [f"run/002/adapter {recorded}", "run/009 is not in chain.yaml"]
     found = questions.forward("scenario", "s3", sqlite, made.root)
     assert (trained(found), found.unlinked) == ({}, [two]), "it was evaluated, that is all that is known"
@@ -527,14 +527,28 @@ def test_what_is_not_what_dvc_recorded_is_not_linked(made: Run, sqlite: Ledger) 
     assert one != two
 
 
+def test_a_judge_that_is_code_needs_its_code_in_the_lock() -> None:
+    """Where that is recorded before and after the move into rooms; a judge without code has no identity."""
+    entry = {"deps": [{"path": path, "md5": md5} for path, md5 in CODE.items()]}
+    identity = reader.code_judge("rule", entry)
+    moved = {"deps": [dep | {"path": dep["path"].replace("judging/", "")} for dep in entry["deps"]]}
+    assert reader.code_judge("rule", moved) == identity
+    entry["deps"][1]["md5"] = "0" * 32
+    assert reader.code_judge("rule", entry) != identity
+    with pytest.raises(
+        UserError, match=r"no code of the judge rule \(steps/judging/rule\.py under the deps of score\)"
+    ):
+        reader.code_judge("rule", {"deps": entry["deps"][:1]})
+
+
 @pytest.mark.parametrize(
     ("path", "content", "reason"),
     [
-        ("run/001/trajectories.parquet", b"PAR1 not really", "run/001/trajectories.parquet holds no parquet"),
+        ("run/001/trajectories.parquet", b"PAR1 not really", "run/001/trajectories.parquet cannot be read .Parquet"),
         (
             "run/001/rewards.parquet",
             None,
-            "run/001/rewards.parquet holds no records .no column name, score, success, tr",
+            "run/001/rewards.parquet cannot be read .it has no column name, score, success, tr",
         ),
         ("run/001/judgements.jsonl", b'{"scenario_id": 1}\n', "run/001/judgements.jsonl, line 1 holds no judgement"),
         ("run/001/metrics.json", b"[1]", "run/001/metrics.json holds no JSON object .it is list"),

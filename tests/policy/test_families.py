@@ -5,36 +5,47 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT, python, run
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 LAYERS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 
 
-def family(name: str, folder: Path) -> dict[str, Any]:
-    done = run(python("tests.support.families", name, str(folder)), ROOT, seconds=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+Results = tuple[dict[str, dict[str, Any]], str]
+FAMILIES = ["qwen2.5", "qwen3", "llama3", "kimi-k2"]
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The results by family, and what was written to stderr: a family that fails has no results."""
+    folder = tmp_path_factory.mktemp("families")
+    process = run(python("tests.support.families", str(folder), *FAMILIES), ROOT, seconds=560)
+    results = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
+    return {result["family"]: result for result in results}, process.stderr
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "llama3"])
-def test_sampler_and_trainer_agree_before_and_after_an_update(name: str, tmp_path: Path) -> None:
-    found = family(name, tmp_path)
-    assert found["layers"] == LAYERS
-    assert found["kl"] < 1e-8
-    assert found["kl_updated"] < 1e-8  # vLLM serves the new adapter, not the one before
-    assert found["kl_stale"] > 0.01
-    assert found["greedy_same"] == found["greedy"] == 4  # the tokens of Hugging Face generate
+def test_sampler_and_trainer_agree_before_and_after_an_update(name: str, families: Results) -> None:
+    results, errors = families
+    assert name in results, errors[-3000:]
+    result = results[name]
+    assert result["layers"] == LAYERS
+    assert result["kl"] < 1e-8
+    assert result["kl_updated"] < 1e-8  # vLLM serves the new adapter, not the one before
+    assert result["kl_stale"] > 0.01
+    assert result["greedy_same"] == result["greedy"] == 4  # the tokens of Hugging Face generate
 
 
-def test_a_mixture_of_experts_trains_and_is_refused_by_vllm_on_the_cpu(tmp_path: Path) -> None:
+def test_a_mixture_of_experts_trains_and_is_refused_by_vllm_on_the_cpu(families: Results) -> None:
     """Kimi K2 has DeepSeek-V3's architecture. vLLM 0.32 has no operators for it with an adapter on the CPU."""
-    found = family("kimi-k2", tmp_path)
-    assert found["layers"] == ["kv_a_proj_with_mqa", "o_proj", "q_a_proj", "q_b_proj"]
-    assert "mixture of experts" in found["refused"]
-    assert "on a GPU alone" in found["refused"]
-    assert found["off"] < 1e-4
+    results, errors = families
+    assert "kimi-k2" in results, errors[-3000:]
+    result = results["kimi-k2"]
+    assert result["layers"] == ["kv_a_proj_with_mqa", "o_proj", "q_a_proj", "q_b_proj"]
+    assert "mixture of experts" in result["refused"]
+    assert "on a GPU alone" in result["refused"]
+    assert result["off"] < 1e-4

@@ -11,25 +11,36 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PACKAGES = ("flows", "steps", "environments")
-LOCKS = ("requirements/cpu.txt", "requirements/gpu.txt")
+PACKAGES = ("flows", "steps", "environments", "viewer")
+LOCKS = ("requirements/cpu.txt", "requirements/gpu.txt", "requirements/dev.txt")
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # What the modules of a package may not import, anywhere in them.
 FORBIDDEN = {
     "environments": {"flows", "steps", "benchmarks", "prefect", "mlflow", "dvc"},
     "steps": {"flows", "benchmarks", "prefect"},
-    "flows": {"benchmarks"},
+    "flows": {"benchmarks", "viewer"},
+    "viewer": {"benchmarks", "flows", "prefect"},
 }
 # The third writes traces into MLflow's store, with MLflow's own entities and conversion.
-MAY_IMPORT_MLFLOW = {"steps/register.py", "steps/tracking/tracker.py", "steps/tracing/to_mlflow.py"}
+MAY_IMPORT_MLFLOW = {
+    "steps/project/store.py",
+    "steps/registry/publish.py",
+    "steps/tracking/tracker.py",
+    "steps/tracing/to_mlflow.py",
+}
 # What no module of steps/ and environments/ may import before one of its functions is called.
 HEAVY = {"torch", "vllm", "trl", "peft", "transformers", "datasets", "accelerate", "mlflow", "prefect", "dvc"}
 
@@ -130,6 +141,41 @@ def test_import_rules_can_fail(tmp_path: Path, path: str, source: str, upward: b
     assert (upward_imports(tmp_path) != [], heavy_imports(tmp_path) != []) == (upward, heavy)
 
 
+# --- Dependencies
+
+# Declared, and used without an import.
+UNIMPORTED = {"psycopg": "SQLAlchemy loads it for a ledger in PostgreSQL", "uv": "the Makefile runs it"}
+
+
+def dependency_faults(imports: set[str], declared: set[str], distributions: Mapping[str, list[str]]) -> list[str]:
+    """Distributions that are imported and not declared, or the other way round. Names are canonical."""
+    needed = {frozenset(map(canonicalize_name, distributions[name])) for name in imports if name in distributions}
+    faults = [f"{'/'.join(sorted(names))} is imported, not declared" for names in needed if not names & declared]
+    imported_names = frozenset().union(*needed)
+    return sorted(faults + [f"{name} is declared, imported nowhere" for name in declared - imported_names])
+
+
+def test_what_is_imported_is_declared_and_nothing_else() -> None:
+    trees = [tree for _, _, tree in modules(ROOT)]
+    imports = {name.partition(".")[0] for tree in trees for node in ast.walk(tree) for name in imported(node)}
+    texts = [
+        *PROJECT["dependencies"],
+        *PROJECT["optional-dependencies"]["cpu"],
+        *PROJECT["optional-dependencies"]["wandb"],
+    ]
+    declared = {canonicalize_name(Requirement(text).name) for text in texts} - UNIMPORTED.keys()
+    ours = {*PACKAGES, "benchmarks", "tests", *sys.stdlib_module_names}
+    assert dependency_faults(imports - ours, declared, packages_distributions()) == []
+
+
+def test_the_rule_of_dependencies_can_fail() -> None:
+    distributions = {"yaml": ["PyYAML"], "numpy": ["numpy"], "google": ["protobuf", "googleapis-common-protos"]}
+    assert dependency_faults({"yaml", "google"}, {"numpy", "protobuf"}, distributions) == [
+        "numpy is declared, imported nowhere",
+        "pyyaml is imported, not declared",
+    ]
+
+
 # --- The folder mlflow/
 
 
@@ -186,21 +232,31 @@ def test_lock_rule_can_fail(line: str) -> None:
     assert lock_faults(f"accelerate==1.0\n    # via -r requirements.in\n{line}\n") == [line]
 
 
-@pytest.mark.parametrize("extra", ["cpu", "gpu"])
-def test_lock_satisfies_pyproject(extra: str) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    locked = pins((ROOT / f"requirements/{extra}.txt").read_text())
-    for requirement in map(Requirement, project["dependencies"] + extras[extra] + extras["dev"]):
-        version = locked.get(requirement.name.lower())
-        assert version is not None, f"{requirement.name} is not in the lock for {extra}: run 'make lock'"
-        assert requirement.specifier.contains(version, prereleases=True), (
-            f"{requirement} is locked at {version}: run 'make lock'"
-        )
+def lock_lacks(project: dict[str, Any], extras: tuple[str, ...], locked: dict[str, str]) -> list[str]:
+    """Requirements of pyproject.toml, these extras' included, that a lock does not hold in a version that they allow."""
+    optional = project["optional-dependencies"]
+    requirements = map(Requirement, [*project["dependencies"], *(text for extra in extras for text in optional[extra])])
+    lacking = []
+    for requirement in requirements:
+        version = locked.get(canonicalize_name(requirement.name))
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            lacking.append(f"{requirement} is locked at {version}: run 'make lock'")
+    return lacking
+
+
+@pytest.mark.parametrize("engine", ["cpu", "gpu"])
+def test_lock_satisfies_pyproject(engine: str) -> None:
+    product, dev = (pins((ROOT / f"requirements/{name}.txt").read_text()) for name in (engine, "dev"))
+    assert lock_lacks(PROJECT, (engine, "install"), product) == []
+    assert lock_lacks(PROJECT, (engine, "install", "dev", "browser"), product | dev) == []
+    assert not product.keys() & dev.keys(), "the lock for tests only adds to the product's"
+    assert lock_lacks(PROJECT, (engine,), product | {"dvc": "3.68.0"}) == [
+        "dvc~=3.67.1 is locked at 3.68.0: run 'make lock'"
+    ]
 
 
 def test_locks_agree_and_keep_the_cuda_companions_out() -> None:
-    cpu, gpu = (pins((ROOT / lock).read_text()) for lock in LOCKS)
+    cpu, gpu, _ = (pins((ROOT / lock).read_text()) for lock in LOCKS)
     assert cpu["torch"] == gpu["torch"] + "+cpu"
     same = (
         "prefect",
@@ -320,7 +376,7 @@ def test_help_lists_every_target(tree: Path) -> None:
     phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), flags=re.M)
     assert phony is not None
     listed = re.findall(r"^  make (\S+) +\S", make(tree).stdout, flags=re.M)
-    assert set(listed) == set(phony.group(1).split()) - {"environment"}
+    assert set(listed) == set(phony.group(1).split()) - {"dev", "environment"}
 
 
 def test_prefect_reads_its_settings_from_pyproject() -> None:

@@ -347,16 +347,16 @@ def tracked(project: Project, receiver: Receiver, monkeypatch: pytest.MonkeyPatc
     if wandb:
         monkeypatch.setenv("WANDB_MODE", "offline")
     tracker = tracking.start(project.root, told.append)
-    tracker.beside = weights_and_biases.start(tracker)
-    tracker.iteration("001", 0.25)
-    if tracker.beside:
-        tracker.beside.iteration("001")
-    tracker.finish()
-    if tracker.beside:
-        tracker.beside.finish("001")
+    beside = weights_and_biases.start(tracker.root, tracker.params, tracker.metrics, tracker.log_message)
+    assert (beside is not None) == wandb
+    trackers: list[tracking.Tracker] = [tracker, beside] if beside else [tracker]
+    for service in trackers:
+        service.iteration("001", 0.25)
+    for service in trackers:
+        service.finish()
     (project.root / "curve.png").write_bytes(b"png")
     tracker.log_artifact(project.root / "curve.png")
-    tracker.tell(f"Langfuse at https://me:{core('git')}@example.com does not take traces")
+    tracker.log_message(f"Langfuse at https://me:{core('git')}@example.com does not take traces")
     run = project.root / "run"
     known = params.load(project.root / "params.yaml", params.RegisterParams)
     publish.publish(project.root, run / "001/adapter", run / "001/test", run / "000/test", known)

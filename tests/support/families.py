@@ -1,14 +1,16 @@
-"""One model family from a random tiny checkpoint: vLLM samples with an adapter, the trainer agrees and updates, vLLM serves.
+"""Model families from random tiny checkpoints: vLLM samples with an adapter, the trainer agrees and updates, vLLM serves.
 
-python -m tests.support.families qwen3 FOLDER      # prints what was found as JSON
+python -m tests.support.families FOLDER qwen3 llama3     # prints the results of each family as a line of JSON
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,5 +184,27 @@ def main(family: str, folder: Path) -> dict[str, Any]:
     return found | {"greedy_same": generated_alike(trainer.model, greedy), "greedy": len(greedy)}
 
 
+def each(folder: Path, families: list[str]) -> None:
+    """Each family in a forked process of its own, since a process holds one engine; the imports are made once for all."""
+    import vllm  # noqa: F401 (the imports of TRL and vLLM take most of a family's time)
+    from trl import GRPOTrainer  # noqa: F401
+
+    from steps.training import grpo  # noqa: F401
+
+    for family in families:
+        sys.stdout.flush()
+        if child := os.fork():
+            os.waitpid(child, 0)
+            continue
+        try:
+            (folder / family).mkdir()
+            print(json.dumps(main(family, folder / family)), flush=True)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(0)
+
+
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], Path(sys.argv[2]))))
+    each(Path(sys.argv[1]), sys.argv[2:])

@@ -29,7 +29,8 @@ from steps.project.git import git_state
 from steps.project.lock import read_lock
 from steps.project.store import make_store
 from steps.tracking.system_metrics import Sample
-from steps.tracking.tracker import Tracker, start
+from steps.tracking.tracker import MlflowTracker, start
+from tests.conftest import MlflowServer
 
 ROOT = Path(__file__).parent.parent.parent
 PARAMS: dict[str, Any] = {
@@ -108,8 +109,9 @@ class Project:
             metrics |= {"clip_ratio/region_mean": 0.01, "grad_norm": 1.5, "trained": 6, "quarantined": 0}
             (folder / "metrics.json").write_text(json.dumps(metrics))
             (folder / "timings").mkdir()
-            for stage in OUTPUTS:
-                (folder / f"timings/{OUTPUTS[stage]}.json").write_text(json.dumps({"stage": stage, "seconds": 2.0}))
+            for stage, output in OUTPUTS.items():
+                measured = {"stage": stage, "seconds": 2.0} | ({"learning_rate": 3e-06} if stage == "update" else {})
+                (folder / f"timings/{output}.json").write_text(json.dumps(measured))
 
     def write(self) -> None:
         """params.yaml, chain.yaml and dvc.lock of what is there."""
@@ -142,7 +144,7 @@ class Project:
     def lock(self, stages: dict[str, Any]) -> None:
         (self.root / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}, sort_keys=False))
 
-    def log(self, *numbers: str, finish: bool = True) -> tuple[Tracker, list[str]]:
+    def log(self, *numbers: str, finish: bool = True) -> tuple[MlflowTracker, list[str]]:
         """What a flow does; returns what was told as well."""
         told: list[str] = []
         tracker = start(self.root, told.append)
@@ -166,7 +168,7 @@ def project(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) 
         os.environ.pop(name)
 
 
-def runs(tracker: Tracker, parent: bool = False) -> list[Any]:
+def runs(tracker: MlflowTracker, parent: bool = False) -> list[Any]:
     found = tracker.client.search_runs([tracker.experiment], order_by=["tags.iteration ASC"])
     return [run for run in found if ("iteration" not in run.data.tags) == parent]
 
@@ -191,6 +193,7 @@ def test_a_run_is_logged_whole(project: Project) -> None:
     assert second.metrics["val/success_date_ last_"] == 0.5
     assert second.metrics["clip_ratio/region_mean"] == 0.01
     assert second.metrics["seconds/update"] == 2.0
+    assert second.metrics["update/learning_rate"] == 3e-06
     assert second.metrics["overhead_seconds"] == 0.25
     assert second.metrics["tokens_per_second"] == 40 * 8 / 2
     assert second.params["update.learning_rate"] == "1e-05"
@@ -311,7 +314,7 @@ def test_going_on_later_finds_the_same_parent(project: Project) -> None:
     assert parent.data.tags["train.iterations"] == "3"
     assert parent.data.metrics["test/success"] == pytest.approx(0.5)
     later.finish("KILLED")
-    assert runs(tracker, parent=True)[0].info.status == "KILLED"
+    assert runs(tracker, parent=True)[0].info.status == "FINISHED", "its end was logged already"
 
 
 @pytest.mark.parametrize(("problem", "status"), [(OSError("full"), "FAILED"), (KeyboardInterrupt(), "KILLED")])
@@ -320,13 +323,14 @@ def test_a_flow_that_does_not_get_to_its_end_leaves_no_run_running(
 ) -> None:
     from flows import train
     from flows.terminal.display import RunDisplay
+    from steps.project import chain
 
     def fails(*_: object) -> None:
         raise problem
 
     tracker, _ = project.log("001", finish=False)
-    monkeypatch.setattr(train, "open_tracker", lambda _: tracker)
-    monkeypatch.setattr(train.chain, "write_chain", fails)
+    monkeypatch.setattr(train, "open_trackers", lambda _: (tracker, [tracker]))
+    monkeypatch.setattr(chain, "write_chain", fails)
     with pytest.raises(type(problem)):
         train.train_here(RunDisplay())
     assert tracker.iteration("002") is None, "what is still being logged beside the flow does not bring it to life"
@@ -335,7 +339,7 @@ def test_a_flow_that_does_not_get_to_its_end_leaves_no_run_running(
     assert later.logged == ["002"]
     assert runs(tracker, parent=True)[0].info.status == "RUNNING"
     later.finish()
-    later.stop("FAILED")
+    later.finish("FAILED")
     assert runs(tracker, parent=True)[0].info.status == "FINISHED"
 
 
@@ -343,7 +347,7 @@ def test_a_store_that_is_away_hides_nothing(project: Project, monkeypatch: pytes
     tracker, _ = project.log("001", finish=False)
     client = tracker.client
     monkeypatch.setattr(tracker, "client", None)
-    tracker.stop("FAILED")
+    tracker.finish("FAILED")
     monkeypatch.setattr(tracker, "client", client)
     assert runs(tracker, parent=True)[0].info.status == "RUNNING"
 
@@ -547,34 +551,14 @@ def test_by_hand(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_through_a_server(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    store, artifacts = project.root / ".flywheel/mlflow.db", tmp_path / "artifacts"
-    line = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    line += ["--backend-store-uri", f"sqlite:///{store}", "--artifacts-destination", artifacts.as_uri()]
-    env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    with (tmp_path / "server.log").open("w") as log:
-        server = subprocess.Popen(line, cwd=tmp_path, env=env, stdout=log, stderr=log, start_new_session=True)
-    try:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-        deadline = time.monotonic() + 120
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert server.poll() is None, (tmp_path / "server.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        tracker, told = project.log()
-        assert (told, tracker.logged) == ([], ["001", "002"])
-        again, _ = project.log()
-        assert again.logged == []
-        (parent,), nested = runs(tracker, parent=True), runs(tracker)
-        assert len(nested) == 2
-        assert {item.path for item in tracker.client.list_artifacts(parent.info.run_id)} >= {"dvc.lock", "params.yaml"}
-        assert any(artifacts.rglob("adapter_model.safetensors"))
-        assert not any(project.root.rglob("mlartifacts/**/adapter_model.safetensors"))
-    finally:
-        os.killpg(server.pid, 15)
-        server.wait(240)
+def test_through_a_server(project: Project, mlflow_server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
+    tracker, messages = project.log()
+    assert (messages, tracker.logged) == ([], ["001", "002"])
+    again, _ = project.log()
+    assert again.logged == []
+    (parent,), nested = runs(tracker, parent=True), runs(tracker)
+    assert len(nested) == 2
+    assert {item.path for item in tracker.client.list_artifacts(parent.info.run_id)} >= {"dvc.lock", "params.yaml"}
+    assert any(mlflow_server.artifacts.rglob("adapter_model.safetensors"))
+    assert not any(project.root.rglob("mlartifacts/**/adapter_model.safetensors"))

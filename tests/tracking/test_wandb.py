@@ -10,15 +10,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from environments.base import Scenario, error, use
-from steps.core.params import Params, Update
+from steps.core.params import Params
 from steps.core.records import Reward, Trajectory, Turn, write_records
 from steps.policy.adapter import adapter_hash
 from steps.project import lock
@@ -92,17 +91,18 @@ def episodes(number: str, scenario: Scenario, count: int, turns: int = 2) -> lis
 
 def tracked(project: Project) -> list[str]:
     """What a flow does, with a real tracker; returns what was told."""
-    from steps.tracking.tracker import start
+    from steps.tracking.tracker import Tracker, start
 
     told: list[str] = []
-    tracker = start(project.root, told.append)
-    tracker.beside = wandb.start(tracker)
-    assert tracker.beside is not None
+    mlflow = start(project.root, told.append)
+    beside = wandb.start(mlflow.root, mlflow.params, mlflow.metrics, told.append)
+    assert beside is not None
+    trackers: list[Tracker] = [mlflow, beside]
     for number in ("001", "002"):
-        tracker.iteration(number, 0.25)
-        tracker.beside.iteration(number)
-    tracker.finish()
-    tracker.beside.finish("002")
+        for tracker in trackers:
+            tracker.iteration(number, 0.25)
+    for tracker in trackers:
+        tracker.finish()
     return told
 
 
@@ -132,7 +132,7 @@ def test_an_offline_run_holds_it_all(project: Project, store: None, monkeypatch:
     assert base["val/success"] == 0.3
     assert "average_reward" not in base
     expected = {"average_reward": 1.0, "success_rate": 0.25, "average_episode_length": 3.0, "reward_mean": 1.0}
-    expected |= {"val/success": 0.5, "seconds/update": 2.0, "overhead_seconds": 0.25}
+    expected |= {"val/success": 0.5, "seconds/update": 2.0, "overhead_seconds": 0.25, "learning_rate": 3e-06}
     assert last.items() >= expected.items()
     assert found.summary["test/success"] == 0.4
     assert found.summary["best_iteration"] == "002"
@@ -171,17 +171,16 @@ def test_an_offline_run_holds_it_all(project: Project, store: None, monkeypatch:
 def test_an_interrupted_run_is_ended_and_gone_on_with(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     told: list[str] = []
-    interrupted = wandb.Beside(fake(project.root, told))
+    interrupted = wandb.WandbTracker(*fake(project.root, told))
     interrupted.iteration("001")
-    process = interrupted.process
-    assert process is not None
-    assert process.stdin is not None
-    process.stdin.close()  # as the flow's end does
-    assert process.wait(240) == 0
+    interrupted.finish("KILLED")  # as the flow's end does
+    interrupted.iteration("002")  # what is still being logged beside the flow is not sent
+    assert interrupted.process is not None
+    assert interrupted.process.wait(240) == 0
     [first] = sent(project.root)
     assert ([row["_step"] for row in first.history], first.exit_code) == ([0, 1], 1)
     time.sleep(1.05 - time.time() % 1)  # offline runs are named by the second
-    all_of_it(wandb.Beside(fake(project.root, told)), 2)
+    all_of_it(wandb.WandbTracker(*fake(project.root, told)), 2)
     [_, second] = sent(project.root)
     assert second.run.run_id == first.run.run_id == lock.run_key(lock.read_lock(project.root))
     assert ([row["_step"] for row in second.history], second.exit_code) == ([0, 1, 2], 0)
@@ -189,26 +188,26 @@ def test_an_interrupted_run_is_ended_and_gone_on_with(project: Project, monkeypa
 
 
 def test_without_it_nothing_is_imported_or_started() -> None:
-    code = "import sys; from steps.tracking import wandb; print(wandb.start(None), 'wandb' in sys.modules)"
+    code = "import sys; from steps.tracking import wandb; print(wandb.start(*[None] * 4), 'wandb' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stdout == "None False\n", done.stderr
 
 
 def test_switched_off_in_spite_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    assert wandb.start(fake(Path(), [])) is not None
+    assert wandb.start(*fake(Path(), [])) is not None
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert wandb.start(fake(Path(), [])) is None
+    assert wandb.start(*fake(Path(), [])) is None
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.delenv("WANDB_API_KEY")
-    assert wandb.start(fake(Path(), [])) is None
+    assert wandb.start(*fake(Path(), [])) is None
 
 
 def test_a_key_without_the_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     told: list[str] = []
-    assert wandb.start(fake(Path(), told)) is None
+    assert wandb.start(*fake(Path(), told)) is None
     [said] = told
     assert "(WANDB_API_KEY), and the package wandb is not installed" in said
     assert "k" * 40 not in said
@@ -217,25 +216,27 @@ def test_a_key_without_the_package_is_one_sentence(monkeypatch: pytest.MonkeyPat
 # --- What goes wrong
 
 
-def fake(root: Path, told: list[str]) -> Any:
-    """What Beside reads of a tracker."""
-    parent = SimpleNamespace(data=SimpleNamespace(metrics={"test/success": 0.4, "val/success": 0.2}))
-    return SimpleNamespace(
-        root=root, tell=told.append, params=Params(task="toy"), parent=parent, metrics=lambda number: {"loss": 0.5}
-    )
+def fake(root: Path, told: list[str]) -> tuple[Path, Params, wandb.Metrics, Callable[[str], None]]:
+    """What a WandbTracker is made of, with metrics that no MLflow measured."""
+
+    def metrics(number: str | None) -> dict[str, float]:
+        return {"loss": 0.5} if number else {"test/success": 0.4, "val/success": 0.2}
+
+    return root, Params(task="toy"), metrics, told.append
 
 
-def beside(root: Path, program: str) -> tuple[wandb.Beside, list[str]]:
+def beside(root: Path, program: str) -> tuple[wandb.WandbTracker, list[str]]:
     """In place of the process one that runs this."""
     told: list[str] = []
-    return wandb.Beside(fake(root, told), (sys.executable, "-c", program)), told
+    (root / "chain.yaml").write_text('tested: {base: "000", best: "001"}')
+    return wandb.WandbTracker(*fake(root, told), (sys.executable, "-c", program)), told
 
 
-def all_of_it(one: wandb.Beside, iterations: int = 3) -> float:
+def all_of_it(one: wandb.WandbTracker, iterations: int = 3) -> float:
     started = time.monotonic()
     for number in range(1, iterations + 1):
         one.iteration(f"{number:03d}")
-    one.finish("001")
+    one.finish()
     return time.monotonic() - started
 
 
@@ -243,7 +244,7 @@ def test_one_that_fails_is_one_warning(tmp_path: Path) -> None:
     one, told = beside(tmp_path, "print('noise\\nerror: CommError: no such key'); raise SystemExit(1)")
     all_of_it(one)
     one.iteration("004")
-    one.finish("001")
+    one.finish()
     [said] = told
     assert said.startswith("Weights & Biases does not log this run (CommError: no such key; ")
     assert said.endswith("; the run goes on without it")
@@ -260,7 +261,7 @@ def test_one_that_ends_at_once_is_one_warning(tmp_path: Path) -> None:
 
 def test_one_that_cannot_be_started_is_one_warning(tmp_path: Path) -> None:
     told: list[str] = []
-    one = wandb.Beside(fake(tmp_path, told), (str(tmp_path / "missing"),))
+    one = wandb.WandbTracker(*fake(tmp_path, told), (str(tmp_path / "missing"),))
     all_of_it(one)
     assert len(told) == 1
 
@@ -285,7 +286,7 @@ def test_a_server_that_does_not_answer_holds_nothing_up(project: Project, monkey
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
         monkeypatch.setattr(wandb, "PATIENCE", 1.0)
         told: list[str] = []
-        one = wandb.Beside(fake(project.root, told))
+        one = wandb.WandbTracker(*fake(project.root, told))
         taken = all_of_it(one)
         assert one.process is not None
         assert one.process.poll() is None, "it waits by itself"
@@ -309,9 +310,9 @@ def test_usual_names() -> None:
         "reward_mean": 0.4,
         "success": 0.5,
         "turns": 6.0,
-        "optimizer_steps": 8,
+        "update/learning_rate": 1e-4,
     }
-    found = wandb_process.usual(given, Update(learning_rate=1e-4))
+    found = wandb_process.usual(given)
     assert {name: found[name] for name in found.keys() - given.keys()} == {
         "policy_loss": 0.1,
         "kl_divergence": 0.2,
@@ -321,19 +322,6 @@ def test_usual_names() -> None:
         "learning_rate": 1e-4,
     }
     assert found.items() >= given.items()
-
-
-@pytest.mark.parametrize(
-    ("schedule", "rates"),  # after 1, 2, 3, 6 and 11 steps of a rate of 1, two steps of warm-up, ten in all
-    [
-        ({"lr_scheduler_type": "constant"}, (0, 0.5, 1, 1, 1)),
-        ({"lr_scheduler_type": "linear", "max_steps": 10}, (0, 0.5, 1, 0.625, 0)),
-        ({"lr_scheduler_type": "cosine", "max_steps": 10}, (0, 0.5, 1, (1 + 0.3826834323650898) / 2, 0)),
-    ],
-)
-def test_the_rate_is_the_schedules(schedule: dict[str, Any], rates: Sequence[float]) -> None:
-    update = Update(learning_rate=1.0, warmup_steps=2, **schedule)
-    assert [wandb_process.rate(update, steps) for steps in (1, 2, 3, 6, 11)] == pytest.approx(rates)
 
 
 def test_tables_are_bounded_and_of_the_whole_batch(tmp_path: Path) -> None:
@@ -358,4 +346,4 @@ def test_an_adapter_that_names_a_secret_is_not_sent(tmp_path: Path) -> None:
     said: list[str] = []
     wandb_process.send_adapter(None, tmp_path, said.append)
     wandb_process.send_adapter(None, tmp_path / "missing", said.append)
-    assert ["holds what looks like a secret" in said[0], "is not there" in said[1]] == [True, True]
+    assert ["holds what looks like a secret" in said[0], "does not exist" in said[1]] == [True, True]

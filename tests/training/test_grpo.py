@@ -16,6 +16,7 @@ import pytest
 
 from steps.core.errors import UserError
 from steps.core.params import Policy, Update
+from steps.core.progress import take_measurements
 from steps.core.records import Row
 from steps.policy.adapter import adapter_hash
 from steps.training import grpo, packing
@@ -331,6 +332,7 @@ def test_schedules_go_on_from_a_checkpoint(
     whole.train(examples, update, 1.0, seed=5)
     whole.save_checkpoint(tmp_path / "whole", "a")
     assert rates == transformers_rates(update, 12)
+    assert take_measurements().numbers == {"learning_rate": rates[-1]}, "what trackers log"
     resumed = Trainer(policy, checkpoint=tmp_path / "half")
     resumed.train(examples, update, 1.0, seed=5)
     resumed.save_checkpoint(tmp_path / "resumed", "a")

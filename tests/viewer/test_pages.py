@@ -13,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from environments.base import Message, Scenario, Split
-from steps.analytics.analysis import Analysis, Line, Pattern, Percentiles
+from steps.analytics.analysis import Analysis, GroupSummary, Pattern, Percentiles
 from steps.core.records import Judgement, Order, Reward, Trajectory, Turn, write_records
 from tests.conftest import ROOT
 from viewer import app, charts, compare, group, index, links, pages, tokens
@@ -308,7 +308,7 @@ def test_bands(logprob: float, place: int) -> None:
 
 
 def test_text_of_tokens_is_the_tokenizers() -> None:
-    words = tokens.tokenizer(ROOT / "none", index.Batch(ROOT, "001", "rollout"))
+    words = tokens.tokenizer(ROOT / "none", index.TrajectoryFile(ROOT, "001", "rollout"))
     assert words is not None  # by params.yaml beside it: the embedded policy
     said = '<tool_call>\n{"name": "search_emails", "arguments": {"keywords": ["Nova"]}}\n</tool_call><|im_end|>'
     ids = words.encode(said).ids
@@ -444,10 +444,10 @@ def test_analytics_of_a_run_that_cannot_be_counted(own: Path) -> None:
         assert "waste of 001 is left out" in read(client, "/analytics")
 
 
-def a_line(iteration: str, split: str, success: float, second: float | None) -> Line:
+def a_line(iteration: str, split: str, success: float, second: float | None) -> GroupSummary:
     few = Percentiles(p50=10, p90=20, p99=30)
     latency = None if second is None else Percentiles(p50=second, p90=second, p99=second)
-    return Line(
+    return GroupSummary(
         group=(iteration, split),
         n=10,
         success=success,

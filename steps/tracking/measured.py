@@ -1,0 +1,105 @@
+"""What an iteration measured: the metrics of its MLflow run, read from run/ and checked against dvc.lock.
+
+A file that is missing, or that is not the one dvc.lock recorded, is left out, and a line says why. The rest is still logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from steps.core.errors import UserError
+from steps.core.records import OUTPUTS, Evaluation
+from steps.project.lock import Lock
+
+NOT_IN_NAMES = re.compile(r"[^\w./ -]")  # characters that MLflow refuses in the name of a metric
+
+
+class MeasuredRun:
+    """The measurements in the run/ folder of a project."""
+
+    def __init__(self, root: Path, log_message: Callable[[str], None]) -> None:
+        self.root, self.log_message = root, log_message
+
+    def iteration(self, number: str, entries: Lock, overhead_seconds: float | None) -> tuple[dict[str, float], float]:
+        """(metrics, seconds of all stages) of run/<number>. `entries` are the iteration's stages in dvc.lock."""
+        recorded = {out["path"]: out.get("md5") for entry in entries.values() for out in entry["outs"]}
+        metrics, folder = {}, f"run/{number}"
+        if text := self._read(f"{folder}/metrics.json", recorded.get(f"{folder}/metrics.json")):
+            counted = json.loads(text)
+            metrics = named({name: value for name, value in counted.items() if name != "quarantine"})
+            if "quarantine" in counted:  # only the real update stage writes it, and `waste` needs it
+                metrics |= self._waste(self.root / folder)
+        judge = f"{folder}/judge.json"
+        if judge in recorded and (text := self._read(judge, recorded[judge])):
+            metrics |= named(json.loads(text))
+        metrics |= self.evaluation("val", number, "evaluation")
+        seconds = self._timings(folder, metrics)
+        if metrics.get("seconds/rollout") and "tokens" in metrics:
+            metrics["tokens_per_second"] = metrics["tokens"] * metrics["collected"] / metrics["seconds/rollout"]
+        if overhead_seconds is not None:
+            metrics["overhead_seconds"] = overhead_seconds
+        return metrics, seconds
+
+    def evaluation(self, prefix: str, number: str, name: str) -> dict[str, float]:
+        """Metrics of run/<number>/<name>, unless it evaluated another adapter than the one beside it."""
+        from steps.policy.adapter import adapter_hash
+
+        folder = self.root / "run" / number
+        if not (text := self._read(f"run/{number}/{name}/summary.json")):
+            return {}
+        summary = Evaluation.model_validate_json(text)
+        if (folder / "adapter").exists() and adapter_hash(folder / "adapter") != summary.adapter_hash:
+            self.log_message(
+                f"run/{number}/{name} is of another adapter, and is left out: run `dvc repro` or `dvc checkout`"
+            )
+            return {}
+        low, high = summary.ci95
+        plain = summary.model_dump(include={"n", "success", "reward", "turns", "tokens"})
+        values = plain | {"ci95_low": low, "ci95_high": high}
+        values |= {f"success_{kind}": share for kind, share in summary.slices.items()}
+        return named({f"{prefix}/{key}": value for key, value in values.items()})
+
+    def _timings(self, folder: str, metrics: dict[str, float]) -> float:
+        """Add each stage's seconds, and what it measured itself (calls, retries, learning rate); returns all seconds."""
+        total = 0.0
+        for stage, output in OUTPUTS.items():
+            if text := self._read(f"{folder}/timings/{output}.json"):
+                measured = json.loads(text)
+                total += measured["seconds"]
+                metrics[f"seconds/{stage}"] = measured["seconds"]
+                own = sorted(measured.keys() - {"stage", "seconds"})
+                metrics |= {f"{stage}/{name}": float(measured[name]) for name in own}
+        return total
+
+    def _waste(self, folder: Path) -> dict[str, float]:
+        """What became of the sampled tokens; nothing where the files are not those of the iteration's update."""
+        from steps.analytics.waste import waste
+
+        try:
+            return waste(folder).metrics()
+        except UserError as problem:
+            self.log_message(f"waste/ is left out: {problem}")
+            return {}
+
+    def _read(self, name: str, md5: str | None = None) -> str | None:
+        """The text of a file; None, and a line with the reason, where it is missing or has another md5."""
+        path = self.root / name
+        if not path.exists():
+            self.log_message(f"{name} is missing, and is left out")
+            return None
+        content = path.read_bytes()
+        if md5 is not None and hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
+            self.log_message(
+                f"{name} is not what dvc.lock recorded, and is left out: run `dvc repro` or `dvc checkout`"
+            )
+            return None
+        return content.decode()
+
+
+def named(values: dict[str, float]) -> dict[str, float]:
+    """The values under names that MLflow accepts."""
+    return {NOT_IN_NAMES.sub("_", name): float(value) for name, value in values.items()}
