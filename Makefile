@@ -1,4 +1,4 @@
-# Everything is set up, run and checked from here; `make help` lists the targets. Nothing but Python 3.11, make and git is needed.
+# `make help` lists the targets. Only Python 3.11, make and git are needed.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -33,7 +33,7 @@ CPU_TORCH := $(if $(TORCH_WHEEL),--find-links $(subst $(space), --find-links ,$(
 TORCH := $(if $(filter 1,$(GPU)),,$(CPU_TORCH))
 TORCH_FROM := $(if $(filter 1,$(GPU)),CUDA build,$(if $(TORCH_WHEEL),from $(firstword $(TORCH_WHEEL)),from the PyTorch CPU index))
 
-# The environment is up to date when it holds a file named after the locks, its own Python and where it lies.
+# The environment is up to date if it holds a file named after the hash of the locks, its Python and its folder.
 STAMP = .venv/.installed-$$({ cat $(LOCKS); echo "$(CURDIR)"; .venv/bin/python --version; } 2>&1 | sha256sum | cut -c 1-16)
 # `python` in the commands of dvc.yaml is the environment's.
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv"
@@ -43,17 +43,17 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 UV := UV_FIND_LINKS= VIRTUAL_ENV="$(CURDIR)/.venv" .venv/bin/uv --quiet
 
-# State lies in the project; every service gets an absolute path, for each would otherwise choose one of its own.
+# All state is in the project. Each service gets an absolute path, because each would otherwise choose its own.
 STATE := $(CURDIR)/.flywheel
 export PREFECT_HOME ?= $(STATE)/prefect
 export PREFECT_LOCAL_STORAGE_PATH ?= $(PREFECT_HOME)/storage
 export PREFECT_MEMO_STORE_PATH ?= $(PREFECT_HOME)/memo_store.toml
 export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
 
-# With no bytecode kept, every process spends 17 s instead of 8 s importing the stack.
+# Without bytecode every process spends 17 s instead of 8 s on imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Nothing reports home.
+# No telemetry is sent.
 export DO_NOT_TRACK := 1
 export DVC_NO_ANALYTICS := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
@@ -64,11 +64,11 @@ export VLLM_NO_USAGE_STATS := 1
 
 .PHONY: help install dev environment train new-task check-task test faults bench check format reproduce mlflow prefect ui serve view browser ledger lock clean distclean
 
-help:  ## what there is (this list)
+help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
 		printf '  make %-10s %s\n' "$$target" "$$what"; done
 
-install:  ## set up .venv from the lock file (GPU=1: the lock for CUDA; DEV=1: with what tests need)
+install:  ## set up .venv from the lock files (GPU=1: for CUDA; DEV=1: with the packages for tests)
 	@if [ -e "$(STAMP)" ]; then echo "environment: .venv is up to date with $(strip $(LOCKS))"; else $(MAKE) environment GPU=$(GPU) DEV=$(DEV); fi
 
 dev:
@@ -97,29 +97,29 @@ environment:
 	@touch "$(STAMP)"
 	@echo "environment: ready"
 
-train: install  ## the main job: train, evaluate, register (TASK=name, ARGS=...)
+train: install  ## train an agent, evaluate it, register the best adapter (TASK=name, ARGS="--set seed=2")
 	@mkdir -p "$(PREFECT_HOME)"
 	@$(RUN) python -m flows.train $(if $(TASK),--task $(TASK)) $(ARGS)
 
-new-task: install  ## a small working task to edit (NAME=my_task)
+new-task: install  ## write a small working task to edit (NAME=my_task)
 	@[ -n "$(NAME)" ] || { echo "Name the new task, as in 'make new-task NAME=my_task'." >&2; exit 2; }
 	@$(RUN) python -m environments._new "$(NAME)"
 
-check-task: dev  ## test what every task must keep, on this one (NAME=my_task, or the dotted module of one)
+check-task: dev  ## test a task by the rules for every task (NAME=my_task, or its dotted module)
 	@[ -n "$(NAME)" ] || { echo "Name the task, as in 'make check-task NAME=my_task'." >&2; exit 2; }
 	@$(RUN) python -m pytest -q tests/environments/test_environments.py --task "$(NAME)" $(ARGS)
 
-test: check  ## set up, check, and run every test (ARGS="-k name")
+test: check  ## run make check and all tests (ARGS="-k name")
 	@echo "test: pytest"
 	@$(RUN) python -m pytest -n 2 --dist loadgroup $(ARGS)
 
-faults: dev  ## stop DVC's own work at 600 places, by Ctrl-C and by kill, and go on from each (ARGS="--points 50")
+faults: dev  ## test that a run goes on after DVC is stopped at any of 600 places (ARGS="--points 50")
 	@$(RUN) python -m tests.support.interrupted --points 300 $(ARGS)
 
-bench: dev  ## the quick forms of all benchmarks, rows as they come, and one table of them (ARGS="gate judge")
+bench: dev  ## run the quick form of every benchmark and write one table (ARGS="gate judge")
 	@$(RUN) python -m benchmarks $(ARGS)
 
-check: dev  ## lint, formatting and types
+check: dev  ## check lint, formatting and types
 	@echo "check: ruff, mypy"
 	@$(RUN) ruff check --quiet --output-format concise .
 	@$(RUN) ruff format --check --quiet . || { echo "Some files are not formatted: run 'make format'." >&2; exit 1; }
@@ -129,21 +129,21 @@ format: dev  ## format the code and fix what ruff can fix
 	@$(RUN) ruff check --quiet --fix-only .
 	@$(RUN) ruff format .
 
-reproduce: install  ## dvc repro: run the stages that are stale, without a flow (ARGS=...)
+reproduce: install  ## run the stale stages by dvc repro, without a flow (ARGS=--force: all stages)
 	@$(RUN) dvc repro $(ARGS)
 
 # port_free(port, variable): a taken port is one sentence here, and a page of traceback in the servers.
 port_free = .venv/bin/python -c "import socket; socket.create_server(('127.0.0.1', $(1))).close()" 2>/dev/null || { \
 	echo "Port $(1) on 127.0.0.1 is in use: stop what listens there, or choose another, as in 'make $@ $(2)=$$(( $(1) + 1 ))'." >&2; exit 1; }
 
-mlflow: install  ## MLflow's pages over the local store, http://127.0.0.1:5000 (MLFLOW_PORT=)
+mlflow: install  ## serve MLflow's pages at http://127.0.0.1:5000 (MLFLOW_PORT=5001)
 	@$(call port_free,$(MLFLOW_PORT),MLFLOW_PORT)
 	@mkdir -p "$(STATE)/mlartifacts"
 	@echo "mlflow: http://127.0.0.1:$(MLFLOW_PORT) (Ctrl-C stops it)"
 	@MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(RUN) mlflow server --host 127.0.0.1 --port $(MLFLOW_PORT) --workers 1 \
 		--backend-store-uri "sqlite:///$(STATE)/mlflow.db" --default-artifact-root "file://$(STATE)/mlartifacts" $(ARGS)
 
-prefect: install  ## Prefect's server and pages, http://127.0.0.1:4200 (PREFECT_PORT=)
+prefect: install  ## serve Prefect at http://127.0.0.1:4200 (PREFECT_PORT=4201)
 	@$(call port_free,$(PREFECT_PORT),PREFECT_PORT)
 	@mkdir -p "$(PREFECT_HOME)"
 	@echo "prefect: http://127.0.0.1:$(PREFECT_PORT) (Ctrl-C stops it)"
@@ -151,19 +151,19 @@ prefect: install  ## Prefect's server and pages, http://127.0.0.1:4200 (PREFECT_
 	@PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS="http://127.0.0.1:$(PREFECT_PORT),http://localhost:$(PREFECT_PORT)" \
 		$(RUN) prefect server start --host 127.0.0.1 --port $(PREFECT_PORT) $(ARGS)
 
-ui: install  ## MLflow, Prefect, a worker, deployments, trajectories, on 127.0.0.1 (MLFLOW_PORT=, PREFECT_PORT=, VIEW_PORT=)
+ui: install  ## start MLflow, Prefect with a worker and the deployments, and the viewer of trajectories (ARGS="--runs 2")
 	@exec env $(RUN) python -m flows.ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT) --view-port $(VIEW_PORT) $(ARGS)
 
-serve: install  ## vLLM's OpenAI server with the champion, which follows the registry (SERVE_PORT=, ARGS=...)
+serve: install  ## serve the champion by vLLM's OpenAI server at http://127.0.0.1:8000 (SERVE_PORT=8001)
 	@exec env $(RUN) python -m flows.serve --port $(SERVE_PORT) $(ARGS)
 
-ledger: install  ## rebuild the ledger's index of run/ (its answers of models stay)
+ledger: install  ## rebuild the ledger's index of run/ (stored answers of models stay)
 	@$(RUN) python -m steps.lineage rebuild
 
-view: install  ## a page to browse the trajectories of run/ and of deployed runs, http://127.0.0.1:8600 (VIEW_PORT=, ARGS="--run folder")
+view: install  ## serve the viewer of trajectories at http://127.0.0.1:8600 (VIEW_PORT=8601, ARGS="--run folder")
 	@exec env $(RUN) python -m viewer --port $(VIEW_PORT) $(ARGS)
 
-browser: dev  ## test the pages in a real browser: Debian's chromium, headless (ARGS="-k view")
+browser: dev  ## test the pages in a real browser, Debian's chromium (ARGS="-k view")
 	@command -v chromium chromium-browser google-chrome >/dev/null || { \
 		echo "There is no Chromium on this machine: install Debian's package chromium (apt-get install chromium)." >&2; exit 1; }
 	@$(RUN) python -m pytest tests/browser $(ARGS)
@@ -174,7 +174,7 @@ COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile pyproject.toml
 	--python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 FOR_CPU = --extra cpu --overrides requirements/overrides-cpu.txt $(CPU_TORCH)
 PINS = awk -F '==' '/^[a-z0-9]/ && !seen[$$1]++'
-lock: install  ## resolve pyproject.toml into requirements/*.txt (ARGS=--upgrade)
+lock: install  ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade)
 	@echo "lock: requirements/cpu.txt, dev.txt"
 	@new=$$(mktemp requirements/new.XXXXXX); trap 'rm -f "$$new"' EXIT; \
 	$(COMPILE) $(FOR_CPU) -o requirements/cpu.txt $(ARGS) >/dev/null; \
@@ -188,9 +188,9 @@ lock: install  ## resolve pyproject.toml into requirements/*.txt (ARGS=--upgrade
 	$(COMPILE) --extra gpu -c requirements/dev.txt -o "$$new" >/dev/null; chmod 644 "$$new"; mv "$$new" requirements/gpu.txt
 	@git --no-pager diff --stat -- requirements || true
 
-clean:  ## remove the run's outputs (run/) and caches of tools
+clean:  ## remove run/ and the caches of tools
 	rm -rf run .pytest_cache .mypy_cache .ruff_cache
 	find flows steps environments viewer benchmarks tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-distclean: clean  ## also .venv, DVC's cache and .flywheel/: MLflow's store, the registry, the ledger
+distclean: clean  ## also remove .venv, DVC's cache and .flywheel/ (MLflow's store, registry, ledger)
 	rm -rf .venv .flywheel .dvc/cache .dvc/tmp

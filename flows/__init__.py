@@ -1,1 +1,1 @@
-"""What Prefect runs. Imports go downwards: flows, steps, environments."""
+"""Flows and commands. They import steps and environments, which import none of them."""

@@ -1,6 +1,6 @@
-"""Deploy: the deployments of prefect.yaml, the automations, and the limit of how many runs train on this machine at a time.
+"""Deploy: makes the deployments of prefect.yaml, the automations, and the limit of how many runs train at a time.
 
-python -m flows.deploy [--runs 1]      # `make ui` calls it; against the server that PREFECT_API_URL names
+python -m flows.deploy [--runs 1]      # on the server that PREFECT_API_URL names; `make ui` calls it
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from steps.core.terminal import exit_code
 
 
 def deploy(runs: int = 1) -> None:
-    """Idempotent: what is there is brought up to date."""
+    """Make them, or bring those that exist up to date. `runs` train on this machine at a time."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
         client.upsert_global_concurrency_limit_by_name(LIMIT, runs)
-    done = subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"], capture_output=True, text=True
-    )
-    if done.returncode:
-        raise UserError(f"`prefect deploy --all` failed: {' '.join((done.stderr or done.stdout).split())[-600:]}")
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        raise UserError(f"`prefect deploy --all` failed: {' '.join((process.stderr or process.stdout).split())[-600:]}")
     automations.apply()
 
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.deploy", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
-        "--runs", type=int, default=1, help="at a time on this machine: as many as it has GPUs (default: 1)"
+        "--runs", type=int, default=1, help="runs at a time: as many as this machine has GPUs (default: 1)"
     )
     options = parser.parse_args(words)
     if options.runs < 1:

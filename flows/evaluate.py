@@ -1,12 +1,12 @@
-"""Evaluate: judges a version of the registry beside champion, base policy and scripted player, and moves nothing.
+"""Evaluate: judges a registered version beside champion, base policy and scripted player, and moves no alias.
 
     python -m flows.evaluate                # the version with the alias `challenger`
     python -m flows.evaluate --version 4
 
-On the run's own test scenarios, paired, by the checks of the gate (steps/registry/gate.py): the same table, picture and
-JSON as
-flows/promote.py, in run/promote/<adapter>/, on the flow run's page, and with the MLflow run that made the version. What is
-evaluated here is not evaluated again when it is promoted. `make ui` starts it by itself for every new challenger.
+The policies are compared on the run's own test scenarios, paired, by the checks of the gate (steps/registry/gate.py). The
+table, picture and JSON are those of flows/promote.py: in run/promote/<adapter>/, on the flow run's page, and with the MLflow
+run that made the version. Promoting the version later does not evaluate it again. With `make ui` running, every new
+challenger is evaluated by itself.
 """
 
 from __future__ import annotations
@@ -27,29 +27,34 @@ from steps.registry.gate import Verdict
 
 @flow(name="evaluate", log_prints=False)
 def evaluate(settings: EvaluateSettings) -> Verdict:
-    """The verdict on a version (by default the challenger), as it would be if it were to be promoted now."""
+    """The verdict on a version (by default the challenger), as `promote` would reach it now."""
     with restored():
         try:
-            found = challenge(settings, anyone=True)
-            assert found is not None
+            judged = challenge(settings, also_champion=True)
+            assert judged is not None
             with store.explained(store.address(Path.cwd())):
-                run_id = run_of(found.registry, found.version, found.known)
+                run_id = run_of(judged.model, judged.version, judged.parameters)
                 for name in ("verdict.json", "verdict.md", "verdict.png"):
-                    found.registry.client.log_artifact(run_id, str(found.folder / name), "evaluation")
-            print_end(found.verdict, found.registry, found.version, found.folder, dry_run=True)
-            return found.verdict
+                    judged.model.client.log_artifact(run_id, str(judged.folder / name), "evaluation")
+            print_end(judged.verdict, judged.model, judged.version, judged.folder, dry_run=True)
+            return judged.verdict
         finally:
             end_worker()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.evaluate", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--version", default="challenger", metavar="N", help="of the registered model, or an alias")
-    words = parser.parse_args()
+    parser.add_argument(
+        "--version",
+        default="challenger",
+        metavar="N",
+        help="a version, or an alias (default: challenger)",
+    )
+    options = parser.parse_args()
 
     def work() -> int:
         prepare()
-        evaluate(EvaluateSettings(version=words.version))
+        evaluate(EvaluateSettings(version=options.version))
         return 0
 
     return run_command(work)

@@ -1,10 +1,10 @@
-"""Export: a version of the registry as files: the adapter with a card, or merged into its base model; to a folder or a hub.
+"""Export: writes a registered version to a folder, as adapter or merged into its base model, with its card; also to a hub.
 
     python -m flows.export --to out                              # the champion's PEFT folder and its card
     python -m flows.export --version 3 --merged --to out         # whole weights, which need no PEFT
     HF_TOKEN=… python -m flows.export --to out --push me/agent   # and up to the Hugging Face Hub (HF_ENDPOINT names another)
 
-Nothing is written over: the folder must not exist. The token is read from the environment and stands in no file.
+Nothing is overwritten: the folder must not exist. The token is read from the environment and written to no file.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.core.terminal import exit_code
 from steps.registry import card
-from steps.registry.model import Registry, fetched, policy_of, read_registry
+from steps.registry.model import RegisteredModel, fetched, policy_of, read_registry
 
 
-def export(root: Path, known: params.RegisterParams, wanted: str, to: Path, merged: bool = False) -> Any:
-    """Write a version's files to a new folder; the registry's version."""
+def export(root: Path, settings: params.RegisterParams, name: str, to: Path, merged: bool = False) -> Any:
+    """Write the files of the version `name` (a number or an alias) to a new folder; the registry's entry of it."""
     if to.exists():
-        raise UserError(f"{to} exists: name a folder that does not, nothing is written over")
-    registry = read_registry(root, known.model)
-    version = registry.version(wanted)
+        raise UserError(f"{to} exists: name a folder that does not, nothing is overwritten")
+    model = read_registry(root, settings.model)
+    version = model.version(name)
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=to.parent) as folder:
-        adapter = fetched(registry, version, Path(folder) / "adapter")
-        policy = policy_of(version, adapter, known.policy)
-        made = adapter
+        adapter = fetched(model, version, Path(folder) / "adapter")
+        policy = policy_of(version, adapter, settings.policy)
+        result = adapter
         if merged:
-            made = Path(folder) / "merged"
-            merge(policy, adapter, made)
+            result = Path(folder) / "merged"
+            merge(policy, adapter, result)
         else:
             pin_base(adapter, policy)
-        (made / "README.md").write_text(readme(registry, version, merged))
-        made.rename(to)
+        (result / "README.md").write_text(readme(model, version, merged))
+        result.rename(to)
     return version
 
 
 def merge(policy: Policy, adapter: Path, to: Path) -> None:
-    """The base model with the adapter's products added to its weights, and the tokenizer."""
+    """Write the base model with the adapter merged into its weights, and the tokenizer."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -60,48 +60,50 @@ def merge(policy: Policy, adapter: Path, to: Path) -> None:
 
 
 def pin_base(adapter: Path, policy: Policy) -> None:
-    """The adapter's own file names the base model it was trained on."""
+    """Name the base model, with its revision, in the adapter's own configuration."""
     path = adapter / "adapter_config.json"
     config = json.loads(path.read_text()) | {"base_model_name_or_path": policy.base_model, "revision": policy.revision}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def readme(registry: Registry, version: Any, merged: bool) -> str:
-    """The card that the version's description is; of an older version, what its tags tell."""
+def readme(model: RegisteredModel, version: Any, merged: bool) -> str:
+    """The version's card, which is its description; of an older version without one, a card made from its tags."""
     text = version.description if card.is_card(version.description) else card.card(version.tags)
-    return card.readme(f"{registry.name}, version {version.version}", version.tags, text, merged)
+    return card.readme(f"{model.name}, version {version.version}", version.tags, text, merged)
 
 
 def push(folder: Path, repository: str) -> str:
-    """Upload a folder to the Hub as a private model; its address. UserError without a token, or where the Hub refuses."""
+    """Upload a folder to the Hub as a private model; its address. UserError without a token, or if the Hub refuses it."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
     token = os.environ.get("HF_TOKEN", "").strip()
     if not token:
-        raise UserError("HF_TOKEN is not set: --push needs a token of the Hugging Face Hub that may write")
+        raise UserError("HF_TOKEN is not set: --push needs a Hugging Face token that may write")
     hub = HfApi(token=token)
     try:
         hub.create_repo(repository, repo_type="model", private=True, exist_ok=True)
-        done = hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="A version from the registry")
+        address = hub.upload_folder(
+            repo_id=repository, folder_path=folder, commit_message="A version from the registry"
+        )
     except HfHubHTTPError as problem:
-        raise UserError(f"the hub does not take {repository}: {' '.join(str(problem).split())[:300]}") from None
-    return str(done)
+        raise UserError(f"the hub refuses {repository}: {' '.join(str(problem).split())[:300]}") from None
+    return str(address)
 
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.export", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a new folder")
-    parser.add_argument("--version", default="champion", metavar="N", help="or an alias (default: champion)")
-    parser.add_argument("--merged", action="store_true", help="whole weights in place of the adapter")
-    parser.add_argument("--push", metavar="USER/NAME", help="upload it to the Hugging Face Hub, too")
+    parser.add_argument("--version", default="champion", metavar="N", help="a version, or an alias (default: champion)")
+    parser.add_argument("--merged", action="store_true", help="write whole weights instead of the adapter")
+    parser.add_argument("--push", metavar="USER/NAME", help="also upload it to the Hugging Face Hub")
     options = parser.parse_args(words)
 
     def work() -> None:
         dotenv.load(Path.cwd())
-        known = params.load("params.yaml", params.RegisterParams)
-        version = export(Path.cwd(), known, options.version, options.to, options.merged)
-        print(f"{known.model} version {version.version}: {options.to}")
+        settings = params.load("params.yaml", params.RegisterParams)
+        version = export(Path.cwd(), settings, options.version, options.to, options.merged)
+        print(f"{settings.model} version {version.version}: {options.to}")
         if options.push:
             try:
                 print(push(options.to, options.push))

@@ -1,11 +1,11 @@
-"""Reproduce: runs a run of the past again, in a worktree of its own, and says output by output whether it is the same.
+"""Reproduce: runs a past run again, in a worktree of its own, and says for each output whether it is the same.
 
     python -m flows.reproduce nightly-7              # a run's name (refs/runs/<name>), or any git revision
     python -m flows.reproduce 3f2a9c...              # an MLflow run: the parent, or one of its iterations
-    python -m flows.reproduce nightly-7 --kept       # what the DVC cache or remote holds of it, without running anything
+    python -m flows.reproduce nightly-7 --kept       # fetch it from the DVC cache or remote, and run nothing
 
-An MLflow run brings its own dvc.lock, params.yaml and chain.yaml, and the difference of its tree to the commit, where there
-was one. Every stage runs again (`dvc repro --force`), but the frozen ones; nothing is taken from DVC's run cache.
+An MLflow run brings its own dvc.lock, params.yaml and chain.yaml, and the difference of its working tree to the commit.
+Every stage runs again (`dvc repro --force`) except frozen ones, and nothing is taken from DVC's run cache.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Any
 
 from flows.deployment import workspace
 from flows.deployment.restore import have, restore, source
-from flows.deployment.workspace import dvc, git
+from flows.deployment.workspace import dvc
 from steps.core import dotenv
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
 from steps.project import lock
+from steps.project.git import git
 
 
 def outputs(path: Path) -> dict[str, str]:
@@ -33,7 +34,7 @@ def outputs(path: Path) -> dict[str, str]:
 
 
 def compare(before: dict[str, str], after: dict[str, str]) -> list[dict[str, Any]]:
-    """A row an output: {"path", "recorded", "now", "same"}."""
+    """One row per output: {"path", "recorded", "now", "same"}."""
     return [
         {
             "path": path,
@@ -46,14 +47,14 @@ def compare(before: dict[str, str], after: dict[str, str]) -> list[dict[str, Any
 
 
 def reproduce(root: Path, name: str, kept: bool = False, remove: bool = True) -> list[dict[str, Any]]:
-    """Run it again, or (`kept`) fetch what is kept of it; the rows of `compare`."""
-    found = source(root, name)
-    path = root / workspace.WORKTREES / f"reproduce-{found.commit[:8]}-{os.getpid()}"
+    """Run a past run again, or with `kept` fetch its outputs; the rows of `compare`."""
+    run = source(root, name)
+    path = root / workspace.WORKTREES / f"reproduce-{run.commit[:8]}-{os.getpid()}"
     try:
-        restore(root, path, found)
+        restore(root, path, run)
         before = outputs(path)
         if not before:
-            raise UserError(f"{name} has no outputs in its dvc.lock: nothing was run there")
+            raise UserError(f"the dvc.lock of {name} has no outputs: it ran no stage")
         with workspace.here(root, path):
             if kept:
                 have(path)
@@ -61,7 +62,9 @@ def reproduce(root: Path, name: str, kept: bool = False, remove: bool = True) ->
                 after = {out: recorded for out, recorded in before.items() if (path / out).exists()}
                 rows = compare(before, after)
                 if dvc(path, "status", "--quiet", check=False):
-                    raise UserError(f"what is kept of {name} is not what its dvc.lock recorded: `dvc status` in {path}")
+                    raise UserError(
+                        f"the kept outputs of {name} are not those of its dvc.lock: see `dvc status` in {path}"
+                    )
                 return rows
             dvc(path, "repro", "--force", "--no-run-cache")
         return compare(before, outputs(path))
@@ -73,9 +76,9 @@ def reproduce(root: Path, name: str, kept: bool = False, remove: bool = True) ->
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.reproduce", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("run", help="an MLflow run id, a run's name, or a git revision")
-    parser.add_argument("--kept", action="store_true", help="fetch what is kept of it, and run nothing")
-    parser.add_argument("--keep-worktree", action="store_true", help="leave the worktree, to look into")
-    parser.add_argument("--json", action="store_true", help="one JSON object an output")
+    parser.add_argument("--kept", action="store_true", help="fetch its outputs from DVC, and run nothing")
+    parser.add_argument("--keep-worktree", action="store_true", help="do not remove the worktree")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per output")
     options = parser.parse_args(words)
     same = True
 

@@ -17,6 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,17 +27,17 @@ from prefect.cache_policies import NO_CACHE
 from flows.deployment import pages
 from flows.deployment.settings import TrainSettings
 from flows.deployment.workspace import LIMIT, workspace
-from flows.repro import pipeline
+from flows.repro.parameters import set_params
+from flows.repro.pipeline import Pipeline
 from flows.terminal import report
 from flows.terminal.command import LOG, end_worker, prepare, run_command, sentence
-from flows.terminal.display import Display
+from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
-from steps.core import params
 from steps.core.errors import UserError
 from steps.core.masking import masked
 from steps.core.records import OUTPUTS
 from steps.project import chain
-from steps.project.chain import name
+from steps.project.chain import iteration_name
 from steps.tracking import system_metrics
 
 if TYPE_CHECKING:
@@ -44,28 +45,25 @@ if TYPE_CHECKING:
 
     from steps.tracking.system_metrics import Sample
     from steps.tracking.tracker import MlflowTracker, Tracker
-from flows.repro.parameters import choose_task, set_params
-
-display = Display()
 
 
 @task(task_run_name="{stage}", cache_policy=NO_CACHE)
-def run_stage(stage: str) -> bool:
-    """One stage of dvc.yaml, if it is stale."""
+def run_stage(stage: str, pipeline: Pipeline, display: RunDisplay) -> bool:
+    """Run one stage of dvc.yaml if it is stale: whether it ran."""
     display.begin(stage)
     return pipeline.reproduce(stage)
 
 
 @task(task_run_name="track {iteration}", cache_policy=NO_CACHE)
-def track(trackers: list[Tracker], iteration: str, overhead: float, system: list[Sample]) -> None:
+def track(trackers: list[Tracker], iteration: str, overhead: float, system: list[Sample], display: RunDisplay) -> None:
     """Log an iteration to MLflow, to Weights & Biases where that is on, and to the ledger."""
     for tracker in trackers:
         tracker.iteration(iteration, overhead, system)
-    index(["000", iteration] if iteration == "001" else [iteration])
+    index(["000", iteration] if iteration == "001" else [iteration], display)
 
 
-def index(iterations: list[str] | None) -> None:
-    """Add iterations to the ledger's lineage; one that is away stops no run, for `make ledger` makes up for it."""
+def index(iterations: list[str], display: RunDisplay) -> None:
+    """Add iterations to the ledger's lineage. An unreachable ledger stops no run: `make ledger` adds them later."""
     from steps.lineage import index as lineage_index
     from steps.project.ledger import Ledger
 
@@ -76,27 +74,22 @@ def index(iterations: list[str] | None) -> None:
         display.say(f"The ledger was not written: {problem}; `make ledger` does it later.")
 
 
-def open_trackers() -> tuple[MlflowTracker, list[Tracker]]:
+def open_trackers(display: RunDisplay) -> tuple[MlflowTracker, list[Tracker]]:
     """MLflow's tracker, and all trackers: MLflow's first, whose metrics Weights & Biases gets."""
     from steps.tracking import tracker, wandb
 
     display.begin("opening MLflow's store")
-    mlflow = tracker.start(Path.cwd(), log_message)
-    weights_and_biases = wandb.start(mlflow.root, mlflow.params, mlflow.metrics, log_message)
+    log = partial(log_message, display)
+    mlflow = tracker.start(Path.cwd(), log)
+    weights_and_biases = wandb.start(mlflow.root, mlflow.params, mlflow.metrics, log)
     return mlflow, [mlflow, weights_and_biases] if weights_and_biases else [mlflow]
 
 
-def log_message(text: str) -> None:
+def log_message(display: RunDisplay, text: str) -> None:
     """Show a line of tracking, such as that a host does not take traces, in the log and on the terminal."""
     line = f"tracking: {masked(text)}"
     print(line, flush=True)
     display.say(line)
-
-
-@flow(name="train", log_prints=False)
-def train() -> dict[str, Any]:
-    """Train on the task of params.yaml. What summary.json says."""
-    return train_here()
 
 
 @flow(name="train", log_prints=False)
@@ -106,63 +99,67 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
     from prefect.concurrency.sync import concurrency
 
     prepare()
+    display = RunDisplay()
     with concurrency(LIMIT, occupy=1, strict=True), workspace(), display.shown(LOG, get_run_logger()):
         try:
-            choose_task(settings.chosen)
-            set_params(settings.assignments())
-            return train_here()
-        except Exception as problem:  # on the run's page stands what the command would say
+            set_params(settings.assignments(), task=settings.chosen)
+            return train_here(display)
+        except Exception as problem:  # the run's page shows the sentence that the command would print
             raise UserError(sentence(problem)) from problem
         finally:
             end_worker()
 
 
-def train_here() -> dict[str, Any]:
-    """The flow, in the folder of the project or in a worktree. MLflow's run of it never stays RUNNING when it ends."""
+def train_here(display: RunDisplay) -> dict[str, Any]:
+    """Train in the current folder, the project's or a worktree, by its params.yaml; the content of run/summary.json.
+
+    However it ends, its run in MLflow does not stay RUNNING.
+    """
     started = time.monotonic()
-    mlflow, trackers = open_trackers()
+    mlflow, trackers = open_trackers(display)
     try:
-        return _train(mlflow, trackers, started)
+        return _train(mlflow, trackers, display, started)
     except BaseException as problem:
         for tracker in trackers:
             tracker.finish("FAILED" if isinstance(problem, Exception) else "KILLED")
         raise
 
 
-def _train(mlflow: MlflowTracker, trackers: list[Tracker], started: float) -> dict[str, Any]:
-    known = mlflow.params
+def _train(mlflow: MlflowTracker, trackers: list[Tracker], display: RunDisplay, started: float) -> dict[str, Any]:
+    params = mlflow.params
     chain.write_chain(1, 1)
-    run_stage("scenarios")
-    run_stage("initialise")
-    run_stage(f"evaluate@{chain.BASE}")
+    run = partial(run_stage, pipeline=Pipeline(Path.cwd()), display=display)
+    run("scenarios")
+    run("initialise")
+    run(f"evaluate@{chain.BASE}")
     curve = [report.point(0)]
     display.row(curve[0], None, None)
-    gc.freeze()  # a full collection of all that the tools' imports left takes 0.15 s
-    tracked = None  # the iteration before, while the next one samples
+    gc.freeze()  # a full collection of all objects that imports made takes 0.15 s
+    tracked = None  # the previous iteration, which is tracked while the next one samples
     with system_metrics.sampled() as drain:
-        for iteration in range(1, known.train.iterations + 1):
+        for iteration in range(1, params.train.iterations + 1):
             chain.write_chain(iteration, best(curve).iteration or iteration)
-            tracked = iterate(iteration, curve, trackers, tracked, drain, known.train.iterations)
-            if iteration - best(curve).iteration >= known.train.patience:
-                display.say(f"Validation has not improved for {known.train.patience} iterations: training ends here.")
+            tracked = iterate(iteration, curve, trackers, tracked, drain, params.train.iterations, run, display)
+            if iteration - best(curve).iteration >= params.train.patience:
+                display.say(f"Validation has not improved for {params.train.patience} iterations: training ends here.")
                 break
     if tracked is not None:
         tracked.result()
     chosen = best(curve).iteration
     chain.write_chain(len(curve) - 1, chosen)
     for stage in ("test@base", "test@best"):
-        run_stage(stage)
-    decided = run_stage("register")
+        run(stage)
+    registered = run("register")
     report.draw(curve, chosen, RUN / "learning_curve.png")
     for tracker in trackers:
         tracker.finish()
     mlflow.log_artifact(RUN / "learning_curve.png")
-    index([chain.BASE, name(chosen)])
+    index([chain.BASE, iteration_name(chosen)], display)
     pages.end(RUN / "learning_curve.png", mlflow.where())
-    found = finish(known.task, chosen, len(curve) - 1, started)
-    if decided and found["registered"]:
-        pages.challenger(**found["registered"])
-    return found
+    summary = write_summary(params.task, chosen, len(curve) - 1, started)
+    if registered and summary["registered"]:
+        pages.challenger(**summary["registered"])
+    return summary
 
 
 def iterate(
@@ -172,16 +169,19 @@ def iterate(
     tracked: PrefectFuture[None] | None,
     drain: Callable[[], list[Sample]],
     iterations: int,
+    run: Callable[[str], bool],
+    display: RunDisplay,
 ) -> PrefectFuture[None]:
-    """One iteration; its point is appended to the curve. It is tracked beside the next one: the future says when it is."""
+    """Run one iteration and append its point to the curve. Tracking goes on beside the next one: the future waits for it."""
     started = time.monotonic()
-    ran = {stage: run_stage(f"{stage}@{name(iteration)}") for stage in OUTPUTS}
+    ran = {stage: run(f"{stage}@{iteration_name(iteration)}") for stage in OUTPUTS}
     curve.append(report.point(iteration))
     seconds = report.seconds(iteration)
-    now = sum(spent for stage, spent in seconds.items() if ran[stage])  # after an interrupt some ran before
+    now = sum(spent for stage, spent in seconds.items() if ran[stage])  # after an interrupt, some had run before
     if tracked is not None:
         tracked.result()
-    future = track.submit(trackers, name(iteration), time.monotonic() - started - now, drain())
+    overhead = time.monotonic() - started - now
+    future = track.submit(trackers, iteration_name(iteration), overhead, drain(), display)
     if any(ran.values()):
         report.keep_overhead(iteration, time.monotonic() - started - now)
     row = report.iteration_row(iteration)
@@ -195,36 +195,37 @@ def best(curve: list[Point]) -> Point:
     return max(curve[1:] or curve[:1], key=lambda point: (point.success, point.reward, -point.iteration))
 
 
-def finish(task: str, chosen: int, iterations: int, started: float) -> dict[str, Any]:
+def write_summary(task: str, chosen: int, iterations: int, started: float) -> dict[str, Any]:
+    """Write run/summary.json, and return its content."""
     from steps.registry.versions import registered_version
 
     receipt = report.read(RUN / "receipt.json")
     version = registered_version(receipt["name"], receipt["adapter_hash"]) if receipt["registered"] else None
-    found = report.summary(task, chosen, iterations, version, time.monotonic() - started)
-    (RUN / "summary.json").write_text(json.dumps(found, indent=2) + "\n")
-    return found
+    summary = report.summary(task, chosen, iterations, version, time.monotonic() - started)
+    (RUN / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    return summary
 
 
-def print_end(found: dict[str, Any]) -> None:
-    """The result, and the three commands that come next."""
-    say = display.say
+def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
+    """Print the result, and three commands to go on with."""
     say("")
     for who in ("base", "trained"):
-        low, high = found[who]["ci95"]
+        low, high = summary[who]["ci95"]
         say(
-            f"{who:>8}: test success {found[who]['success']:.3f} [{low:.3f}, {high:.3f}] of {found[who]['n']} scenarios"
+            f"{who:>8}: test success {summary[who]['success']:.3f} [{low:.3f}, {high:.3f}] of {summary[who]['n']} scenarios"
         )
-    entry = found["registered"]
-    iteration = found["trained"]["iteration"]
+    entry = summary["registered"]
+    iteration = summary["trained"]["iteration"]
     if entry:
         say(f"Registered iteration {iteration} as models:/{entry['name']}/{entry['version']}.")
     else:
         say(f"Not registered: {report.read(RUN / 'receipt.json')['reason']}.")
     say(
-        f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   ({found['wall_seconds']:.0f} s)"
+        f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   ({summary['wall_seconds']:.0f} s)"
     )
     say("\nNext:")
-    say(f"  .venv/bin/python -m steps.analytics.transcripts run/{name(iteration)}/test      read what the agent did")
+    test = f"run/{iteration_name(iteration)}/test"
+    say(f"  .venv/bin/python -m steps.analytics.transcripts {test}      read what the agent did")
     say("  make mlflow                                    compare iterations and runs, open the registry")
     say(
         "  make reproduce                                 what is stale? everything again with ARGS=--force: same bytes"
@@ -239,20 +240,22 @@ def main() -> int:
     options = parser.parse_args()
 
     def work() -> int:
-        if options.task:
-            choose_task(options.task)
-        if options.set:
-            set_params(options.set)
-        known = params.load("params.yaml", params.Params)
+        params = set_params(options.set, task=options.task, dry_run=options.dry_run)
         if options.dry_run:
-            print(known.model_dump_json(indent=2, by_alias=True))
+            print(params.model_dump_json(indent=2, by_alias=True))
             return 0
         prepare()
-        print(f"train: {known.task}, {known.policy.base_model}; log: {LOG}", flush=True)
+        print(f"train: {params.task}, {params.policy.base_model}; log: {LOG}", flush=True)
+        display = RunDisplay()
+
+        @flow(name="train", log_prints=False)
+        def train() -> dict[str, Any]:
+            return train_here(display)
+
         with display.shown(LOG):
             display.begin("starting Prefect")
-            found = train()
-        print_end(found)
+            summary = train()
+        print_end(display.say, summary)
         return 0
 
     return run_command(work)

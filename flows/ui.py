@@ -1,11 +1,11 @@
-"""UI: everything that a team opens, on this machine alone: MLflow, Prefect with a worker and the deployments, trajectories.
+"""UI: starts MLflow, Prefect with a worker and the deployments, and the viewer of trajectories, all on this machine alone.
 
     python -m flows.ui                     # `make ui`; Ctrl-C stops all of it
     python -m flows.ui --prefect-port 4300 --mlflow-port 5300 --view-port 8700
     python -m flows.ui --runs 2            # two at a time: on a machine with two GPUs, or for small policies
 
-Prefect's API asks for a key, which is made once and kept in .flywheel/prefect.key, for its owner alone; its pages ask for
-it too. All state lies in .flywheel/. `. .flywheel/ui.env` gives another shell what it needs to use them.
+Prefect's API and pages ask for a key, which is made once and kept in .flywheel/prefect.key, readable by its owner alone. All
+state is in .flywheel/. `. .flywheel/ui.env` sets the variables that another shell needs to use the services.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from steps.core import dotenv
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.core.terminal import exit_code
+from steps.project import store
 
 KEY = Path(".flywheel/prefect.key")
 POOL = "local"  # the work pool
 
 
 def environment(root: Path, prefect_port: int, mlflow_port: int) -> dict[str, str]:
-    """Of all services, and of whatever the worker runs."""
+    """The variables of all services, and of everything that the worker runs."""
     state = root / ".flywheel"
     home = state / "prefect"
     auth, page = key(root / KEY), f"http://127.0.0.1:{prefect_port}"
@@ -55,10 +56,10 @@ def environment(root: Path, prefect_port: int, mlflow_port: int) -> dict[str, st
     )
 
 
-def keep(path: Path, known: dict[str, str]) -> None:
-    """What a shell needs to use these services; for its owner alone, because the key stands in it."""
+def write_variables(path: Path, variables: dict[str, str]) -> None:
+    """Write a file that sets what a shell needs to use these services. It holds the key: only its owner can read it."""
     names = ("PREFECT_HOME", "PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_URI", "DO_NOT_TRACK")
-    lines = [f"export {name}={shlex.quote(known[name])}\n" for name in names]
+    lines = [f"export {name}={shlex.quote(variables[name])}\n" for name in names]
     lines.append(f"export PATH={shlex.quote(os.fspath(Path(sys.executable).parent))}:$PATH\n")
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -66,20 +67,18 @@ def keep(path: Path, known: dict[str, str]) -> None:
 
 
 def serve(root: Path, prefect_port: int, mlflow_port: int, view_port: int, runs: int = 1) -> None:
-    """Start everything, print where it is, and stay until Ctrl-C."""
+    """Start all services, print their addresses, and stay until Ctrl-C or until one of them ends."""
     for name, port in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port), ("--view-port", view_port)):
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError:
             raise UserError(f"port {port} on 127.0.0.1 is in use: choose another with {name}") from None
-    from steps.project import store
-
     state = root / ".flywheel"
     (state / "mlartifacts").mkdir(parents=True, exist_ok=True)
     (state / "prefect").mkdir(exist_ok=True)
-    store.connect(root)  # makes the store where there is none
-    known = environment(root, prefect_port, mlflow_port)
-    with Services(state, known) as services:
+    store.connect(root)  # makes the store if there is none
+    variables = environment(root, prefect_port, mlflow_port)
+    with Services(state, variables) as services:
         say("starting MLflow and Prefect …")
         stores = ["--backend-store-uri", f"sqlite:///{state}/mlflow.db"]
         stores += ["--default-artifact-root", (state / "mlartifacts").as_uri()]
@@ -87,7 +86,7 @@ def serve(root: Path, prefect_port: int, mlflow_port: int, view_port: int, runs:
         services.start("mlflow", "mlflow", "server", *address, str(mlflow_port), "--workers", "1", *stores)
         services.start("prefect", "prefect", "server", "start", *address, str(prefect_port))
         services.start("view", "viewer", "--port", str(view_port))
-        services.wait("prefect", f"{known['PREFECT_API_URL']}/health")
+        services.wait("prefect", f"{variables['PREFECT_API_URL']}/health")
         say("setting up the work pool, the limit and the deployments …")
         services.call("prefect", "work-pool", "create", POOL, "--type", "process", "--overwrite")
         services.call("flows.deploy", "--runs", str(runs))
@@ -97,7 +96,7 @@ def serve(root: Path, prefect_port: int, mlflow_port: int, view_port: int, runs:
         say(f"Prefect: http://127.0.0.1:{prefect_port}   (its pages ask for the key in {root / KEY})")
         say(f"MLflow:  http://127.0.0.1:{mlflow_port}")
         say(f"Trajectories: http://127.0.0.1:{view_port}")
-        keep(state / "ui.env", known)
+        write_variables(state / "ui.env", variables)
         say("in another terminal, for the commands `prefect`, `python -m flows.…` and `make train`: . .flywheel/ui.env")
         say("Ctrl-C stops all of it.")
         services.watch()
@@ -108,7 +107,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--prefect-port", type=int, default=4200)
     parser.add_argument("--mlflow-port", type=int, default=5000)
     parser.add_argument("--view-port", type=int, default=8600)
-    parser.add_argument("--runs", type=int, default=1, metavar="N", help="at a time (default: 1)")
+    parser.add_argument("--runs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
     options = parser.parse_args(words)
     if options.runs < 1:
         parser.error(f"--runs {options.runs}: at least one run must be able to train")

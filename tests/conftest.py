@@ -133,8 +133,8 @@ def python(*words: str) -> list[str]:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def wait_for(url: str, process: subprocess.Popen[str], seconds: float = 150) -> None:
@@ -241,12 +241,12 @@ class Project:
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Iterator[Project]:
     """The main job on small numbers, on the real Prefect server: stopped by Ctrl-C in iteration 1, then run to its end."""
-    made = Project(copy_project(tmp_path_factory.mktemp("project")), prefect_server)
-    change_params(made.folder, SMALL)
-    process = start(python("flows.train"), made.folder, PREFECT_API_URL=prefect_server)
+    project = Project(copy_project(tmp_path_factory.mktemp("project")), prefect_server)
+    change_params(project.folder, SMALL)
+    process = start(python("flows.train"), project.folder, PREFECT_API_URL=prefect_server)
     until = time.monotonic() + 240
     try:
-        while not (made.folder / "run/001/trajectories.parquet").exists():
+        while not (project.folder / "run/001/trajectories.parquet").exists():
             if process.poll() is not None or time.monotonic() > until:
                 raise AssertionError(f"no first batch: {process.communicate(timeout=240)}")
             time.sleep(0.05)
@@ -254,7 +254,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> It
         out, err = process.communicate(timeout=240)
     finally:
         end(process, signal.SIGKILL)
-    made.interrupted = subprocess.CompletedProcess([], process.returncode, out, err)
-    made.finished = made.train()
-    yield made
-    run(python("steps.runner.handover", "--stop"), made.folder)
+    project.interrupted = subprocess.CompletedProcess([], process.returncode, out, err)
+    project.finished = project.train()
+    yield project
+    run(python("steps.runner.handover", "--stop"), project.folder)

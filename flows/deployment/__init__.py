@@ -1,1 +1,1 @@
-"""Flows that a Prefect server schedules: settings, pages, worktrees, automations, services."""
+"""Deployed flows: their forms, worktrees, automations, what their pages show, and the services of `make ui`."""

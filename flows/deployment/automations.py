@@ -1,8 +1,8 @@
-"""Automations: what Prefect does by itself. A new challenger starts `evaluate`; a run that fails or crashes notifies.
+"""Automations, which Prefect runs by itself: a new challenger starts `evaluate`, and a failed run sends a notification.
 
-They are made again by every `make ui` (flows/deploy.py), found by their names. Notifications go to FLYWHEEL_NOTIFY_URL, a
-webhook that takes {"text": ...} as Slack's, Mattermost's and many others do; where it is not set that automation is there,
-switched off. The address is a secret: it stands in a secret field of a block of Prefect's, and in no page.
+Every `make ui` (flows/deploy.py) makes them, or updates those of the same names. Notifications go to FLYWHEEL_NOTIFY_URL, a
+webhook that takes {"text": ...}, as Slack's, Mattermost's and many others do. Where it is not set, that automation exists
+and is switched off. The address is a secret: a secret field of a Prefect block holds it, and no page shows it.
 """
 
 from __future__ import annotations
@@ -18,32 +18,34 @@ FAILED = "{{ flow.name }} / {{ flow_run.name }} is {{ flow_run.state.name }}: {{
 
 
 def apply() -> None:
-    """Make both, or bring them up to date. The deployment `evaluate` must be there."""
+    """Make both automations, or bring them up to date. The deployment `evaluate` must exist."""
     from prefect.automations import Automation
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name("evaluate/evaluate").id
         url = os.environ.get("FLYWHEEL_NOTIFY_URL", "").strip()
-        for wanted in (Automation(**challenger(deployment)), Automation(**failure(notify(url) if url else None))):
-            found = client.read_automations_by_name(wanted.name)
-            for other in found[1:]:
-                client.delete_automation(other.id)
-            if found:
-                wanted.id = found[0].id
-                wanted.update()
+        webhook = notify(url) if url else None
+        for automation in (Automation(**challenger(deployment)), Automation(**failure(webhook))):
+            existing = client.read_automations_by_name(automation.name)
+            for double in existing[1:]:
+                client.delete_automation(double.id)
+            if existing:
+                automation.id = existing[0].id
+                automation.update()
             else:
-                wanted.create()
+                automation.create()
 
 
 def challenger(deployment: Any) -> dict[str, Any]:
+    """The automation that runs the deployment `evaluate`, of this id, for each new challenger."""
     from prefect.events.actions import RunDeployment
     from prefect.events.schemas.automations import EventTrigger
 
-    def told(label: str) -> dict[str, str]:
+    def from_event(label: str) -> dict[str, str]:
         return {"__prefect_kind": "jinja", "template": f"{{{{ event.resource['{label}'] }}}}"}
 
-    settings = {"model": told("model"), "version": told("version")}
+    settings = {"model": from_event("model"), "version": from_event("version")}
     return {
         "name": EVALUATE,
         "description": "A run registered a new version: it is judged beside champion, base and scripted player.",
@@ -53,6 +55,7 @@ def challenger(deployment: Any) -> dict[str, Any]:
 
 
 def failure(block: Any) -> dict[str, Any]:
+    """The automation that sends a notification through the block of this id; switched off where it is None."""
     from prefect.events.actions import DoNothing, SendNotification
     from prefect.events.schemas.automations import EventTrigger
 
@@ -74,7 +77,7 @@ def failure(block: Any) -> dict[str, Any]:
 
 
 def notify(url: str) -> Any:
-    """The id of the block that sends to the webhook."""
+    """Make the block that sends to the webhook; its id."""
     from prefect.blocks.notifications import CustomWebhookNotificationBlock
 
     text = {"text": "{{subject}}\n{{body}}"}

@@ -1,6 +1,6 @@
 """What Prefect's pages show of a run: a table of its iterations, its progress, the learning curve, and what the agent did.
 
-Only where there is a server to keep it (PREFECT_API_URL); a run does not end for want of a picture. What is shown is masked.
+Nothing is made without a server that keeps it (PREFECT_API_URL). A failing artifact ends no run. All of them are masked.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 from flows.terminal.report import RUN, Point
 from steps.core.masking import Masker, masked
-from steps.project.chain import name
+from steps.project.chain import iteration_name
 
-SAMPLES = 2  # trajectories of an iteration that can be read: the best and the worst
-LONGEST = 1500  # characters of a message that is shown
-CHALLENGER = "flywheel.challenger.new"  # Prefect's event of a new version
+SAMPLES = 2  # trajectories shown of each iteration: the best and the worst
+LONGEST = 1500  # characters shown of a message
+CHALLENGER = "flywheel.challenger.new"  # the Prefect event for a new version
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """An artifact that cannot be kept is a warning in the flow run's log."""
+    """Inside, an error becomes a warning in the flow run's log: the artifact was not kept."""
     try:
         yield
     except Exception as problem:
@@ -33,11 +33,12 @@ def kept() -> Iterator[None]:
 
 
 def is_shown() -> bool:
+    """Whether a server keeps the flow run."""
     return bool(os.environ.get("PREFECT_API_URL"))
 
 
 def iteration(curve: list[Point], row: dict[str, Any], iterations: int) -> None:
-    """The table so far, and how far the run is."""
+    """Show the table so far, how far the run is, and two trajectories of the latest iteration."""
     if not is_shown():
         return
     from prefect.artifacts import create_markdown_artifact, create_progress_artifact, create_table_artifact
@@ -61,7 +62,7 @@ def iteration(curve: list[Point], row: dict[str, Any], iterations: int) -> None:
 
 
 def end(curve: Path, where: str) -> None:
-    """The learning curve as a picture, and where MLflow has the run."""
+    """Show the learning curve, and where MLflow has the run."""
     if not is_shown():
         return
     from prefect.artifacts import create_image_artifact, create_markdown_artifact
@@ -73,43 +74,41 @@ def end(curve: Path, where: str) -> None:
 
 
 def challenger(name: str, version: str) -> None:
-    """Tell Prefect of a new version in the registry: an automation (flows/deployment/automations.py) starts `evaluate`
-    on it.
-    """
+    """Tell Prefect of a new version in the registry: an automation (flows/deployment/automations.py) starts `evaluate`."""
     if not is_shown():
         return
     from prefect.events import emit_event
 
     with kept():
-        known = {"prefect.resource.id": f"flywheel.model.{name}.{version}", "model": name, "version": str(version)}
-        emit_event(CHALLENGER, resource=known)
+        resource = {"prefect.resource.id": f"flywheel.model.{name}.{version}", "model": name, "version": str(version)}
+        emit_event(CHALLENGER, resource=resource)
 
 
 def samples(number: int) -> str:
-    """The attempts with the highest and the lowest reward of an iteration, to read."""
+    """The attempts of an iteration with the highest and the lowest reward, as markdown."""
     from environments.base import Scenario
     from steps.core.records import Reward, Trajectory, read_records
 
-    folder = RUN / name(number)
-    played = {one.id: one for one in read_records(Trajectory, folder / "trajectories.parquet")}
-    scored = [one for one in read_records(Reward, folder / "rewards.parquet") if one.score is not None]
-    scenarios = {one.id: one for one in read_records(Scenario, RUN / "scenarios" / "train.parquet")}
-    ordered = sorted(scored, key=lambda one: one.score or 0.0)
-    chosen = [*ordered[:-SAMPLES:-1], *ordered[: SAMPLES - 1]]
-    return "\n\n".join(transcript(one, played[one.trajectory_id], scenarios[one.scenario_id]) for one in chosen)
+    folder = RUN / iteration_name(number)
+    trajectories = {row.id: row for row in read_records(Trajectory, folder / "trajectories.parquet")}
+    rewards = [row for row in read_records(Reward, folder / "rewards.parquet") if row.score is not None]
+    scenarios = {row.id: row for row in read_records(Scenario, RUN / "scenarios" / "train.parquet")}
+    ordered = sorted(rewards, key=lambda reward: reward.score or 0.0)
+    shown = [*ordered[:-SAMPLES:-1], *ordered[: SAMPLES - 1]]
+    texts = [transcript(row, trajectories[row.trajectory_id], scenarios[row.scenario_id]) for row in shown]
+    return "\n\n".join(texts)
 
 
 def transcript(reward: Any, trajectory: Any, scenario: Any) -> str:
-    """One attempt as markdown. What it says is quoted line by line: no markup of its own."""
+    """One attempt as markdown. Messages are indented line by line, so that markup in them has no effect."""
     mask = Masker()
     lines = [
         f"### {trajectory.id}: reward {reward.score:+.2f}{', success' if reward.success else ''}",
         mask.text(reward.explanation),
     ]
     for message in map(mask, trajectory.messages(scenario)):
-        calls = [
-            f"{one['function']['name']}({one['function']['arguments']})" for one in message.get("tool_calls") or ()
-        ]
+        functions = [call["function"] for call in message.get("tool_calls") or ()]
+        calls = [f"{function['name']}({function['arguments']})" for function in functions]
         text = "\n".join([str(message.get("content") or ""), *calls]).strip()
         text = text if len(text) <= LONGEST else f"{text[:LONGEST]} [{len(text) - LONGEST} characters more]"
         quoted = "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,7 +1,7 @@
-"""Restore: a run of the past in a worktree of its own: its code, its description, and what DVC's cache or remote has.
+"""Restores a past run in a worktree of its own: its code, its description, and its data from DVC's cache or remote.
 
-flows/reproduce.py runs it again. The deployments that judge a run (evaluate, promote, rescore) work in one: on the run's own
-scenarios, with its own code, whatever the checkout is at. What they find is kept in .flywheel/, and the worktree is removed.
+flows/reproduce.py runs it again. The deployments that judge a run (evaluate, promote, rescore) work in such a worktree, so
+that they use the run's own scenarios and code. Their results are kept in .flywheel/, and the worktree is removed.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flows.deployment import workspace
-from flows.deployment.workspace import LIMIT, WORKTREES, dvc, dvc_output, git
+from flows.deployment.workspace import LIMIT, WORKTREES, dvc, dvc_output
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.project import store
+from steps.project.git import git
 
-FOUND = ("promote", "rescored")  # folders of run/ that judging writes: kept in .flywheel/
+RESULTS = ("promote", "rescored")  # folders of run/ that judging writes, and that are kept in .flywheel/
 
 
 class Source(NamedTuple):
-    """Where a run's code and description come from."""
+    """The code and the description of a run."""
 
     commit: str
-    difference: str  # of the tree to the commit
-    files: dict[str, str]  # that replace the commit's
+    difference: str  # between the run's working tree and the commit, as git_state writes it
+    files: dict[str, str]  # texts by name, which replace the commit's
 
 
 def source(root: Path, name: str) -> Source:
-    """By MLflow run id, run name or git revision."""
+    """The source of a run, by its MLflow run id, its name or a git revision."""
     if re.fullmatch(r"[0-9a-f]{32}", name):
         return from_mlflow(root, name)
     return Source(workspace.resolve(root, name), "", {})
 
 
 def from_mlflow(root: Path, run_id: str) -> Source:
-    """Commit, difference and files that an MLflow run was logged with."""
+    """The source that an MLflow run was logged with. UserError where it has no commit, or was never finished."""
     with store.explained(store.address(root)):
         client = store.connect(root)
         run = client.get_run(run_id)
@@ -48,74 +49,44 @@ def from_mlflow(root: Path, run_id: str) -> Source:
         commit = run.data.tags.get("git_commit")
         if commit is None:
             raise UserError(f"the MLflow run {run_id} has no git commit: it was made outside a repository")
-        there = {one.path for one in client.list_artifacts(run.info.run_id)}
-        if missing := [name for name in workspace.KEPT if name not in there]:
+        logged = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
+        if missing := [name for name in workspace.KEPT if name not in logged]:
             raise UserError(f"the MLflow run {run_id} has no {', '.join(missing)}: it was never finished")
         with tempfile.TemporaryDirectory(prefix="flywheel-") as folder:
-            found = {
+            files = {
                 name: Path(client.download_artifacts(run.info.run_id, name, folder)).read_text()
-                for name in (*workspace.KEPT, *({"git.diff"} & there))
+                for name in (*workspace.KEPT, *({"git.diff"} & logged))
             }
-    difference = found.pop("git.diff", "")
-    return Source(commit, difference, found)
+    difference = files.pop("git.diff", "")
+    return Source(commit, difference, files)
 
 
-def restore(root: Path, path: Path, found: Source) -> None:
-    """A worktree as the run's tree was."""
-    workspace.add(root, path, found.commit)
-    listed, _, patch = found.difference.partition("diff --git ")
-    if unknown := re.findall(r"^\?\? (.+)$", listed, re.MULTILINE):
-        say(f"files that git did not know are not restored: {', '.join(unknown[:5])}")
+def restore(root: Path, path: Path, run: Source) -> None:
+    """Make a worktree that is as the run's working tree was."""
+    workspace.add(root, path, run.commit)
+    listed, _, patch = run.difference.partition("diff --git ")
+    if untracked := re.findall(r"^\?\? (.+)$", listed, re.MULTILINE):
+        say(f"files that git did not track are not restored: {', '.join(untracked[:5])}")
     if patch:
         (path / ".patch").write_text(f"diff --git {patch}")
         git(path, "apply", "--whitespace=nowarn", ".patch")
         (path / ".patch").unlink()
-    for name, text in found.files.items():
+    for name, text in run.files.items():
         (path / name).write_text(text)
 
 
 def have(path: Path) -> None:
-    """Fetch from the DVC remote what the cache lacks, where there is a remote."""
+    """Fetch what DVC's cache lacks, if there is a DVC remote."""
     if dvc_output(path, "remote", "list").strip():
         dvc(path, "fetch", "--quiet")
 
 
-# --- Deployed flows
-
-
-def checkout(root: str) -> dict[str, str]:
-    """A pull step of prefect.yaml: the worktree of the run that is judged; the flow's code is loaded from there."""
-    from prefect.runtime import flow_run
-
-    settings = (flow_run.get_parameters() or {}).get("settings") or {}
-    name, project = str(flow_run.get_name()), Path(root).resolve()
-    workspace.ref(name)
-    path = project / WORKTREES / name
-    if path.exists():  # of an earlier attempt
-        workspace.remove(project, path)
-    wanted = settings.get("run") or maker(project, settings.get("model"), settings.get("version") or "challenger")
-    restore(project, path, source(project, wanted))
-    return workspace.load_from(path)
-
-
-def maker(root: Path, model: str | None, version: str) -> str:
-    """The MLflow run that made a registered version."""
-    from steps.registry.model import logged_model, read_registry
-
-    if not model:
-        raise UserError("settings.model is empty: name the registered model, or the run with settings.run")
-    registry = read_registry(root, model)
-    found = registry.version(version)
-    with store.explained(store.address(root)):
-        run_id = found.run_id or registry.client.get_logged_model(logged_model(found)).source_run_id
-    if not run_id:
-        raise UserError(f"{model} version {found.version} names no MLflow run that made it: give settings.run")
-    return str(run_id)
-
-
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """In a worktree that `checkout` made: with the run's data, under the limit, gone afterwards. Elsewhere, nothing."""
+    """Inside, the data of the judged run are there, if the current folder is a worktree of `flows.deployment.checkout`.
+
+    Such a flow counts under the machine's limit, and its worktree is removed afterwards. Elsewhere nothing happens.
+    """
     path = Path.cwd().resolve()
     root = path.parents[len(WORKTREES.parts)] if len(path.parents) > len(WORKTREES.parts) else path
     if path.parent != root / WORKTREES:
@@ -127,7 +98,7 @@ def restored() -> Iterator[None]:
         with concurrency(LIMIT, occupy=1, strict=True), workspace.here(root, path):
             have(path)
             dvc(path, "checkout", "--force", "--quiet")
-            for name in FOUND:
+            for name in RESULTS:
                 kept = root / ".flywheel" / name
                 kept.mkdir(exist_ok=True)
                 (path / "run" / name).symlink_to(kept)

@@ -1,4 +1,4 @@
-"""Processes that `make ui` and `make serve` start: they end together, and their APIs have keys."""
+"""The processes that `make ui` and `make serve` start. They end together, and their APIs ask for keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 180.0  # seconds for a server to answer
 
 
 class Services:
-    """Processes in groups of their own, which end together."""
+    """Processes that run until `with` ends, each in a process group of its own. Logs are written to `folder`."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self.environment = folder, environment
@@ -34,10 +34,11 @@ class Services:
                 if process.poll() is None:
                     os.killpg(process.pid, number)
             until = time.monotonic() + wait
-            while time.monotonic() < until and any(one.poll() is None for one in self.running.values()):
+            while time.monotonic() < until and any(process.poll() is None for process in self.running.values()):
                 time.sleep(0.1)
 
     def start(self, name: str, *words: str) -> None:
+        """Start `python -m <words>` as the service `name`, whose output goes to <name>.log."""
         log = (self.folder / f"{name}.log").open("ab")
         command = [sys.executable, "-m", *words]
         self.running[name] = subprocess.Popen(
@@ -45,19 +46,20 @@ class Services:
         )
 
     def call(self, *words: str) -> None:
-        """A command to its end. UserError with what it said."""
-        done = subprocess.run(
+        """Run `python -m <words>` to its end. UserError with its output where it fails."""
+        process = subprocess.run(
             [sys.executable, "-m", *words],
             env=self.environment,
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
         )
-        if done.returncode:
-            raise UserError(f"`{' '.join(words)}` failed: {' '.join((done.stderr or done.stdout).split())[-600:]}")
+        if process.returncode:
+            output = " ".join((process.stderr or process.stdout).split())
+            raise UserError(f"`{' '.join(words)}` failed: {output[-600:]}")
 
     def wait(self, name: str, address: str) -> None:
-        """Until it answers. UserError where it ends before."""
+        """Wait until the service answers at the address. UserError where it ends first, or takes too long."""
         until = time.monotonic() + PATIENCE
         request = urllib.request.Request(address, headers=headers(self.environment))
         while True:
@@ -70,7 +72,7 @@ class Services:
                 time.sleep(0.3)
 
     def watch(self) -> None:
-        """Until one of them ends by itself: that is an error."""
+        """Wait until one of them ends by itself, which is a UserError."""
         while True:
             for name, process in self.running.items():
                 if (code := process.poll()) is not None:
@@ -79,12 +81,13 @@ class Services:
 
 
 def headers(environment: dict[str, str]) -> dict[str, str]:
+    """The headers of a request to Prefect's API, where the environment holds its key."""
     key = environment.get("PREFECT_API_AUTH_STRING", "")
     return {"Authorization": f"Basic {b64encode(key.encode()).decode()}"} if key else {}
 
 
 def key(path: Path, user: str = "flywheel:") -> str:
-    """An API's key, made on the first call: Prefect's is a user and a password."""
+    """An API's key, which the first call makes, readable by its owner alone. Prefect's is `user:password`."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

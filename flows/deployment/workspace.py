@@ -1,8 +1,8 @@
-"""A run that is scheduled works in a git worktree of its own, with the project's DVC cache, MLflow store and ledger.
+"""A deployed run works in a git worktree of its own, with the project's DVC cache, MLflow store and ledger.
 
-Two runs do not meet, and the user's checkout is left alone. What a run was stands under refs/runs/<name>: a commit with its
-params.yaml, chain.yaml and dvc.lock, in no branch. `git log refs/runs/<name>` shows it, `python -m flows.reproduce <name>`
-makes it again; a run of that name that was cancelled goes on in its worktree.
+So runs do not interfere with each other, nor with the user's checkout. Each run is kept under refs/runs/<name>, a commit
+on no branch with its params.yaml, chain.yaml and dvc.lock. `git log refs/runs/<name>` shows it, and
+`python -m flows.reproduce <name>` runs it again. A cancelled run that is started again goes on in its worktree.
 """
 
 from __future__ import annotations
@@ -18,29 +18,18 @@ from pathlib import Path
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.project import store
+from steps.project.git import git
 from steps.project.ledger import DEFAULT
 from steps.runner import handover
 
 WORKTREES = Path(".flywheel/worktrees")
-LIMIT = "flywheel-machine"  # Prefect's global limit: as many runs at a time as this machine may train
+LIMIT = "flywheel-machine"  # Prefect's global concurrency limit: how many runs this machine trains at a time
 KEPT = ("params.yaml", "chain.yaml", "dvc.lock")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
-# Whoever has set no name in git may run flows, too.
-IDENTITY = {"GIT_AUTHOR_NAME": "agent-flywheel", "GIT_AUTHOR_EMAIL": "run@localhost"}
-IDENTITY |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in IDENTITY.items()}
-
-
-def git(folder: Path, *words: str) -> str:
-    """A git command's output. UserError with what git says."""
-    done = subprocess.run(
-        ["git", "-C", os.fspath(folder), *words], capture_output=True, text=True, env=os.environ | IDENTITY
-    )
-    if done.returncode:
-        raise UserError(f"git {words[0]} failed: {' '.join(done.stderr.split())}")
-    return done.stdout.strip()
 
 
 def dvc(path: Path, *words: str, check: bool = True) -> int:
+    """Run a DVC command in a folder; its exit code. UserError where it fails and `check` is on."""
     binaries = os.fspath(Path(sys.executable).parent)
     environment = os.environ | {
         "PATH": os.pathsep.join((binaries, os.environ.get("PATH", ""))),
@@ -48,32 +37,34 @@ def dvc(path: Path, *words: str, check: bool = True) -> int:
     }
     code = subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, env=environment).returncode
     if code and check:
-        raise UserError(f"dvc {words[0]} failed (exit code {code}); its output says why")
+        raise UserError(f"dvc {words[0]} failed (exit code {code}): see its output above")
     return code
 
 
 def dvc_output(path: Path, *words: str) -> str:
+    """What a DVC command prints; nothing where it fails."""
     return subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, capture_output=True, text=True).stdout
 
 
 def ref(name: str) -> str:
+    """The git ref that keeps the run of this name. UserError where that cannot be a name."""
     if not re.fullmatch(NAME, name) or ".." in name or name.endswith((".", ".lock")):
         raise UserError(f"{name!r} cannot be a run's name: letters, digits, dots, dashes and underscores, 80 at most")
     return f"refs/runs/{name}"
 
 
 def resolve(root: Path, name: str) -> str:
-    """The commit that a run is kept in, or that a revision names. UserError names the runs there are."""
+    """The commit of a kept run or of a git revision. UserError with the latest runs where there is none."""
     for revision in (f"refs/runs/{name}", name):
         with contextlib.suppress(UserError):
             return git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-    there = git(root, "for-each-ref", "--format=%(refname:lstrip=2)", "--sort=-committerdate", "--count=5", "refs/runs")
-    known = ", ".join(there.split()) or "none"
-    raise UserError(f"there is no run or revision {name!r} in {root}; the latest runs: {known}")
+    runs = git(root, "for-each-ref", "--format=%(refname:lstrip=2)", "--sort=-committerdate", "--count=5", "refs/runs")
+    latest = ", ".join(runs.split()) or "none"
+    raise UserError(f"there is no run or revision {name!r} in {root}; the latest runs: {latest}")
 
 
 def add(root: Path, path: Path, commit: str) -> None:
-    """A worktree at a commit, whose DVC has the project's cache."""
+    """Make a worktree at a commit, whose DVC uses the project's cache."""
     path.parent.mkdir(parents=True, exist_ok=True)
     git(root, "worktree", "prune")
     git(root, "worktree", "add", "--quiet", "--detach", os.fspath(path), commit)
@@ -82,53 +73,28 @@ def add(root: Path, path: Path, commit: str) -> None:
 
 
 def remove(root: Path, path: Path) -> None:
-    """The worktree, and the workers that were started in it."""
+    """Remove a worktree, and end the workers that were started in it."""
     handover.stop_workers(path)
     git(root, "worktree", "remove", "--force", os.fspath(path))
 
 
 @contextlib.contextmanager
 def here(root: Path, path: Path) -> Iterator[None]:
-    """Work in another folder of the same project: its stores, not new ones in the worktree."""
-    before, environment = Path.cwd(), dict(os.environ)
-    os.environ.setdefault("MLFLOW_TRACKING_URI", store.address(root))
-    if not os.environ.get("FLYWHEEL_LEDGER_URL"):
-        os.environ["FLYWHEEL_LEDGER_URL"] = f"sqlite:///{root / DEFAULT.removeprefix('sqlite:///')}"
-    os.chdir(path)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-        os.environ.clear()
-        os.environ.update(environment)
+    """Inside, work in another folder of the same project, with the project's own MLflow store and ledger.
 
-
-def checkout(root: str) -> dict[str, str]:
-    """A pull step of prefect.yaml: the worktree of this flow run, made or found again; the run's code is loaded from there.
-
-    It bears the name that the settings give, else the flow run's.
+    Afterwards the current folder and the two variables that name the stores are as they were.
     """
-    from prefect.runtime import flow_run
-
-    settings = (flow_run.get_parameters() or {}).get("settings") or {}
-    name = settings.get("name") or flow_run.get_name()
-    ref(name)
-    path = Path(root).resolve() / WORKTREES / name
-    if not path.exists():
-        add(Path(root).resolve(), path, "HEAD")
-    return load_from(path)
-
-
-def load_from(path: Path) -> dict[str, str]:
-    """What a pull step returns. The flow's code is loaded from there: what of the project is loaded already is unloaded."""
-    for module in [one for one in sys.modules if one.partition(".")[0] in ("flows", "steps", "environments")]:
-        del sys.modules[module]
-    return {"directory": os.fspath(path)}
+    ledger = os.environ.get("FLYWHEEL_LEDGER_URL") or f"sqlite:///{root / DEFAULT.removeprefix('sqlite:///')}"
+    with store.variables(MLFLOW_TRACKING_URI=store.address(root), FLYWHEEL_LEDGER_URL=ledger), contextlib.chdir(path):
+        yield
 
 
 @contextlib.contextmanager
 def workspace() -> Iterator[Path]:
-    """The current folder, which `checkout` made: kept under its ref however the run ends, and removed where it ends well."""
+    """Inside, a run in the current folder, which must be a worktree of `flows.deployment.checkout`.
+
+    However it ends, the run is kept under its ref. Its worktree is removed if it succeeds.
+    """
     path = Path.cwd().resolve()
     root = path.parents[len(WORKTREES.parts)]
     if path.parent != root / WORKTREES:
@@ -145,17 +111,17 @@ def workspace() -> Iterator[Path]:
 
 
 def share(path: Path) -> None:
-    """Push what the run made to the DVC remote, where the project has a default one; a remote that is away fails no run."""
+    """Push the run's outputs to the project's default DVC remote, if it has one. An unreachable remote fails no run."""
     if dvc_output(path, "config", "core.remote").strip() and dvc(path, "push", "--quiet", check=False):
         say("`dvc push` failed: this run's data are in this machine's cache alone")
 
 
 def keep(root: Path, path: Path, kept: str, files: Sequence[str]) -> str:
-    """Commit what describes the run, on no branch, and let its ref point there."""
-    there = [name for name in files if (path / name).exists()]
-    git(path, "add", "--force", "--", *there)
-    if git(path, "status", "--porcelain", "--", *there):
-        git(path, "commit", "--quiet", "--no-verify", "-m", f"run {kept.removeprefix('refs/runs/')}", "--", *there)
+    """Commit the files that describe the run, on no branch, and point the ref `kept` to the commit; its hash."""
+    existing = [name for name in files if (path / name).exists()]
+    git(path, "add", "--force", "--", *existing)
+    if git(path, "status", "--porcelain", "--", *existing):
+        git(path, "commit", "--quiet", "--no-verify", "-m", f"run {kept.removeprefix('refs/runs/')}", "--", *existing)
     commit = git(path, "rev-parse", "HEAD")
     git(root, "update-ref", kept, commit)
     return commit

@@ -1,1 +1,1 @@
-"""Judging registered versions, and recording what was decided."""
+"""Judging registered versions, and recording decisions about them."""

@@ -1,4 +1,4 @@
-"""Records a decision about a version in the ledger."""
+"""Records decisions about registered versions in the ledger."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from steps.core.errors import UserError
-from steps.registry.model import Registry
+from steps.registry.model import RegisteredModel
 
 
 class Decided(NamedTuple):
-    """What was done with a version."""
+    """A decision about a version."""
 
     event: str  # promotion, refusal, rollback
     version: str
-    champion: str | None  # before
+    champion: str | None  # the version that was champion before
     why: str
-    verdict: Path | None = None  # the folder of the verdict that it rests on
+    verdict: Path | None = None  # the folder of the verdict that it is based on
 
 
-def remember(registry: Registry, done: Decided) -> None:
-    """A row in the ledger; one that is away undoes nothing, for MLflow's tags have it, too."""
+def remember(model: RegisteredModel, decided: Decided) -> None:
+    """Write a decision to the ledger. An unreachable ledger is only a warning: MLflow's tags have the decision as well."""
     from sqlalchemy.exc import SQLAlchemyError
 
     from steps.lineage import index, reader
@@ -30,24 +30,24 @@ def remember(registry: Registry, done: Decided) -> None:
     from steps.registry import decisions
 
     def adapter(version: str | None) -> str | None:
-        return registry.versions[version].tags.get("adapter_hash") if version in registry.versions else None
+        return model.versions[version].tags.get("adapter_hash") if version in model.versions else None
 
-    found = reader.evidence(done.verdict, os.fspath(done.verdict)) if done.verdict else None
+    evidence = reader.evidence(decided.verdict, os.fspath(decided.verdict)) if decided.verdict else None
     row = decisions.Decision(
-        done.event,
-        registry.name,
-        done.version,
-        adapter(done.version),
-        done.champion,
-        adapter(done.champion),
-        done.why,
-        found["hash"] if found else None,
+        decided.event,
+        model.name,
+        decided.version,
+        adapter(decided.version),
+        decided.champion,
+        adapter(decided.champion),
+        decided.why,
+        evidence["hash"] if evidence else None,
     )
     try:
         with Ledger() as ledger:
-            decisions.record(ledger, row, found)
-            if done.verdict:
-                index.add_verdict(Path.cwd(), ledger, os.fspath(done.verdict))
+            decisions.record(ledger, row, evidence)
+            if decided.verdict:
+                index.add_verdict(Path.cwd(), ledger, os.fspath(decided.verdict))
     except (UserError, SQLAlchemyError) as problem:
         reason = " ".join(str(problem).split())[:300]
         print(

@@ -1,4 +1,4 @@
-"""Judges a registered version by the gate: the evaluations that are missing, the verdict, its table and picture."""
+"""Judges a registered version by the gate: makes missing evaluations, the verdict, its table and its picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from steps.core.params import Policy, PromoteParams
 from steps.project import chain, lock, store
 from steps.registry import gate, publish, verdict_report
 from steps.registry.gate import Verdict
-from steps.registry.model import Registry, fetched, logged_model, policy_of, read_registry
+from steps.registry.model import RegisteredModel, fetched, logged_model, policy_of, read_registry
 
 PROMOTE = RUN / "promote"
 
@@ -25,39 +25,41 @@ PROMOTE = RUN / "promote"
 class Challenge(NamedTuple):
     """A version that was judged."""
 
-    registry: Registry
+    model: RegisteredModel
     version: Any  # mlflow.entities.model_registry.ModelVersion
     verdict: Verdict
     folder: Path  # run/promote/<hash>: verdict.json, verdict.md, verdict.png
-    known: PromoteParams
+    parameters: PromoteParams
 
 
-def challenge(settings: VersionSettings, anyone: bool = False) -> Challenge | None:
-    """The verdict on a version, written and shown. None for the champion itself, unless `anyone` is judged."""
-    root, known = Path.cwd(), params.load("params.yaml", PromoteParams)
-    if settings.model not in (None, known.model):
+def challenge(settings: VersionSettings, also_champion: bool = False) -> Challenge | None:
+    """Judge a version, and write and show the verdict. None for the champion itself, unless `also_champion`."""
+    root, parameters = Path.cwd(), params.load("params.yaml", PromoteParams)
+    if settings.model not in (None, parameters.model):
         raise UserError(
-            f"params.yaml is of the model {known.model}, not {settings.model}: name a run of that with `run`"
+            f"params.yaml is of the model {parameters.model}, not {settings.model}: name a run of that with `run`"
         )
-    registry = read_registry(root, known.model)
-    challenger = registry.version(settings.version)
-    champion = registry.versions[registry.aliases["champion"]] if "champion" in registry.aliases else None
+    model = read_registry(root, parameters.model)
+    challenger = model.version(settings.version)
+    champion = model.versions[model.aliases["champion"]] if "champion" in model.aliases else None
     if champion is not None and champion.tags.get("adapter_hash") == challenger.tags.get("adapter_hash"):
-        if not anyone:
-            print(f"{known.model} version {challenger.version} is the champion already: nothing to do.", flush=True)
+        if not also_champion:
+            print(
+                f"{parameters.model} version {challenger.version} is the champion already: nothing to do.", flush=True
+            )
             return None
         champion = None
-    best = tested(root, known, challenger)
+    best = tested(root, parameters, challenger)
     folder = PROMOTE / str(challenger.tags["adapter_hash"])
     folder.mkdir(parents=True, exist_ok=True)
-    verdict = judge(known, folder, best, registry, champion)
+    verdict = judge(parameters, folder, best, model, champion)
     write(verdict, folder, best)
     show_page(verdict, folder / "verdict.png")
-    return Challenge(registry, challenger, verdict, folder, known)
+    return Challenge(model, challenger, verdict, folder, parameters)
 
 
-def tested(root: Path, known: PromoteParams, challenger: Any) -> dict[str, str]:
-    """chain.yaml's `tested` (base and best); UserError where the run is not the one that the challenger comes from."""
+def tested(root: Path, parameters: PromoteParams, challenger: Any) -> dict[str, str]:
+    """chain.yaml's `tested` (base and best). UserError where run/ is not the run that made the challenger."""
     from steps.policy.adapter import adapter_hash
 
     chosen: dict[str, str] = chain.read_chain(root).get("tested") or {}
@@ -67,10 +69,10 @@ def tested(root: Path, known: PromoteParams, challenger: Any) -> dict[str, str]:
     )
     if not adapter.is_dir():
         raise UserError(f"{adapter}, which chain.yaml names as the best, does not exist: `dvc checkout` brings it back")
-    if (found := adapter_hash(adapter)) != challenger.tags.get("adapter_hash"):
+    if (best := adapter_hash(adapter)) != challenger.tags.get("adapter_hash"):
         raise UserError(
-            f"{known.model} version {challenger.version} is adapter {challenger.tags.get('adapter_hash')}, and {adapter} is "
-            f"{found}: {RUN}/ is of another run; {again}"
+            f"{parameters.model} version {challenger.version} is adapter {challenger.tags.get('adapter_hash')}, and "
+            f"{adapter} is {best}: {RUN}/ is of another run; {again}"
         )
     whole = params.load("params.yaml", params.Params)
     if reason := lock.unfit(lock.read_lock(root), ["test@base", "test@best"], whole):
@@ -78,8 +80,10 @@ def tested(root: Path, known: PromoteParams, challenger: Any) -> dict[str, str]:
     return chosen
 
 
-def judge(known: PromoteParams, folder: Path, best: dict[str, str], registry: Registry, champion: Any) -> Verdict:
-    """The verdict on run/<best>, with what has to be evaluated for it."""
+def judge(
+    parameters: PromoteParams, folder: Path, best: dict[str, str], model: RegisteredModel, champion: Any
+) -> Verdict:
+    """The verdict on run/<best>. Champion and scripted player are evaluated where that has not been done yet."""
     from environments.base import Scenario
     from steps.core.records import read_records
 
@@ -89,37 +93,37 @@ def judge(known: PromoteParams, folder: Path, best: dict[str, str], registry: Re
     scenarios = read_records(Scenario, RUN / "scenarios/test.parquet")
     sides = {name: gate.read_side(RUN / best[key] / "test", scenarios) for name, key in OWN.items()}
     if champion is not None:
-        adapter = fetched(registry, champion, folder / "champion_adapter")
-        found = evaluated("champion", folder, known, policy_of(champion, adapter, known.policy), adapter)
-        sides["champion"] = gate.read_side(found, scenarios)
-    found = evaluated("scripted", folder, known, Policy(kind="scripted"), None)
-    sides["scripted"] = gate.read_side(found, scenarios)
+        adapter = fetched(model, champion, folder / "champion_adapter")
+        evaluation = evaluated("champion", folder, parameters, policy_of(champion, adapter, parameters.policy), adapter)
+        sides["champion"] = gate.read_side(evaluation, scenarios)
+    evaluation = evaluated("scripted", folder, parameters, Policy(kind="scripted"), None)
+    sides["scripted"] = gate.read_side(evaluation, scenarios)
     report = read(RUN / "scenarios/contamination.json")
-    return gate.decide(scenarios, contamination=report, params=known.promote, **sides)
+    return gate.decide(scenarios, contamination=report, params=parameters.promote, **sides)
 
 
-OWN = {"challenger": "best", "base": "base"}  # sides that the run itself has tested, and their names in chain.yaml
+OWN = {"challenger": "best", "base": "base"}  # the sides that the run itself has tested -> their keys in chain.yaml
 
 
-def evaluated(who: str, folder: Path, known: PromoteParams, policy: Policy, adapter: Path | None) -> Path:
-    """The evaluation of a policy on the run's test scenarios: the one of these very inputs that is there, else a new one."""
+def evaluated(who: str, folder: Path, parameters: PromoteParams, policy: Policy, adapter: Path | None) -> Path:
+    """The folder of a policy's evaluation on the run's test scenarios; made again only where its inputs have changed."""
     import yaml
 
     settings = {
-        "task": known.task,
+        "task": parameters.task,
         "policy": policy.model_dump(mode="json", exclude_defaults=True),
-        "evaluate": known.evaluate.model_dump(mode="json"),
+        "evaluate": parameters.evaluate.model_dump(mode="json"),
     }
     key, evaluation = folder / f"{who}.key", folder / who
-    inputs = inputs_of(settings, known.task, adapter)
+    inputs = inputs_of(settings, parameters.task, adapter)
     if evaluation.is_dir() and key.exists() and key.read_text() == inputs:
-        print(f"{who}: {evaluation} is there", flush=True)
+        print(f"{who}: {evaluation} is up to date", flush=True)
         return evaluation
     key.unlink(missing_ok=True)
     path = folder / f"{who}.yaml"
     path.write_text(yaml.safe_dump(settings))
     arguments = {
-        "task_data": task_data(known.task),
+        "task_data": task_data(parameters.task),
         "scenarios": RUN / "scenarios",
         "evaluation": evaluation,
         "split": "test",
@@ -132,11 +136,12 @@ def evaluated(who: str, folder: Path, known: PromoteParams, policy: Policy, adap
 
 
 def task_data(task: str) -> Path:
+    """The folder of a task's data."""
     return Path("tasks_data") / task.rpartition(".")[2]
 
 
 def inputs_of(settings: dict[str, Any], task: str, adapter: Path | None) -> str:
-    """A hash of all that an evaluation comes from: parameters, adapter, scenarios, the task's data, code and packages."""
+    """A hash of everything an evaluation depends on: parameters, adapter, scenarios, the task's data, code, packages."""
     from steps.policy.adapter import adapter_hash
     from steps.runner.handover import fingerprint
 
@@ -145,54 +150,55 @@ def inputs_of(settings: dict[str, Any], task: str, adapter: Path | None) -> str:
     return lock.digest([settings, adapter_hash(adapter) if adapter else None, hashes, fingerprint()]) + "\n"
 
 
-# --- What the verdict leads to
+# --- Writing and showing the verdict
 
 
 def write(verdict: Verdict, folder: Path, best: dict[str, str]) -> None:
-    """verdict.json, verdict.md, verdict.png, and evaluations.json: which evaluations it rests on, by DVC's md5."""
+    """Write verdict.json, verdict.md, verdict.png, and evaluations.json: the evaluations it is based on, by DVC's md5."""
     from steps.project.hashes import folder_md5
 
     paths = {side: RUN / best[OWN[side]] / "test" if side in OWN else folder / side for side in verdict.sides}
-    found = {side: {"path": path.as_posix(), "md5": folder_md5(path)} for side, path in paths.items()}
-    (folder / "evaluations.json").write_text(json.dumps(found, indent=2) + "\n")
+    evaluations = {side: {"path": path.as_posix(), "md5": folder_md5(path)} for side, path in paths.items()}
+    (folder / "evaluations.json").write_text(json.dumps(evaluations, indent=2) + "\n")
     (folder / "verdict.json").write_text(verdict.text())
     (folder / "verdict.md").write_text(verdict_report.table(verdict))
     verdict_report.picture(verdict, folder / "verdict.png")
 
 
 def show_page(verdict: Verdict, picture: Path) -> None:
-    """The table and the picture, on the flow run's page in Prefect."""
+    """Show the table and the picture on the flow run's page in Prefect."""
     from prefect.artifacts import create_image_artifact, create_markdown_artifact
 
     create_markdown_artifact(verdict_report.table(verdict), key="promotion", description=verdict.reason)
-    shown = base64.b64encode(picture.read_bytes()).decode()
-    create_image_artifact(f"data:image/png;base64,{shown}", key="verdict", description=verdict.reason)
+    encoded = base64.b64encode(picture.read_bytes()).decode()
+    create_image_artifact(f"data:image/png;base64,{encoded}", key="verdict", description=verdict.reason)
 
 
-def run_of(registry: Registry, challenger: Any, known: PromoteParams) -> str:
-    """The MLflow run that logged the challenger's adapter; a new one where there is none, as after a plain `dvc repro`."""
-    client = registry.client
+def run_of(model: RegisteredModel, challenger: Any, parameters: PromoteParams) -> str:
+    """The id of the MLflow run that logged the challenger's adapter; of a new run where none did (after `dvc repro`)."""
+    client = model.client
     run_id = challenger.run_id or client.get_logged_model(logged_model(challenger)).source_run_id
     if run_id and client.get_run(run_id).info.lifecycle_stage == "active":
         return str(run_id)
-    experiment = store.experiment(client, Path.cwd(), known.task)
+    experiment = store.experiment(client, Path.cwd(), parameters.task)
     adapter = challenger.tags["adapter_hash"]
-    if found := client.search_runs([experiment], f"tags.promotion = '{adapter}'"):
-        return str(found[0].info.run_id)
-    tags = publish.about(known) | {"promotion": adapter, "adapter_hash": adapter}
+    if runs := client.search_runs([experiment], f"tags.promotion = '{adapter}'"):
+        return str(runs[0].info.run_id)
+    tags = publish.about(parameters) | {"promotion": adapter, "adapter_hash": adapter}
     run = client.create_run(experiment, tags=tags, run_name=f"promotion of {adapter}")
     client.set_terminated(run.info.run_id)
     return str(run.info.run_id)
 
 
-def print_end(verdict: Verdict, registry: Registry, challenger: Any, folder: Path, dry_run: bool) -> None:
+def print_end(verdict: Verdict, model: RegisteredModel, challenger: Any, folder: Path, dry_run: bool) -> None:
+    """Print the checks, what becomes of the version, and where the verdict is."""
     for check in verdict.checks:
         print(f"  {'ok' if check.passed else 'NO':>2}  {check.name:<13} {check.text}", flush=True)
-    entry = f"{registry.name} version {challenger.version}"
-    champion = registry.aliases.get("champion")
+    entry = f"{model.name} version {challenger.version}"
+    champion = model.aliases.get("champion")
     if verdict.promoted:
-        done = f"{entry} {'would be' if dry_run else 'is'} champion"
-        print(f"{done}{f' in place of version {champion}' if champion else ''}.")
+        result = f"{entry} {'would be' if dry_run else 'is'} champion"
+        print(f"{result}{f' in place of version {champion}' if champion else ''}.")
     else:
         print(
             f"{entry} is refused, {verdict.reason}. Champion {f'stays version {champion}' if champion else 'there is none'}."

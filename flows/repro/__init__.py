@@ -1,1 +1,1 @@
-"""DVC's side of a flow: running its stages, dvc.lock, parameters."""
+"""Reproducing stages: params.yaml, dvc.yaml through DVC, and single stages without it."""

@@ -1,54 +1,89 @@
-"""Changes to params.yaml: a task's preset, and `--set key=value`."""
+"""Changes to params.yaml: another task's preset, and `--set key=value`. They are checked first, and then written at once."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 from steps.core import params
 from steps.core.errors import UserError
+from steps.core.files import write_text
+from steps.core.params import Params
 
 
-def choose_task(task: str) -> None:
-    """A task other than params.yaml's: its preset, tasks_data/<task>.yaml, becomes params.yaml; without one, the name."""
-    path, preset = Path("params.yaml"), Path("tasks_data") / f"{task.rpartition('.')[2]}.yaml"
-    if path.exists() and params.load(path, params.Params).task == task:
-        return
+def set_params(
+    assignments: list[str], path: Path = Path("params.yaml"), task: str | None = None, dry_run: bool = False
+) -> Params:
+    """Change the file by `key=value` pairs, after a change of task where one is named; the parameters that it then holds.
+
+    Nothing is written where the result is not valid, which is a UserError, and nothing with `dry_run`.
+    """
+    before = path.read_text(encoding="utf-8") if path.exists() else None
+    text = before or ""
+    if task is not None:
+        text = with_task(text, path, task)
+    if assignments:
+        text = changed(text, path, assignments)
+    if before is None and not text:
+        return params.load(path, Params)  # which says that there is no such file
+    checked = params.parse(text, path, Params)
+    if text != before and not dry_run:
+        write_text(path, text)
+    return checked
+
+
+def with_task(text: str, path: Path, task: str) -> str:
+    """params.yaml's text for a task: the same where it is of that task, else its preset, tasks_data/<task>.yaml.
+
+    Where the task has no preset, only the key `task` changes.
+    """
+    if text and params.parse(text, path, Params).task == task:
+        return text
+    preset = Path("tasks_data") / f"{task.rpartition('.')[2]}.yaml"
     if preset.is_file():
-        params.load(preset, params.Params)
-        path.write_text(preset.read_text())
-    set_params([f"task={task}"])
+        text = preset.read_text(encoding="utf-8")
+        params.parse(text, preset, Params)
+    return changed(text, path, [f"task={task}"])
 
 
-def changes(assignments: list[str]) -> dict[str, Any]:
-    """`key=value` pairs, the values read as YAML. UserError where there is no `=`."""
-    from ruamel.yaml import YAML
+def changed(text: str, path: Path, assignments: list[str]) -> str:
+    """The text of a params file with `key=value` pairs set and all comments kept; the values are not checked."""
+    from ruamel.yaml import YAML, YAMLError
 
-    found = {}
+    yaml = YAML()
+    yaml.default_flow_style = False
+    try:
+        content = yaml.load(text) or {}
+    except YAMLError as problem:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold keys and values, not a {type(content).__name__}")
+    for key, value in values(assignments).items():
+        *sections, last = key.split(".")
+        section = content
+        for name in sections:
+            section[name] = section.get(name) or {}  # an empty section, written as null, is filled
+            section = section[name]
+            if not isinstance(section, dict):
+                raise UserError(f"--set {key}: {name} is a value, and holds no keys")
+        section[last] = value
+    stream = io.StringIO()
+    yaml.dump(content, stream)
+    return stream.getvalue()
+
+
+def values(assignments: list[str]) -> dict[str, Any]:
+    """`key=value` pairs as keys and values, which are read as YAML. UserError for what is not such a pair."""
+    from ruamel.yaml import YAML, YAMLError
+
+    pairs = {}
     for assignment in assignments:
         key, separator, value = assignment.partition("=")
         if not separator:
             raise UserError(f"--set {assignment}: give key=value, as in --set rollout.scenarios=8")
-        found[key] = YAML(typ="safe").load(value)
-    return found
-
-
-def set_params(assignments: list[str], path: Path = Path("params.yaml")) -> None:
-    """Write `key=value` pairs to the file, comments kept. UserError where the result is not valid: nothing is written."""
-    from dvc.utils.serialize import modify_yaml
-
-    before = path.read_text() if path.exists() else None
-    for key, value in changes(assignments).items():
-        with modify_yaml(path) as found:
-            *folders, last = key.split(".")
-            place = found
-            for folder in folders:
-                place[folder] = place.get(folder) or {}  # null, too, is where a section may begin
-                place = place[folder]
-            place[last] = value
-    try:
-        params.load(path, params.Params)
-    except UserError:
-        if before is not None:
-            path.write_text(before)
-        raise
+        try:
+            pairs[key] = YAML(typ="safe").load(value)
+        except YAMLError:
+            raise UserError(f"--set {assignment}: the value is not valid YAML") from None
+    return pairs

@@ -1,4 +1,4 @@
-"""A stage on files of the caller's choice, as a Prefect task."""
+"""Runs a stage on files of the caller's choice, without DVC, as a Prefect task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steps.runner.stage import command, is_warm
 
 @task(task_run_name="{stage} {iteration}", cache_policy=NO_CACHE)
 def run_stage(stage: str, iteration: str, arguments: dict[str, str]) -> None:
-    """One stage on stored files."""
+    """Run a stage on these paths. StageFailed where it fails; KeyboardInterrupt on Ctrl-C."""
     if code := command(f"steps.{stage}", stage, arguments, is_warm()):
         if code == 130:
             raise KeyboardInterrupt

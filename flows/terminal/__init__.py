@@ -1,1 +1,1 @@
-"""What flows share as commands: start, end, what a person sees."""
+"""What flows share as commands: how they start and end, and what a person sees of them."""

@@ -1,6 +1,6 @@
-"""What the commands of flows share: what their process needs before Prefect starts, and how they end.
+"""What the commands of flows share: preparing the process before Prefect starts, and how a command ends.
 
-Ctrl-C on a terminal reaches all of a command's processes. It stops the command with one sentence, whatever runs just then.
+Ctrl-C on a terminal reaches all of a command's processes. It ends the command with one sentence, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.repro import pipeline
+from flows.repro.pipeline import StageFailed
 from flows.terminal.display import last_error
 from steps.core import dotenv
 from steps.core.errors import UserError, explain
@@ -23,13 +23,16 @@ LOG = Path(".flywheel/train.log")
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C. A KeyboardInterrupt itself in the midst of `exec`, as imports run it, makes CPython 3.11 end the process by
-    the signal in place of its exit code, however it was dealt with."""
+    """Ctrl-C. After a plain KeyboardInterrupt in `exec`, which imports use, CPython 3.11 ends the process by the signal
+    instead of with its exit code, even where the exception was caught.
+    """
 
 
 def run_command(work: Callable[[], int]) -> int:
-    """The exit code of `work`, or that of what went wrong in it, which is said. No worker of this project is left. Ctrl-C
-    no longer reaches this process afterwards: all that is left to it is its end."""
+    """The exit code of `work`, or of its error, which is printed. Ends this project's workers.
+
+    Ctrl-C is ignored from then on, because the process has nothing left to do but end.
+    """
     interrupts: list[int] = []
 
     def interrupt(number: int, _: object) -> None:
@@ -43,15 +46,18 @@ def run_command(work: Callable[[], int]) -> int:
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     except BaseException as problem:
-        return say_why(problem, interrupted=bool(interrupts))
+        return print_problem(problem, interrupted=bool(interrupts))
     finally:
-        logging.getLogger("prefect").setLevel(logging.WARNING)  # not that its own server ends, too
+        logging.getLogger("prefect").setLevel(logging.WARNING)  # hides that Prefect's own server ends as well
         end_worker()
 
 
 def stop_once() -> None:
-    """From here on SIGINT and SIGTERM raise Stopped, the first of them alone: what then stops takes some seconds,
-    and make passes on a SIGTERM that the process has had already. A shell's background job would ignore SIGINT."""
+    """From here on the first SIGINT or SIGTERM raises Stopped, and all later ones are ignored.
+
+    Stopping takes some seconds, and make passes on a SIGTERM that this process has already had. SIGINT gets a handler of
+    its own because a shell's background job ignores it.
+    """
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def stop(*_: object) -> None:
@@ -64,7 +70,7 @@ def stop_once() -> None:
 
 
 def prepare() -> None:
-    """What the process needs before Prefect's server starts: its state in the project, this Python first on the path."""
+    """Prepare the process for Prefect: variables of .env, this Python first on PATH, Prefect's folder and its server."""
     if not Path("dvc.yaml").exists():
         raise UserError(f"{Path.cwd()} holds no dvc.yaml: run this from the project's root")
     dotenv.load(Path.cwd())
@@ -72,7 +78,7 @@ def prepare() -> None:
     os.environ["PATH"] = os.pathsep.join((binaries, os.environ.get("PATH", "")))
     os.environ["DVC_NO_ANALYTICS"] = "1"
     if home := os.environ.get("PREFECT_HOME"):
-        Path(home).mkdir(parents=True, exist_ok=True)  # Prefect does not
+        Path(home).mkdir(parents=True, exist_ok=True)  # Prefect does not make it
     if api := os.environ.get("PREFECT_API_URL"):
         try:
             urllib.request.urlopen(f"{api.rstrip('/')}/health", timeout=10).close()
@@ -86,8 +92,10 @@ def prepare() -> None:
 
 
 def own_server() -> None:
-    """Prefect's temporary server, which Ctrl-C does not stop: gone first, it leaves Prefect's client trying for minutes to
-    tell it that the run was stopped, and the run RUNNING for ever. It ends with this process, by SIGTERM."""
+    """Give the process a temporary Prefect server that Ctrl-C does not stop; it ends with this process, by SIGTERM.
+
+    If Ctrl-C stopped it first, Prefect's client would try for minutes to report the stopped run, which would stay RUNNING.
+    """
     from prefect.server.api.server import SubprocessASGIServer
 
     class Server(SubprocessASGIServer):
@@ -98,22 +106,24 @@ def own_server() -> None:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    Server()  # from now on the one of this process: Prefect makes one of each port
+    Server()  # Prefect keeps one server per port and process: from now on it uses this one
 
 
 def sentence(problem: BaseException) -> str:
-    """What went wrong, for a person; of a stage, what it said itself."""
-    if isinstance(problem, pipeline.StageFailed):
+    """What went wrong, for a person; where a stage failed, the error that the stage itself wrote."""
+    if isinstance(problem, StageFailed):
         return f"{last_error(LOG) or problem} (stage {problem.stage})"
     return explain(problem)[0]
 
 
-def say_why(problem: BaseException, interrupted: bool) -> int:
-    """One sentence where the user can do something; the exit code."""
-    if interrupted or isinstance(problem, KeyboardInterrupt):  # DVC and Prefect wrap an interrupt in errors of theirs
+def print_problem(problem: BaseException, interrupted: bool) -> int:
+    """Print one sentence where the user can do something about it, else the traceback; the exit code."""
+    if interrupted or isinstance(
+        problem, KeyboardInterrupt
+    ):  # DVC and Prefect wrap an interrupt in errors of their own
         print("Stopped. The same command goes on from here.", file=sys.stderr)
         return 130
-    if isinstance(problem, pipeline.StageFailed):
+    if isinstance(problem, StageFailed):
         print(f"error: {last_error(LOG) or problem} (stage {problem.stage}; log: {LOG})", file=sys.stderr)
         return problem.code if problem.code > 0 else 1
     text, code = explain(problem)
@@ -122,6 +132,7 @@ def say_why(problem: BaseException, interrupted: bool) -> int:
 
 
 def end_worker() -> None:
+    """End this project's warm workers."""
     from steps.runner import handover
 
     handover.stop_workers(Path.cwd())

@@ -1,7 +1,7 @@
-"""What a person sees while a flow runs: a table that grows by a row an iteration, and what the stage at work is doing.
+"""What a person sees while a flow runs: a table with one row per iteration, and how far the current stage is.
 
-On a terminal it is live; elsewhere it is a line a stage and a row an iteration. Everything else that writes to the
-process's output (stages, DVC, libraries) goes to the log file. Lines and what is logged are masked (steps/core/masking.py).
+On a terminal it is live; elsewhere it prints one line per stage and one row per iteration. All other output of the process
+(of stages, DVC, libraries) goes to the log file. Everything printed and logged is masked (steps/core/masking.py).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from steps.core.masking import MaskingFilter, masked
 PROGRESS = Path(".flywheel/progress.json")
 
 
-class Display:
-    """Silent unless opened by `shown()`."""
+class RunDisplay:
+    """The live table of a training run. It is silent until `shown()` opens it."""
 
     def __init__(self) -> None:
         self.console: Console | None = None
@@ -37,10 +37,10 @@ class Display:
         self.stage = ""
         self.since = time.monotonic()
         self.rows: list[tuple[str, ...]] = []
-        self.logger: Any = None  # of Prefect's flow run, whose page shows the same lines
+        self.logger: Any = None  # of Prefect's flow run: its page shows the same lines
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         text = masked(text)
         if self.console is not None:
             self.console.print(text, highlight=False, soft_wrap=True, markup=False)
@@ -48,7 +48,7 @@ class Display:
             self.logger.info(text)
 
     def begin(self, stage: str) -> None:
-        """A stage starts."""
+        """Show that a stage starts."""
         self.stage, self.since = stage, time.monotonic()
         PROGRESS.unlink(missing_ok=True)
         if self.live is None and self.console is not None:
@@ -57,7 +57,7 @@ class Display:
             self.logger.info("%s …", stage)
 
     def row(self, point: Point, reward: float | None, spent: float | None) -> None:
-        """An iteration is done."""
+        """Add the row of a finished iteration. `reward` is the training batch's mean, `spent` is in seconds."""
         low, high = point.ci95
         cells = (
             str(point.iteration) if point.iteration else "base",
@@ -76,7 +76,7 @@ class Display:
             self.logger.info(line)
 
     def __rich__(self) -> Group:
-        return Group(self._table(), self._at_work())
+        return Group(self._table(), self._current_stage())
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -86,11 +86,11 @@ class Display:
             table.add_row(*cells)
         return table
 
-    def _at_work(self) -> Text | Progress:
+    def _current_stage(self) -> Text | Progress:
         spent = time.monotonic() - self.since
         try:
-            told = json.loads(PROGRESS.read_text())
-            done, total, note = told["done"], told["total"], told["note"]
+            progress = json.loads(PROGRESS.read_text())
+            finished, total, note = progress["done"], progress["total"], progress["note"]
         except (OSError, ValueError, KeyError):
             return Text(f"{self.stage}  {spent:.0f} s", style="cyan")
         bar = Progress(
@@ -99,21 +99,21 @@ class Display:
             TextColumn("{task.fields[note]}"),
             TextColumn("[dim]{task.fields[spent]:.0f} s"),
         )
-        bar.add_task(self.stage, total=total, completed=done, note=f"{done}/{total} {note}", spent=spent)
+        bar.add_task(self.stage, total=total, completed=finished, note=f"{finished}/{total} {note}", spent=spent)
         return bar
 
     @contextlib.contextmanager
     def shown(self, log: Path, logger: Any = None) -> Iterator[None]:
-        """Show on this process's terminal (and by a flow run's logger) from here on; all other output goes to `log`."""
+        """Inside, show the run on this process's terminal, and by a flow run's logger; all other output goes to `log`."""
         log.parent.mkdir(parents=True, exist_ok=True)
         sys.stdout.flush()
         sys.stderr.flush()
-        kept = os.dup(1), os.dup(2)
+        terminal = os.dup(1), os.dup(2)
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         os.environ["FLYWHEEL_PROGRESS"] = os.fspath(PROGRESS.absolute())
         mask_logs()
         self.logger = logger
-        self.console = Console(file=os.fdopen(kept[0], "w", closefd=False))
+        self.console = Console(file=os.fdopen(terminal[0], "w", closefd=False))
         os.dup2(file, 1)
         os.dup2(file, 2)
         try:
@@ -122,7 +122,7 @@ class Display:
                     with Live(self, console=self.console, refresh_per_second=4, transient=True) as self.live:
                         yield
                 finally:
-                    self.console.print(self._table())  # what stays
+                    self.console.print(self._table())  # the live one is gone
             else:
                 yield
         finally:
@@ -130,26 +130,27 @@ class Display:
             self.console.file.flush()
             sys.stdout.flush()
             sys.stderr.flush()
-            os.dup2(kept[0], 1)
-            os.dup2(kept[1], 2)
-            for number in (*kept, file):
+            os.dup2(terminal[0], 1)
+            os.dup2(terminal[1], 2)
+            for number in (*terminal, file):
                 os.close(number)
+            os.environ.pop("FLYWHEEL_PROGRESS", None)
             self.console = Console()
 
 
 def mask_logs() -> None:
-    """What is logged is masked: by Prefect's runs, whose server keeps it, and by whatever writes to this process's output.
+    """Mask what is logged by Prefect's runs, which its server keeps, and by everything that writes to this process's output.
 
-    A logger's filter does not see what its children pass on, so that the root's handlers have it, too.
+    A logger's filter does not see records of its children, so the root's handlers get one as well.
     """
-    known = [logging.getLogger(name) for name in ("prefect.flow_runs", "prefect.task_runs")]
-    for place in (*known, *logging.getLogger().handlers):
-        if not any(isinstance(one, MaskingFilter) for one in place.filters):
+    loggers = [logging.getLogger(name) for name in ("prefect.flow_runs", "prefect.task_runs")]
+    for place in (*loggers, *logging.getLogger().handlers):
+        if not any(isinstance(filter_, MaskingFilter) for filter_ in place.filters):
             place.addFilter(MaskingFilter())
 
 
 def last_error(log: Path) -> str | None:
-    """The last `error:` line of a log."""
+    """The last `error:` line of a log, without that word; None where there is none."""
     with contextlib.suppress(OSError):
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
         return lines[-1].removeprefix("error: ") if lines else None

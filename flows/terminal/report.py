@@ -1,4 +1,4 @@
-"""What a run came to: run/summary.json, a table, and the learning curve. Reads the stages' outputs; decides nothing."""
+"""The report on a run: its points on validation, run/summary.json and the learning curve. It reads the stages' outputs."""
 
 from __future__ import annotations
 
@@ -7,46 +7,49 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steps.core.records import OUTPUTS
-from steps.project.chain import BASE, name
+from steps.project.chain import BASE, iteration_name
 
 RUN = Path("run")
 
 
 class Point(NamedTuple):
-    """A policy on the validation split."""
+    """A policy's result on the validation split."""
 
-    iteration: int
-    success: float
-    ci95: tuple[float, float]
-    reward: float  # mean on validation
+    iteration: int  # 0: the base policy
+    success: float  # share of the scenarios
+    ci95: tuple[float, float]  # of the success
+    reward: float  # mean
 
 
 def point(iteration: int) -> Point:
-    found = read(RUN / name(iteration) / "evaluation" / "summary.json")
-    return Point(iteration, found["success"], tuple(found["ci95"]), found["reward"])
+    evaluation = read(RUN / iteration_name(iteration) / "evaluation" / "summary.json")
+    return Point(iteration, evaluation["success"], tuple(evaluation["ci95"]), evaluation["reward"])
 
 
 def read(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object."""
     return dict(json.loads(path.read_text()))
 
 
 def seconds(iteration: int) -> dict[str, float]:
-    """Seconds in each stage's own work, when it last ran."""
-    folder = RUN / name(iteration) / "timings"
-    kept = {stage: folder / f"{output}.json" for stage, output in OUTPUTS.items()}
-    return {stage: read(path)["seconds"] for stage, path in kept.items() if path.exists()}
+    """Stage -> seconds that its own work took when it last ran."""
+    folder = RUN / iteration_name(iteration) / "timings"
+    timings = {stage: folder / f"{output}.json" for stage, output in OUTPUTS.items()}
+    return {stage: read(path)["seconds"] for stage, path in timings.items() if path.exists()}
 
 
 def keep_overhead(iteration: int, overhead: float) -> None:
-    """Remember what an iteration that ran cost beyond its stages' own work: DVC, Prefect, MLflow, the hand-over."""
-    (RUN / name(iteration) / "timings" / "overhead.json").write_text(json.dumps({"seconds": round(overhead, 4)}) + "\n")
+    """Keep the seconds that an iteration took beyond its stages' own work: DVC, Prefect, MLflow, the hand-over."""
+    (RUN / iteration_name(iteration) / "timings" / "overhead.json").write_text(
+        json.dumps({"seconds": round(overhead, 4)}) + "\n"
+    )
 
 
 def iteration_row(iteration: int) -> dict[str, Any]:
-    """One iteration as in summary.json."""
-    metrics = read(RUN / name(iteration) / "metrics.json")
+    """One iteration's entry in summary.json."""
+    metrics = read(RUN / iteration_name(iteration) / "metrics.json")
     spent = seconds(iteration)
-    kept = RUN / name(iteration) / "timings" / "overhead.json"
+    overhead = RUN / iteration_name(iteration) / "timings" / "overhead.json"
     tokens = metrics["tokens"] * metrics["collected"]
     return {
         "iteration": iteration,
@@ -54,13 +57,13 @@ def iteration_row(iteration: int) -> dict[str, Any]:
         "success": point(iteration).success,
         "tokens_per_second": round(tokens / spent["rollout"], 1) if spent.get("rollout") else None,
         "seconds": spent,
-        "overhead_seconds": read(kept)["seconds"] if kept.exists() else None,
+        "overhead_seconds": read(overhead)["seconds"] if overhead.exists() else None,
     }
 
 
 def summary(task: str, best: int, iterations: int, version: str | None, wall: float) -> dict[str, Any]:
-    """run/summary.json: a report, no output of a DVC stage."""
-    base, trained = (read(RUN / folder / "test" / "summary.json") for folder in (BASE, name(best)))
+    """The content of run/summary.json, which is a report and not an output of a DVC stage. `wall` is in seconds."""
+    base, trained = (read(RUN / folder / "test" / "summary.json") for folder in (BASE, iteration_name(best)))
     receipt = read(RUN / "receipt.json")
     keys = ("success", "ci95", "n")
     return {
@@ -74,22 +77,22 @@ def summary(task: str, best: int, iterations: int, version: str | None, wall: fl
 
 
 def draw(points: list[Point], best: int, path: Path) -> None:
-    """The learning curve: validation success with its 95 % interval, and the mean reward of validation below."""
+    """Draw the learning curve: validation success with its 95 % interval, and below it the mean reward on validation."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(7, 5), sharex=True, height_ratios=(2, 1), layout="constrained")
-    steps = [found.iteration for found in points]
+    steps = [result.iteration for result in points]
     upper.fill_between(
-        steps, [found.ci95[0] for found in points], [found.ci95[1] for found in points], alpha=0.2, linewidth=0
+        steps, [result.ci95[0] for result in points], [result.ci95[1] for result in points], alpha=0.2, linewidth=0
     )
-    upper.plot(steps, [found.success for found in points], marker="o")
+    upper.plot(steps, [result.success for result in points], marker="o")
     upper.axvline(best, linestyle=":", color="grey")
     upper.annotate(f"best: {best}", (best, 0.03), xytext=(4, 0), textcoords="offset points", color="grey")
     upper.set(ylabel="validation success (95 %)", ylim=(0, 1))
-    lower.plot(steps, [found.reward for found in points], marker=".", color="tab:green")
+    lower.plot(steps, [result.reward for result in points], marker=".", color="tab:green")
     lower.set(xlabel="iteration (0 = base policy)", ylabel="reward")
     lower.xaxis.get_major_locator().set_params(integer=True)
     for axis in (upper, lower):

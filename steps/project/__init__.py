@@ -1,1 +1,1 @@
-"""What the project's folder says: dvc.lock, chain.yaml, git, MLflow's store, the ledger."""
+"""The project's state: dvc.lock, chain.yaml, git, MLflow's store, the ledger."""

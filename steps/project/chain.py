@@ -1,4 +1,4 @@
-"""chain.yaml: which iterations a run has, which of them were evaluated, and which one is tested as the best.
+"""chain.yaml: which iterations a run has, which policies are evaluated, and which iteration is tested as the best.
 
 The flow writes it as the run goes on, and dvc.yaml reads it.
 """
@@ -19,22 +19,23 @@ HEADER = (
 BASE = "000"  # the policy before any iteration
 
 
-def name(iteration: int) -> str:
-    """001, 002, …"""
+def iteration_name(iteration: int) -> str:
+    """The name of an iteration's folder: 001, 002, …"""
     return f"{iteration:03d}"
 
 
 def write_chain(iterations: int, best: int) -> None:
-    """Iterations 1 … `iterations`, of which `best` is tested and offered to the registry. Same chain, same bytes."""
-    links = "\n".join(f'  "{name(i)}": {{prev: "{name(i - 1)}"}}' for i in range(1, iterations + 1))
-    evaluated = ", ".join(f'"{name(i)}"' for i in range(iterations + 1))
-    text = f'{HEADER}iterations:\n{links}\nevaluated: [{evaluated}]\ntested: {{base: "{BASE}", best: "{name(best)}"}}\n'
+    """Write a chain of iterations 1 … `iterations`, of which `best` is tested and offered to the registry."""
+    links = "\n".join(f'  "{iteration_name(i)}": {{prev: "{iteration_name(i - 1)}"}}' for i in range(1, iterations + 1))
+    evaluated = ", ".join(f'"{iteration_name(i)}"' for i in range(iterations + 1))
+    tested = f'{{base: "{BASE}", best: "{iteration_name(best)}"}}'
+    text = f"{HEADER}iterations:\n{links}\nevaluated: [{evaluated}]\ntested: {tested}\n"
     if not CHAIN.exists() or CHAIN.read_text() != text:
         write_text(CHAIN, text)
 
 
 def read_chain(root: Path) -> dict[str, Any]:
-    """chain.yaml: which iterations there are, and which were tested."""
+    """The content of chain.yaml: "iterations", "evaluated" and "tested". UserError where there is no file."""
     import yaml
 
     path = root / "chain.yaml"

@@ -1,8 +1,7 @@
-"""The ledger: a database of what cannot be had again for nothing. Now: the answers of models that were asked
-(steps/llm/client.py).
+"""The ledger: a database for what costs something to make again, such as the answers of models (steps/llm/client.py).
 
-`.flywheel/ledger.db` (SQLite) by default; FLYWHEEL_LEDGER_URL names another, as SQLAlchemy writes it: for a team,
-`postgresql://user:password@host/flywheel` (needs psycopg 3). Several processes may use one ledger at once.
+It is `.flywheel/ledger.db` (SQLite) by default. FLYWHEEL_LEDGER_URL names another by SQLAlchemy's syntax; for a team this is
+`postgresql://user:password@host/flywheel` (with psycopg 3). Several processes may use a ledger at the same time.
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from steps.core.errors import UserError
 
 DEFAULT = "sqlite:///.flywheel/ledger.db"
-PATIENCE = 30  # seconds for another process's lock
-LOCK = 0x_F1E1_4EE1  # PostgreSQL's lock of those who create tables: any number that is ours
+PATIENCE = 30  # seconds to wait for another process's lock
+LOCK = 0x_F1E1_4EE1  # the PostgreSQL advisory lock for creating tables: an arbitrary number
 
 REPLIES = Table(
     "replies",
     MetaData(),
-    Column("key", String(64), primary_key=True),  # of the content of the request
+    Column("key", String(64), primary_key=True),  # a hash of the request's content
     Column("model", String, nullable=False),
-    Column("request", JSON, nullable=False),  # the body as it was sent: no address, no header, no key of an account
+    Column("request", JSON, nullable=False),  # the body as it was sent, without address, headers and keys
     Column("reply", JSON, nullable=False),
     Column("input_tokens", Integer, nullable=False),
     Column("output_tokens", Integer, nullable=False),
-    Column("cost", Float, nullable=False),  # at the prices of that day
-    Column("latency_seconds", Float, nullable=False),  # of the attempt that was answered
+    Column("cost", Float, nullable=False),  # at the prices of that time
+    Column("latency_seconds", Float, nullable=False),  # of the successful attempt
     Column("retries", Integer, nullable=False),
     Column("created", DateTime(timezone=True), nullable=False),
 )
 
 
 class Ledger:
-    """An open ledger; `with Ledger() as ledger:`. UserError where it cannot be opened."""
+    """An open ledger, used as `with Ledger() as ledger:`. UserError where it cannot be opened."""
 
     def __init__(self, url: str | None = None) -> None:
         url = url or os.environ.get("FLYWHEEL_LEDGER_URL") or DEFAULT
@@ -64,7 +63,7 @@ class Ledger:
         try:
             parsed = make_url(url)
             shown = parsed.render_as_string(hide_password=True)
-            if parsed.drivername == "postgresql":  # SQLAlchemy 2.0 would take psycopg 2
+            if parsed.drivername == "postgresql":  # SQLAlchemy 2.0 would use psycopg 2
                 parsed = parsed.set(drivername="postgresql+psycopg")
             if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
                 Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
@@ -86,36 +85,36 @@ class Ledger:
         self.engine.dispose()
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The stored answer to a request: a row of `replies`."""
+        """The stored answer to a request, as a row of `replies`; None where there is none."""
         with self.engine.connect() as connection:
             return _row(connection, key)
 
     def put(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Store an answer for good, and return what is stored: the first one, where another process was quicker."""
+        """Store an answer, and return the stored row: that of another process, where it stored one first."""
         try:
             with self.engine.begin() as connection:
                 connection.execute(REPLIES.insert().values(created=datetime.now(UTC), **row))
-                found = _row(connection, row["key"])
+                stored = _row(connection, row["key"])
         except IntegrityError:
-            found = self.get(row["key"])
-        assert found is not None
-        return found
+            stored = self.get(row["key"])
+        assert stored is not None
+        return stored
 
 
 def _row(connection: Connection, key: str) -> dict[str, Any] | None:
-    found = connection.execute(select(REPLIES).where(REPLIES.c.key == key)).mappings().first()
-    return dict(found) if found else None
+    row = connection.execute(select(REPLIES).where(REPLIES.c.key == key)).mappings().first()
+    return dict(row) if row else None
 
 
 def create(connection: Connection, *parts: Table | Index) -> None:
-    """Tables and their indexes, where they are not there yet.
+    """Create tables and indexes that do not exist yet.
 
-    PostgreSQL's IF NOT EXISTS fails where two processes meet at it: who misses a table waits for others who create, and
-    nobody else waits for a long transaction.
+    PostgreSQL's IF NOT EXISTS fails where two processes create the same table, so that creating needs a lock. A process for
+    which all tables exist does not take it, and so does not wait for a long transaction of another.
     """
     if connection.dialect.name == "postgresql":
-        there = inspect(connection)
-        if all(there.has_table(part.name) for part in parts if isinstance(part, Table)):
+        tables = inspect(connection)
+        if all(tables.has_table(part.name) for part in parts if isinstance(part, Table)):
             return
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
     for part in parts:
@@ -125,9 +124,9 @@ def create(connection: Connection, *parts: Table | Index) -> None:
 
 
 def _several_processes(connection: sqlite3.Connection, _: object) -> None:
-    """SQLite: readers do not wait for the writer, writers wait for each other, a commit costs no millisecond.
+    """Set SQLite up for several processes: readers wait for nobody, writers wait for each other, commits are quick.
 
-    SQLite waits for every lock but the one with which a new file becomes one with a write-ahead log.
+    SQLite itself waits for every lock except that for changing a new file to a write-ahead log, hence the loop.
     """
     connection.execute(f"PRAGMA busy_timeout={PATIENCE * 1000}")
     until = time.monotonic() + PATIENCE

@@ -1,4 +1,4 @@
-"""dvc.lock: what a run was made from, as hashes that identify runs, iterations and adapters."""
+"""dvc.lock: what a run was made from, with hashes that identify runs, iterations and adapters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Lock = dict[str, dict[str, Any]]  # dvc.lock: stage -> {"cmd", "deps", "params",
 
 
 def read_lock(root: Path) -> Lock:
-    """The stages of dvc.lock; none where there is no file."""
+    """The stages in dvc.lock; none where there is no file."""
     import yaml
 
     path = root / "dvc.lock"
@@ -26,48 +26,49 @@ def read_lock(root: Path) -> Lock:
 
 
 def run_key(lock: Lock) -> str | None:
-    """What identifies a run: a hash of its code, data and parameters, which its first iteration reads and the run itself did
-    not make. None before that iteration is whole."""
+    """A hash that identifies a run: of the code, data and parameters that its first iteration reads, without files that the
+    run itself makes. None before that iteration is complete.
+    """
     first = [f"{stage}@001" for stage in OUTPUTS]
     if any(name not in lock for name in ("scenarios", "initialise", *first)):
         return None
-    given: list[Any] = [[lock[name]["cmd"], lock[name].get("params")] for name in first]
-    given += [dep for name in first for dep in lock[name].get("deps", []) if not dep["path"].startswith("run/")]
-    return digest([lock["scenarios"], lock["initialise"], given])
+    inputs: list[Any] = [[lock[name]["cmd"], lock[name].get("params")] for name in first]
+    inputs += [dep for name in first for dep in lock[name].get("deps", []) if not dep["path"].startswith("run/")]
+    return digest([lock["scenarios"], lock["initialise"], inputs])
 
 
 def digest(value: Any) -> str:
-    """A hash of plain data."""
+    """A hash of JSON data, 16 hex digits."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def lineage(root: Path, *paths: Path) -> dict[str, str]:
-    """Tag with a hash of every entry of dvc.lock that these outputs come from, directly or not; none where unrecorded."""
-    found = ancestry(root, *paths)
-    return {"dvc_lock": digest(found)} if found else {}
+    """The tag `dvc_lock`: a hash of `ancestry`. No tag where dvc.lock does not record these outputs."""
+    entries = ancestry(root, *paths)
+    return {"dvc_lock": digest(entries)} if entries else {}
 
 
 def ancestry(root: Path, *paths: Path) -> Lock:
-    """The entries of dvc.lock that these outputs come from, directly or not."""
+    """The entries in dvc.lock of all stages that these outputs come from, directly or indirectly."""
     lock = read_lock(root)
     makers = {out["path"]: name for name, entry in lock.items() for out in entry.get("outs", [])}
     queue: list[str] = [os.path.relpath(path, root) for path in paths]
-    found: Lock = {}
+    entries: Lock = {}
     while queue:
         name = makers.get(queue.pop())
-        if name and name not in found:
-            found[name] = lock[name]
+        if name and name not in entries:
+            entries[name] = lock[name]
             queue += [dep["path"] for dep in lock[name].get("deps", [])]
-    return found
+    return entries
 
 
 def unfit(lock: Lock, names: list[str], params: Params) -> str | None:
-    """Why these stages, as dvc.lock has them, are not of these parameters and of each other; None where they are."""
+    """Why the recorded results of these stages do not belong to these parameters, or to each other; None where they do."""
     from pydantic import ValidationError
 
     if missing := [name for name in names if name not in lock]:
         return f"dvc.lock has no {', '.join(missing)}: not finished yet (`dvc repro` finishes it)"
-    made = {out["path"]: out.get("md5") for entry in lock.values() for out in entry.get("outs", [])}
+    outputs = {out["path"]: out.get("md5") for entry in lock.values() for out in entry.get("outs", [])}
     now = params.model_dump(mode="json", by_alias=True)
     for name in names:
         recorded = (lock[name].get("params") or {}).get("params.yaml") or {}
@@ -78,6 +79,6 @@ def unfit(lock: Lock, names: list[str], params: Params) -> str | None:
         if not same:
             return f"params.yaml is not what {name} ran with (`dvc repro` runs it again)"
         for dep in lock[name].get("deps", []):
-            if made.get(dep["path"], dep.get("md5")) != dep.get("md5"):
+            if outputs.get(dep["path"], dep.get("md5")) != dep.get("md5"):
                 return f"{dep['path']} has changed since {name} ran (`dvc repro` runs it again)"
     return None

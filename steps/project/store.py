@@ -1,4 +1,4 @@
-"""MLflow's store: where it is, a client of it, and what its errors mean.
+"""MLflow's store: its address, a client, and sentences for its errors.
 
 It is .flywheel/mlflow.db in the project, or what MLFLOW_TRACKING_URI names.
 """
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
-# A server that is away must not hold a run up for minutes, as MLflow's own 7 retries and 120 s would.
+# An unreachable server must not hold up a run for minutes, as MLflow's default of 7 retries and 120 s would.
 SETTINGS = {"HTTP_REQUEST_MAX_RETRIES": "2", "HTTP_REQUEST_BACKOFF_FACTOR": "1", "HTTP_REQUEST_TIMEOUT": "15"}
-# It reports nothing home, and prints nothing into a live display.
+# MLflow sends no telemetry, and prints nothing into a live display.
 SETTINGS |= {"DISABLE_TELEMETRY": "true", "SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 SETTINGS |= {"ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
 
@@ -36,14 +36,14 @@ def hidden(uri: str) -> str:
 
 
 def connect(root: Path) -> MlflowClient:
-    """A client of the store, which is made where it is the project's own and not there yet."""
+    """A client of the store. The project's own store is made if it does not exist."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(f"MLFLOW_{name}", value)
     import logging
 
     from mlflow import MlflowClient
 
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # what it says is raised as well
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # its errors are raised as well
     uri = address(root)
     database = root.resolve() / ".flywheel" / "mlflow.db"
     if not os.environ.get("MLFLOW_TRACKING_URI") and not database.exists():
@@ -52,9 +52,9 @@ def connect(root: Path) -> MlflowClient:
 
 
 def make_store(database: Path) -> None:
-    """MLflow's tables, under another name until they are whole: an interrupted creation could not be gone on with.
+    """Make the database under another name, and rename it when it is complete: MLflow cannot resume an interrupted creation.
 
-    Without waiting for the disk it takes 1 s instead of 5. The write-ahead log halves the time of each later write.
+    Without waiting for the disk this takes 1 s instead of 5. The write-ahead log halves the time of each later write.
     """
     import sqlalchemy
     from mlflow.store.db import utils
@@ -68,20 +68,20 @@ def make_store(database: Path) -> None:
         with engine.connect() as link:
             link.exec_driver_sql("PRAGMA journal_mode=WAL")
         engine.dispose()
-        with contextlib.suppress(FileExistsError):  # another process was quicker, and may have written to it
+        with contextlib.suppress(FileExistsError):  # another process made it first, and may have written to it
             os.link(temporary, database)
     finally:
-        for left in database.parent.glob(f"{temporary.name}*"):
-            left.unlink()
+        for path in database.parent.glob(f"{temporary.name}*"):
+            path.unlink()
 
 
 def experiment(client: MlflowClient, root: Path, task: str) -> str:
-    """The id of the task's experiment. A server decides itself where artifacts lie; a database has them in .flywheel."""
+    """The id of the task's experiment. A server chooses where artifacts are kept; those of a database are in .flywheel."""
     with explained(address(root)):
-        if found := client.get_experiment_by_name(task):
-            if found.lifecycle_stage == "active":
-                return found.experiment_id
-            restore = f"mlflow experiments restore --experiment-id {found.experiment_id}"
+        if existing := client.get_experiment_by_name(task):
+            if existing.lifecycle_stage == "active":
+                return existing.experiment_id
+            restore = f"mlflow experiments restore --experiment-id {existing.experiment_id}"
             where = f"MLFLOW_TRACKING_URI={hidden(address(root))}"
             raise UserError(f"MLflow's experiment {task} was deleted; bring it back with `{where} {restore}`")
         folder = None
@@ -92,28 +92,38 @@ def experiment(client: MlflowClient, root: Path, task: str) -> str:
 
 @contextlib.contextmanager
 def explained(uri: str) -> Iterator[None]:
-    """What MLflow and the connection to it complain of, as a sentence that says what to do."""
+    """Inside, errors of MLflow and of the connection to it become a UserError that says what to do."""
     try:
         yield
     except Exception as problem:
         if type(problem).__module__.partition(".")[0] not in ("mlflow", "requests", "urllib3", "sqlalchemy"):
             raise
-        said = " ".join(str(problem).split())
-        said = hidden(said if len(said) < 400 else said[:400] + " …")
+        reason = " ".join(str(problem).split())
+        reason = hidden(reason if len(reason) < 400 else reason[:400] + " …")
         advice = "see to that"
         if os.environ.get("MLFLOW_TRACKING_URI"):
             advice = "start or mend it, correct MLFLOW_TRACKING_URI, or unset it to log to .flywheel/mlflow.db"
-        text = f"MLflow at {hidden(uri)} cannot be reached or does not accept this: {said}"
+        text = f"MLflow at {hidden(uri)} cannot be reached or does not accept this: {reason}"
         raise UserError(f"{text}; {advice}, then run the same again") from problem
 
 
 @contextlib.contextmanager
 def default(uri: str) -> Iterator[None]:
-    """For a moment, MLflow logs here by default: there it looks up a models:/… address, not where its client does."""
-    own = not os.environ.get("MLFLOW_TRACKING_URI")
-    os.environ["MLFLOW_TRACKING_URI"] = uri
+    """Inside, this store is MLflow's default, in which it looks up models:/… addresses, whatever store a client has."""
+    with variables(MLFLOW_TRACKING_URI=uri):
+        yield
+
+
+@contextlib.contextmanager
+def variables(**values: str) -> Iterator[None]:
+    """Inside, these environment variables have these values; afterwards they are as they were."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        if own:
-            del os.environ["MLFLOW_TRACKING_URI"]
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -13,7 +13,7 @@ from steps.project.store import address, connect, explained, hidden
 from steps.registry.versions import pages
 
 
-class Registry(NamedTuple):
+class RegisteredModel(NamedTuple):
     """A registered model as it is now."""
 
     client: Any  # mlflow.MlflowClient
@@ -29,7 +29,7 @@ class Registry(NamedTuple):
         labels = ", ".join([*sorted(self.versions, key=int), *sorted(self.aliases)])
         raise UserError(f"{self.name} has no version {label}: give one of {labels}")
 
-    def crown(self, version: str) -> None:
+    def set_champion(self, version: str) -> None:
         """Make a version champion; the champion before it becomes `previous`."""
         now = self.client.get_registered_model(self.name).aliases.get("champion")
         if _text(now) != self.aliases.get("champion"):
@@ -43,7 +43,7 @@ def _text(version: Any) -> str | None:
     return None if version is None else str(version)
 
 
-def read_registry(root: Path, name: str) -> Registry:
+def read_registry(root: Path, name: str) -> RegisteredModel:
     """The model as MLflow has it. UserError where MLflow has no version of it."""
     with explained(address(root)):
         client = connect(root)
@@ -52,7 +52,7 @@ def read_registry(root: Path, name: str) -> Registry:
         if not versions:
             raise UserError(f"MLflow at {hidden(address(root))} holds no version of {name}: `make train` registers one")
         aliases = client.get_registered_model(name).aliases
-    return Registry(client, name, versions, {alias: str(version) for alias, version in aliases.items()})
+    return RegisteredModel(client, name, versions, {alias: str(version) for alias, version in aliases.items()})
 
 
 def logged_model(version: Any) -> str:
@@ -66,7 +66,7 @@ def logged_model(version: Any) -> str:
     return source.removeprefix("models:/")
 
 
-def fetched(registry: Registry, version: Any, folder: Path) -> Path:
+def fetched(registry: RegisteredModel, version: Any, folder: Path) -> Path:
     """Download a version's adapter into `folder`, unless it is there already. UserError where its hash is another one."""
     from steps.policy.adapter import adapter_hash
 

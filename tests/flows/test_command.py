@@ -26,10 +26,10 @@ sys.exit(command.run_command(work))
 
 def test_ctrl_c_at_any_moment_is_exit_code_130_and_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "interrupted_work.py").write_text(MODULE)
-    found = run(
+    process = run(
         python("interrupted_work"), tmp_path, PYTHONPATH=os.pathsep.join((os.fspath(tmp_path), os.fspath(ROOT)))
     )
-    assert (found.returncode, found.stderr) == (130, "Stopped. The same command goes on from here.\n")
+    assert (process.returncode, process.stderr) == (130, "Stopped. The same command goes on from here.\n")
 
 
 def test_only_the_first_signal_stops() -> None:

@@ -47,14 +47,19 @@ def write_evaluation(folder: Path, wins: int, adapter: str, split: str = "test")
     )
     (folder / "summary.json").write_text(summary.model_dump_json())
     rewards = [
-        Reward(trajectory_id=f"{split}-{one}-0", scenario_id=one, name="rule", score=1, success=place < wins)
-        for place, one in enumerate(ids)
+        Reward(trajectory_id=f"{split}-{scenario}-0", scenario_id=scenario, name="rule", score=1, success=place < wins)
+        for place, scenario in enumerate(ids)
     ]
     played = [
         Trajectory(
-            id=f"{split}-{one}-0", scenario_id=one, attempt=0, adapter_hash=adapter, turns=(), stop_reason="done"
+            id=f"{split}-{scenario}-0",
+            scenario_id=scenario,
+            attempt=0,
+            adapter_hash=adapter,
+            turns=(),
+            stop_reason="done",
         )
-        for one in ids
+        for scenario in ids
     ]
     write_records(rewards, folder / "rewards.parquet")
     write_records(played, folder / "trajectories.parquet")
@@ -112,11 +117,11 @@ class Project:
         """A run that ends with this adapter, registered as the flow does it; returns its version."""
         self.adapter(number, wins)
         (self.root / "chain.yaml").write_text(f'tested: {{base: "000", best: "{number}"}}\n')
-        known = params.load("params.yaml", PromoteParams)
+        parameters = params.load("params.yaml", PromoteParams)
         run = self.root / "run"
-        return publish.publish(self.root, run / number / "adapter", run / number / "test", run / "000/test", known)
+        return publish.publish(self.root, run / number / "adapter", run / number / "test", run / "000/test", parameters)
 
-    def registry(self) -> model.Registry:
+    def registry(self) -> model.RegisteredModel:
         return model.read_registry(self.root, "toy")
 
     def aliases(self) -> dict[str, str]:
@@ -134,11 +139,12 @@ def project(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / ".flywheel").mkdir()
     shutil.copy(empty_store, tmp_path / ".flywheel/mlflow.db")
     monkeypatch.chdir(tmp_path)
-    made = Project(tmp_path)
-    monkeypatch.setattr(judging, "run_stage", made.evaluate)
+    project = Project(tmp_path)
+    monkeypatch.setattr(judging, "run_stage", project.evaluate)
     monkeypatch.delenv("FLYWHEEL_LEDGER_URL", raising=False)
-    monkeypatch.setattr(judging, "show_page", lambda verdict, _: made.pages.append(verdict))  # needs Prefect's server
-    yield made
+    # The real one needs Prefect's server.
+    monkeypatch.setattr(judging, "show_page", lambda verdict, _: project.pages.append(verdict))
+    yield project
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         os.environ.pop(name)
 
@@ -223,9 +229,9 @@ def test_a_dry_run_changes_nothing_in_mlflow(project: Project, capsys: pytest.Ca
     assert verdict is not None
     assert verdict.promoted
     assert (project.aliases(), project.tags("2")) == before
-    said = capsys.readouterr().out
-    assert "toy version 2 would be champion in place of version 1." in said
-    assert "nothing in MLflow (--dry-run)" in said
+    output = capsys.readouterr().out
+    assert "toy version 2 would be champion in place of version 1." in output
+    assert "nothing in MLflow (--dry-run)" in output
 
 
 def test_one_that_is_no_better_is_refused_on_the_record(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,10 +242,10 @@ def test_one_that_is_no_better_is_refused_on_the_record(project: Project, capsys
     assert not verdict.promoted
     assert project.aliases() == {"challenger": "2", "champion": "1"}
     assert (project.tags("2")["promoted"], project.tags("2")["verdict"]) == ("false", verdict.hash)
-    said = capsys.readouterr().out
-    assert "NO  champion" in said
-    assert "toy version 2 is refused, failed: champion; success 0.750 against 0.717 of the champion" in said
-    assert "Champion stays version 1." in said
+    output = capsys.readouterr().out
+    assert "NO  champion" in output
+    assert "toy version 2 is refused, failed: champion; success 0.750 against 0.717 of the champion" in output
+    assert "Champion stays version 1." in output
 
 
 def test_without_a_champion_it_is_judged_against_the_base_policy(project: Project) -> None:
@@ -255,15 +261,15 @@ def test_it_is_logged_to_the_run_that_made_the_adapter(project: Project) -> None
     """As flows.train does: the iteration's run logs the adapter before it is registered."""
     project.trained("004", 30)
     project.adapter("007", 45)
-    client, known = project.registry().client, params.load("params.yaml", PromoteParams)
+    client, parameters = project.registry().client, params.load("params.yaml", PromoteParams)
     experiment = store.experiment(client, project.root, "toy")
     run_id = client.create_run(experiment).info.run_id
-    publish.logged_adapter(client, experiment, project.root / "run/007/adapter", publish.about(known), run_id)
+    publish.logged_adapter(client, experiment, project.root / "run/007/adapter", publish.about(parameters), run_id)
     shutil.rmtree(project.root / "run/007")
     project.trained("007", 45)
     promote.promote.fn(PromoteSettings())
     assert project.tags("2")["verdict_run"] == run_id
-    assert {found.path for found in client.list_artifacts(run_id, "promotion")} >= {"promotion/verdict.json"}
+    assert {artifact.path for artifact in client.list_artifacts(run_id, "promotion")} >= {"promotion/verdict.json"}
 
 
 def test_the_verdict_is_in_the_models_card(project: Project) -> None:
@@ -294,38 +300,38 @@ def test_decisions_and_their_verdicts_are_rows_of_the_ledger(
     rollback.rollback(project.root, "toy", "previous", "wrong dates")
     assert refused is not None
     assert promoted is not None
-    one, two, three = (project.tags(number)["adapter_hash"] for number in "123")
+    first, two, three = (project.tags(number)["adapter_hash"] for number in "123")
     with Ledger() as ledger, ledger.engine.connect() as link:
         rows = [dataclasses.astuple(row)[:-1] for row in decisions.listed(link)]
         assert rows == [
-            ("refusal", "toy", "2", two, "1", one, refused.reason, refused.hash),
-            ("promotion", "toy", "3", three, "1", one, promoted.reason, promoted.hash),
-            ("rollback", "toy", "1", one, "3", three, "wrong dates", None),
+            ("refusal", "toy", "2", two, "1", first, refused.reason, refused.hash),
+            ("promotion", "toy", "3", three, "1", first, promoted.reason, promoted.hash),
+            ("rollback", "toy", "1", first, "3", three, "wrong dates", None),
         ]
-        assert [found["verdict"] for found in decisions.evidence(link)] == [
+        assert [entry["verdict"] for entry in decisions.evidence(link)] == [
             json.loads(verdict.text()) for verdict in (refused, promoted)
         ]
         back = questions.back("models:/toy/3", ledger)
-        assert [(found["verdict"], found["as"]) for found in back.verdicts] == [(promoted.hash, "challenger")]
+        assert [(entry["verdict"], entry["as"]) for entry in back.verdicts] == [(promoted.hash, "challenger")]
         assert back.verdicts[0]["wins"] == list(promoted.wins)
-        assert [found.event for found in back.decisions] == ["promotion", "rollback"]
+        assert [entry.event for entry in back.decisions] == ["promotion", "rollback"]
         old = questions.back("models:/toy@champion", ledger)
-        assert {(found["verdict"], found["as"]) for found in old.verdicts} == {
+        assert {(entry["verdict"], entry["as"]) for entry in old.verdicts} == {
             (refused.hash, "champion"),
             (promoted.hash, "champion"),
         }
         touched = questions.forward("scenario", SCENARIOS[0].id, ledger)
-        assert {found["verdict"] for found in touched.verdicts} == {refused.hash, promoted.hash}
-        assert [found.event for found in touched.decisions] == ["refusal", "promotion"]
-        assert "scripted" not in {found.adapter for found in touched.evaluated}
+        assert {entry["verdict"] for entry in touched.verdicts} == {refused.hash, promoted.hash}
+        assert [entry.event for entry in touched.decisions] == ["refusal", "promotion"]
+        assert "scripted" not in {entry.adapter for entry in touched.evaluated}
     capsys.readouterr()
     assert main(["back", "models:/toy/3"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     assert (
-        f"verdict {promoted.hash} (here: challenger) for {three}: success 0.967 against 0.717 of the champion" in said
+        f"verdict {promoted.hash} (here: challenger) for {three}: success 0.967 against 0.717 of the champion" in output
     )
-    assert "15 won and 0 lost of 60 scenarios against the champion" in said
-    assert "rollback of toy 1, champion before: 3: wrong dates" in said
+    assert "15 won and 0 lost of 60 scenarios against the champion" in output
+    assert "rollback of toy 1, champion before: 3: wrong dates" in output
 
 
 def test_a_ledger_that_is_away_stops_neither(
@@ -339,13 +345,13 @@ def test_a_ledger_that_is_away_stops_neither(
     assert project.aliases()["champion"] == "2"
     rollback.rollback(project.root, "toy", "previous", "slow")
     assert project.aliases()["champion"] == "1"
-    said = capsys.readouterr().err
-    assert said.count("The ledger was not written: ") == 2
-    assert len(said.splitlines()) == 2
+    output = capsys.readouterr().err
+    assert output.count("The ledger was not written: ") == 2
+    assert len(output.splitlines()) == 2
     monkeypatch.delenv("FLYWHEEL_LEDGER_URL")
     with Ledger() as ledger:
         index.add_verdict(project.root, ledger, f"run/promote/{project.tags('2')['adapter_hash']}")
-        assert [found["verdict"] for found in questions.back("models:/toy/2", ledger).verdicts] == [verdict.hash]
+        assert [entry["verdict"] for entry in questions.back("models:/toy/2", ledger).verdicts] == [verdict.hash]
 
 
 def test_prefect_shows_the_table_and_the_picture(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,16 +360,16 @@ def test_prefect_shows_the_table_and_the_picture(project: Project, monkeypatch: 
     promote.promote.fn(PromoteSettings(dry_run=True))
     (verdict,) = project.pages
     (png,) = project.root.glob("run/promote/*/verdict.png")
-    made: dict[str, tuple[str, str]] = {}
+    artifacts: dict[str, tuple[str, str]] = {}
     for kind in ("markdown", "image"):
 
         def keep(content: str, key: str, description: str, kind: str = kind) -> None:
-            made[kind] = (key, content)
+            artifacts[kind] = (key, content)
 
         monkeypatch.setattr(f"prefect.artifacts.create_{kind}_artifact", keep)
     show_page(verdict, png)
-    assert made["markdown"] == ("promotion", verdict_report.table(verdict))
-    key, content = made["image"]
+    assert artifacts["markdown"] == ("promotion", verdict_report.table(verdict))
+    key, content = artifacts["image"]
     assert key == "verdict"
     assert base64.b64decode(content.removeprefix("data:image/png;base64,")) == png.read_bytes()
 
@@ -411,9 +417,9 @@ def test_a_champion_that_changed_meanwhile_is_not_overwritten(project: Project) 
     project.trained("004", 30)
     project.trained("007", 45)
     registry = project.registry()
-    project.registry().crown("2")
+    project.registry().set_champion("2")
     with pytest.raises(UserError, match="the champion of toy has become version 2 meanwhile: run the same again"):
-        registry.crown("2")
+        registry.set_champion("2")
 
 
 # --- Rollback
@@ -431,8 +437,8 @@ def test_rollback_goes_to_the_previous_champion_and_says_why(
     def command(*words: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["rollback", *words])
         code = rollback.main()
-        said = capsys.readouterr()
-        return code, said.out + said.err
+        output = capsys.readouterr()
+        return code, output.out + output.err
 
     assert command("--why", "wrong dates", "--dry-run") == (
         0,
@@ -451,10 +457,10 @@ def test_rollback_goes_to_the_previous_champion_and_says_why(
         ("--to", "9"): "toy has no version 9: give one of 1, 2, 3, challenger, champion, previous",
         ("--to", "3"): "version 3 of toy is later than the champion, 1: forward it goes through the gate alone",
     }.items():
-        code, said = command(*words, "--why", "x")
-        assert (code, says in said, said.count("\n")) == (2, True, 1), said
-    code, said = command("--why", " ")
-    assert (code, "--why is empty" in said) == (2, True)
+        code, output = command(*words, "--why", "x")
+        assert (code, says in output, output.count("\n")) == (2, True, 1), output
+    code, output = command("--why", " ")
+    assert (code, "--why is empty" in output) == (2, True)
     assert project.aliases() == {"challenger": "3", "champion": "1", "previous": "2"}
 
 

@@ -139,7 +139,7 @@ def test_a_push_goes_as_far_as_a_stand_in_for_the_hub_lets_it(published: Path, t
     done = subprocess.run(words, cwd=published, env=known, capture_output=True, text=True, timeout=120)
     server.shutdown()
     assert done.returncode == 2, done.stderr
-    assert "the hub does not take me/agent" in done.stderr
+    assert "the hub refuses me/agent" in done.stderr
     assert "hf_planted_secret" not in done.stdout + done.stderr
     paths = [path for path, _, _ in Hub.calls]
     assert "/api/repos/create" in paths

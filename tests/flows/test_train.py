@@ -49,19 +49,19 @@ def test_the_flow_ends_well_and_says_what_is_next(project: Project) -> None:
 
 
 def test_summary(project: Project) -> None:
-    found = json.loads((project.folder / "run/summary.json").read_text())
-    assert set(found) == {"task", "base", "trained", "iterations", "registered", "wall_seconds"}
-    assert found["base"]["n"] == found["trained"]["n"] == SMALL["scenarios"]["test"]
+    summary = json.loads((project.folder / "run/summary.json").read_text())
+    assert set(summary) == {"task", "base", "trained", "iterations", "registered", "wall_seconds"}
+    assert summary["base"]["n"] == summary["trained"]["n"] == SMALL["scenarios"]["test"]
     for who in ("base", "trained"):
-        low, high = found[who]["ci95"]
-        assert 0 <= low <= found[who]["success"] <= high <= 1
-    assert [row["iteration"] for row in found["iterations"]] == [1, 2]
-    for row in found["iterations"]:
+        low, high = summary[who]["ci95"]
+        assert 0 <= low <= summary[who]["success"] <= high <= 1
+    assert [row["iteration"] for row in summary["iterations"]] == [1, 2]
+    for row in summary["iterations"]:
         assert set(row["seconds"]) == {"rollout", "score", "update", "evaluate"}
         assert row["overhead_seconds"] > 0
         assert row["tokens_per_second"] > 0
     receipt = json.loads((project.folder / "run/receipt.json").read_text())
-    assert (found["registered"] is not None) == receipt["registered"]
+    assert (summary["registered"] is not None) == receipt["registered"]
 
 
 def test_every_episode_is_accounted_for(project: Project) -> None:
@@ -82,9 +82,9 @@ def test_prefect_shows_the_run(project: Project) -> None:
             return list(json.loads(answer.read()))
 
     flows = ask("flow_runs/filter")
-    assert "COMPLETED" in {found["state_type"] for found in flows}
-    tasks = {found["name"] for found in ask("task_runs/filter") if found["state_type"] == "COMPLETED"}
-    wanted = {
+    assert "COMPLETED" in {run["state_type"] for run in flows}
+    tasks = {run["name"] for run in ask("task_runs/filter") if run["state_type"] == "COMPLETED"}
+    stages = {
         "scenarios",
         "initialise",
         "rollout@002",
@@ -94,7 +94,7 @@ def test_prefect_shows_the_run(project: Project) -> None:
         "test@best",
         "register",
     }
-    assert wanted <= tasks
+    assert stages <= tasks
 
 
 def test_again_runs_no_stage(project: Project) -> None:
@@ -115,8 +115,8 @@ def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(proj
     with Server(Judge(ByRule("email_search", project.folder / "run/scenarios", -2.0, 2.0))) as server:
         score = {"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": "m", "base_url": server.url}}}
         words = python("flows.rescore", "--set", f"score={json.dumps(score)}", "--name", "again", "--update")
-        done = run(words, project.folder, PREFECT_API_URL=project.api)
-    assert done.returncode == 0, done.stderr
+        process = run(words, project.folder, PREFECT_API_URL=project.api)
+    assert process.returncode == 0, process.stderr
     folder = project.folder / "run/rescored/again"
     rows = json.loads((folder / "comparison.json").read_text())
     assert [row["iteration"] for row in rows] == [1, 2]
@@ -131,7 +131,7 @@ def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(proj
         assert again["sampler_kl"] == first["sampler_kl"]
         assert again["grad_norm"] == pytest.approx(first["grad_norm"], rel=0.05)
         assert (folder / number / "adapter" / "adapter_model.safetensors").exists()
-    assert "tau +1.000" in done.stdout or "tau +0.99" in done.stdout
+    assert "tau +1.000" in process.stdout or "tau +0.99" in process.stdout
     assert (stamps(project.folder).items() >= before.items(), lock(project.folder)) == (True, sampled)
 
 
@@ -157,7 +157,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"rolout": {"attempts": 8}}, "rolout is not a known key"),
         ({"rollout": {"attempts": 1}}, "rollout.attempts"),
@@ -165,16 +165,16 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"update": {"loss_type": "ppo"}}, "update.loss_type"),
     ],
 )
-def test_bad_params_end_in_a_sentence(fresh: Path, change: dict[str, Any], said: str) -> None:
+def test_bad_params_end_in_a_sentence(fresh: Path, change: dict[str, Any], reason: str) -> None:
     kept = (fresh / "params.yaml").read_text()
     try:
         change_params(fresh, change)
-        found = run(python("flows.train"), fresh)
+        process = run(python("flows.train"), fresh)
     finally:
         (fresh / "params.yaml").write_text(kept)
-    assert found.returncode == 2
-    assert said in found.stderr
-    assert len(found.stderr.strip().splitlines()) == 1
+    assert process.returncode == 2
+    assert reason in process.stderr
+    assert len(process.stderr.strip().splitlines()) == 1
     assert not (fresh / "run").exists()
 
 
@@ -183,11 +183,11 @@ def test_a_missing_mailbox_is_a_sentence(fresh: Path, prefect_server: str) -> No
     kept = moved.read_bytes()
     moved.unlink()
     try:
-        found = run(python("flows.train"), fresh, PREFECT_API_URL=prefect_server)
+        process = run(python("flows.train"), fresh, PREFECT_API_URL=prefect_server)
     finally:
         moved.write_bytes(kept)
-    assert found.returncode == 2
-    [line] = found.stderr.strip().splitlines()
+    assert process.returncode == 2
+    [line] = process.stderr.strip().splitlines()
     assert "mails.jsonl" in line
     assert "git checkout" in line
     assert not list((fresh / "run").glob("*"))
@@ -197,27 +197,27 @@ def test_a_base_model_that_cannot_be_loaded_is_a_sentence(fresh: Path, prefect_s
     kept = (fresh / "params.yaml").read_text()
     try:
         change_params(fresh, {"policy": {"base_model": "no/such-model"}})
-        found = run(python("flows.train"), fresh, PREFECT_API_URL=prefect_server, HF_HUB_OFFLINE="1")
+        process = run(python("flows.train"), fresh, PREFECT_API_URL=prefect_server, HF_HUB_OFFLINE="1")
     finally:
         (fresh / "params.yaml").write_text(kept)
-    assert found.returncode == 2
-    [line] = found.stderr.strip().splitlines()
+    assert process.returncode == 2
+    [line] = process.stderr.strip().splitlines()
     assert "policy.base_model" in line
     assert not (fresh / "run/000/adapter").exists()
 
 
 def test_set_refuses_and_keeps_the_file(fresh: Path) -> None:
     kept = (fresh / "params.yaml").read_text()
-    found = run(python("flows.train", "--set", "rollout.attempts=1"), fresh)
-    assert found.returncode == 2
-    assert "rollout.attempts" in found.stderr
+    process = run(python("flows.train", "--set", "rollout.attempts=1"), fresh)
+    assert process.returncode == 2
+    assert "rollout.attempts" in process.stderr
     assert (fresh / "params.yaml").read_text() == kept
 
 
 def test_dry_run_prints_every_parameter_and_runs_nothing(fresh: Path) -> None:
-    found = run(python("flows.train", "--dry-run"), fresh)
-    assert found.returncode == 0, found.stderr
-    assert json.loads(found.stdout)["update"]["max_sampler_kl"] == 1e-3
+    process = run(python("flows.train", "--dry-run"), fresh)
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout)["update"]["max_sampler_kl"] == 1e-3
     assert not (fresh / "run/001").exists()
 
 

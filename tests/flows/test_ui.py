@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flows.deployment.workspace import git
+from steps.project.git import git
 from tests.conftest import copy_project, python, run
 from tests.support.ui_server import Ui, webhook
 
@@ -20,25 +20,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def hook() -> Iterator[tuple[str, list[str]]]:
-    with webhook() as made:
-        yield made
+    with webhook() as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
 def ui(tmp_path_factory: pytest.TempPathFactory, hook: tuple[str, list[str]]) -> Iterator[Ui]:
-    made = Ui(copy_project(tmp_path_factory.mktemp("ui")), runs=2, environment={"FLYWHEEL_NOTIFY_URL": hook[0]})
+    server = Ui(copy_project(tmp_path_factory.mktemp("ui")), runs=2, environment={"FLYWHEEL_NOTIFY_URL": hook[0]})
     try:
-        yield made
+        yield server
     finally:
-        made.end()
+        server.end()
 
 
 def test_two_runs_at_a_time_have_worktrees_of_their_own_and_are_kept_under_refs(ui: Ui) -> None:
     before = git(ui.folder, "status", "--porcelain"), git(ui.folder, "rev-parse", "HEAD")
     started = [ui.train("nightly"), ui.train("numbers", "multiplication")]
-    found = [ui.finished(one) for one in started]
-    assert [one["state_type"] for one in found] == ["COMPLETED", "COMPLETED"], [one["state"] for one in found]
-    assert max(one["start_time"] for one in found) < min(one["end_time"] for one in found), "one after the other"
+    runs = [ui.finished(entry) for entry in started]
+    assert [entry["state_type"] for entry in runs] == ["COMPLETED", "COMPLETED"], [entry["state"] for entry in runs]
+    assert max(entry["start_time"] for entry in runs) < min(entry["end_time"] for entry in runs), "one after the other"
     assert (git(ui.folder, "status", "--porcelain"), git(ui.folder, "rev-parse", "HEAD")) == before
     assert git(ui.folder, "for-each-ref", "--format=%(refname:lstrip=2)", "refs/runs").split() == ["nightly", "numbers"]
     for name, task in (("nightly", "email_search"), ("numbers", "multiplication")):
@@ -67,20 +67,20 @@ def test_kept_runs_can_be_read(ui: Ui) -> None:
 
 def test_every_new_challenger_is_judged_by_itself(ui: Ui) -> None:
     versions = {
-        (one["parameters"]["settings"]["model"], one["parameters"]["settings"]["version"]): ui.finished(one["id"])
-        for one in ui.until(lambda: ui.runs("evaluate"), 60, lambda: "no evaluate was started")
+        (entry["parameters"]["settings"]["model"], entry["parameters"]["settings"]["version"]): ui.finished(entry["id"])
+        for entry in ui.until(lambda: ui.runs("evaluate"), 60, lambda: "no evaluate was started")
     }
     assert versions
-    assert all(one["state_type"] == "COMPLETED" for one in versions.values()), versions
+    assert all(entry["state_type"] == "COMPLETED" for entry in versions.values()), versions
     assert "the lower end must exceed" in ui.artifacts()["promotion"]["data"]
     assert list((ui.folder / ".flywheel/worktrees").iterdir()) == []
 
 
 def test_a_run_that_fails_says_why_and_notifies(ui: Ui, hook: tuple[str, list[str]]) -> None:
-    found = ui.finished(ui.start("train", task="email_search", name="bad", more={"rollout.attempts": "many"}))
-    assert found["state_type"] == "FAILED"
-    assert "rollout.attempts: Input should be a valid integer" in found["state"]["message"]
-    assert "Traceback" not in found["state"]["message"]
+    failed = ui.finished(ui.start("train", task="email_search", name="bad", more={"rollout.attempts": "many"}))
+    assert failed["state_type"] == "FAILED"
+    assert "rollout.attempts: Input should be a valid integer" in failed["state"]["message"]
+    assert "Traceback" not in failed["state"]["message"]
     ui.until(lambda: hook[1], 60, lambda: "no notification")
     assert any("rollout.attempts: Input should be a valid integer" in text for text in hook[1])
     assert hook[0] not in json.dumps(ui.ask("block_documents/filter", {})), "the webhook's address is a secret"
@@ -116,9 +116,9 @@ def test_prefect_asks_for_its_key_and_other_pages_are_not_let_in(ui: Ui) -> None
 
 
 def test_a_run_beside_another_is_what_it_is_alone(ui: Ui) -> None:
-    done = run(python("flows.reproduce", "nightly", "--json"), ui.folder, seconds=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    process = run(python("flows.reproduce", "nightly", "--json"), ui.folder, seconds=600)
+    assert process.returncode == 0, process.stderr[-3000:]
+    rows = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
     assert len(rows) > 10
     assert all(row["same"] for row in rows), [row for row in rows if not row["same"]]
 

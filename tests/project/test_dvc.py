@@ -54,13 +54,13 @@ def module(stage: Stage) -> str:
 
 def path(name: str) -> Path:
     """The file of a module."""
-    found = ROOT / name.replace(".", "/")
-    return found / "__init__.py" if found.is_dir() else found.with_suffix(".py")
+    folder = ROOT / name.replace(".", "/")
+    return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
 
 
 def function(name: str) -> Callable[..., None]:
-    found: Callable[..., None] = getattr(importlib.import_module(name), name.rpartition(".")[2])
-    return found
+    stage: Callable[..., None] = getattr(importlib.import_module(name), name.rpartition(".")[2])
+    return stage
 
 
 def options(stage: Stage) -> dict[str, str]:
@@ -105,8 +105,8 @@ def test_the_rule_of_params_can_fail() -> None:
 
 def command_faults(stage: Stage) -> list[str]:
     """Options that do not fit the stage's function, and paths that dvc.yaml does not list as deps or outs."""
-    given, kinds = options(stage), signature(function(module(stage)))
-    faults = [f"{name} is no option" for name in given.keys() - kinds.keys()]
+    arguments, kinds = options(stage), signature(function(module(stage)))
+    faults = [f"{name} is no option" for name in arguments.keys() - kinds.keys()]
     listed = {
         "Input": list(stage.get("deps", ())),
         "Output": [
@@ -117,13 +117,13 @@ def command_faults(stage: Stage) -> list[str]:
     for name, (kind, required, _) in kinds.items():
         if kind.endswith("Params"):
             continue
-        if name not in given:
+        if name not in arguments:
             faults += [f"{name} is missing"] if required else []
-        elif kind in listed and given[name] not in listed[kind]:
-            faults.append(f"{given[name]} is no {'dep' if kind == 'Input' else 'out'}")
-    paths = {given[name] for name, (kind, _, _) in kinds.items() if kind == "Output" and name in given}
+        elif kind in listed and arguments[name] not in listed[kind]:
+            faults.append(f"{arguments[name]} is no {'dep' if kind == 'Input' else 'out'}")
+    paths = {arguments[name] for name, (kind, _, _) in kinds.items() if kind == "Output" and name in arguments}
     faults += [f"{out} is not written" for out in listed["Output"] if out not in paths]
-    paths = {given[name] for name, (kind, _, _) in kinds.items() if kind == "Input" and name in given}
+    paths = {arguments[name] for name, (kind, _, _) in kinds.items() if kind == "Input" and name in arguments}
     data = [dep for dep in listed["Input"] if not dep.endswith(".py") and dep not in ("environments", EMBEDDED, TASK)]
     faults += [f"{dep} is not read" for dep in data if dep not in paths]
     return sorted(faults)
@@ -179,13 +179,13 @@ def modules_imported(file: Path) -> Iterator[str]:
 
 def closure(start: str) -> set[str]:
     """All files of steps/ and environments/ that a module imports, directly or not, itself included, the runner excepted."""
-    found, left = set(), [path(start).relative_to(ROOT).as_posix()]
-    while left:
-        file = left.pop()
-        if file not in found and file not in RUNNER:
-            found.add(file)
-            left += modules_imported(ROOT / file)
-    return found
+    files, queue = set(), [path(start).relative_to(ROOT).as_posix()]
+    while queue:
+        file = queue.pop()
+        if file not in files and file not in RUNNER:
+            files.add(file)
+            queue += modules_imported(ROOT / file)
+    return files
 
 
 def loads_environments(file: str) -> bool:
@@ -306,10 +306,10 @@ def test_an_iteration_starts_from_the_one_before(listed: dict[str, dict[str, Any
 
 
 def test_every_input_of_the_run_is_made_by_one_stage(listed: dict[str, dict[str, Any]]) -> None:
-    made = [out for stage in listed.values() for out in stage["outs"]]
-    assert len(set(made)) == len(made)
+    outputs = [out for stage in listed.values() for out in stage["outs"]]
+    assert len(set(outputs)) == len(outputs)
     read = {dep for stage in listed.values() for dep in stage["deps"] if dep.startswith("run/")}
-    assert read <= set(made)
+    assert read <= set(outputs)
 
 
 def test_commands_hold_no_placeholders(listed: dict[str, dict[str, Any]]) -> None:
@@ -322,6 +322,6 @@ def test_the_committed_chain_is_one() -> None:
     chain = yaml.safe_load((ROOT / "chain.yaml").read_text())
     numbers = list(chain["iterations"])
     assert numbers == [f"{number:03d}" for number in range(1, len(numbers) + 1)]
-    assert [one["prev"] for one in chain["iterations"].values()] == ["000", *numbers[:-1]]
+    assert [link["prev"] for link in chain["iterations"].values()] == ["000", *numbers[:-1]]
     assert chain["tested"]["base"] == "000"
     assert chain["tested"]["best"] in numbers

@@ -42,9 +42,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Two commits: the second with another seed and learning rate, both with what `dvc repro` made of them."""
     folder = tmp_path_factory.mktemp("compared")
     stages: dict[str, Any] = {}
-    for name, of, out, split in (("evaluate", "evaluated", "evaluation", "val"), ("test", "tested", "test", "test")):
-        one = {"cmd": f"python make.py run/${{item}}/{out} {split}", "outs": [f"run/${{item}}/{out}"]}
-        stages[name] = {"foreach": f"${{{of}}}", "do": one | {"params": ["seed"], "deps": ["make.py"]}}
+    for name, policies, out, split in (
+        ("evaluate", "evaluated", "evaluation", "val"),
+        ("test", "tested", "test", "test"),
+    ):
+        stage = {"cmd": f"python make.py run/${{item}}/{out} {split}", "outs": [f"run/${{item}}/{out}"]}
+        stages[name] = {"foreach": f"${{{policies}}}", "do": stage | {"params": ["seed"], "deps": ["make.py"]}}
     written = {"vars": ["chain.yaml"], "stages": stages, "metrics": OWN["metrics"], "plots": OWN["plots"]}
     (folder / "dvc.yaml").write_text(yaml.safe_dump(written))
     (folder / "chain.yaml").write_text(yaml.safe_dump(CHAIN))
@@ -85,20 +88,20 @@ def dvc(folder: Path, *words: str) -> None:
 
 
 @pytest.fixture
-def told(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """What a command says, as JSON."""
+def dvc_json(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Calls a command of DVC, and returns what it prints as JSON."""
     monkeypatch.setenv("DVC_TEST", "1")  # or it writes to the output that was there when DVC was imported
 
-    def tell(*words: str) -> Any:
+    def call(*words: str) -> Any:
         capsys.readouterr()
         dvc(project, *words, "--json")
         return json.loads(capsys.readouterr().out)
 
-    return tell
+    return call
 
 
-def test_params_diff(told: Callable[..., Any]) -> None:
-    assert told("params", "diff", "HEAD~1", "HEAD") == {
+def test_params_diff(dvc_json: Callable[..., Any]) -> None:
+    assert dvc_json("params", "diff", "HEAD~1", "HEAD") == {
         "params.yaml": {
             "seed": {"old": 1, "new": 4, "diff": 3},
             "update.learning_rate": {"old": 0.0005, "new": 0.001, "diff": 0.0005},
@@ -106,41 +109,41 @@ def test_params_diff(told: Callable[..., Any]) -> None:
     }
 
 
-def test_metrics_show_and_diff(told: Callable[..., Any]) -> None:
+def test_metrics_show_and_diff(dvc_json: Callable[..., Any]) -> None:
     """Base and best on the test split, the best on validation: whichever iterations chain.yaml says they are."""
     files = ["run/000/test/summary.json", "run/001/test/summary.json", "run/001/evaluation/summary.json"]
-    shown = told("metrics", "show")[""]["data"]
+    shown = dvc_json("metrics", "show")[""]["data"]
     assert sorted(shown) == sorted(files)
     assert [round(shown[file]["data"]["success"], 6) for file in files] == [0.25, 0.65, 0.65]
-    changed = told("metrics", "diff", "HEAD~1", "HEAD")
+    changed = dvc_json("metrics", "diff", "HEAD~1", "HEAD")
     changed = changed.get("diff", changed)
     assert sorted(changed) == sorted(files[1:]), "the base is the same"
-    found = changed["run/001/test/summary.json"]
-    assert {name: round(value, 6) for name, value in found["success"].items()} == {
+    summary = changed["run/001/test/summary.json"]
+    assert {name: round(value, 6) for name, value in summary["success"].items()} == {
         "old": 0.35,
         "new": 0.65,
         "diff": 0.3,
     }
-    assert round(found["slices.a"]["diff"], 6) == 0.3
+    assert round(summary["slices.a"]["diff"], 6) == 0.3
 
 
-def curves(found: Any) -> dict[tuple[str, str], list[float]]:
+def curves(plots: Any) -> dict[tuple[str, str], list[float]]:
     """(plot, revision) -> its points."""
     result: dict[tuple[str, str], list[float]] = {}
-    for name, (plot, *_) in found["data"].items():
+    for name, (plot, *_) in plots["data"].items():
         field = plot["content"]["layer"][0]["encoding"]["y"]["field"]
         for value in plot["content"]["data"]["values"]:
             result.setdefault((name, value["rev"]), []).append(round(value[field], 6))
     return result
 
 
-def test_plots_show_and_diff(told: Callable[..., Any]) -> None:
+def test_plots_show_and_diff(dvc_json: Callable[..., Any]) -> None:
     success, reward = "validation success by iteration", "training reward by iteration"
-    assert curves(told("plots", "show")) == {
+    assert curves(dvc_json("plots", "show")) == {
         (success, "workspace"): [0.7, 1.1],
         (reward, "workspace"): [4.0, 4.0],
     }
-    assert curves(told("plots", "diff", "HEAD~1", "HEAD")) == {
+    assert curves(dvc_json("plots", "diff", "HEAD~1", "HEAD")) == {
         (success, "HEAD~1"): [0.4, 0.5],
         (success, "HEAD"): [0.7, 1.1],
         (reward, "HEAD~1"): [1.0, 1.0],
@@ -176,18 +179,18 @@ def test_what_is_shown_is_made_by_a_stage_or_the_flow() -> None:
         for stage in OWN["stages"].values()
         for out in stage.get("do", stage).get("outs", ())
     }
-    made = {
+    curves_ = {
         f"run/${{tested.{key}}}/{out.rpartition('/')[2]}"
         for key in ("base", "best")
         for out in outs
         if "${item}" in out
     }
     for path in OWN["metrics"]:
-        assert path.removesuffix("/summary.json") in made, path
+        assert path.removesuffix("/summary.json") in curves_, path
     for plot in OWN["plots"]:
-        (given,) = plot.values()
-        assert set(given["y"]) == {"run/summary.json"}
-        assert {*given["y"].values(), given["x"]} <= {
+        (lines,) = plot.values()
+        assert set(lines["y"]) == {"run/summary.json"}
+        assert {*lines["y"].values(), lines["x"]} <= {
             "iteration",
             "success",
             "reward",

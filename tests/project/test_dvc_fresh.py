@@ -13,9 +13,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def stale(project: Project) -> set[str]:
     """The stages that DVC would run again, without their iterations."""
-    done = run(python("dvc", "status", "--json"), project.folder)
-    assert done.returncode == 0, done.stderr
-    return {name.partition("@")[0] for name in json.loads(done.stdout)}
+    process = run(python("dvc", "status", "--json"), project.folder)
+    assert process.returncode == 0, process.stderr
+    return {name.partition("@")[0] for name in json.loads(process.stdout)}
 
 
 @pytest.mark.parametrize(

@@ -32,16 +32,16 @@ def test_what_is_stored_is_found_again_by_another_process(url: str) -> None:
         assert ledger.get("a") is None
         stored = ledger.put(row("a", "네, مرحبا"))
     with Ledger(url) as again:
-        found = again.get("a")
-    assert found == stored
-    assert found is not None
-    assert {name: found[name] for name in row("a", "")} == row("a", "네, مرحبا")
-    assert found["created"] is not None
+        reread = again.get("a")
+    assert reread == stored
+    assert reread is not None
+    assert {name: reread[name] for name in row("a", "")} == row("a", "네, مرحبا")
+    assert reread["created"] is not None
 
 
 def test_the_first_answer_counts(url: str) -> None:
-    with Ledger(url) as one, Ledger(url) as other:
-        first = one.put(row("b", "first"))
+    with Ledger(url) as earlier, Ledger(url) as other:
+        first = earlier.put(row("b", "first"))
         assert other.put(row("b", "second")) == first
 
 
@@ -62,7 +62,7 @@ def test_many_may_open_a_new_one_at_once(tmp_path: Path, request: pytest.Fixture
 
             with ThreadPoolExecutor(8) as pool:
                 stored = list(pool.map(opened, range(8)))
-            assert all(one == stored[0] for one in stored), "all have the answer of the first"
+            assert all(answer == stored[0] for answer in stored), "all have the answer of the first"
 
 
 def test_nobody_waits_for_a_long_transaction_to_open_one(url: str) -> None:
@@ -79,9 +79,9 @@ def test_nobody_waits_for_a_long_transaction_to_open_one(url: str) -> None:
 
 
 def test_a_ledger_that_cannot_be_opened_is_named_without_its_password(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be opened") as found:
+    with pytest.raises(UserError, match="cannot be opened") as problem:
         Ledger("postgresql://user:hunter2@127.0.0.1:1/none")
-    assert "hunter2" not in str(found.value)
+    assert "hunter2" not in str(problem.value)
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match="cannot be opened"):
         Ledger(f"sqlite:///{tmp_path}/folder")

@@ -410,7 +410,7 @@ def shown(project: Project, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]
 def logged(project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> dict[str, bytes]:
     """The log of a flow, its terminal, what Prefect's logger passes on, and the worker's log and answer."""
     from flows import train
-    from flows.terminal import display
+    from flows.terminal.display import RunDisplay
 
     everything = "\n".join(text(place) for place in TEXTS) + "\n" + environment()
     passed: list[str] = []
@@ -427,13 +427,13 @@ def logged(project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
     def fails(*_: object) -> None:
         raise OSError(everything)
 
-    monkeypatch.setattr(train, "display", display.Display())
     for name, number in (("stdout", 1), ("stderr", 2)):  # pytest's own write past the descriptors
         monkeypatch.setattr(sys, name, open(number, "w", buffering=1, closefd=False))  # noqa: SIM115
     capfd.readouterr()
     log = project.root / ".flywheel/train.log"
-    with train.display.shown(log, of_run):
-        train.log_message(everything)
+    display = RunDisplay()
+    with display.shown(log, of_run):
+        train.log_message(display, everything)
         progress.say(everything)
         exit_code(fails)
         try:

@@ -4,7 +4,7 @@
 at one of
 its lines, spread evenly over all of them in DVC, ruamel and flows: by Ctrl-C (KeyboardInterrupt) or as by SIGKILL (it ends
 there, with nothing flushed). A second process runs them to their end as `dvc repro` does. Prints each place after which it
-could not, and ends with 1 where there is any. `--stock` stops DVC without flows/repro/lockfile.py instead.
+could not, and ends with 1 where there is any. `--stock` stops DVC without flows/repro/dvc_internals.py instead.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ WHERE["kill"] = tuple(name for name in WHERE["ctrl-c"] if name != "/ruamel/")  #
 
 
 def by_flow() -> None:
-    from flows.repro import pipeline
+    from flows.repro.pipeline import Pipeline
 
+    pipeline = Pipeline(Path.cwd())
     for stage in ("first", "second"):
         pipeline.reproduce(stage)
 
@@ -102,7 +103,7 @@ def in_child(folder: Path, work: Callable[[], None], stopper: Stopper | None = N
 def sweep(how: str, points: int, stock: bool) -> list[str]:
     """A line for each place after which the next run failed or came to something else."""
     stopped = by_dvc if stock else by_flow
-    found = []
+    faults = []
     with tempfile.TemporaryDirectory() as top:
         start, folder = Path(top, "start"), Path(top, "repository")
         for name, text in FILES.items():
@@ -118,17 +119,17 @@ def sweep(how: str, points: int, stock: bool) -> list[str]:
         def results() -> dict[str, bytes | None]:
             return {name: (folder / name).read_bytes() if (folder / name).exists() else None for name in WANTED}
 
-        code, said = in_child(fresh(), stopped, Stopper(how, 0))
-        assert code == 0, said
-        lines, wanted = int(said.splitlines()[-1]), results()
-        assert None not in wanted.values()
+        code, output = in_child(fresh(), stopped, Stopper(how, 0))
+        assert code == 0, output
+        lines, expected = int(output.splitlines()[-1]), results()
+        assert None not in expected.values()
         for point in range(points):
             at = lines * point // points + 1
             code, place = in_child(fresh(), stopped, Stopper(how, at))
-            again, said = in_child(folder, by_dvc)
-            if again or results() != wanted:
-                found.append(f"{how} at line {at} of {lines}, {place.splitlines()[-1:]}: {said.splitlines()[-1:]}")
-    return found
+            again, output = in_child(folder, by_dvc)
+            if again or results() != expected:
+                faults.append(f"{how} at line {at} of {lines}, {place.splitlines()[-1:]}: {output.splitlines()[-1:]}")
+    return faults
 
 
 def main() -> int:
@@ -144,9 +145,9 @@ def main() -> int:
 
     failed = False
     for how in words.how or WHERE:
-        found = sweep(how, words.points, words.stock)
-        print(*found, f"{how}: {words.points} places, {len(found)} after which the next run failed", sep="\n")
-        failed |= bool(found)
+        faults = sweep(how, words.points, words.stock)
+        print(*faults, f"{how}: {words.points} places, {len(faults)} after which the next run failed", sep="\n")
+        failed |= bool(faults)
     return failed
 
 

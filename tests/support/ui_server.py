@@ -35,40 +35,40 @@ class Ui:
     def until(self, true: Callable[[], Any], seconds: float, otherwise: Callable[[], object]) -> Any:
         """What `true` answers, once it does."""
         until = time.monotonic() + seconds
-        while not (found := true()):
+        while not (answer := true()):
             if self.process.poll() is not None or time.monotonic() > until:
                 raise AssertionError(otherwise())
             time.sleep(0.3)
-        return found
+        return answer
 
     @property
     def key(self) -> str:
         return (self.folder / ".flywheel/prefect.key").read_text().strip()
 
     def ask(self, path: str, body: dict[str, Any] | None = None, key: str | None = None) -> Any:
-        known = {"content-type": "application/json"}
+        headers = {"content-type": "application/json"}
         if key != "":
-            known["Authorization"] = f"Basic {b64encode((key or self.key).encode()).decode()}"
+            headers["Authorization"] = f"Basic {b64encode((key or self.key).encode()).decode()}"
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self.prefect}/api/{path}", data, known)
-        for left in reversed(range(10)):
+        request = urllib.request.Request(f"http://127.0.0.1:{self.prefect}/api/{path}", data, headers)
+        for attempts_left in reversed(range(10)):
             try:
                 with urllib.request.urlopen(request, timeout=240) as answer:
                     return json.loads(answer.read())
             except urllib.error.HTTPError as problem:
-                if problem.code != 503 or not left:  # SQLite was busy: Prefect's own client asks again, too
+                if problem.code != 503 or not attempts_left:  # SQLite was busy: Prefect's own client asks again, too
                     raise
                 time.sleep(0.5)
         raise AssertionError
 
     def deployment(self, name: str) -> dict[str, Any]:
-        [found] = [one for one in self.ask("deployments/filter", {}) if one["name"] == name]
-        return dict(found)
+        [deployment] = [entry for entry in self.ask("deployments/filter", {}) if entry["name"] == name]
+        return dict(deployment)
 
     def start(self, deployment: str, **settings: Any) -> str:
         """A flow run, as the deployment's form starts it; its id."""
-        made = f"deployments/{self.deployment(deployment)['id']}/create_flow_run"
-        return str(self.ask(made, {"parameters": {"settings": settings}})["id"])
+        path = f"deployments/{self.deployment(deployment)['id']}/create_flow_run"
+        return str(self.ask(path, {"parameters": {"settings": settings}})["id"])
 
     def train(self, name: str, task: str = "email_search", iterations: int = 1) -> str:
         """A small run."""
@@ -82,16 +82,16 @@ class Ui:
         )
 
     def finished(self, flow_run: str, seconds: float = 420) -> dict[str, Any]:
-        def found() -> dict[str, Any] | None:
+        def finished() -> dict[str, Any] | None:
             run: dict[str, Any] = self.ask(f"flow_runs/{flow_run}")
             return run if run["state_type"] in ENDED else None
 
-        return dict(self.until(found, seconds, lambda: self.ask(f"flow_runs/{flow_run}")["state"]))
+        return dict(self.until(finished, seconds, lambda: self.ask(f"flow_runs/{flow_run}")["state"]))
 
     def artifacts(self) -> dict[str, dict[str, Any]]:
         """The latest of each key."""
-        found = self.ask("artifacts/filter", {"sort": "CREATED_DESC"})
-        return {one["key"]: one for one in reversed(found) if one["key"]}
+        artifacts = self.ask("artifacts/filter", {"sort": "CREATED_DESC"})
+        return {artifact["key"]: artifact for artifact in reversed(artifacts) if artifact["key"]}
 
     def end(self) -> None:
         end(self.process)
@@ -100,11 +100,11 @@ class Ui:
 @contextlib.contextmanager
 def webhook() -> Iterator[tuple[str, list[str]]]:
     """An address that takes {"text": ...}, and what it was told so far."""
-    told: list[str] = []
+    texts: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            told.append(json.loads(self.rfile.read(int(self.headers["content-length"])))["text"])
+            texts.append(json.loads(self.rfile.read(int(self.headers["content-length"])))["text"])
             self.send_response(200)
             self.end_headers()
 
@@ -115,7 +115,7 @@ def webhook() -> Iterator[tuple[str, list[str]]]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/hook", told
+        yield f"http://127.0.0.1:{server.server_address[1]}/hook", texts
     finally:
         server.shutdown()
         server.server_close()

@@ -324,16 +324,17 @@ def test_a_flow_that_does_not_get_to_its_end_leaves_no_run_running(
     project: Project, monkeypatch: pytest.MonkeyPatch, problem: BaseException, status: str
 ) -> None:
     from flows import train
+    from flows.terminal.display import RunDisplay
     from steps.project import chain
 
     def fails(*_: object) -> None:
         raise problem
 
     tracker, _ = project.log("001", finish=False)
-    monkeypatch.setattr(train, "open_trackers", lambda: (tracker, [tracker]))
+    monkeypatch.setattr(train, "open_trackers", lambda _: (tracker, [tracker]))
     monkeypatch.setattr(chain, "write_chain", fails)
     with pytest.raises(type(problem)):
-        train.train_here()
+        train.train_here(RunDisplay())
     assert tracker.iteration("002") is None, "what is still being logged beside the flow does not bring it to life"
     assert runs(tracker, parent=True)[0].info.status == status
     later, _ = project.log("001", "002", finish=False)

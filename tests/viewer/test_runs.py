@@ -13,8 +13,8 @@ import yaml
 from starlette.testclient import TestClient
 
 from flows.deployment import workspace
-from flows.deployment.workspace import git
 from steps.core.records import Judgement, Order
+from steps.project.git import git
 from tests.conftest import ROOT
 from tests.viewer.test_pages import Text, browse, make_run, read, scenario
 from viewer import runs as view_runs

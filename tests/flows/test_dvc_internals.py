@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import os
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
-from flows.repro import lockfile, pipeline
+from flows.repro import dvc_internals
+from flows.repro.dvc_internals import LockFile
+from flows.repro.pipeline import Pipeline
 from steps.core.errors import UserError
 from tests.conftest import python, run
 
@@ -31,14 +36,14 @@ def entry(number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["rollout@002", "score@001", "update@009", "scenarios"])
 def test_bytes_are_dvcs(tmp_path: Path, name: str) -> None:
-    from dvc.utils.serialize import modify_yaml
+    from dvc.utils.serialize import dumps_yaml, modify_yaml
 
     start: dict[str, Any] = {"schema": "2.0", "stages": {f"rollout@{n:03d}": entry(n) for n in range(1, 4)}}
     start["stages"] |= {"scenarios": entry(7), "score@001": entry(8)}
     paths = [tmp_path / where / "dvc.lock" for where in ("ours", "dvc")]
-    for path, way in zip(paths, (lockfile.modify, modify_yaml), strict=True):
+    for path, way in zip(paths, (LockFile().modify, modify_yaml), strict=True):
         path.parent.mkdir()
-        path.write_text(lockfile.dump(start))
+        path.write_text(dumps_yaml(start))
         with way(str(path)) as data:
             data["stages"].update({name: entry(99)})
     assert paths[0].read_bytes() == paths[1].read_bytes()
@@ -46,36 +51,78 @@ def test_bytes_are_dvcs(tmp_path: Path, name: str) -> None:
 
 
 def test_what_cannot_be_spliced_is_written_whole(tmp_path: Path) -> None:
-    path = tmp_path / "dvc.lock"
-    wanted = {"schema": "2.0", "stages": {"a": entry(1)}, "datasets": [{"name": "z"}]}
-    path.write_text(lockfile.dump(wanted))
-    with lockfile.modify(str(path)) as data:
-        data["stages"]["b"] = entry(2)
-        wanted = copy.deepcopy(data)
-    from dvc.utils.serialize import parse_yaml
+    from dvc.utils.serialize import dumps_yaml, parse_yaml
 
-    assert parse_yaml(path.read_text(), path) == wanted
+    path = tmp_path / "dvc.lock"
+    content = {"schema": "2.0", "stages": {"a": entry(1)}, "datasets": [{"name": "z"}]}
+    path.write_text(dumps_yaml(content))
+    with LockFile().modify(str(path)) as data:
+        data["stages"]["b"] = entry(2)
+        content = copy.deepcopy(data)
+    assert parse_yaml(path.read_text(), path) == content
 
 
 def test_dvc_is_itself_again_afterwards() -> None:
-    from dvc import dvcfile
+    from dvc import dvcfile, rwlock
+    from dvc.stage import cache, run
 
-    original = dvcfile.modify_yaml
-    with lockfile.quick():
-        assert dvcfile.modify_yaml is lockfile.modify
-    assert dvcfile.modify_yaml is original
+    def parts() -> list[object]:
+        stage_cache = cache.StageCache
+        return [
+            dvcfile.modify_yaml,
+            dvcfile.Lockfile.load,
+            rwlock._edit_rwlock,
+            stage_cache._load,
+            stage_cache.save,
+            run._run,
+        ]
+
+    originals = parts()
+    with dvc_internals.replaced(LockFile()):
+        assert not set(originals) & set(parts())
+    assert parts() == originals
+
+
+PUBLIC = {"dvc.repo", "dvc.exceptions", "dvc.stage.exceptions"}
+
+
+def internals(tree: ast.Module) -> set[str]:
+    """The modules of DVC that a module imports, but for those of its Python API."""
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    return {name for name in names if name.partition(".")[0] == "dvc"} - PUBLIC
+
+
+def test_only_one_module_touches_dvcs_internals() -> None:
+    files = [path for room in ("flows", "steps", "viewer") for path in (ROOT / room).rglob("*.py")]
+    touching = {path.relative_to(ROOT).as_posix() for path in files if internals(ast.parse(path.read_text()))}
+    assert touching == {"flows/repro/dvc_internals.py"}
+
+
+@pytest.mark.parametrize(
+    "line", ["import dvc", "from dvc.utils.serialize import modify_yaml", "from dvc.stage import run"]
+)
+def test_the_rule_on_internals_can_fail(line: str) -> None:
+    assert internals(ast.parse(line))
+
+
+def test_no_other_minor_release_of_dvc_is_allowed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [dvc] = [line for line in map(Requirement, project["dependencies"]) if line.name == "dvc"]
+    assert dvc.specifier.contains("3.67.1")
+    assert not dvc.specifier.contains("3.68.0")
 
 
 def test_stopped_anywhere_the_next_run_goes_on(tmp_path: Path) -> None:
     """The short form of `make faults`."""
-    found = run(python("tests.support.interrupted", "--points", "10"), ROOT)
-    assert found.returncode == 0, found.stdout + found.stderr
+    process = run(python("tests.support.interrupted", "--points", "10"), ROOT)
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_the_sweep_can_fail(tmp_path: Path) -> None:
-    found = run(python("tests.support.interrupted", "--points", "8", "--how", "ctrl-c", "--stock"), ROOT)
-    assert found.returncode == 1
-    assert "dvc.lock" in found.stdout
+    process = run(python("tests.support.interrupted", "--points", "8", "--how", "ctrl-c", "--stock"), ROOT)
+    assert process.returncode == 1
+    assert "dvc.lock" in process.stdout
 
 
 @pytest.fixture
@@ -86,7 +133,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         assert run(words, tmp_path).returncode == 0
     (tmp_path / "dvc.yaml").write_text("stages: {copy: {cmd: cp a b, deps: [a], outs: [b]}}")
     (tmp_path / "a").write_text("a")
-    assert pipeline.reproduce("copy")
+    assert Pipeline(Path.cwd()).reproduce("copy")
     return tmp_path
 
 
@@ -97,30 +144,30 @@ def test_a_new_lock_file_is_dvcs(repository: Path) -> None:
     assert (repository / "dvc.lock").read_bytes() == kept
 
 
-@pytest.mark.parametrize("left", ["half", "nothing", "folder"])
-def test_what_dvc_by_itself_left_in_its_run_cache_stops_no_run(repository: Path, left: str) -> None:
+@pytest.mark.parametrize("remains", ["half", "nothing", "folder"])
+def test_what_dvc_by_itself_left_in_its_run_cache_stops_no_run(repository: Path, remains: str) -> None:
     [entry] = (repository / ".dvc/cache/runs").glob("*/*/*")
     (repository / "dvc.lock").unlink()
-    if left == "folder":
+    if remains == "folder":
         entry.unlink()
     else:
-        (entry.parent / ".abc.tmp").write_text("cmd: cp a b\n" if left == "half" else "")
+        (entry.parent / ".abc.tmp").write_text("cmd: cp a b\n" if remains == "half" else "")
     stock = run(["dvc", "repro"], repository)
-    assert (stock.returncode != 0) == (left != "nothing"), stock.stderr
+    assert (stock.returncode != 0) == (remains != "nothing"), stock.stderr
     (repository / "b").unlink(missing_ok=True)
-    pipeline.reproduce("copy")
+    Pipeline(Path.cwd()).reproduce("copy")
     assert (repository / "b").read_text() == "a"
     assert list((repository / ".dvc/cache/runs").glob("*/*/*")) == [entry]
     assert [path.name for path in (repository / ".dvc/cache").iterdir() if "tmp" in path.name] == []
 
 
-@pytest.mark.parametrize("left", ["", '{"read": {"/x', "\0\0"])
-def test_who_is_at_work_is_asked_again_where_that_was_cut_short(repository: Path, left: str) -> None:
+@pytest.mark.parametrize("text", ["", '{"read": {"/x', "\0\0"])
+def test_who_is_at_work_is_asked_again_where_that_was_cut_short(repository: Path, text: str) -> None:
     lock = repository / ".dvc/tmp/rwlock"
-    lock.write_text(left)
+    lock.write_text(text)
     (repository / "a").write_text("b")
     assert run(["dvc", "repro"], repository).returncode != 0
-    assert pipeline.reproduce("copy")
+    assert Pipeline(Path.cwd()).reproduce("copy")
     assert json.loads(lock.read_text()) == {}
 
 
@@ -130,7 +177,7 @@ def test_a_stage_that_another_process_is_at_work_on_waits_for_nobody(repository:
     (repository / ".dvc/tmp/rwlock").write_text(json.dumps({"write": {str(repository / "b"): info}}))
     (repository / "a").write_text("b")
     with pytest.raises(UserError, match="dvc repro elsewhere"):
-        pipeline.reproduce("copy")
+        Pipeline(Path.cwd()).reproduce("copy")
 
 
 def test_ctrl_c_stays_that_whatever_dvc_makes_of_it(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +193,7 @@ def test_ctrl_c_stays_that_whatever_dvc_makes_of_it(repository: Path, monkeypatc
     (repository / "a").write_text("b")
     monkeypatch.setattr(dvc_run, "_run", broken)
     with pytest.raises(KeyboardInterrupt):
-        pipeline.reproduce("copy")
+        Pipeline(Path.cwd()).reproduce("copy")
 
 
 def test_two_results_of_one_stage_are_both_kept(repository: Path) -> None:
@@ -154,7 +201,7 @@ def test_two_results_of_one_stage_are_both_kept(repository: Path) -> None:
 
     (repository / "dvc.yaml").write_text("stages: {copy: {cmd: date +%N > b, deps: [a], outs: [b]}}")
     for _ in range(2):
-        with lockfile.quick():
+        with dvc_internals.replaced(LockFile()):
             Repo(str(repository)).reproduce(force=True)
     entries = sorted(path.parent.name for path in (repository / ".dvc/cache/runs").glob("*/*/*"))
     assert len(entries) == 3
@@ -165,4 +212,4 @@ def test_a_lock_file_cut_short_is_a_sentence_with_the_cure(repository: Path) -> 
     lock = repository / "dvc.lock"
     lock.write_text(lock.read_text()[:20])
     with pytest.raises(UserError, match=r"DVC cannot run copy: .*dvc\.lock.*git checkout dvc\.lock"):
-        pipeline.reproduce("copy")
+        Pipeline(Path.cwd()).reproduce("copy")

@@ -1,0 +1,200 @@
+"""The parts of DVC 3.67.1 that are replaced while a flow runs a stage. No other module touches DVC's internals.
+
+DVC parses and writes all of dvc.lock for every stage, comments included, in pure Python, which takes longer with each
+iteration. It also writes its files in place: a process stopped while writing leaves a file that DVC then refuses to read.
+Here only the changed entry of dvc.lock is serialised, byte for byte as DVC does it, and every file appears whole or not at
+all. What DVC decides stays the same. Each part names the behaviour of DVC that makes it necessary, and goes when a release
+of DVC changes that. pyproject.toml allows no other minor release, because these names are not part of DVC's API.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import re
+import shlex
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dvc import dvcfile, rwlock
+from dvc.lock import make_lock
+from dvc.stage import cache, run
+from dvc.stage.exceptions import StageCmdFailedError
+from dvc.utils.serialize import dumps_yaml, modify_yaml, parse_yaml
+
+from steps.core.files import write_text
+from steps.runner.stage import command, find, is_warm, parse
+
+
+@contextlib.contextmanager
+def replaced(lock_file: LockFile) -> Iterator[None]:
+    """Inside, DVC in this process uses the parts of this module; afterwards it is as it was."""
+    parts: list[tuple[Any, str, Callable[[Any], Any]]] = [  # owner, name, what makes the replacement of the original
+        (dvcfile, "modify_yaml", lambda _: lock_file.modify),
+        (dvcfile.Lockfile, "load", lock_file.loader),
+        (rwlock, "_edit_rwlock", lambda _: edit_rwlock),
+        (cache.StageCache, "_load", loading_whole_runs),
+        (cache.StageCache, "save", saving_whole_runs),
+        (run, "_run", running_in_worker),
+    ]
+    originals = [getattr(owner, name) for owner, name, _ in parts]
+    try:
+        for (owner, name, replacement), original in zip(parts, originals, strict=True):
+            setattr(owner, name, replacement(original))
+        yield
+    finally:
+        for (owner, name, _), original in zip(parts, originals, strict=True):
+            setattr(owner, name, original)
+
+
+# --- dvc.lock. Upstream: for each stage DVC parses it twice and writes all of it (treeverse/dvc#10629; the attempt in #10630
+# was closed as stale), and writes it in place (no issue is known).
+
+
+class LockFile:
+    """dvc.lock as it was last written here: neither DVC's reads nor the next write parse the same text again."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, dict[str, Any]] = {}  # at most one text, and its content
+
+    def loader(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """In place of `dvc.dvcfile.Lockfile.load`."""
+
+        def load(lock: Any) -> Any:
+            path = Path(lock.path)
+            content = self.written.get(path.read_text(encoding="utf-8")) if path.exists() else None
+            return original(lock) if content is None else copy.deepcopy(content)
+
+        return load
+
+    @contextlib.contextmanager
+    def modify(self, path: Any, fs: Any = None) -> Iterator[dict[str, Any]]:
+        """In place of `dvc.utils.serialize.modify_yaml`: yields the content to change, then writes it.
+
+        An entry whose text does not read back as the same data is left to DVC's own writer, and so are other files.
+        """
+        file = Path(path)
+        if file.name != "dvc.lock":
+            with modify_yaml(path, fs=fs) as data:
+                yield data
+            return
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        data = self.written.pop(text, None) or parse_yaml(text, path)
+        before = dict(data.get("stages") or {})
+        stages_last = list(data)[-1:] == ["stages"]
+        yield data
+        changed = {name: entry for name, entry in data["stages"].items() if before.get(name) != entry}
+        entries = {
+            name: dumps_yaml({"stages": {name: entry}}).removeprefix("stages:\n") for name, entry in changed.items()
+        }
+        if stages_last and parse_yaml("".join(entries.values()), path) == changed:
+            for name, entry in entries.items():
+                text = splice(text, name, entry)
+        else:
+            text = dumps_yaml(data)
+        write_text(file, text)
+        self.written = {text: data}
+
+
+def splice(text: str, name: str, entry: str) -> str:
+    """dvc.lock's text with this entry in place of the stage's former one, or at the end where it had none."""
+    old = re.compile(rf"^  {re.escape(name)}:\n(?:(?: {{3,}}|  -).*\n)*", re.MULTILINE)
+    return old.sub(lambda _: entry, text, count=1) if old.search(text) else text + entry
+
+
+# --- .dvc/tmp/rwlock. Upstream: DVC writes it in place, and refuses one that was cut short (treeverse/dvc#7615 after Ctrl-C,
+# treeverse/dvc#6097: "rwlock update is not atomic"; both are closed, and 3.67.1 still does it).
+
+
+@contextlib.contextmanager
+def edit_rwlock(lock_dir: str, fs: Any, hardlink: bool) -> Iterator[dict[str, Any]]:
+    """In place of `dvc.rwlock._edit_rwlock`: yields which process reads and writes which path, then writes it whole.
+
+    A file that was cut short counts as empty: nobody else can be writing it, because a lock guards it.
+    """
+    path = Path(lock_dir, "rwlock")
+    with make_lock(f"{path}.lock", tmp_dir=lock_dir, hardlink_lock=hardlink):
+        try:
+            lock = rwlock.SCHEMA(json.loads(path.read_bytes()))
+        except (FileNotFoundError, ValueError):
+            lock = rwlock.SCHEMA({})
+        lock["read"], lock["write"] = defaultdict(list, lock["read"]), defaultdict(dict, lock["write"])
+        yield lock
+        write_text(path, json.dumps(lock))
+
+
+# --- The run cache. Upstream: DVC writes an entry under a temporary name into the folder of finished entries, and then takes
+# the newest file there for one, so that a half-written entry ends in `KeyError: 'outs'` and an empty folder in a TypeError
+# of `join()`, at every later run of that stage. No issue is known.
+
+
+def loading_whole_runs(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """In place of `StageCache._load`: first removes what an interrupted DVC left in the stage's folder."""
+
+    def load(stage_cache: Any, stage: Any) -> Any:
+        folder = Path(stage_cache._get_cache_dir(cache._get_stage_hash(stage)))
+        for partial in folder.glob(".*"):  # finished entries are named by their hashes
+            partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder does not exist, or is not empty
+            folder.rmdir()
+        return original(stage_cache, stage)
+
+    return load
+
+
+def saving_whole_runs(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """In place of `StageCache.save`: DVC writes the entry into a folder of its own, which is then moved into place."""
+
+    def save(stage_cache: Any, stage: Any) -> None:
+        final = stage_cache.cache_dir
+        stage_cache.cache_dir = f"{final}.tmp-{os.getpid()}"
+        try:
+            original(stage_cache, stage)
+            for entry in Path(stage_cache.cache_dir).glob("*/*/*"):
+                place(entry.parent, Path(final, *entry.parts[-3:-1]))
+        finally:
+            shutil.rmtree(stage_cache.cache_dir, ignore_errors=True)
+            stage_cache.cache_dir = final
+
+    return save
+
+
+def place(source: Path, target: Path) -> None:
+    """Move a folder of the run cache, with the single entry in it, into place, whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        source.rename(target)
+    except OSError:  # the target has entries already
+        for entry in source.iterdir():
+            entry.replace(target / entry.name)
+
+
+# --- A stage's command. Upstream: DVC starts every command with a shell, and offers no way to run one in its own process
+# (no issue is known). A shell and another Python cost 0.03 s per stage.
+
+
+def running_in_worker(original: Callable[..., None]) -> Callable[..., None]:
+    """In place of `dvc.stage.run._run`: this process hands a stage over to the warm worker, as the stage's command would.
+
+    What DVC records stays the same, and all other commands run as usual.
+    """
+
+    def run_command(executable: str, line: str, **options: Any) -> None:
+        words = shlex.split(line)
+        module = words[2] if words[:2] == ["python", "-m"] else ""
+        if not module.startswith("steps.") or not is_warm():
+            original(executable, line, **options)
+            return
+        name = module.rpartition(".")[2]
+        arguments = parse(find(module, name), module, words[3:])
+        if code := command(module, name, arguments, warm=True):
+            if code == 130:
+                raise KeyboardInterrupt
+            raise StageCmdFailedError(line, code)
+
+    return run_command

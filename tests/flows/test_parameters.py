@@ -1,0 +1,123 @@
+"""`--set` and `--task`: params.yaml is changed at once, with its comments, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.repro.parameters import set_params
+from steps.core.errors import UserError
+from tests.conftest import ROOT, python, run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with params.yaml and the presets of the tasks, where the process works."""
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    (tmp_path / "tasks_data").mkdir()
+    for preset in (ROOT / "tasks_data").glob("*.yaml"):
+        shutil.copy(preset, tmp_path / "tasks_data")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def files(folder: Path) -> dict[str, tuple[bytes, int, int]]:
+    """What each file holds, when it was written, and its inode: a file written again differs."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in paths}
+
+
+def test_keys_are_set_and_the_other_lines_stay(folder: Path) -> None:
+    before = (folder / "params.yaml").read_text().splitlines()
+    parameters = set_params(["rollout.attempts=6", "seed=7", "update.warmup_steps=2", "score.ruler=null"])
+    assert (parameters.rollout.attempts, parameters.seed, parameters.update.warmup_steps) == (6, 7, 2)
+    after = (folder / "params.yaml").read_text().splitlines()
+    assert "  attempts: 6 # at each scenario; they are compared with each other" in after
+    kept = [line for line in before if not line.startswith(("seed", "  attempts", "score"))]
+    assert [line for line in kept if line not in after] == []
+
+
+def test_the_text_is_that_of_dvcs_writer(folder: Path) -> None:
+    """Which wrote it before: a run that was kept has the same bytes."""
+    from dvc.utils.serialize import modify_yaml
+
+    with modify_yaml("tasks_data/email_search.yaml") as content:
+        content["rollout"]["attempts"] = 6
+        content["score"]["judges"]["ruler"] = 1
+        content["score"]["ruler"] = {"endpoint": {"model": "m"}}
+    set_params(["rollout.attempts=6", "score.judges.ruler=1", "score.ruler.endpoint.model=m"])
+    assert (folder / "params.yaml").read_bytes() == (folder / "tasks_data/email_search.yaml").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("assignments", "reason"),
+    [
+        (["seed=2", "rollout.attempts=1"], "rollout.attempts"),
+        (["rolout.attempts=4"], "rolout is not a known key"),
+        (["seed.more=4"], "--set seed.more: seed is a value"),
+        (["seed"], "--set seed: give key=value"),
+        (["seed=[1"], r"--set seed=\[1: the value is not valid YAML"),
+    ],
+)
+def test_what_is_not_valid_is_never_written(folder: Path, assignments: list[str], reason: str) -> None:
+    before = files(folder)
+    with pytest.raises(UserError, match=reason):
+        set_params(assignments)
+    assert files(folder) == before
+
+
+def test_what_is_not_valid_makes_no_file(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"rollout\.attempts"):
+        set_params(["rollout.attempts=1"], folder / "new.yaml")
+    assert not (folder / "new.yaml").exists()
+    set_params(["rollout.attempts=4"], folder / "new.yaml")
+    assert yaml.safe_load((folder / "new.yaml").read_text()) == {"rollout": {"attempts": 4}}
+
+
+def test_nothing_to_change_is_not_written_and_a_missing_file_is_said(folder: Path) -> None:
+    before = files(folder)
+    assert set_params([], task="email_search").task == "email_search"
+    assert files(folder) == before
+    (folder / "params.yaml").unlink()
+    with pytest.raises(UserError, match=r"params\.yaml does not exist"):
+        set_params([])
+
+
+def test_another_task_begins_with_its_preset(folder: Path) -> None:
+    assert set_params(["seed=3"], task="tic_tac_toe").seed == 3
+    preset = (folder / "tasks_data/tic_tac_toe.yaml").read_text()
+    assert yaml.safe_load((folder / "params.yaml").read_text()) == yaml.safe_load(preset) | {"seed": 3}
+    written = (folder / "params.yaml").read_text()
+    assert set_params([], task="my_team.my_task").task == "my_team.my_task"
+    assert (folder / "params.yaml").read_text() == written.replace("task: tic_tac_toe", "task: my_team.my_task")
+
+
+def test_a_bad_assignment_leaves_the_task_as_it_was(folder: Path) -> None:
+    before = files(folder)
+    with pytest.raises(UserError, match=r"rollout\.attempts"):
+        set_params(["rollout.attempts=1"], task="tic_tac_toe")
+    assert files(folder) == before
+
+
+def dry_run(folder: Path, *words: str) -> Any:
+    return run(python("flows.train", "--dry-run", *words), folder, PYTHONPATH=os.fspath(ROOT))
+
+
+def test_a_dry_run_prints_what_would_be_and_writes_nothing(folder: Path) -> None:
+    (folder / ".flywheel/prefect").mkdir(parents=True)
+    before = files(folder)
+    process = dry_run(folder, "--task", "tic_tac_toe", "--set", "seed=3")
+    assert process.returncode == 0, process.stderr
+    printed = json.loads(process.stdout)
+    assert (printed["task"], printed["seed"]) == ("tic_tac_toe", 3)
+    assert files(folder) == before
+    process = dry_run(folder, "--set", "rollout.attempts=1")
+    assert (process.returncode, process.stdout) == (2, "")
+    assert "rollout.attempts" in process.stderr
+    assert files(folder) == before

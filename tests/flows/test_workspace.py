@@ -1,0 +1,117 @@
+"""Worktrees of deployed runs: made, found again, kept under their refs, with the project's own stores."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.deployment import checkout, workspace
+from flows.deployment.workspace import WORKTREES
+from steps.core.errors import UserError
+from steps.project.git import git
+from steps.project.store import variables
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository with one commit."""
+    git(tmp_path, "init", "--quiet")
+    for name, text in {".gitignore": "/.flywheel/\n", ".dvc/config": "", "params.yaml": "seed: 1\n"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "--quiet", "--message", "first")
+    return tmp_path
+
+
+def test_only_the_variables_of_the_stores_change_and_they_change_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("FLYWHEEL_LEDGER_URL", "")
+    monkeypatch.delenv("SET_INSIDE", raising=False)
+    (tmp_path / "worktree").mkdir()
+    before, folder = dict(os.environ), Path.cwd()
+    with contextlib.suppress(KeyboardInterrupt), workspace.here(tmp_path, tmp_path / "worktree"):
+        assert Path.cwd() == tmp_path / "worktree"
+        assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/.flywheel/mlflow.db"
+        assert os.environ["FLYWHEEL_LEDGER_URL"] == f"sqlite:///{tmp_path}/.flywheel/ledger.db"
+        monkeypatch.setenv("SET_INSIDE", "stays")
+        raise KeyboardInterrupt
+    assert Path.cwd() == folder
+    assert dict(os.environ) == before | {"SET_INSIDE": "stays"}
+
+
+def test_a_teams_stores_are_the_worktrees_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://team:5000")
+    monkeypatch.setenv("FLYWHEEL_LEDGER_URL", "postgresql://team/ledger")
+    with workspace.here(tmp_path, tmp_path):
+        assert os.environ["MLFLOW_TRACKING_URI"] == "http://team:5000"
+        assert os.environ["FLYWHEEL_LEDGER_URL"] == "postgresql://team/ledger"
+
+
+def test_a_variable_that_had_another_value_gets_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://before")
+    with variables(MLFLOW_TRACKING_URI="http://inside"):
+        assert os.environ["MLFLOW_TRACKING_URI"] == "http://inside"
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://before"
+
+
+def test_a_training_run_has_a_worktree_and_goes_on_in_it(project: Path) -> None:
+    path = checkout.new(project, "lucky-owl", {"name": "nightly"})
+    assert path == project / WORKTREES / "nightly"
+    assert git(path, "rev-parse", "HEAD") == git(project, "rev-parse", "HEAD")
+    assert str(project / ".dvc/cache") in (path / ".dvc/config.local").read_text()
+    (path / "half").touch()
+    assert checkout.new(project, "shy-fox", {"name": "nightly"}) == path
+    assert (path / "half").exists()
+    assert checkout.new(project, "lucky-owl", {}).name == "lucky-owl"
+    with pytest.raises(UserError, match="cannot be a run's name"):
+        checkout.new(project, "lucky-owl", {"name": "../nightly"})
+
+
+def test_a_judging_run_has_the_tree_of_the_judged_run_and_begins_anew(project: Path) -> None:
+    (project / "params.yaml").write_text("seed: 2\n")
+    workspace.keep(project, project, workspace.ref("kept"), ["params.yaml"])
+    git(project, "reset", "--quiet", "--hard", "HEAD~1")
+    path = checkout.judged(project, "shy-fox", {"run": "kept"})
+    assert (path / "params.yaml").read_text() == "seed: 2\n"
+    assert (project / "params.yaml").read_text() == "seed: 1\n"
+    (path / "half").touch()
+    assert checkout.judged(project, "shy-fox", {"run": "HEAD"}) == path
+    assert (path / "params.yaml").read_text() == "seed: 1\n"
+    assert not (path / "half").exists()
+    with pytest.raises(UserError, match=r"no run or revision 'lost'.*latest runs: kept"):
+        checkout.judged(project, "lucky-owl", {"run": "lost"})
+
+
+def test_loading_a_flow_from_a_worktree_takes_no_module_of_the_project_from_elsewhere(tmp_path: Path) -> None:
+    """As Prefect does it, in a process whose pull steps import nothing of the project."""
+    for name in ("__init__.py", "deployment/__init__.py"):
+        (tmp_path / "flows" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "flows" / name).touch()
+    (tmp_path / "flows/deployment/own.py").write_text("NAME = __file__\n")
+    (tmp_path / "flows/some.py").write_text(
+        "from prefect import flow\nfrom flows.deployment.own import NAME\n\n\n@flow\ndef some():\n    return NAME\n"
+    )
+    script = (
+        "import os, sys; from prefect.flows import load_flow_from_entrypoint; os.chdir(sys.argv[1]); "
+        "print(load_flow_from_entrypoint('flows/some.py:some').fn())"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", script, os.fspath(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert process.stdout.strip() == os.fspath(tmp_path / "flows/deployment/own.py"), process.stderr
+
+
+def test_gits_errors_are_sentences(project: Path) -> None:
+    with pytest.raises(UserError, match=r"^git rev-parse failed: fatal: "):
+        git(project, "rev-parse", "nothing^{commit}")
+    (project / "params.yaml").write_text("\tseed: 1 \n")
+    assert git(project, "status", "--porcelain") == " M params.yaml"
