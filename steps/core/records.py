@@ -61,8 +61,8 @@ class Trajectory(Record):
 
     def fingerprint(self) -> str:
         """A hash of who sampled what: what is measured of a trajectory beside it, as its times, is found again by this."""
-        said = [[turn.completion_ids, turn.message] for turn in self.turns]
-        whole = json.dumps([self.id, self.adapter_hash, said], ensure_ascii=False)
+        sampled = [[turn.completion_ids, turn.message] for turn in self.turns]
+        whole = json.dumps([self.id, self.adapter_hash, sampled], ensure_ascii=False)
         return hashlib.blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
     def flatten(self) -> list[Row]:
@@ -87,10 +87,8 @@ class Trajectory(Record):
 
     def messages(self, scenario: Scenario) -> list[Message]:
         """The transcript: the scenario's messages, then turns and observations."""
-        told = list(scenario.messages)
-        for turn in self.turns:
-            told += [turn.message, *turn.observations]
-        return told
+        turns = (message for turn in self.turns for message in (turn.message, *turn.observations))
+        return [*scenario.messages, *turns]
 
 
 class Reward(Record):

@@ -39,7 +39,7 @@ def endpoint_of(words: argparse.Namespace, **defaults: Any) -> Endpoint | None:
             raise UserError("the options of a model need --model, its name")
         return None
     try:
-        price = prices.price_of(fields["model"], fields.get("base_url", Endpoint.model_fields["base_url"].default))
+        price = prices.price_of(fields["model"], fields.get("base_url", prices.OPENAI))
         if price is not None:
             fields = {"price_in": price.price_in, "price_out": price.price_out} | fields
         return Endpoint(**fields)
