@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--task", action="append", default=[], metavar="NAME", help=names)
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # before xdist puts the groups into the names of the tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `-n 2` one process runs the slow tests, which share a project that was trained once and an engine, and the other
     runs the rest, a file at a time."""
