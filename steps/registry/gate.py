@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
 from steps.core.records import Record
-from steps.core.slices import slices_of
-from steps.core.stats import paired_bootstrap, wilson
+from steps.core.stats import paired_bootstrap, slices_of, wilson
 
 if TYPE_CHECKING:
     import numpy as np
