@@ -32,25 +32,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from steps.core.errors import UserError
 from steps.core.progress import measure, progress
 from steps.core.records import Judgement, Order, Probe
-from steps.judging.prompts import (
-    AGAIN,
-    ANSWERS,
-    CANARY,
-    INSTRUCTIONS,
-    RUBRIC,
-    SHORTEST,
-    TASK,
-    Group,
-    Prepared,
-    ShownAttempt,
-    letters,
-    listed,
-    orders,
-    prepare,
-    prompt,
-    read,
-    schema,
-)
+from steps.judging import prompts
+from steps.judging.prompts import AGAIN, ANSWERS, CANARY, INSTRUCTIONS, RUBRIC, TASK, Group, Prepared, ShownAttempt
 from steps.llm.client import CallFailed, Client, Reply, Request, pool, together
 
 if TYPE_CHECKING:
@@ -71,8 +54,8 @@ class Scored(NamedTuple):
 def identity(settings: Ruler, rubric: str) -> str:
     """Hash of the judge: of model, prompts, rubric, orders and parameters, but not of the server's address."""
     texts = [INSTRUCTIONS, ANSWERS[settings.reasons], TASK, AGAIN, CANARY, rubric]
-    asked = Request((), schema=schema(["A"], settings.reasons)).body(settings.endpoint)
-    parts = [texts, asked, settings.orders, settings.probes, settings.max_characters, SHORTEST]
+    asked = Request((), schema=prompts.schema(["A"], settings.reasons)).body(settings.endpoint)
+    parts = [texts, asked, settings.orders, settings.probes, settings.max_characters, prompts.SHORTEST]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -88,11 +71,11 @@ class Judge:
         """Judge one group. UserError for what ends the whole stage: a refused key, a spent budget."""
         names = {"scenario_id": group.scenario.id, "judge": self.identity}
         try:
-            prepared = prepare(group, self.settings.max_characters)
+            prepared = prompts.prepare(group, self.settings.max_characters)
         except ValueError as too_long:
             unscored: dict[str, float | None] = {attempt.id: None for attempt in group.trajectories}
             return Judgement(**names, scores=unscored, problem=str(too_long))
-        shown = orders(prepared, self.settings.orders)
+        shown = prompts.orders(prepared, self.settings.orders)
         calls = [self.call(prepared, order) for order in shown]
         is_probed = Random(f"probe {prepared.mark}").random() < self.settings.probes and len(prepared.attempts) > 1
         if is_probed:
@@ -125,27 +108,25 @@ class Judge:
 
     async def call(self, prepared: Prepared, order: Sequence[int], seed: int | None = None) -> Scored:
         """Ask for the scores of one order, and once more where the answer cannot be used."""
-        reasons, names = self.settings.reasons, letters(prepared, order)
-        messages = prompt(prepared, order, names, self.tools, self.rubric, reasons)
+        reasons, names = self.settings.reasons, prompts.letters(prepared, order)
+        messages = prompts.prompt(prepared, order, names, self.tools, self.rubric, reasons)
         best: dict[str, tuple[float, str]] = {}
         replies: list[Reply] = []
         problem = ""
         for _ in range(2):
             try:
-                reply = await self.client.ask(Request(messages, schema=schema(names, reasons), seed=seed))
+                reply = await self.client.ask(Request(messages, schema=prompts.schema(names, reasons), seed=seed))
             except CallFailed as failure:
                 problem = str(failure)
                 break
             replies.append(reply)
-            usable, problem = read(reply.text, names, reasons)
+            usable, problem = prompts.read(reply.text, names, reasons)
             best = usable if len(usable) >= len(best) else best
             if not problem:
                 break
-            correction = AGAIN.format(problem=problem, letters=listed(names), answer=ANSWERS[reasons])
-            messages += [
-                {"role": "assistant", "content": reply.text or "(nothing)"},
-                {"role": "user", "content": correction},
-            ]
+            correction = AGAIN.format(problem=problem, letters=prompts.listed(names), answer=ANSWERS[reasons])
+            messages.append({"role": "assistant", "content": reply.text or "(nothing)"})
+            messages.append({"role": "user", "content": correction})
         pairs = [best.get(name, (None, "")) for name in names]
         return Scored([score for score, _ in pairs], [reason for _, reason in pairs], replies, problem)
 
