@@ -15,7 +15,7 @@ from steps.core.errors import masked
 Sink = Callable[[dict[str, Any]], None]
 Turns = dict[
     str, list[tuple[float, float, float]]
-]  # fingerprint of a trajectory -> (asked, answered, finished) per turn
+]  # a trajectory's fingerprint -> (asked, answered, finished) per turn
 
 
 class Measurements(NamedTuple):

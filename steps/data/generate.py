@@ -167,13 +167,12 @@ def run(words: argparse.Namespace) -> None:
     except (ModuleNotFoundError, ValueError) as problem:
         raise UserError(f"--task {words.task}: {problem}") from None
     if env.accept.__func__ is Env.accept.__func__:  # type: ignore[attr-defined]
-        raise UserError(
-            f"--task {words.task}: {env.__name__} takes no generated scenarios: it does not define `accept`"
-        )
+        reason = f"{env.__name__} takes no generated scenarios: it does not define `accept`"
+        raise UserError(f"--task {words.task}: {reason}")
     data = env.load(Path("tasks_data") / words.task.rpartition(".")[2])
     max_calls = words.max_calls or 3 * words.count
     lines, report = generate(env, data, endpoint, words.count, difficulties, max_calls, words.split)
-    report_path = words.out.with_name(words.out.name + ".report.json")
+    report_path = words.out.with_name(f"{words.out.name}.report.json")
     report_path.parent.mkdir(parents=True, exist_ok=True)
     write_text(report_path, json.dumps(report, indent=1) + "\n")
     if not lines:

@@ -115,10 +115,7 @@ def recorded(root: Path, adapter: Path) -> card.Recorded:
     if not updates:
         return card.Recorded()
     values: dict[str, Any] = {}
-    for name in [
-        *sorted(entries.keys() - updates),
-        *updates,
-    ]:  # the last iteration's replace those that changed on the way
+    for name in [*sorted(entries.keys() - updates), *updates]:  # later values replace earlier ones
         values |= (entries[name].get("params") or {}).get("params.yaml") or {}
     try:
         params = Params.model_validate(values)

@@ -48,9 +48,8 @@ def signature(function: Callable) -> dict[str, tuple[str, bool, object]]:
     for name in names:
         kind = str(function.__annotations__.get(name)).removesuffix(" | None")
         if kind not in ("Input", "Output") and kind not in SCALARS and not kind.endswith("Params"):
-            raise TypeError(
-                f"{function.__name__}({name}: {kind}): a stage takes Input, Output, <Name>Params, {', '.join(SCALARS)}"
-            )
+            takes = f"a stage takes Input, Output, <Name>Params, {', '.join(SCALARS)}"
+            raise TypeError(f"{function.__name__}({name}: {kind}): {takes}")
         result[name] = (kind, name not in defaults, defaults.get(name))
     return result
 
@@ -200,14 +199,12 @@ class StageRun:
             timings.mkdir(exist_ok=True)
             numbers = {"stage": stage, "seconds": round(seconds, 4), **measured.numbers}
             write_json(timings / f"{final.stem}.json", numbers)
-            if measured.turns:
-                turns = {"began": measured.began, "turns": measured.turns}
-                write_json(timings / f"{final.stem}.turns.json", turns)
+            if turns := measured.turns:
+                write_json(timings / f"{final.stem}.turns.json", {"began": measured.began, "turns": turns})
 
     def abandon(self) -> None:
         """Remove what the stage has written so far. Another thread calls this just before the process ends."""
-        outputs = self.outputs
-        if outputs is not None:
+        if (outputs := self.outputs) is not None:
             outputs.lock.acquire()  # never released: from here on nothing can be put in place
             outputs.discard()
 
