@@ -131,7 +131,7 @@ def generate(
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     """The command line's options."""
-    from steps.llm.endpoint import add_options
+    from steps.llm.prices import add_options
 
     parser = command_parser("steps.data.generate", __doc__, allow_abbrev=False)
     parser.add_argument("--task", required=True, metavar="NAME")
@@ -151,7 +151,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 def run(words: argparse.Namespace) -> None:
     """Check the options, ask the model, and write both files."""
     import environments
-    from steps.llm.endpoint import endpoint_of
+    from steps.llm.prices import endpoint_of
 
     endpoint = endpoint_of(words, temperature=1.0)  # so that the same prompt gives different scenarios
     if endpoint is None:

@@ -10,10 +10,8 @@ to know which attempt is better. Against the known faults of such judges:
 - A share of the groups is judged twice more: the same again (test-retest), and with a canary, a copy of one attempt that
   tells the judge to score it 1.0. What the canary gains over its original shows whether the judge follows such words.
 
-Where an answer cannot be used (a score is missing, comes twice, has an unknown letter, is out of range or no number), the
-judge is asked once more. Attempts that still have no score get None with a reason, as do groups for which the server gave no
-answer. An order in which an attempt has no score counts only if every order is such, because the means of two attempts over
-different orders could not be compared.
+Attempts without a usable score, also after the judge was asked once more, get None with a reason, as do groups for which the
+server gave no answer.
 
 All answers are kept in the ledger (steps/llm/client.py), so judging the same trajectories again costs nothing and gives the
 same bytes. Prompts, and how answers are read: steps/judging/prompts.py.
@@ -159,7 +157,9 @@ def probe(first: Scored, again: Scored, canary: Scored, copied: int) -> Probe:
 
 
 def average(scored: Sequence[Scored]) -> tuple[list[float | None], list[str], str]:
-    """(mean score of each attempt over the orders that scored all attempts, its first reason, why any has no score)."""
+    """(mean score of each attempt over the orders that scored all attempts, its first reason, why any has no score).
+
+    Means over different orders could not be compared; so other orders count only where none scored all attempts."""
     whole = [result for result in scored if None not in result.scores] or list(scored)
     means: list[float | None] = []
     for scores in zip(*(result.scores for result in whole), strict=True):

@@ -6,6 +6,7 @@ It is `.flywheel/ledger.db` (SQLite) by default. FLYWHEEL_LEDGER_URL names anoth
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import time
@@ -72,23 +73,16 @@ class Ledger:
     def get(self, key: str) -> dict[str, Any] | None:
         """The stored answer to a request, as a row of `replies`; None where there is none."""
         with self.engine.connect() as connection:
-            return _row(connection, key)
+            row = connection.execute(sa.select(REPLIES).where(REPLIES.c.key == key)).mappings().first()
+        return dict(row) if row else None
 
     def put(self, row: dict[str, Any]) -> dict[str, Any]:
         """Store an answer, and return the stored row: that of another process, where it stored one first."""
-        try:
-            with self.engine.begin() as connection:
-                connection.execute(REPLIES.insert().values(created=datetime.now(UTC), **row))
-                stored = _row(connection, row["key"])
-        except IntegrityError:
-            stored = self.get(row["key"])
+        with contextlib.suppress(IntegrityError), self.engine.begin() as connection:
+            connection.execute(REPLIES.insert().values(created=datetime.now(UTC), **row))
+        stored = self.get(row["key"])
         assert stored is not None
         return stored
-
-
-def _row(connection: sa.Connection, key: str) -> dict[str, Any] | None:
-    row = connection.execute(sa.select(REPLIES).where(REPLIES.c.key == key)).mappings().first()
-    return dict(row) if row else None
 
 
 def create(connection: sa.Connection, *parts: sa.Table | sa.Index) -> None:
@@ -103,11 +97,8 @@ def create(connection: sa.Connection, *parts: sa.Table | sa.Index) -> None:
             return
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
     for part in parts:
-        connection.execute(
-            CreateIndex(part, if_not_exists=True)
-            if isinstance(part, sa.Index)
-            else CreateTable(part, if_not_exists=True)
-        )
+        statement: Any = CreateIndex if isinstance(part, sa.Index) else CreateTable
+        connection.execute(statement(part, if_not_exists=True))
 
 
 def _several_processes(connection: sqlite3.Connection, _: object) -> None:

@@ -46,18 +46,14 @@ def card(
         f"This is a LoRA adapter (PEFT) for the task `{tags.get('task', UNKNOWN)}`: an agent that calls the task's tools,",
         "trained by reinforcement with agent-flywheel. It is no model by itself: it is added to the base model below.",
     ]
-    lines += table(
-        "Model",
-        {
+    sections: dict[str, dict[str, Any]] = {
+        "Model": {
             "adapter": tags.get("adapter_hash"),
             "base model": tags.get("base_model"),
             "base revision": None if revision == "None" else revision,
             "LoRA": policy and f"rank {policy.lora.rank}, alpha {policy.lora.alpha:g}, {policy.dtype}",
         },
-    )
-    lines += table(
-        "Training",
-        {
+        "Training": {
             "method": update and f"GRPO, loss {update.loss_type}, beta {update.beta:g}",
             "rewards": update and f"scaled by {update.scale_rewards}",
             "learning rate": update and f"{update.learning_rate:g}, {update.lr_scheduler_type}",
@@ -66,16 +62,15 @@ def card(
             "judges": params and judges(params),
             "seed": params and params.seed,
         },
-    )
-    lines += table(
-        "Data",
-        {
+        "Data": {
             "scenarios, from the seed": sizes and f"{sizes.train} training, {sizes.val} validation, {sizes.test} test",
             "contamination check": checked(contamination),
             **{f"DVC md5 of {path}": md5 for path, md5 in recorded.hashes.items()},
             **({} if recorded.hashes else {"DVC md5 of scenarios and trajectories": None}),
         },
-    )
+    }
+    for title, rows in sections.items():
+        lines += table(title, rows)
     lines += evaluated(tags, evaluations or {})
     lines += table(
         LINEAGE.strip("# \n"),

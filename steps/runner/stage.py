@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
 from steps.core.files import write_json
@@ -61,16 +61,17 @@ def parse(function: Callable, module: str, words: list[str]) -> dict[str, object
     parser = command_parser(module, sys.modules[function.__module__].__doc__ or function.__doc__, allow_abbrev=False)
     kinds = signature(function)
     for name, (kind, required, default) in kinds.items():
-        option = "--" + name.replace("_", "-")
+        settings: dict[str, Any] = {"dest": name, "required": required, "default": default}
         if kind == "bool":
-            parser.add_argument(option, dest=name, action=BooleanOptionalAction, required=required, default=default)
+            settings["action"] = BooleanOptionalAction
         elif kind in ("Input", "Output"):
             maker = MAKERS.get(name.rpartition("_")[2])
             role = "read" + (f"; made by {maker}" if maker else "") if kind == "Input" else "written; replaced whole"
-            parser.add_argument(option, dest=name, metavar="PATH", required=required, default=default, help=role)
+            settings |= {"metavar": "PATH", "help": role}
         elif kind in SCALARS:
-            role = f"default: {default}" if default is not None else ""
-            parser.add_argument(option, dest=name, type=SCALARS[kind], required=required, default=default, help=role)
+            settings |= {"type": SCALARS[kind], "help": f"default: {default}" if default is not None else ""}
+        if not kind.endswith("Params"):
+            parser.add_argument("--" + name.replace("_", "-"), **settings)
     if any(kind.endswith("Params") for kind, _, _ in kinds.values()):
         parser.add_argument("--params", metavar="PATH", default="params.yaml", help="default: params.yaml")
     return vars(parser.parse_args(words))
