@@ -6,8 +6,8 @@
 The table is that of the package genai-prices, in the version of the lock file; nothing is downloaded. Prices change without
 notice: these are a start for a budget, and --price-in and --price-out replace them. They are list prices in US dollars, for
 prompts below the length at which a dearer tier begins, without discount for cached input. params.yaml does not use them: it
-must state its prices, or a newer table would change what a stored run cost. `add_options` gives commands the options that name
-a model.
+must state its prices, or a newer table would change what a stored run cost. `add_options` gives commands the options
+that name a model.
 """
 
 from __future__ import annotations

@@ -84,12 +84,9 @@ def main(function: Callable, warm: bool = True) -> None:
     arguments = parse(function, module, sys.argv[1:])
     import signal
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
     warm = warm and is_warm()
     try:
-        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
         code = command(module, function.__name__, arguments, warm)
     except KeyboardInterrupt:
         code = 130
