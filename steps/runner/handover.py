@@ -7,7 +7,7 @@ changed code never reaches an old worker. One JSON request goes in and JSON line
 {"say"}, then {"done"} or {"error", "code"}. Only the standard library is imported, because each iteration runs four stages.
 
 Not here: running a stage (steps/runner/stage.py), serving (steps/runner/worker.py). The hash does not cover modules outside
-steps/ and environments/ (see `extra_paths`), nor edits inside an installed package that keep its version.
+steps/ and environments/ (see `EXTRA_PATHS`), nor edits inside an installed package that keep its version.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ LOG = Path(".flywheel/worker.log")
 _KEYED = "VLLM_ OMP_ MKL_ KMP_ CUDA_ NCCL_ TORCH PYTORCH_ HF_ TRANSFORMERS_ TOKENIZERS_ RAY_ MLFLOW_ LANGFUSE_ WANDB_"
 KEYED = (*_KEYED.split(), "OPENAI_", "PYTHONPATH", "PYTHONHASHSEED", "LD_", "FLYWHEEL_")
 CLIENTS_OWN = ("FLYWHEEL_PROGRESS", "FLYWHEEL_LOG", "FLYWHEEL_WORKER", "FLYWHEEL_IDLE_SECONDS")
+# Further files that the worker's hash covers. List here an environment module of your own that params.yaml names and that is
+# outside the tree; otherwise edits to it reach a running worker only after `--stop`.
+EXTRA_PATHS: tuple[Path, ...] = ()
 REQUEST = ("module", "function", "arguments", "idle_seconds", "environment", "umask")
 
 
@@ -52,12 +55,6 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in CLIENTS_OWN}
 
 
-def extra_paths() -> list[Path]:
-    """Further files that the worker's hash covers. List here an environment module of your own that params.yaml names and
-    that is outside the tree; otherwise edits to it reach a running worker only after `--stop`."""
-    return []
-
-
 def fingerprint() -> str:
     """Hash of all that a stage's result may depend on and that a running process cannot load again. Takes about 2 ms."""
     digest = hashlib.blake2b(digest_size=12)
@@ -67,7 +64,7 @@ def fingerprint() -> str:
 
     code = Path(__file__).absolute().parent.parent.parent
     add(Path.cwd(), code, sys.executable, sys.prefix, sys.version)
-    for path in sorted([*(code / "steps").rglob("*.py"), *(code / "environments").rglob("*.py"), *extra_paths()]):
+    for path in sorted([*(code / "steps").rglob("*.py"), *(code / "environments").rglob("*.py"), *EXTRA_PATHS]):
         add(path, hashlib.blake2b(path.read_bytes()).hexdigest())
     for place in sys.path:
         if place.endswith(("site-packages", "dist-packages")):
