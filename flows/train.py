@@ -200,7 +200,7 @@ def best(curve: list[Point]) -> Point:
 
 def write_summary(task: str, chosen: int, iterations: int, started: float) -> dict[str, Any]:
     """Write run/summary.json, and return its content."""
-    from steps.registry.versions import registered_version
+    from steps.registry.model import registered_version
 
     receipt = report.read(RUN / "receipt.json")
     version = registered_version(receipt["name"], receipt["adapter_hash"]) if receipt["registered"] else None
