@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
 from steps.core.progress import report_to, say
-from steps.core.terminal import ProgressDisplay, console, exit_code
+from steps.core.stats import mean, wilson
+from steps.core.terminal import ProgressDisplay, console, exit_code, table
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario
@@ -55,8 +56,6 @@ def result(
     task: str, player: str, split: str, rewards: Sequence[Reward], turns: Sequence[int], **more: Any
 ) -> PlayerResult:
     """A player's result, from a reward and a number of turns per episode."""
-    from steps.core.stats import mean, wilson
-
     wins = sum(reward.success for reward in rewards)
     scores = [reward.score for reward in rewards if reward.score is not None]
     return PlayerResult(
@@ -75,7 +74,6 @@ def result(
 
 def play(task: str, split: str, env: type[Env], data: Any, policy: Policy, chosen: list[Scenario]) -> PlayerResult:
     """Let a player play the scenarios, and score its episodes by the environment's rule."""
-    from steps.core.stats import mean
     from steps.judging.rule import by_rule
     from steps.sampling import players
 
@@ -93,7 +91,6 @@ def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]
     import yaml
 
     from steps.core.records import Reward, Trajectory, read_records
-    from steps.core.stats import mean
 
     numbers = {"base": "000"}
     if chain.is_file():
@@ -109,10 +106,8 @@ def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]
         if {reward.scenario_id for reward in rewards} != ids:
             say(f"{label}: {folder} is of other scenarios, so it is not in the table; `dvc repro` makes it again")
             continue
-        turns = {
-            trajectory.id: trajectory.turns for trajectory in read_records(Trajectory, folder / "trajectories.parquet")
-        }
-        episodes = [turns[reward.trajectory_id] for reward in rewards]
+        played = {trajectory.id: trajectory for trajectory in read_records(Trajectory, folder / "trajectories.parquet")}
+        episodes = [played[reward.trajectory_id].turns for reward in rewards]
         tokens = mean([sum(len(turn.completion_ids) for turn in episode) for episode in episodes])
         counts = [len(episode) for episode in episodes]
         results.append(result(task, f"{label} ({number})", split, rewards, counts, tokens=tokens))
@@ -159,19 +154,12 @@ def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> 
 
 def show(results: Sequence[PlayerResult]) -> None:
     """Print the table of one task."""
-    from rich import box
-    from rich.table import Table
-
-    output = console(120)
-    first = results[0]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{first.task}, {first.split}, {first.n} scenarios")
-    table.title_justify = "left"
-    table.add_column("player")
-    for column in ("success", "95 %", "reward", "turns", "tokens", "time", "cost"):
-        table.add_column(column, justify="right")
+    output, first = console(120), results[0]
+    numbers = ("success", "95 %", "reward", "turns", "tokens", "time", "cost")
+    shown = table(("player", *numbers), numbers, f"{first.task}, {first.split}, {first.n} scenarios")
     for player in results:
         low, high = player.ci95
-        table.add_row(
+        shown.add_row(
             player.player,
             f"{player.success:.3f}",
             f"{low:.3f}–{high:.3f}",
@@ -181,7 +169,7 @@ def show(results: Sequence[PlayerResult]) -> None:
             _time(player.seconds),
             _number(player.cost, ".4g"),
         )
-    output.print(table)
+    output.print(shown)
     for player in results:
         if player.failed:
             output.print(f"{player.player}: {player.failed} episodes failed, and count as no success")

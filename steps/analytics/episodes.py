@@ -108,25 +108,11 @@ def _fingerprint(row: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> 
     """The fingerprint of the trajectory, from the columns that it hashes."""
     from steps.core.records import Trajectory, Turn
 
-    sampled = [
-        Turn.model_construct(
-            prompt_ids=(),
-            completion_ids=tuple(turn["completion_ids"] or ()),
-            logprobs=(),
-            message=json.loads(turn["message"]),
-            observations=(),
-            finish_reason="stop",
-        )
+    sampled = tuple(
+        Turn.model_construct(completion_ids=tuple(turn["completion_ids"] or ()), message=json.loads(turn["message"]))
         for turn in turns
-    ]
-    return Trajectory.model_construct(
-        id=row["id"],
-        scenario_id="",
-        attempt=0,
-        adapter_hash=row["adapter_hash"],
-        turns=tuple(sampled),
-        stop_reason="done",
-    ).fingerprint()
+    )
+    return Trajectory.model_construct(id=row["id"], adapter_hash=row["adapter_hash"], turns=sampled).fingerprint()
 
 
 def acts_of(number: int, turn: Mapping[str, Any]) -> list[Act]:

@@ -6,27 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from steps.analytics.analysis import Analysis, GroupSummary
+from steps.analytics.transcripts import printable
+from steps.core.terminal import table
 from steps.training.fates import FATES
 
 
 def tables(analysis: Analysis) -> list[Any]:
     """The analysis as tables of rich, for a terminal."""
-    from rich import box
-    from rich.table import Table
 
-    from steps.analytics.transcripts import printable
-
-    def table(title: str, *columns: str, words: int = 1) -> Any:
-        empty = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for place, name in enumerate(columns):
-            empty.add_column(printable(name), justify="left" if place < words else "right", overflow="fold")
+    def titled(title: str, *columns: str, words: int = 1) -> Any:
+        names = [printable(name) for name in columns]
+        empty = table(names, names[words:], title)
+        for column in empty.columns:
+            column.overflow = "fold"
         return empty
 
     lines = [*analysis.lines, *([analysis.total] if len(analysis.lines) > 1 else [])]
     by = ", ".join(analysis.by)
     columns = ("n", "success (95 %)", "reward", "turns", "tokens 50/90/99 %", "s/turn 50/90/99 %", "failed", "unscored")
-    results = table(f"{analysis.source}: {', '.join(analysis.splits)}", by, *columns)
-    acts = table("actions: share of all", by, *(names := list(analysis.total.actions)))
+    results = titled(f"{analysis.source}: {', '.join(analysis.splits)}", by, *columns)
+    acts = titled("actions: share of all", by, *(names := list(analysis.total.actions)))
     for line in lines:
         group = printable(", ".join(line.group))
         results.add_row(group, str(line.n), *_cells(line), str(line.failed), str(line.unscored))
@@ -34,13 +33,13 @@ def tables(analysis: Analysis) -> list[Any]:
         acts.add_row(group, *(f"{line.actions.get(name, 0) / total:.1%}" if total else "" for name in names))
     shown = [results, acts]
     if analysis.patterns:
-        errors = table("errors", "where", "message", "times", "episodes", words=2)
+        errors = titled("errors", "where", "message", "times", "episodes", words=2)
         for pattern in analysis.patterns:
             errors.add_row(pattern.where, printable(pattern.text), str(pattern.count), str(pattern.episodes))
         shown.append(errors)
     if analysis.waste:
         fates = ("iteration", "tokens", *FATES, "µs/gradient token", "judge")
-        shown.append(table("sampled tokens: what became of them", *fates))
+        shown.append(titled("sampled tokens: what became of them", *fates))
         for number, waste in analysis.waste.items():
             seconds, cost = waste.seconds_per_gradient_token, waste.judge_cost
             cells = [f"{waste.shares[fate]:.1%}" for fate in FATES]
@@ -65,8 +64,6 @@ def picture(analysis: Analysis, path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-
-    from steps.analytics.transcripts import printable
 
     lines, patterns = analysis.lines, analysis.patterns
     names, places = [printable(", ".join(line.group)) for line in lines], range(len(lines))
@@ -106,8 +103,6 @@ def picture(analysis: Analysis, path: Path) -> None:
 
 def _action_bars(axis: Any, analysis: Analysis) -> None:
     """Draw the share of each action in each group, stacked."""
-    from steps.analytics.transcripts import printable
-
     lines = analysis.lines
     below = [0.0] * len(lines)
     totals = [max(1, sum(line.actions.values())) for line in lines]
