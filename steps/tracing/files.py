@@ -33,9 +33,8 @@ def rate() -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise UserError(
-            f"FLYWHEEL_TRACE_RATE is {text}: give the share of scenarios to trace, from 0 (none) to 1 (all)"
-        )
+        advice = "give the share of scenarios to trace, from 0 (none) to 1 (all)"
+        raise UserError(f"FLYWHEEL_TRACE_RATE is {text}: {advice}")
     return share
 
 

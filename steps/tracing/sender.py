@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steps.core.masking import Masker, masked
 from steps.tracing import episodes, files, langfuse
 from steps.tracing.deliveries import SECONDS
-from steps.tracing.spans import hashed
+from steps.tracing.spans import Recorder, Trace, hashed
+from steps.tracing.to_mlflow import Mlflow
 
 if TYPE_CHECKING:
     from steps.core.params import Params
-    from steps.tracing.spans import Recorder, Trace
 
 
 class Tracing:
@@ -29,8 +30,6 @@ class Tracing:
     def __init__(
         self, root: Path, params: Params, client: Any, uri: str, experiment: str, log_message: Callable[[str], None]
     ) -> None:
-        from steps.tracing.to_mlflow import Mlflow
-
         self.root, self.params, self.log_message = root, params, log_message
         self.rate = files.rate()
         self.mlflow = Mlflow(client, uri, experiment, log_message)
@@ -90,9 +89,6 @@ class Tracing:
         if not self.rate or not (folder / "trajectories.parquet").exists():
             return
         if self._recorder is None:
-            from steps.core.masking import Masker
-            from steps.tracing.spans import Recorder
-
             self._recorder, self._mask = Recorder(), Masker()
         scenarios = self.root / "run" / "scenarios" / f"{split}.parquet"
         beside = self.root / "run" / number / "timings" / f"{timings}.turns.json"
@@ -129,8 +125,6 @@ class Tracing:
         except Exception as problem:
             if not self._warned:
                 self._warned = True
-                from steps.core.masking import masked
-
                 reason = " ".join(str(problem).split())[:300]
                 self.log_message(masked(f"traces are left out: {type(problem).__name__}: {reason}"))
 
@@ -140,9 +134,7 @@ def hardware() -> dict[str, str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     names = {"machine": f"{platform.system()} {platform.machine()}", "cpus": str(os.cpu_count())}
     names["memory"] = f"{memory:.0f} GiB"
-    cards = []
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        for line in path.read_text(errors="replace").splitlines():
-            if line.startswith("Model:"):
-                cards.append(line.partition(":")[2].strip())
+    reports = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    lines = [line for path in reports for line in path.read_text(errors="replace").splitlines()]
+    cards = [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
     return names | ({"gpus": ", ".join(cards)} if cards else {})

@@ -1,7 +1,7 @@
 """Makes OpenTelemetry spans whose ids are hashes, with the attributes that Langfuse and MLflow read.
 
 Langfuse's attributes are those of its SDK 5 (langfuse._client.attributes), MLflow's those of mlflow.tracing.constant. Each
-receiver is sent the spans without the other's attributes (`without`), by steps/tracing/langfuse.py and
+receiver is sent the spans without the other's attributes (`encoded`), by steps/tracing/langfuse.py and
 steps/tracing/to_mlflow.py.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     from opentelemetry.sdk.trace import ReadableSpan, Span
 
 TYPES = {"agent": "AGENT", "span": "CHAIN", "generation": "CHAT_MODEL", "tool": "TOOL"}  # Langfuse's type -> MLflow's
@@ -78,29 +79,26 @@ class Recorder:
 
     def span(
         self,
-        path: str,  # of the span in its trace; its id is a hash of it
-        name: str,
+        path: str,  # of the span in its trace; its id is a hash of it, and it is its name where none is given
         kind: str,
         times: tuple[float, float],
-        parent: Span | None = None,
-        attributes: Mapping[str, Any] | None = None,
+        parent: Span | None,  # None: the span is the root, and names the trace
+        attributes: Mapping[str, Any],
         error: str | None = None,
+        name: str | None = None,
     ) -> Span:
         """A span with begin and end in Unix seconds. Attributes must be masked; those that are None are left out."""
         from opentelemetry.context import Context
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
         self.span_id = int.from_bytes(hashlib.sha256(f"{self.trace_id:x} {path}".encode()).digest()[:8]) or 1
-        values = {
-            "mlflow.spanType": TYPES[kind],
-            "langfuse.observation.type": kind,
-            **self.common,
-            **(attributes or {}),
-        }
+        values = {"mlflow.spanType": TYPES[kind], "langfuse.observation.type": kind, **self.common, **attributes}
+        if parent is None:
+            values["mlflow.traceTag.mlflow.traceName"] = path
         if error is not None:
             values |= {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": error}
         span: Any = self.tracer.start_span(
-            name,
+            name or path,
             context=set_span_in_context(parent, Context()) if parent is not None else Context(),
             start_time=int(times[0] * 1e9),
             attributes={key: value for key, value in values.items() if value is not None},
@@ -138,11 +136,12 @@ def span_messages(question: str, answer: str | None) -> dict[str, Any]:
     }
 
 
-def without(spans: Sequence[ReadableSpan], prefix: str) -> list[ReadableSpan]:
-    """The spans without the other receiver's attributes, which would repeat the messages."""
+def encoded(traces: Sequence[Trace], prefix: str) -> ExportTraceServiceRequest:
+    """Their spans without the other receiver's attributes, which begin with `prefix` and would repeat the messages."""
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     from opentelemetry.sdk.trace import ReadableSpan
 
-    return [
+    spans = [
         ReadableSpan(
             span.name,
             context=span.context,
@@ -155,8 +154,10 @@ def without(spans: Sequence[ReadableSpan], prefix: str) -> list[ReadableSpan]:
             end_time=span.end_time,
             instrumentation_scope=span.instrumentation_scope,
         )
-        for span in spans
+        for trace in traces
+        for span in trace.spans
     ]
+    return encode_spans(spans)
 
 
 def hashed(*parts: str) -> str:

@@ -11,10 +11,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from steps.analytics.waste import waste
 from steps.core.errors import UserError
 from steps.core.records import OUTPUTS, Evaluation
+from steps.policy.adapter import adapter_hash
 from steps.project.lock import Lock
 
+REMEDY = "run `dvc repro` or `dvc checkout`"
 NOT_IN_NAMES = re.compile(r"[^\w./ -]")  # characters that MLflow refuses in the name of a metric
 
 
@@ -32,7 +35,10 @@ class MeasuredRun:
             counted = json.loads(text)
             metrics = named({name: value for name, value in counted.items() if name != "quarantine"})
             if "quarantine" in counted:  # only the real update stage writes it, and `waste` needs it
-                metrics |= self._waste(self.root / folder)
+                try:
+                    metrics |= waste(self.root / folder).metrics()
+                except UserError as problem:  # a file is not the one that the iteration's update read
+                    self.log_message(f"waste/ is left out: {problem}")
         judge = f"{folder}/judge.json"
         if judge in recorded and (text := self._read(judge, recorded[judge])):
             metrics |= named(json.loads(text))
@@ -46,16 +52,12 @@ class MeasuredRun:
 
     def evaluation(self, prefix: str, number: str, name: str) -> dict[str, float]:
         """Metrics of run/<number>/<name>, unless it evaluated another adapter than the one beside it."""
-        from steps.policy.adapter import adapter_hash
-
         folder = self.root / "run" / number
         if not (text := self._read(f"run/{number}/{name}/summary.json")):
             return {}
         summary = Evaluation.model_validate_json(text)
         if (folder / "adapter").exists() and adapter_hash(folder / "adapter") != summary.adapter_hash:
-            self.log_message(
-                f"run/{number}/{name} is of another adapter, and is left out: run `dvc repro` or `dvc checkout`"
-            )
+            self.log_message(f"run/{number}/{name} is of another adapter, and is left out: {REMEDY}")
             return {}
         low, high = summary.ci95
         plain = summary.model_dump(include={"n", "success", "reward", "turns", "tokens"})
@@ -75,16 +77,6 @@ class MeasuredRun:
                 metrics |= {f"{stage}/{name}": float(measured[name]) for name in own}
         return total
 
-    def _waste(self, folder: Path) -> dict[str, float]:
-        """What became of the sampled tokens; nothing where the files are not those of the iteration's update."""
-        from steps.analytics.waste import waste
-
-        try:
-            return waste(folder).metrics()
-        except UserError as problem:
-            self.log_message(f"waste/ is left out: {problem}")
-            return {}
-
     def _read(self, name: str, md5: str | None = None) -> str | None:
         """The text of a file; None, and a line with the reason, where it is missing or has another md5."""
         path = self.root / name
@@ -93,9 +85,7 @@ class MeasuredRun:
             return None
         content = path.read_bytes()
         if md5 is not None and hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
-            self.log_message(
-                f"{name} is not what dvc.lock recorded, and is left out: run `dvc repro` or `dvc checkout`"
-            )
+            self.log_message(f"{name} is not what dvc.lock recorded, and is left out: {REMEDY}")
             return None
         return content.decode()
 

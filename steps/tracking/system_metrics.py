@@ -77,11 +77,8 @@ class Monitor:
 
     def read(self) -> dict[str, float]:
         """The current values of all counters; their names contain the units."""
-        memory, disk, network = (
-            self.psutil.virtual_memory(),
-            self.psutil.disk_usage(self.disk),
-            self.psutil.net_io_counters(),
-        )
+        memory, network = self.psutil.virtual_memory(), self.psutil.net_io_counters()
+        disk = self.psutil.disk_usage(self.disk)
         values = {
             "cpu_utilization_percentage": self.psutil.cpu_percent(),  # mean of all cores since the last sample
             "system_memory_usage_megabytes": memory.used / 1e6,

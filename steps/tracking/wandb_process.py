@@ -9,6 +9,7 @@ arrived is uploaded, and the next process with the same id continues. Episodes a
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from steps.core.errors import UserError
+from steps.core.masking import Masker, masked
 from steps.tracking.wandb import UPLOAD
 
 USUAL = {  # the name on other projects' W&B pages -> our name
@@ -42,8 +44,6 @@ def usual(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def serve(root: Path, state: Path, lines: Iterable[str], log_message: Callable[[str], None]) -> None:
     """Log message by message, until the run is finished or the lines end, as they do at an interruption."""
-    from steps.core.masking import masked
-
     run: Any = None
     finished = False
     for line in lines:
@@ -106,16 +106,10 @@ def tables(root: Path, number: str) -> dict[str, Any]:
     """The masked episodes of an iteration and their actions as wandb's tables; nothing where it has no episodes."""
     import wandb
 
-    from steps.core.masking import Masker
-
     mask = Masker()
     episodes, actions = rows(root / "run", number, mask.text)
-    contents = {"episodes": (EPISODES, episodes), "actions": (ACTIONS, actions)}
-    return {
-        name: wandb.Table(columns=columns, data=[mask(row) for row in data])
-        for name, (columns, data) in contents.items()
-        if data
-    }
+    contents = (("episodes", EPISODES, episodes), ("actions", ACTIONS, actions))
+    return {name: wandb.Table(columns, [mask(row) for row in data]) for name, columns, data in contents if data}
 
 
 def rows(run: Path, number: str, mask: Callable[[str], str] = str) -> tuple[list[list[Any]], list[list[Any]]]:
@@ -173,7 +167,6 @@ def send_adapter(run: Any, folder: Path, log_message: Callable[[str], None]) -> 
     """Send the adapter as an artifact named by its content's hash, unless one of its files holds a secret."""
     import wandb
 
-    from steps.core.masking import masked
     from steps.policy.adapter import adapter_hash
 
     if not folder.is_dir():
@@ -196,14 +189,10 @@ def main(words: Sequence[str]) -> int:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     os.environ.setdefault("WANDB_SILENT", "true")
 
-    def log_message(text: str) -> None:
-        print(text, flush=True)
-
+    log_message = functools.partial(print, flush=True)
     try:
         serve(root, state, sys.stdin, log_message)
     except (Exception, KeyboardInterrupt) as problem:
-        from steps.core.masking import masked
-
         log_message(f"error: {masked(' '.join(f'{type(problem).__name__}: {problem}'.split()))}")
         return 1
     return 0
