@@ -109,7 +109,9 @@ def tables(root: Path, number: str) -> dict[str, Any]:
     mask = Masker()
     episodes, actions = rows(root / "run", number, mask.text)
     contents = (("episodes", EPISODES, episodes), ("actions", ACTIONS, actions))
-    return {name: wandb.Table(columns, [mask(row) for row in data]) for name, columns, data in contents if data}
+    return {
+        name: wandb.Table(columns=names, data=[mask(row) for row in data]) for name, names, data in contents if data
+    }
 
 
 def rows(run: Path, number: str, mask: Callable[[str], str] = str) -> tuple[list[list[Any]], list[list[Any]]]:
