@@ -29,13 +29,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from steps.core.errors import UserError
 from steps.core.parquet import read_columns
-from steps.core.records import OUTPUTS
+from steps.core.records import OUTPUTS, Judgement
 from steps.lineage.tables import PLAYERS, SHORT, NodeKey, Rows, plain
+from steps.policy.adapter import adapter_hash
 from steps.project import chain, git
 from steps.project.hashes import file_md5, folder_md5
 from steps.project.lock import Lock, digest, lineage, read_lock, run_key
+from steps.registry.gate import Verdict
 
 
 class SampledBatch(NamedTuple):
@@ -101,17 +105,14 @@ class Reader:
         return rows
 
     def adapter(self, rows: Rows, number: str, maker: str) -> NodeKey | None:
-        from steps.policy.adapter import adapter_hash
-
         path = f"run/{number}/adapter"
         if not (md5 := self.md5(path)):
             return None
         try:
             name = adapter_hash(self.root / path)
         except FileNotFoundError as problem:
-            raise UserError(
-                f"{problem.filename} is missing in {path}; `dvc checkout` brings the adapter back"
-            ) from None
+            missing = f"{problem.filename} is missing in {path}"
+            raise UserError(f"{missing}; `dvc checkout` brings the adapter back") from None
         state = self.state(number)
         if state is not None and state != name:
             self.left_out.append(f"{path} is {name}, but run/{number}/checkpoint is of adapter {state}")
@@ -163,10 +164,6 @@ class Reader:
 
     def judgements(self, rows: Rows, number: str, rewards: NodeKey, role: str) -> None:
         """What a model judged, and the replies in the ledger that it rests on."""
-        from pydantic import ValidationError
-
-        from steps.core.records import Judgement
-
         path = f"run/{number}/judgements.jsonl"
         if not (md5 := self.md5(path)):
             return
@@ -247,8 +244,7 @@ class Reader:
             self.left_out.append(f"{path}/evaluations.json is missing: the verdict is not linked to its evaluations")
         for evaluation in weighed["evaluations"].values():
             if evaluation["path"].startswith(f"{path}/") and (self.root / evaluation["path"]).exists():
-                own = Rows()
-                self.evaluation(own, evaluation["path"])
+                self.evaluation(own := Rows(), evaluation["path"])
                 if ("evaluation", evaluation["md5"]) in own.nodes:
                     rows.nodes |= own.nodes
                     rows.edges |= own.edges
@@ -289,10 +285,6 @@ class Reader:
 
 def evidence(folder: Path, name: str) -> dict[str, Any]:
     """What a decision rests on, from the files of flows/promote.py: its verdict, and {side: {"path", "md5"}}."""
-    from pydantic import ValidationError
-
-    from steps.registry.gate import Verdict
-
     try:
         verdict = Verdict.model_validate_json((folder / "verdict.json").read_bytes())
         path = folder / "evaluations.json"
@@ -300,9 +292,8 @@ def evidence(folder: Path, name: str) -> dict[str, Any]:
         evaluations = {side: {key: str(file[key]) for key in ("path", "md5")} for side, file in rests_on.items()}
     except (ValidationError, ValueError, LookupError, TypeError, AttributeError, OSError) as problem:
         line = str(problem).strip().splitlines()[0]
-        raise UserError(
-            f"{name} holds no verdict ({line}); `python -m flows.promote --dry-run` makes it again"
-        ) from None
+        advice = "`python -m flows.promote --dry-run` makes it again"
+        raise UserError(f"{name} holds no verdict ({line}); {advice}") from None
     return {"hash": verdict.hash, "verdict": verdict.model_dump(mode="json"), "evaluations": evaluations}
 
 
@@ -319,9 +310,8 @@ def add_evidence(rows: Rows, evidence: Mapping[str, Any]) -> None:
 
 def unreadable(path: str, what: str, reason: str) -> UserError:
     line = (reason.strip().splitlines() or [""])[0]
-    return UserError(
-        f"{path} holds no {what} ({line}); `dvc checkout` brings back what was recorded, `dvc repro` makes it"
-    )
+    advice = "`dvc checkout` brings back what was recorded, `dvc repro` makes it"
+    return UserError(f"{path} holds no {what} ({line}); {advice}")
 
 
 def trajectory(batch: str, name: str) -> NodeKey:
@@ -336,10 +326,8 @@ def code_judge(name: str, entry: dict[str, Any]) -> str:
     paths = (f"steps/judging/{name}.py", f"steps/{name}.py")  # older locks have the second one
     own = next((code[path] for path in paths if path in code), None)
     if own is None:
-        raise UserError(
-            f"dvc.lock records no code of the judge {name} ({paths[0]} under the deps of score): the judge "
-            "cannot be identified; `dvc repro` scores again"
-        )
+        missing = f"dvc.lock records no code of the judge {name} ({paths[0]} under the deps of score)"
+        raise UserError(f"{missing}: the judge cannot be identified; `dvc repro` scores again")
     parts = [code.get("environments"), own, parameters.get("task")]
     return f"{name}-{digest([*parts, (parameters.get('score') or {}).get(name)])}"
 
