@@ -6,11 +6,13 @@ A call is counted under the name of its tool; what was no call, or a call of no 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from steps.core.parquet import read_columns
+from steps.core.records import fingerprint, read_records
+from steps.tracing.files import read_times
 
 # Split -> the file or folder in run/NNN that holds its episodes.
 SPLITS = {"train": "trajectories.parquet", "val": "evaluation", "test": "test"}
@@ -55,7 +57,6 @@ def iterations(run: Path) -> list[Path]:
 def slices_by_scenario(folder: Path) -> dict[str, tuple[str, ...]]:
     """Scenario id -> its slices, as the gate groups them."""
     from environments.base import Scenario
-    from steps.core.records import read_records
     from steps.core.slices import slices_of
 
     scenarios = [scenario for path in sorted(folder.glob("*.parquet")) for scenario in read_records(Scenario, path)]
@@ -68,8 +69,6 @@ def slices_by_scenario(folder: Path) -> dict[str, tuple[str, ...]]:
 
 def read_episodes(folder: Path, split: str, slices: Mapping[str, tuple[str, ...]]) -> list[EpisodeSummary]:
     """A split's episodes in run/NNN, without the columns of prompts and logprobs; none where the file is missing."""
-    from steps.tracing.files import read_times
-
     place = folder / SPLITS[split]
     path = place if place.suffix else place / "trajectories.parquet"
     if not path.is_file():
@@ -83,7 +82,8 @@ def read_episodes(folder: Path, split: str, slices: Mapping[str, tuple[str, ...]
     episodes = []
     for row in rows:
         turns, reward = row.get("turns") or [], scored.get(row["id"], {})
-        moments = times.get(_fingerprint(row, turns)) if times else None
+        sampled = [(turn["completion_ids"] or (), json.loads(turn["message"])) for turn in turns] if times else []
+        moments = times.get(fingerprint(row["id"], row["adapter_hash"], sampled), ())
         episodes.append(
             EpisodeSummary(
                 id=row["id"],
@@ -98,21 +98,10 @@ def read_episodes(folder: Path, split: str, slices: Mapping[str, tuple[str, ...]
                 error=row.get("error"),
                 score=reward.get("score"),
                 success=reward.get("success"),
-                latencies=tuple(answered - asked for asked, answered, _ in moments or ()),
+                latencies=tuple(answered - asked for asked, answered, _ in moments),
             )
         )
     return episodes
-
-
-def _fingerprint(row: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> str:
-    """The fingerprint of the trajectory, from the columns that it hashes."""
-    from steps.core.records import Trajectory, Turn
-
-    sampled = tuple(
-        Turn.model_construct(completion_ids=tuple(turn["completion_ids"] or ()), message=json.loads(turn["message"]))
-        for turn in turns
-    )
-    return Trajectory.model_construct(id=row["id"], adapter_hash=row["adapter_hash"], turns=sampled).fingerprint()
 
 
 def acts_of(number: int, turn: Mapping[str, Any]) -> list[Act]:

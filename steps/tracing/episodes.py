@@ -23,7 +23,7 @@ from steps.core.masking import Masker
 from steps.tracing.spans import Recorder, Trace, TraceScore, as_json, hashed, span_messages, trace_attributes
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import Span
+    from opentelemetry.sdk.trace import ReadableSpan
 
     from environments.base import Message, Scenario
     from steps.core.records import Judgement, Reward, Trajectory, Turn
@@ -130,7 +130,7 @@ def _tools(
     message: Message,
     answers: Sequence[Message],
     times: tuple[float, float],
-    parent: Span,
+    parent: ReadableSpan,
 ) -> None:
     """A span for each action. Several actions share the times of their turn, and are marked so."""
     calls = message.get("tool_calls") or ()

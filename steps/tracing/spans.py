@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-    from opentelemetry.sdk.trace import ReadableSpan, Span
+    from opentelemetry.sdk.trace import ReadableSpan
 
+NAME = "agent-flywheel"  # of the service, for OpenTelemetry
 TYPES = {"agent": "AGENT", "span": "CHAIN", "generation": "CHAT_MODEL", "tool": "TOOL"}  # Langfuse's type -> MLflow's
 
 
@@ -39,77 +40,59 @@ class Trace(NamedTuple):
 
 
 class Recorder:
-    """Makes the spans of one trace after another, with one tracer provider. Not thread-safe."""
+    """Makes the spans of one trace after another. Not thread-safe."""
 
     def __init__(self) -> None:
         from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
-        from opentelemetry.sdk.trace.id_generator import IdGenerator
-        from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-        recorder = self
-
-        class Hashes(IdGenerator):
-            def generate_trace_id(self) -> int:
-                return recorder.trace_id
-
-            def generate_span_id(self) -> int:
-                return recorder.span_id
-
-        class Collector(SpanProcessor):
-            def on_end(self, span: ReadableSpan) -> None:
-                recorder.ended.append(span)
-
-        self.trace_id = self.span_id = 1
-        self.ended: list[ReadableSpan] = []
+        self.resource, self.scope = Resource({"service.name": NAME}), InstrumentationScope(NAME)
+        self.trace_id = 1
+        self.spans: list[ReadableSpan] = []
         self.common: dict[str, Any] = {}  # attributes of every span of a trace
-        provider = TracerProvider(
-            sampler=ALWAYS_ON,
-            resource=Resource({"service.name": "agent-flywheel"}),
-            id_generator=Hashes(),
-            span_limits=SpanLimits(max_attributes=SpanLimits.UNSET, max_attribute_length=SpanLimits.UNSET),
-            shutdown_on_exit=False,
-        )
-        provider.add_span_processor(Collector())
-        self.tracer = provider.get_tracer("agent-flywheel")
 
     def begin(self, trace: str, common: dict[str, Any]) -> None:
         """Begin a trace: the following spans belong to it and get these attributes."""
-        self.trace_id, self.ended, self.common = int(trace, 16), [], common
+        self.trace_id, self.spans, self.common = int(trace, 16), [], common
 
     def span(
         self,
         path: str,  # of the span in its trace; its id is a hash of it, and it is its name where none is given
         kind: str,
         times: tuple[float, float],
-        parent: Span | None,  # None: the span is the root, and names the trace
+        parent: ReadableSpan | None,  # None: the span is the root, and names the trace
         attributes: Mapping[str, Any],
         error: str | None = None,
         name: str | None = None,
-    ) -> Span:
+    ) -> ReadableSpan:
         """A span with begin and end in Unix seconds. Attributes must be masked; those that are None are left out."""
-        from opentelemetry.context import Context
-        from opentelemetry.trace import Status, StatusCode, set_span_in_context
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-        self.span_id = int.from_bytes(hashlib.sha256(f"{self.trace_id:x} {path}".encode()).digest()[:8]) or 1
+        span_id = int.from_bytes(hashlib.sha256(f"{self.trace_id:x} {path}".encode()).digest()[:8]) or 1
         values = {"mlflow.spanType": TYPES[kind], "langfuse.observation.type": kind, **self.common, **attributes}
         if parent is None:
             values["mlflow.traceTag.mlflow.traceName"] = path
         if error is not None:
             values |= {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": error}
-        span: Any = self.tracer.start_span(
+        span = ReadableSpan(
             name or path,
-            context=set_span_in_context(parent, Context()) if parent is not None else Context(),
-            start_time=int(times[0] * 1e9),
+            context=SpanContext(self.trace_id, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED)),
+            parent=None if parent is None else parent.context,
+            resource=self.resource,
             attributes={key: value for key, value in values.items() if value is not None},
+            kind=SpanKind.INTERNAL,
+            status=Status(StatusCode.OK) if error is None else Status(StatusCode.ERROR, error),
+            start_time=int(times[0] * 1e9),
+            end_time=int(times[1] * 1e9),
+            instrumentation_scope=self.scope,
         )
-        span.set_status(Status(StatusCode.ERROR, error) if error is not None else Status(StatusCode.OK))
-        span.end(end_time=int(times[1] * 1e9))
+        self.spans.append(span)
         return span
 
     def finish(self, scores: list[TraceScore], tags: dict[str, str]) -> Trace:
-        """The trace that was begun. Its root was ended first, so it is the first span."""
-        return Trace(f"{self.trace_id:032x}", self.ended, scores, tags)
+        """The trace that was begun. Its root was made first, so it is the first span."""
+        return Trace(f"{self.trace_id:032x}", self.spans, scores, tags)
 
 
 def trace_attributes(
@@ -121,7 +104,7 @@ def trace_attributes(
         "langfuse.session.id": session,
         "langfuse.environment": environment,
         "langfuse.trace.name": name,
-        "langfuse.trace.tags": list(labels),
+        "langfuse.trace.tags": tuple(labels),
         **{f"langfuse.trace.metadata.{key}": value for key, value in metadata.items()},
     }
 

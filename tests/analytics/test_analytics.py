@@ -15,9 +15,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from environments.base import Message, Scenario, error, use, words
-from steps.analytics import analysis, episodes, show
+from steps.analytics import analysis, episodes
 from steps.analytics import langfuse as analytics_langfuse
-from steps.analytics.__main__ import main
+from steps.analytics.__main__ import main, picture
 from steps.core.errors import UserError
 from steps.core.records import Evaluation, Reward, Trajectory, Turn, write_records
 from steps.core.stats import wilson
@@ -308,7 +308,7 @@ def test_the_picture_is_the_same_each_time(run: Path, tmp_path: Path) -> None:
     (run / "002/rewards.parquet").unlink()  # a group without a success
     result = analysis.analyse(run)
     for name in ("one.png", "two.png"):
-        show.picture(result, tmp_path / name)
+        picture(result, tmp_path / name)
     first = (tmp_path / "one.png").read_bytes()
     assert first[:4] == b"\x89PNG"
     assert first == (tmp_path / "two.png").read_bytes()
