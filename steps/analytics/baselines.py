@@ -16,18 +16,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import yaml
+
+import environments
+from environments.base import Env, Scenario
 from steps.core.errors import UserError
+from steps.core.params import Endpoint, Policy
 from steps.core.progress import report_to, say
+from steps.core.records import Reward, Trajectory, read_records
 from steps.core.stats import mean, wilson
 from steps.core.terminal import ProgressDisplay, console, exit_code, table
-
-if TYPE_CHECKING:
-    from environments.base import Env, Scenario
-    from steps.core.params import Endpoint, Policy
-    from steps.core.records import Reward
-    from steps.sampling.players import Played
+from steps.judging.rule import by_rule
+from steps.llm.endpoint import add_options, endpoint_of
+from steps.sampling import players
 
 COUNT = 100
 RUN, CHAIN = Path("run"), Path("chain.yaml")
@@ -74,10 +77,7 @@ def result(
 
 def play(task: str, split: str, env: type[Env], data: Any, policy: Policy, chosen: list[Scenario]) -> PlayerResult:
     """Let a player play the scenarios, and score its episodes by the environment's rule."""
-    from steps.judging.rule import by_rule
-    from steps.sampling import players
-
-    played: list[Played] = players.play(policy, env, data, [(scenario, 0) for scenario in chosen], prefix=split)
+    played = players.play(policy, env, data, [(scenario, 0) for scenario in chosen], prefix=split)
     rewards = [by_rule(env, scenario, game.trajectory) for scenario, game in zip(chosen, played, strict=True)]
     more: dict[str, Any] = {"seconds": mean([game.seconds for game in played])}
     if policy.endpoint is not None:
@@ -88,10 +88,6 @@ def play(task: str, split: str, env: type[Env], data: Any, policy: Policy, chose
 
 def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]) -> list[PlayerResult]:
     """The results of the base and the trained policy on these scenarios, where the run has evaluated them."""
-    import yaml
-
-    from steps.core.records import Reward, Trajectory, read_records
-
     numbers = {"base": "000"}
     if chain.is_file():
         numbers["trained"] = str(((yaml.safe_load(chain.read_text()) or {}).get("tested") or {}).get("best", "000"))
@@ -116,9 +112,6 @@ def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]
 
 def choose(task: str, env: type[Env], data: Any, words: argparse.Namespace) -> tuple[list[Scenario], bool]:
     """(the scenarios to play, whether they are those of the run)."""
-    from environments.base import Scenario
-    from steps.core.records import read_records
-
     kept = words.run / "scenarios" / f"{words.split}.parquet"
     if kept.is_file():
         scenarios = read_records(Scenario, kept)
@@ -134,9 +127,6 @@ def choose(task: str, env: type[Env], data: Any, words: argparse.Namespace) -> t
 
 def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> list[PlayerResult]:
     """The results of all players at one task."""
-    import environments
-    from steps.core.params import Policy
-
     folder = Path("tasks_data") / task.rpartition(".")[2]
     try:
         env = environments.load(task)
@@ -186,8 +176,6 @@ def _time(seconds: float | None) -> str:
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    from steps.llm.endpoint import add_options
-
     parser = argparse.ArgumentParser(
         "python -m steps.analytics.baselines", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
     )
@@ -207,8 +195,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 def run(words: argparse.Namespace, display: ProgressDisplay) -> None:
     """Compare the players at each task, and print its table at once."""
-    from steps.llm.endpoint import endpoint_of
-
     endpoint = endpoint_of(words)
     words.players = words.players or ["random", "scripted", *(["openai"] if endpoint else [])]
     if "openai" in words.players and endpoint is None:

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from environments.base import Scenario
 from steps.core.parquet import read_columns
 from steps.core.records import fingerprint, read_records
+from steps.core.slices import slices_of
 from steps.tracing.files import read_times
 
 # Split -> the file or folder in run/NNN that holds its episodes.
@@ -56,9 +58,6 @@ def iterations(run: Path) -> list[Path]:
 
 def slices_by_scenario(folder: Path) -> dict[str, tuple[str, ...]]:
     """Scenario id -> its slices, as the gate groups them."""
-    from environments.base import Scenario
-    from steps.core.slices import slices_of
-
     scenarios = [scenario for path in sorted(folder.glob("*.parquet")) for scenario in read_records(Scenario, path)]
     slices: dict[str, list[str]] = {scenario.id: [] for scenario in scenarios}
     for name, places in slices_of(scenarios).items():

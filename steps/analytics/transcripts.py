@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from environments.base import Message, Scenario
 from steps.core.errors import UserError
+from steps.core.records import Reward, Trajectory, Turn, read_records
 from steps.core.terminal import console, exit_code, table
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-    from environments.base import Message, Scenario
-    from steps.core.records import Reward, Trajectory, Turn
 
 WIDTH = 120  # columns where the output is no terminal
 LINES, CHARACTERS = 8, 600  # shown of a message, at most
@@ -169,8 +168,6 @@ def _mean_logprob(turns: Sequence[Turn]) -> str:
 
 def read(kind: Any, path: Path, what: str) -> list[Any]:
     """The records of a file; UserError where it is missing or holds something else."""
-    from steps.core.records import read_records
-
     if not path.is_file():
         raise UserError(f"{path} does not exist; name a file of {what}, or the folder that holds it")
     try:
@@ -220,9 +217,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 def run(words: argparse.Namespace) -> None:
     """Read the files that the command line names, and print the trajectories."""
-    from environments.base import Scenario
-    from steps.core.records import Reward, Trajectory
-
     if words.limit < 0:
         raise UserError(f"--limit: {words.limit} is no number of trajectories; 0 shows all")
     path = words.path / "trajectories.parquet" if words.path.is_dir() else words.path

@@ -19,15 +19,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from environments.base import Message, Scenario
 from steps.core.masking import Masker
+from steps.core.records import Judgement, Reward, Trajectory, Turn
+from steps.llm.messages import wire
+from steps.tracing.files import Times
 from steps.tracing.spans import Recorder, Trace, TraceScore, as_json, hashed, span_messages, trace_attributes
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-    from environments.base import Message, Scenario
-    from steps.core.records import Judgement, Reward, Trajectory, Turn
-    from steps.tracing.files import Times
 
 THINKING = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
 
@@ -47,7 +48,6 @@ class About(NamedTuple):
 
 
 def episode(
-    recorder: Recorder,
     mask: Masker,
     about: About,
     scenario: Scenario,
@@ -57,15 +57,13 @@ def episode(
     judgement: Judgement | None = None,
 ) -> Trace:
     """The trace of one trajectory. `judgement`: a model's comparison of it with the others of its group."""
-    from steps.llm.messages import wire
-
     masked = [mask(message) for message in trajectory.messages(scenario)]
     sent = [as_json(message) for message in wire(masked)]
     metadata = _metadata(about, trajectory, reward, times, judgement)
     metadata = {name: mask.text(value) for name, value in metadata.items()}
     labels = [about.task, about.split, f"iteration {about.iteration}"]
     common = trace_attributes("episode", about.run, about.environment, labels, metadata)
-    recorder.begin(trace_id(about.run, about.iteration, trajectory), common)
+    recorder = Recorder(hashed(about.run, about.iteration, trajectory.id, trajectory.adapter_hash), common)
 
     moments = times or [(about.at,) * 3] * len(trajectory.turns)
     place = len(scenario.messages)
@@ -145,22 +143,15 @@ def _tools(
         recorder.span(f"turn {number} tool {place}", "tool", times, parent, attributes, error, name)
 
 
-def training(
-    recorder: Recorder, mask: Masker, about: About, settings: Mapping[str, Any], end: float, results: Mapping[str, Any]
-) -> Trace:
+def training(mask: Masker, about: About, settings: Mapping[str, Any], end: float, results: Mapping[str, Any]) -> Trace:
     """The trace of a training run, from `about.at` to `end`: its settings and its results."""
     metadata = {"task": about.task, "run": about.run, "base_model": mask.text(about.model)}
     metadata |= {name: mask.text(str(value)) for name, value in results.items() if not isinstance(value, Mapping)}
     common = trace_attributes("training", about.run, about.environment, [about.task, "training"], metadata)
-    recorder.begin(hashed(about.run, "training"), common)
+    recorder = Recorder(hashed(about.run, "training"), common)
     attributes = span_messages(as_json(mask(dict(settings))), as_json(mask(dict(results))))
     recorder.span("training", "span", (about.at, max(about.at, end)), None, attributes)
     return recorder.finish([], metadata)
-
-
-def trace_id(run: str, iteration: str, trajectory: Trajectory) -> str:
-    """The same whenever the trajectory is traced."""
-    return hashed(run, iteration, trajectory.id, trajectory.adapter_hash)
 
 
 def scores(reward: Reward | None, mask: Masker) -> list[TraceScore]:

@@ -40,20 +40,15 @@ class Trace(NamedTuple):
 
 
 class Recorder:
-    """Makes the spans of one trace after another. Not thread-safe."""
+    """Makes the spans of one trace, all of which get the `common` attributes."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace_id: str, common: dict[str, Any]) -> None:
         from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         self.resource, self.scope = Resource({"service.name": NAME}), InstrumentationScope(NAME)
-        self.trace_id = 1
-        self.spans: list[ReadableSpan] = []
-        self.common: dict[str, Any] = {}  # attributes of every span of a trace
-
-    def begin(self, trace: str, common: dict[str, Any]) -> None:
-        """Begin a trace: the following spans belong to it and get these attributes."""
-        self.trace_id, self.spans, self.common = int(trace, 16), [], common
+        self.trace_id, self.common, self.spans = int(trace_id, 16), common, list[ReadableSpan]()
 
     def span(
         self,
@@ -91,7 +86,7 @@ class Recorder:
         return span
 
     def finish(self, scores: list[TraceScore], tags: dict[str, str]) -> Trace:
-        """The trace that was begun. Its root was made first, so it is the first span."""
+        """The whole trace. Its root was made first, so it is the first span."""
         return Trace(f"{self.trace_id:032x}", self.spans, scores, tags)
 
 

@@ -17,8 +17,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from environments.base import Scenario
+from steps.analytics.episodes import read_episodes
 from steps.core.errors import UserError
 from steps.core.masking import Masker, masked
+from steps.core.records import read_records
+from steps.policy.adapter import adapter_hash
 from steps.tracking.wandb import UPLOAD
 
 USUAL = {  # the name on other projects' W&B pages -> our name
@@ -120,10 +124,6 @@ def rows(run: Path, number: str, mask: Callable[[str], str] = str) -> tuple[list
     Both are spread over the whole batch; actions come from whole episodes. Texts are masked before they are cut, because a
     cut secret is no longer recognised.
     """
-    from environments.base import Scenario
-    from steps.analytics.episodes import read_episodes
-    from steps.core.records import read_records
-
     played = read_episodes(run / number, "train", {})
     path = run / "scenarios" / "train.parquet"
     prompts = {}
@@ -168,8 +168,6 @@ def short(text: str) -> str:
 def send_adapter(run: Any, folder: Path, log_message: Callable[[str], None]) -> None:
     """Send the adapter as an artifact named by its content's hash, unless one of its files holds a secret."""
     import wandb
-
-    from steps.policy.adapter import adapter_hash
 
     if not folder.is_dir():
         log_message(f"error: {folder} does not exist, and is not sent")

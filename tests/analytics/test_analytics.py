@@ -349,11 +349,10 @@ class StandIn:
         """The traces of an iteration, as steps/tracing/episodes.py makes them and a server keeps them."""
         from steps.core.masking import Masker
         from steps.tracing import episodes
-        from steps.tracing.spans import Recorder
 
         about = episodes.About(run, "toy", "model", iteration, "train", 1.0, 64, "training", at)
         scenarios = {scenario.id: scenario for scenario in SCENARIOS}
-        recorder, mask = Recorder(), Masker()
+        mask = Masker()
         for number, (trajectory, score, success) in enumerate(played(iteration)):
             reward = Reward(
                 trajectory_id=trajectory.id,
@@ -365,7 +364,7 @@ class StandIn:
             times = [(at, at + 0.5, at + 0.6), (at + 0.6, at + 2.6, at + 2.7)]
             first = iteration == "001" and number == 0
             trace = episodes.episode(
-                recorder, mask, about, scenarios[trajectory.scenario_id], trajectory, reward, times if first else None
+                mask, about, scenarios[trajectory.scenario_id], trajectory, reward, times if first else None
             )
             self.observations += [observation(span) for span in trace.spans]
             root = trace.spans[0]
