@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from steps.analytics import langfuse
 from steps.analytics.analysis import Analysis, GroupSummary, analyse
 from steps.analytics.episodes import SPLITS
 from steps.analytics.transcripts import printable
@@ -31,6 +30,8 @@ def run(words: argparse.Namespace) -> None:
     """Analyse what the command line names, and show the result."""
     splits = tuple(words.split.split(",")) if words.split else ()
     if words.langfuse:
+        from steps.analytics import langfuse
+
         analysis = langfuse.analyse(words.by, splits, words.run)
     else:
         analysis = analyse(words.folder, words.by, splits)

@@ -175,24 +175,6 @@ def _time(seconds: float | None) -> str:
     return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1000:.3f} ms"
 
 
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m steps.analytics.baselines", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
-    )
-    parser.add_argument("--task", nargs="+", required=True, metavar="NAME", help="one or more; each gets a table")
-    parser.add_argument("--split", choices=sorted(FOLDERS), default="test", help="default: test")
-    parser.add_argument("--count", type=int, help=f"scenarios (default: {COUNT}, or all of the run's)")
-    parser.add_argument("--seed", type=int, default=1, help="for scenarios that are drawn anew (default: 1)")
-    parser.add_argument(
-        "--players", nargs="+", choices=("random", "scripted", "openai"), help="default: all possible ones"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line, not tables")
-    parser.add_argument("--run", type=Path, default=RUN, metavar="PATH", help=f"default: {RUN}")
-    parser.add_argument("--chain", type=Path, default=CHAIN, metavar="PATH", help=f"default: {CHAIN}")
-    add_options(parser)
-    return parser.parse_args(words)
-
-
 def run(words: argparse.Namespace, display: ProgressDisplay) -> None:
     """Compare the players at each task, and print its table at once."""
     endpoint = endpoint_of(words)
@@ -214,10 +196,24 @@ def run(words: argparse.Namespace, display: ProgressDisplay) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        "python -m steps.analytics.baselines", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
+    )
+    parser.add_argument("--task", nargs="+", required=True, metavar="NAME", help="one or more; each gets a table")
+    parser.add_argument("--split", choices=sorted(FOLDERS), default="test", help="default: test")
+    parser.add_argument("--count", type=int, help=f"scenarios (default: {COUNT}, or all of the run's)")
+    parser.add_argument("--seed", type=int, default=1, help="for scenarios that are drawn anew (default: 1)")
+    parser.add_argument(
+        "--players", nargs="+", choices=("random", "scripted", "openai"), help="default: all possible ones"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line, not tables")
+    parser.add_argument("--run", type=Path, default=RUN, metavar="PATH", help=f"default: {RUN}")
+    parser.add_argument("--chain", type=Path, default=CHAIN, metavar="PATH", help=f"default: {CHAIN}")
+    add_options(parser)
     display = ProgressDisplay("baselines")
     report_to(display)
     try:
-        return exit_code(lambda: run(parse(words), display), display)
+        return exit_code(lambda: run(parser.parse_args(words), display), display)
     finally:
         report_to(None)
 

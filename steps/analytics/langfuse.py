@@ -15,27 +15,21 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import httpx2
 
 from steps.analytics import analysis
 from steps.analytics.episodes import SPLITS, Act, EpisodeSummary, acts_of
 from steps.core.errors import UserError
-
-if TYPE_CHECKING:
-    import httpx2
-
-    from steps.analytics.analysis import Analysis
+from steps.tracing.langfuse import CLOUD
 
 PAGE = 100  # rows: the API's limit
 TRIES, TIMEOUT = 3, 30.0  # attempts to read a page, and seconds for each
 
 
-def analyse(by: str, splits: Sequence[str] = (), run: str | None = None) -> Analysis:
+def analyse(by: str, splits: Sequence[str] = (), run: str | None = None) -> analysis.Analysis:
     """Analyse the latest run, or `run`. UserError where Langfuse is not set up, cannot be read, or has no episodes."""
-    import httpx2
-
-    from steps.tracing.langfuse import CLOUD
-
     host = (os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or CLOUD).rstrip("/")
     keys = [os.environ.get(name, "").strip() for name in ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")]
     if not all(keys):
@@ -76,15 +70,13 @@ def pages(client: httpx2.Client, what: str, **filters: str) -> Iterator[dict[str
 
 def page(client: httpx2.Client, path: str, query: Mapping[str, str]) -> dict[str, Any]:
     """Read one page, and try again where the server is busy; UserError with its answer where it refuses."""
-    from httpx2 import HTTPError
-
     failure = ""
     for attempt in range(TRIES):
         if attempt:
             time.sleep(attempt)
         try:
             answer = client.get(path, params=dict(query))
-        except HTTPError as problem:
+        except httpx2.HTTPError as problem:
             failure = f"cannot be reached ({problem})"
             continue
         if answer.status_code in (401, 403):

@@ -13,18 +13,16 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from environments.base import Message, Scenario
 from steps.core.errors import UserError
 from steps.core.records import Reward, Trajectory, Turn, read_records
 from steps.core.terminal import console, exit_code, table
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 WIDTH = 120  # columns where the output is no terminal
 LINES, CHARACTERS = 8, 600  # shown of a message, at most
@@ -199,22 +197,6 @@ def choose(
     return chosen
 
 
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m steps.analytics.transcripts", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
-    )
-    parser.add_argument(
-        "path", type=Path, help="trajectories.parquet, or a folder that holds it, such as run/001/evaluation"
-    )
-    parser.add_argument("--rewards", type=Path, metavar="PATH", help="default: rewards.parquet in the same folder")
-    parser.add_argument("--scenarios", type=Path, metavar="PATH", help=f"default: {SCENARIOS}")
-    parser.add_argument("--id", help="only this trajectory")
-    parser.add_argument("--scenario", metavar="ID", help="only attempts at this scenario")
-    parser.add_argument("--limit", type=int, default=3, help="trajectories printed in full; 0: all (default: 3)")
-    parser.add_argument("--failed", action="store_true", help="only trajectories without success")
-    return parser.parse_args(words)
-
-
 def run(words: argparse.Namespace) -> None:
     """Read the files that the command line names, and print the trajectories."""
     if words.limit < 0:
@@ -247,7 +229,19 @@ def run(words: argparse.Namespace) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    return exit_code(lambda: run(parse(words)))
+    parser = argparse.ArgumentParser(
+        "python -m steps.analytics.transcripts", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
+    )
+    parser.add_argument(
+        "path", type=Path, help="trajectories.parquet, or a folder that holds it, such as run/001/evaluation"
+    )
+    parser.add_argument("--rewards", type=Path, metavar="PATH", help="default: rewards.parquet in the same folder")
+    parser.add_argument("--scenarios", type=Path, metavar="PATH", help=f"default: {SCENARIOS}")
+    parser.add_argument("--id", help="only this trajectory")
+    parser.add_argument("--scenario", metavar="ID", help="only attempts at this scenario")
+    parser.add_argument("--limit", type=int, default=3, help="trajectories printed in full; 0: all (default: 3)")
+    parser.add_argument("--failed", action="store_true", help="only trajectories without success")
+    return exit_code(lambda: run(parser.parse_args(words)))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 from steps.core import dotenv
 from steps.core.terminal import console, exit_code, table
@@ -25,11 +27,9 @@ from steps.project.ledger import Ledger
 from steps.registry.decisions import Decision
 from steps.registry.versions import Version
 
-if TYPE_CHECKING:
-    from rich.console import Console
 
-
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
+def main(words: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
     about = (__doc__ or "").split("\n\n")[0]
     parser = argparse.ArgumentParser("python -m steps.lineage", description=about, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -44,7 +44,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     command.add_argument("kind", help=", ".join(KINDS))
     command.add_argument("id", help="an id, its beginning, or a trajectory's name")
     command.add_argument("--json", action="store_true", help="everything")
-    return parser.parse_args(words)
+    dotenv.load(Path.cwd())
+    return exit_code(lambda: run(parser.parse_args(words)))
 
 
 def run(words: argparse.Namespace) -> None:
@@ -145,12 +146,6 @@ def _places(runs: list[dict[str, Any]]) -> str:
 def _names(versions: list[Version]) -> str:
     names = [" @".join([f"{version.name} {version.version}", *version.aliases]) for version in versions]
     return "".join(f", {name}" for name in names)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
-    dotenv.load(Path.cwd())
-    return exit_code(lambda: run(parse(words)))
 
 
 if __name__ == "__main__":

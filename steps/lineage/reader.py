@@ -83,7 +83,7 @@ class Reader:
         rows = Rows()
         if scenarios and self.md5("run/scenarios"):
             for path in sorted((self.root / "run/scenarios").glob("*.parquet")):
-                for row in self.table(path.relative_to(self.root).as_posix(), ["id", "task", "split"]):
+                for row in read_columns(path, ["id", "task", "split"]).to_pylist():
                     rows.node(("scenario", row["id"]), task=row["task"], split=row["split"])
         if self.run is not None:
             rows.node(("run", self.run), **(self.runs.get(self.run) or describe(self.root, self.lock)))
@@ -127,7 +127,7 @@ class Reader:
         path = f"run/{number}/trajectories.parquet"
         if not (md5 := self.md5(path)):
             return None
-        records = self.table(path, ["id", "scenario_id", "adapter_hash", "stop_reason"])
+        records = read_columns(self.root / path, ["id", "scenario_id", "adapter_hash", "stop_reason"]).to_pylist()
         adapters = {record["adapter_hash"] for record in records}
         batch = SampledBatch(("batch", md5), adapters, {record["id"] for record in records})
         rows.node(batch.key, trajectories=len(records))
@@ -143,7 +143,7 @@ class Reader:
         path = f"run/{number}/rewards.parquet"
         if not (md5 := self.md5(path)):
             return None
-        records = self.table(path, ["trajectory_id", "name", "score", "success"])
+        records = read_columns(self.root / path, ["trajectory_id", "name", "score", "success"]).to_pylist()
         if {record["trajectory_id"] for record in records} != batch.names:
             self.left_out.append(f"{path} is of other trajectories than run/{number}/trajectories.parquet")
             return None
@@ -224,7 +224,7 @@ class Reader:
         if adapter not in PLAYERS:
             rows.edge(("adapter", adapter), "evaluated", evaluation)
         if (self.root / path / "trajectories.parquet").exists():
-            for row in self.table(f"{path}/trajectories.parquet", ["scenario_id"]):
+            for row in read_columns(self.root / f"{path}/trajectories.parquet", ["scenario_id"]).to_pylist():
                 rows.edge(("scenario", row["scenario_id"]), "evaluated", evaluation)
         else:
             self.left_out.append(f"{path}/trajectories.parquet is missing: its scenarios are not linked")
@@ -276,11 +276,6 @@ class Reader:
         if not isinstance(value, dict):
             raise unreadable(path, "JSON object", f"it is {type(value).__name__}")
         return value
-
-    def table(self, path: str, columns: list[str]) -> list[dict[str, Any]]:
-        """Rows with only these columns: the turns of a batch are a hundred times as large as its ids."""
-        rows: list[dict[str, Any]] = read_columns(self.root / path, columns).to_pylist()
-        return rows
 
 
 def evidence(folder: Path, name: str) -> dict[str, Any]:

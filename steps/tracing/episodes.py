@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from opentelemetry.sdk.trace import ReadableSpan
 
 from environments.base import Message, Scenario
 from steps.core.masking import Masker
@@ -25,10 +27,6 @@ from steps.core.records import Judgement, Reward, Trajectory, Turn
 from steps.llm.messages import wire
 from steps.tracing.files import Times
 from steps.tracing.spans import Recorder, Trace, TraceScore, as_json, hashed, span_messages, trace_attributes
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
-
 
 THINKING = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
 

@@ -12,16 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steps.core.masking import Masker, masked
+from steps.core.params import Params
 from steps.tracing import episodes, files, langfuse
 from steps.tracing.deliveries import SECONDS
 from steps.tracing.spans import Trace, hashed
 from steps.tracing.to_mlflow import Mlflow
-
-if TYPE_CHECKING:
-    from steps.core.params import Params
 
 FOLDERS = {"train": "", "val": "evaluation", "test": "test"}  # of run/NNN, with the trajectories of a split
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-    from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 NAME = "agent-flywheel"  # of the service, for OpenTelemetry
 TYPES = {"agent": "AGENT", "span": "CHAIN", "generation": "CHAT_MODEL", "tool": "TOOL"}  # Langfuse's type -> MLflow's
@@ -43,10 +46,6 @@ class Recorder:
     """Makes the spans of one trace, all of which get the `common` attributes."""
 
     def __init__(self, trace_id: str, common: dict[str, Any]) -> None:
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import ReadableSpan
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
         self.resource, self.scope = Resource({"service.name": NAME}), InstrumentationScope(NAME)
         self.trace_id, self.common, self.spans = int(trace_id, 16), common, list[ReadableSpan]()
 
@@ -61,9 +60,6 @@ class Recorder:
         name: str | None = None,
     ) -> ReadableSpan:
         """A span with begin and end in Unix seconds. Attributes must be masked; those that are None are left out."""
-        from opentelemetry.sdk.trace import ReadableSpan
-        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
-
         span_id = int.from_bytes(hashlib.sha256(f"{self.trace_id:x} {path}".encode()).digest()[:8]) or 1
         values = {"mlflow.spanType": TYPES[kind], "langfuse.observation.type": kind, **self.common, **attributes}
         if parent is None:
@@ -116,9 +112,6 @@ def span_messages(question: str, answer: str | None) -> dict[str, Any]:
 
 def encoded(traces: Sequence[Trace], prefix: str) -> ExportTraceServiceRequest:
     """Their spans without the other receiver's attributes, which begin with `prefix` and would repeat the messages."""
-    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-    from opentelemetry.sdk.trace import ReadableSpan
-
     spans = [
         ReadableSpan(
             span.name,

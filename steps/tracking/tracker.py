@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from steps.core import dotenv
 from steps.core.masking import masked
@@ -32,9 +32,7 @@ from steps.project.lock import Lock, digest, read_lock, run_key, unfit
 from steps.registry import card, publish
 from steps.tracing.sender import Tracing
 from steps.tracking.measured import MeasuredRun
-
-if TYPE_CHECKING:
-    from steps.tracking.system_metrics import Sample
+from steps.tracking.system_metrics import Sample
 
 # Parameters of the flow, not of an iteration: they may change while a run continues, so they are logged as tags.
 FLOW_ONLY = ("train", "register")

@@ -22,14 +22,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from steps.core.params import Params
 from steps.project.chain import read_chain
 from steps.project.lock import read_lock, run_key
-
-if TYPE_CHECKING:
-    from steps.core.params import Params
-    from steps.tracking.system_metrics import Sample
+from steps.tracking.system_metrics import Sample
 
 PATIENCE = 15.0  # seconds that the end of a run waits for the upload, which then continues by itself
 UPLOAD = 600.0  # seconds after which the process gives up
