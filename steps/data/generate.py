@@ -25,8 +25,8 @@ from pydantic import ValidationError
 from environments.base import Env, Scenario, Split
 from steps.core.errors import UserError
 from steps.core.files import write_text
-from steps.core.progress import report_to, say
-from steps.core.terminal import ProgressDisplay, exit_code
+from steps.core.progress import say
+from steps.core.terminal import ProgressDisplay, command_parser, exit_code
 from steps.data.generated import SPLITS, Candidate, essence, take
 
 if TYPE_CHECKING:
@@ -133,9 +133,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     """The command line's options."""
     from steps.llm.endpoint import add_options
 
-    parser = argparse.ArgumentParser(
-        "python -m steps.data.generate", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
-    )
+    parser = command_parser("steps.data.generate", __doc__, allow_abbrev=False)
     parser.add_argument("--task", required=True, metavar="NAME")
     parser.add_argument("--out", required=True, type=Path, metavar="PATH", help="written: one scenario per line")
     parser.add_argument("--count", type=int, default=50, help="number of scenarios (default: 50)")
@@ -188,12 +186,7 @@ def run(words: argparse.Namespace) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    display = ProgressDisplay("generate")
-    report_to(display)
-    try:
-        return exit_code(lambda: run(parse(words)), display)
-    finally:
-        report_to(None)
+    return exit_code(lambda: run(parse(words)), ProgressDisplay("generate"))
 
 
 if __name__ == "__main__":

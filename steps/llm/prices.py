@@ -11,7 +11,6 @@ must state its prices, or a newer table would change what a stored run cost.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 
 from steps.core.errors import UserError
 from steps.core.params import Endpoint
-from steps.core.terminal import exit_code
+from steps.core.terminal import command_parser, exit_code
 
 OPENAI = Endpoint.model_fields["base_url"].default
 
@@ -40,10 +39,8 @@ def price_of(model: str, base_url: str) -> Price | None:
         provider, entry = get_snapshot().find_provider_model(model, None, None, base_url)
     except LookupError:
         return None
-    if not re.match(
-        f"(?:{provider.api_pattern})(?:[:/]|$)", base_url
-    ):  # a longer host name that begins like the provider's
-        return None
+    if not re.match(f"(?:{provider.api_pattern})(?:[:/]|$)", base_url):
+        return None  # a longer host name that begins like the provider's
     prices = entry.get_prices(datetime.now(UTC))
     amounts: list[Any] = [getattr(price, "base", price) for price in (prices.input_mtok, prices.output_mtok)]
     return None if None in amounts else Price(provider.id, *map(float, amounts))
@@ -58,7 +55,7 @@ def show(model: str, base_url: str) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m steps.llm.prices", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("steps.llm.prices", __doc__)
     parser.add_argument("model", help="its name at its provider")
     parser.add_argument("--url", default=OPENAI, help="the provider's address (default: OpenAI's)")
     options = parser.parse_args(words)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from steps.core.errors import UserError
 from steps.core.files import write_json
 from steps.core.progress import report_to, take_measurements
-from steps.core.terminal import ProgressDisplay, exit_code
+from steps.core.terminal import ProgressDisplay, command_parser, exit_code
 
 if TYPE_CHECKING:
     from steps.runner.outputs import Outputs
@@ -57,16 +57,14 @@ def signature(function: Callable) -> dict[str, tuple[str, bool, object]]:
 
 def parse(function: Callable, module: str, words: list[str]) -> dict[str, object]:
     """The command line as {parameter: value}. `--params` stands for the parameter that is a <Name>Params."""
-    import argparse
+    from argparse import BooleanOptionalAction
 
-    about = (sys.modules[function.__module__].__doc__ or function.__doc__ or "").strip().split("\n\n")[0]
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about, allow_abbrev=False)
+    parser = command_parser(module, sys.modules[function.__module__].__doc__ or function.__doc__, allow_abbrev=False)
     kinds = signature(function)
     for name, (kind, required, default) in kinds.items():
         option = "--" + name.replace("_", "-")
         if kind == "bool":
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(option, dest=name, action=action, required=required, default=default)
+            parser.add_argument(option, dest=name, action=BooleanOptionalAction, required=required, default=default)
         elif kind in ("Input", "Output"):
             maker = MAKERS.get(name.rpartition("_")[2])
             role = "read" + (f"; made by {maker}" if maker else "") if kind == "Input" else "written; replaced whole"
@@ -116,7 +114,8 @@ def command(module: str, name: str, arguments: dict, warm: bool) -> int:
 
             handover.hand_over(module, name, arguments, display)
         else:
-            report_to(display if os.environ.get("RANK", "0") == "0" else lambda _: None)
+            if os.environ.get("RANK", "0") != "0":
+                report_to(lambda _: None)
             run(find(module, name), arguments)
 
     return exit_code(stage, display)
