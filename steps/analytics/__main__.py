@@ -22,7 +22,7 @@ from typing import Any
 from steps.analytics.analysis import Analysis, GroupSummary, analyse
 from steps.analytics.episodes import SPLITS
 from steps.analytics.transcripts import printable
-from steps.core.terminal import console, exit_code, table
+from steps.core.terminal import command_parser, console, exit_code, table
 from steps.training.fates import FATES
 
 
@@ -155,9 +155,7 @@ def _action_bars(axis: Any, analysis: Analysis) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        "python -m steps.analytics", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
-    )
+    parser = command_parser("steps.analytics", __doc__, allow_abbrev=False)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("run"), help="a run folder (default: run)")
     keys = "iteration, split, slice, or a key of slices such as kind, difficulty, language; several with commas"
     parser.add_argument("--by", default="iteration", metavar="KEYS", help=keys)

@@ -24,10 +24,10 @@ import environments
 from environments.base import Env, Scenario
 from steps.core.errors import UserError
 from steps.core.params import Endpoint, Policy
-from steps.core.progress import report_to, say
+from steps.core.progress import say
 from steps.core.records import Reward, Trajectory, read_records
 from steps.core.stats import mean, wilson
-from steps.core.terminal import ProgressDisplay, console, exit_code, table
+from steps.core.terminal import ProgressDisplay, command_parser, console, exit_code, table
 from steps.judging.rule import by_rule
 from steps.llm.endpoint import add_options, endpoint_of
 from steps.sampling import players
@@ -196,26 +196,19 @@ def run(words: argparse.Namespace, display: ProgressDisplay) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        "python -m steps.analytics.baselines", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
-    )
+    parser = command_parser("steps.analytics.baselines", __doc__, allow_abbrev=False)
     parser.add_argument("--task", nargs="+", required=True, metavar="NAME", help="one or more; each gets a table")
     parser.add_argument("--split", choices=sorted(FOLDERS), default="test", help="default: test")
     parser.add_argument("--count", type=int, help=f"scenarios (default: {COUNT}, or all of the run's)")
     parser.add_argument("--seed", type=int, default=1, help="for scenarios that are drawn anew (default: 1)")
-    parser.add_argument(
-        "--players", nargs="+", choices=("random", "scripted", "openai"), help="default: all possible ones"
-    )
+    kinds = ("random", "scripted", "openai")
+    parser.add_argument("--players", nargs="+", choices=kinds, help="default: all possible ones")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line, not tables")
     parser.add_argument("--run", type=Path, default=RUN, metavar="PATH", help=f"default: {RUN}")
     parser.add_argument("--chain", type=Path, default=CHAIN, metavar="PATH", help=f"default: {CHAIN}")
     add_options(parser)
     display = ProgressDisplay("baselines")
-    report_to(display)
-    try:
-        return exit_code(lambda: run(parser.parse_args(words), display), display)
-    finally:
-        report_to(None)
+    return exit_code(lambda: run(parser.parse_args(words), display), display)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from rich.text import Text
 from environments.base import Message, Scenario
 from steps.core.errors import UserError
 from steps.core.records import Reward, Trajectory, Turn, read_records
-from steps.core.terminal import console, exit_code, table
+from steps.core.terminal import command_parser, console, exit_code, table
 
 WIDTH = 120  # columns where the output is no terminal
 LINES, CHARACTERS = 8, 600  # shown of a message, at most
@@ -229,12 +229,9 @@ def run(words: argparse.Namespace) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        "python -m steps.analytics.transcripts", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
-    )
-    parser.add_argument(
-        "path", type=Path, help="trajectories.parquet, or a folder that holds it, such as run/001/evaluation"
-    )
+    parser = command_parser("steps.analytics.transcripts", __doc__, allow_abbrev=False)
+    path = "trajectories.parquet, or a folder that holds it, such as run/001/evaluation"
+    parser.add_argument("path", type=Path, help=path)
     parser.add_argument("--rewards", type=Path, metavar="PATH", help="default: rewards.parquet in the same folder")
     parser.add_argument("--scenarios", type=Path, metavar="PATH", help=f"default: {SCENARIOS}")
     parser.add_argument("--id", help="only this trajectory")

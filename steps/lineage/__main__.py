@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from steps.core import dotenv
-from steps.core.terminal import console, exit_code, table
+from steps.core.terminal import command_parser, console, exit_code, table
 from steps.lineage.index import Indexed, index, rebuild
 from steps.lineage.questions import Ancestry, Impact, back, forward
 from steps.lineage.tables import KINDS, SHORT, UNLINKED, counts
@@ -30,8 +30,7 @@ from steps.registry.versions import Version
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    about = (__doc__ or "").split("\n\n")[0]
-    parser = argparse.ArgumentParser("python -m steps.lineage", description=about, allow_abbrev=False)
+    parser = command_parser("steps.lineage", __doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("index", "add what run/ holds"), ("rebuild", "build the index anew, from these folders alone")):
         command = commands.add_parser(name, help=text)
