@@ -70,10 +70,8 @@ def connect(log_message: Callable[[str], None]) -> Langfuse | None:
 
 def bodies(trace: Trace) -> list[dict[str, Any]]:
     """The scores of a trace, as POST /api/public/scores takes them."""
-    root = trace.spans[0]
-    assert root.start_time is not None
-    when = datetime.fromtimestamp(root.start_time / 1e9, UTC).isoformat()
-    space = str((root.attributes or {})["langfuse.environment"])
+    when = datetime.fromtimestamp(trace.times[0] / 1e9, UTC).isoformat()
+    space = str((trace.spans[0].attributes or {})["langfuse.environment"])
     return [
         {
             "id": hashed("score", trace.id, score.name),

@@ -37,6 +37,7 @@ class Trace(NamedTuple):
     """A finished trace: its spans, the first of which is the root, and its scores."""
 
     id: str  # 32 hexadecimal digits
+    times: tuple[int, int]  # of the root, Unix nanoseconds
     spans: list[ReadableSpan]
     scores: list[TraceScore]
     tags: dict[str, str]
@@ -48,6 +49,7 @@ class Recorder:
     def __init__(self, trace_id: str, common: dict[str, Any]) -> None:
         self.resource, self.scope = Resource({"service.name": NAME}), InstrumentationScope(NAME)
         self.trace_id, self.common, self.spans = int(trace_id, 16), common, list[ReadableSpan]()
+        self.times = 0, 0  # of the root, Unix nanoseconds
 
     def span(
         self,
@@ -62,7 +64,9 @@ class Recorder:
         """A span with begin and end in Unix seconds. Attributes must be masked; those that are None are left out."""
         span_id = int.from_bytes(hashlib.sha256(f"{self.trace_id:x} {path}".encode()).digest()[:8]) or 1
         values = {"mlflow.spanType": TYPES[kind], "langfuse.observation.type": kind, **self.common, **attributes}
+        nanoseconds = int(times[0] * 1e9), int(times[1] * 1e9)
         if parent is None:
+            self.times = nanoseconds
             values["mlflow.traceTag.mlflow.traceName"] = path
         if error is not None:
             values |= {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": error}
@@ -74,8 +78,8 @@ class Recorder:
             attributes={key: value for key, value in values.items() if value is not None},
             kind=SpanKind.INTERNAL,
             status=Status(StatusCode.OK) if error is None else Status(StatusCode.ERROR, error),
-            start_time=int(times[0] * 1e9),
-            end_time=int(times[1] * 1e9),
+            start_time=nanoseconds[0],
+            end_time=nanoseconds[1],
             instrumentation_scope=self.scope,
         )
         self.spans.append(span)
@@ -83,7 +87,7 @@ class Recorder:
 
     def finish(self, scores: list[TraceScore], tags: dict[str, str]) -> Trace:
         """The whole trace. Its root was made first, so it is the first span."""
-        return Trace(f"{self.trace_id:032x}", self.spans, scores, tags)
+        return Trace(f"{self.trace_id:032x}", self.times, self.spans, scores, tags)
 
 
 def trace_attributes(

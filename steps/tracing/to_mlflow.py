@@ -87,14 +87,12 @@ class Mlflow:
         headers = build_otlp_headers(self.experiment)
         posts = []
         for trace in traces:
-            root = trace.spans[0]
-            assert root.start_time is not None
-            assert root.end_time is not None
+            root, (began, ended) = trace.spans[0], trace.times
             info = TraceInfo(
                 trace_id=trace_name(trace),
                 trace_location=TraceLocation.from_experiment_id(self.experiment),
-                request_time=root.start_time // 1_000_000,
-                execution_duration=(root.end_time - root.start_time) // 1_000_000,
+                request_time=began // 1_000_000,
+                execution_duration=(ended - began) // 1_000_000,
                 state=TraceState.OK if root.status.is_ok else TraceState.ERROR,
                 tags={"mlflow.traceName": root.name, **trace.tags},
                 assessments=feedbacks(trace),
@@ -116,9 +114,7 @@ def feedbacks(trace: Trace) -> list[Assessment]:
     """The scores of a trace as MLflow's feedback. Ids are hashes."""
     from mlflow.entities import AssessmentSource, Feedback
 
-    root = trace.spans[0]
-    assert root.start_time is not None
-    when = root.start_time // 1_000_000
+    when = trace.times[0] // 1_000_000
     entities: list[Assessment] = []
     for score in trace.scores:
         source = AssessmentSource("LLM_JUDGE" if score.by_model else "CODE", score.source)

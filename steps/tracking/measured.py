@@ -43,7 +43,14 @@ class MeasuredRun:
         if judge in recorded and (text := self._read(judge, recorded[judge])):
             metrics |= named(json.loads(text))
         metrics |= self.evaluation("val", number, "evaluation")
-        seconds = self._timings(folder, metrics)
+        seconds = 0.0
+        for stage, output in OUTPUTS.items():
+            if text := self._read(f"{folder}/timings/{output}.json"):
+                measured = json.loads(text)  # what the stage measured itself, too: calls, retries, learning rate
+                seconds += measured["seconds"]
+                metrics[f"seconds/{stage}"] = measured["seconds"]
+                own = sorted(measured.keys() - {"stage", "seconds"})
+                metrics |= {f"{stage}/{name}": float(measured[name]) for name in own}
         if metrics.get("seconds/rollout") and "tokens" in metrics:
             metrics["tokens_per_second"] = metrics["tokens"] * metrics["collected"] / metrics["seconds/rollout"]
         if overhead_seconds is not None:
@@ -64,18 +71,6 @@ class MeasuredRun:
         values = plain | {"ci95_low": low, "ci95_high": high}
         values |= {f"success_{kind}": share for kind, share in summary.slices.items()}
         return named({f"{prefix}/{key}": value for key, value in values.items()})
-
-    def _timings(self, folder: str, metrics: dict[str, float]) -> float:
-        """Add each stage's seconds, and what it measured itself (calls, retries, learning rate); returns all seconds."""
-        total = 0.0
-        for stage, output in OUTPUTS.items():
-            if text := self._read(f"{folder}/timings/{output}.json"):
-                measured = json.loads(text)
-                total += measured["seconds"]
-                metrics[f"seconds/{stage}"] = measured["seconds"]
-                own = sorted(measured.keys() - {"stage", "seconds"})
-                metrics |= {f"{stage}/{name}": float(measured[name]) for name in own}
-        return total
 
     def _read(self, name: str, md5: str | None = None) -> str | None:
         """The text of a file; None, and a line with the reason, where it is missing or has another md5."""

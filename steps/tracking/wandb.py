@@ -132,19 +132,16 @@ class WandbTracker:
 
     @contextlib.contextmanager
     def _one_warning(self) -> Iterator[None]:
-        """Any failure is logged once, and ends the logging to W&B, not the run."""
+        """Any failure is logged once, in the last words of the process if it has any. It ends the logging, not the run."""
         with self.sending:
             try:
                 yield
             except Exception as problem:
+                errors = [" ".join(str(problem).split())]
                 with contextlib.suppress(OSError):
                     self._close()
-                reason = self._last_error() or " ".join(str(problem).split())
-                failure = f"does not log this run ({reason}; {self.log})"
+                with contextlib.suppress(OSError):
+                    lines = self.log.read_text(errors="replace").splitlines()
+                    errors += [line.removeprefix("error: ")[:300] for line in lines if line.startswith("error: ")]
+                failure = f"does not log this run ({errors[-1]}; {self.log})"
                 self.log_message(f"Weights & Biases {failure}; the run goes on without it")
-
-    def _last_error(self) -> str:
-        """The last error that the process logged."""
-        text = self.log.read_text(errors="replace") if self.log.is_file() else ""
-        errors = [line.removeprefix("error: ")[:300] for line in text.splitlines() if line.startswith("error: ")]
-        return errors[-1] if errors else ""
