@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from steps.analytics.analysis import Analysis, GroupSummary, analyse
+from steps.analytics.analysis import Analysis, analyse
 from steps.analytics.episodes import SPLITS
 from steps.analytics.transcripts import printable
 from steps.core.terminal import command_parser, console, exit_code, table
@@ -66,8 +66,13 @@ def tables(analysis: Analysis) -> list[Any]:
     results = titled(f"{analysis.source}: {', '.join(analysis.splits)}", by, *columns)
     acts = titled("actions: share of all", by, *(names := list(analysis.total.actions)))
     for line in lines:
-        group = printable(", ".join(line.group))
-        results.add_row(group, str(line.n), *_cells(line), str(line.failed), str(line.unscored))
+        group, success = printable(", ".join(line.group)), ""
+        if line.success is not None and line.ci95 is not None:
+            success = "{:.3f} [{:.3f}, {:.3f}]".format(line.success, *line.ci95)
+        means = ["" if line.reward is None else f"{line.reward:.3f}", f"{line.turns:.2f}"]
+        tokens = " / ".join(f"{value:.0f}" for _, value in line.tokens)
+        latency = "not recorded" if line.latency is None else " / ".join(f"{value:.2f}" for _, value in line.latency)
+        results.add_row(group, str(line.n), success, *means, tokens, latency, str(line.failed), str(line.unscored))
         total = sum(line.actions.values())
         acts.add_row(group, *(f"{line.actions.get(name, 0) / total:.1%}" if total else "" for name in names))
     shown = [results, acts]
@@ -85,16 +90,6 @@ def tables(analysis: Analysis) -> list[Any]:
             cells += ["" if seconds is None else f"{1e6 * seconds:.0f}", "" if cost is None else f"{cost:.4g}"]
             shown[-1].add_row(number, str(waste.sampled), *cells)
     return shown
-
-
-def _cells(line: GroupSummary) -> list[str]:
-    """The columns from success to latency."""
-    success = ""
-    if line.success is not None and line.ci95 is not None:
-        success = "{:.3f} [{:.3f}, {:.3f}]".format(line.success, *line.ci95)
-    latency = "not recorded" if line.latency is None else " / ".join(f"{value:.2f}" for _, value in line.latency)
-    tokens = " / ".join(f"{value:.0f}" for _, value in line.tokens)
-    return [success, "" if line.reward is None else f"{line.reward:.3f}", f"{line.turns:.2f}", tokens, latency]
 
 
 def picture(analysis: Analysis, path: Path) -> None:
@@ -121,7 +116,14 @@ def picture(analysis: Analysis, path: Path) -> None:
     axes[1].set(ylabel="reward")
     axes[2].plot(places, [line.turns for line in lines], style, color="tab:orange")
     axes[2].set(ylabel="turns")
-    _action_bars(axes[3], analysis)
+    below = [0.0] * len(lines)  # each action's share is a bar on top of those before it
+    totals = [max(1, sum(line.actions.values())) for line in lines]
+    for number, action in enumerate(analysis.total.actions):
+        shares = [line.actions.get(action, 0) / total for line, total in zip(lines, totals, strict=True)]
+        axes[3].bar(places, shares, bottom=below, label=printable(action), color=f"C{number % 10}", width=0.7)
+        below = [low + share for low, share in zip(below, shares, strict=True)]
+    axes[3].set(ylabel="actions", ylim=(0, 1))
+    axes[3].legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, fontsize="small")
     for axis in axes[:4]:
         axis.set_xticks(list(places), names, rotation=0 if len(names) < 9 else 90)
         axis.grid(alpha=0.3)
@@ -138,19 +140,6 @@ def picture(analysis: Analysis, path: Path) -> None:
     figure.savefig(temporary, dpi=120, format="png", metadata={"Software": None})
     plt.close(figure)
     temporary.replace(path)
-
-
-def _action_bars(axis: Any, analysis: Analysis) -> None:
-    """Draw the share of each action in each group, stacked."""
-    lines = analysis.lines
-    below = [0.0] * len(lines)
-    totals = [max(1, sum(line.actions.values())) for line in lines]
-    for number, action in enumerate(analysis.total.actions):
-        heights = [line.actions.get(action, 0) / total for line, total in zip(lines, totals, strict=True)]
-        axis.bar(range(len(lines)), heights, bottom=below, label=printable(action), color=f"C{number % 10}", width=0.7)
-        below = [low + height for low, height in zip(below, heights, strict=True)]
-    axis.set(ylabel="actions", ylim=(0, 1))
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, fontsize="small")
 
 
 def main(words: Sequence[str] | None = None) -> int:
