@@ -107,7 +107,7 @@ def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[st
     from steps.lineage.index import index
     from steps.project.chain import read_chain
     from steps.project.ledger import Ledger
-    from steps.tracking.tracker import start
+    from steps.tracking.tracker import MlflowTracker
 
     (folder / ".flywheel").mkdir(parents=True)  # a folder each time: MLflow keeps a database open, by its path
     for path in project.iterdir():
@@ -115,7 +115,7 @@ def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[st
     os.chdir(folder)
     shutil.copy(store, folder / ".flywheel/mlflow.db")
     messages: list[str] = []
-    tracker = start(folder, messages.append)
+    tracker = MlflowTracker(folder, messages.append)
     send, spent = tracker.tracing.iteration, 0.0
 
     def timed(*words: Any) -> None:

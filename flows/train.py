@@ -80,7 +80,7 @@ def open_trackers(display: RunDisplay) -> tuple[MlflowTracker, list[Tracker]]:
 
     display.begin("opening MLflow's store")
     log = partial(log_message, display)
-    mlflow = tracker.start(Path.cwd(), log)
+    mlflow = tracker.MlflowTracker(Path.cwd(), log)
     weights_and_biases = wandb.start(mlflow.root, mlflow.params, mlflow.metrics, log)
     return mlflow, [mlflow, weights_and_biases] if weights_and_biases else [mlflow]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,9 +13,13 @@ from steps.analytics.episodes import SPLITS, EpisodeSummary, iterations, read_ep
 from steps.analytics.waste import Waste, waste
 from steps.core.errors import UserError
 from steps.core.records import Record
+from steps.core.stats import mean, wilson
 
 TOP = 10  # error patterns shown
 KEYS = ("iteration", "split", "slice")  # of --by, beside the keys of slices, such as kind
+
+
+Where = Literal["tool", "episode"]
 
 
 class Percentiles(Record):
@@ -45,7 +49,7 @@ class GroupSummary(Record):
 class Pattern(Record):
     """Error messages that differ only in names and numbers."""
 
-    where: Literal["tool", "episode"]  # a tool's answer, or the reason why an episode failed
+    where: Where  # a tool's answer, or the reason why an episode failed
     text: str
     count: int
     episodes: int  # in which it occurred
@@ -101,11 +105,13 @@ def summed(episodes: Sequence[EpisodeSummary], by: tuple[str, ...], splits: tupl
     for episode in episodes:
         for group in _groups(episode, by):
             groups.setdefault(group, []).append(episode)
+    places = {split: str(place) for place, split in enumerate(SPLITS)}  # splits sort in the order of a run
+    order = sorted(groups, key=lambda group: [places.get(value, value) for value in group])
     return Analysis(
         source=source,
         by=by,
         splits=splits,
-        lines=tuple(group_summary(*item) for item in sorted(groups.items(), key=lambda item: _order(item[0]))),
+        lines=tuple(group_summary(group, groups[group]) for group in order),
         total=group_summary(("all",), episodes),
         patterns=patterns(episodes),
         waste={},
@@ -117,26 +123,16 @@ def _groups(episode: EpisodeSummary, by: tuple[str, ...]) -> list[tuple[str, ...
     """The groups of an episode: several where it is in several slices, "other" where it is in none."""
     groups: list[tuple[str, ...]] = [()]
     for key in by:
-        values: Iterable[str]
         if key in ("iteration", "split"):
-            values = (getattr(episode, key),)
-        elif key == "slice":
-            values = episode.slices or ("other",)
+            values = [getattr(episode, key)]
         else:
-            values = [name for name in episode.slices if name.partition("=")[0] == key] or ("other",)
+            values = [name for name in episode.slices if key in ("slice", name.partition("=")[0])] or ["other"]
         groups = [(*group, value) for group in groups for value in values]
     return groups
 
 
-def _order(group: tuple[str, ...]) -> tuple[str, ...]:
-    """The sorting key of a group: splits in the order of a run, everything else by name."""
-    return tuple(f"{list(SPLITS).index(value)}" if value in SPLITS else value for value in group)
-
-
 def group_summary(group: tuple[str, ...], episodes: Sequence[EpisodeSummary]) -> GroupSummary:
     """Statistics of at least one episode."""
-    from steps.core.stats import mean, wilson
-
     judged = [episode.success for episode in episodes if episode.success is not None]
     scores = [episode.score for episode in episodes if episode.score is not None]
     acts = Counter(act.name for episode in episodes for act in episode.acts)
@@ -177,21 +173,12 @@ def normalised(text: str) -> str:
 
 def patterns(episodes: Sequence[EpisodeSummary]) -> tuple[Pattern, ...]:
     """The TOP most frequent kinds of errors."""
-    counts: Counter[tuple[str, str]] = Counter()
-    containing: Counter[tuple[str, str]] = Counter()  # episodes
+    counts, containing = Counter[tuple[Where, str]](), Counter[tuple[Where, str]]()  # occurrences, episodes
     for episode in episodes:
-        own = [("tool", normalised(act.answer)) for act in episode.acts if act.error]
+        own: list[tuple[Where, str]] = [("tool", normalised(act.answer)) for act in episode.acts if act.error]
         if episode.stop_reason == "error":
             own.append(("episode", normalised(episode.error or "no reason was given")))
         counts.update(own)
         containing.update(set(own))
     ranked = sorted(counts, key=lambda key: (-counts[key], key))[:TOP]
-    return tuple(
-        Pattern(
-            where="tool" if where == "tool" else "episode",
-            text=text,
-            count=counts[where, text],
-            episodes=containing[where, text],
-        )
-        for where, text in ranked
-    )
+    return tuple(Pattern(where=key[0], text=key[1], count=counts[key], episodes=containing[key]) for key in ranked)

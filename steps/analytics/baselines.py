@@ -16,17 +16,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import yaml
+
+import environments
+from environments.base import Env, Scenario
 from steps.core.errors import UserError
-from steps.core.progress import report_to, say
-from steps.core.terminal import ProgressDisplay, console, exit_code
-
-if TYPE_CHECKING:
-    from environments.base import Env, Scenario
-    from steps.core.params import Endpoint, Policy
-    from steps.core.records import Reward
-    from steps.sampling.players import Played
+from steps.core.params import Endpoint, Policy
+from steps.core.progress import say
+from steps.core.records import Reward, Trajectory, read_records
+from steps.core.stats import mean, wilson
+from steps.core.terminal import ProgressDisplay, command_parser, console, exit_code, table
+from steps.judging.rule import by_rule
+from steps.llm.prices import add_options, endpoint_of
+from steps.sampling import players
 
 COUNT = 100
 RUN, CHAIN = Path("run"), Path("chain.yaml")
@@ -55,8 +59,6 @@ def result(
     task: str, player: str, split: str, rewards: Sequence[Reward], turns: Sequence[int], **more: Any
 ) -> PlayerResult:
     """A player's result, from a reward and a number of turns per episode."""
-    from steps.core.stats import mean, wilson
-
     wins = sum(reward.success for reward in rewards)
     scores = [reward.score for reward in rewards if reward.score is not None]
     return PlayerResult(
@@ -75,11 +77,7 @@ def result(
 
 def play(task: str, split: str, env: type[Env], data: Any, policy: Policy, chosen: list[Scenario]) -> PlayerResult:
     """Let a player play the scenarios, and score its episodes by the environment's rule."""
-    from steps.core.stats import mean
-    from steps.judging.rule import by_rule
-    from steps.sampling import players
-
-    played: list[Played] = players.play(policy, env, data, [(scenario, 0) for scenario in chosen], prefix=split)
+    played = players.play(policy, env, data, [(scenario, 0) for scenario in chosen], prefix=split)
     rewards = [by_rule(env, scenario, game.trajectory) for scenario, game in zip(chosen, played, strict=True)]
     more: dict[str, Any] = {"seconds": mean([game.seconds for game in played])}
     if policy.endpoint is not None:
@@ -90,11 +88,6 @@ def play(task: str, split: str, env: type[Env], data: Any, policy: Policy, chose
 
 def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]) -> list[PlayerResult]:
     """The results of the base and the trained policy on these scenarios, where the run has evaluated them."""
-    import yaml
-
-    from steps.core.records import Reward, Trajectory, read_records
-    from steps.core.stats import mean
-
     numbers = {"base": "000"}
     if chain.is_file():
         numbers["trained"] = str(((yaml.safe_load(chain.read_text()) or {}).get("tested") or {}).get("best", "000"))
@@ -109,10 +102,8 @@ def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]
         if {reward.scenario_id for reward in rewards} != ids:
             say(f"{label}: {folder} is of other scenarios, so it is not in the table; `dvc repro` makes it again")
             continue
-        turns = {
-            trajectory.id: trajectory.turns for trajectory in read_records(Trajectory, folder / "trajectories.parquet")
-        }
-        episodes = [turns[reward.trajectory_id] for reward in rewards]
+        played = {trajectory.id: trajectory for trajectory in read_records(Trajectory, folder / "trajectories.parquet")}
+        episodes = [played[reward.trajectory_id].turns for reward in rewards]
         tokens = mean([sum(len(turn.completion_ids) for turn in episode) for episode in episodes])
         counts = [len(episode) for episode in episodes]
         results.append(result(task, f"{label} ({number})", split, rewards, counts, tokens=tokens))
@@ -121,9 +112,6 @@ def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]
 
 def choose(task: str, env: type[Env], data: Any, words: argparse.Namespace) -> tuple[list[Scenario], bool]:
     """(the scenarios to play, whether they are those of the run)."""
-    from environments.base import Scenario
-    from steps.core.records import read_records
-
     kept = words.run / "scenarios" / f"{words.split}.parquet"
     if kept.is_file():
         scenarios = read_records(Scenario, kept)
@@ -139,9 +127,6 @@ def choose(task: str, env: type[Env], data: Any, words: argparse.Namespace) -> t
 
 def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> list[PlayerResult]:
     """The results of all players at one task."""
-    import environments
-    from steps.core.params import Policy
-
     folder = Path("tasks_data") / task.rpartition(".")[2]
     try:
         env = environments.load(task)
@@ -159,19 +144,12 @@ def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> 
 
 def show(results: Sequence[PlayerResult]) -> None:
     """Print the table of one task."""
-    from rich import box
-    from rich.table import Table
-
-    output = console(120)
-    first = results[0]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{first.task}, {first.split}, {first.n} scenarios")
-    table.title_justify = "left"
-    table.add_column("player")
-    for column in ("success", "95 %", "reward", "turns", "tokens", "time", "cost"):
-        table.add_column(column, justify="right")
+    output, first = console(120), results[0]
+    numbers = ("success", "95 %", "reward", "turns", "tokens", "time", "cost")
+    shown = table(("player", *numbers), numbers, f"{first.task}, {first.split}, {first.n} scenarios")
     for player in results:
         low, high = player.ci95
-        table.add_row(
+        shown.add_row(
             player.player,
             f"{player.success:.3f}",
             f"{low:.3f}–{high:.3f}",
@@ -181,7 +159,7 @@ def show(results: Sequence[PlayerResult]) -> None:
             _time(player.seconds),
             _number(player.cost, ".4g"),
         )
-    output.print(table)
+    output.print(shown)
     for player in results:
         if player.failed:
             output.print(f"{player.player}: {player.failed} episodes failed, and count as no success")
@@ -197,30 +175,8 @@ def _time(seconds: float | None) -> str:
     return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1000:.3f} ms"
 
 
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    from steps.llm.prices import add_options
-
-    parser = argparse.ArgumentParser(
-        "python -m steps.analytics.baselines", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
-    )
-    parser.add_argument("--task", nargs="+", required=True, metavar="NAME", help="one or more; each gets a table")
-    parser.add_argument("--split", choices=sorted(FOLDERS), default="test", help="default: test")
-    parser.add_argument("--count", type=int, help=f"scenarios (default: {COUNT}, or all of the run's)")
-    parser.add_argument("--seed", type=int, default=1, help="for scenarios that are drawn anew (default: 1)")
-    parser.add_argument(
-        "--players", nargs="+", choices=("random", "scripted", "openai"), help="default: all possible ones"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line, not tables")
-    parser.add_argument("--run", type=Path, default=RUN, metavar="PATH", help=f"default: {RUN}")
-    parser.add_argument("--chain", type=Path, default=CHAIN, metavar="PATH", help=f"default: {CHAIN}")
-    add_options(parser)
-    return parser.parse_args(words)
-
-
 def run(words: argparse.Namespace, display: ProgressDisplay) -> None:
     """Compare the players at each task, and print its table at once."""
-    from steps.llm.prices import endpoint_of
-
     endpoint = endpoint_of(words)
     words.players = words.players or ["random", "scripted", *(["openai"] if endpoint else [])]
     if "openai" in words.players and endpoint is None:
@@ -240,12 +196,19 @@ def run(words: argparse.Namespace, display: ProgressDisplay) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
+    parser = command_parser("steps.analytics.baselines", __doc__, allow_abbrev=False)
+    parser.add_argument("--task", nargs="+", required=True, metavar="NAME", help="one or more; each gets a table")
+    parser.add_argument("--split", choices=sorted(FOLDERS), default="test", help="default: test")
+    parser.add_argument("--count", type=int, help=f"scenarios (default: {COUNT}, or all of the run's)")
+    parser.add_argument("--seed", type=int, default=1, help="for scenarios that are drawn anew (default: 1)")
+    kinds = ("random", "scripted", "openai")
+    parser.add_argument("--players", nargs="+", choices=kinds, help="default: all possible ones")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line, not tables")
+    parser.add_argument("--run", type=Path, default=RUN, metavar="PATH", help=f"default: {RUN}")
+    parser.add_argument("--chain", type=Path, default=CHAIN, metavar="PATH", help=f"default: {CHAIN}")
+    add_options(parser)
     display = ProgressDisplay("baselines")
-    report_to(display)
-    try:
-        return exit_code(lambda: run(parse(words), display), display)
-    finally:
-        report_to(None)
+    return exit_code(lambda: run(parser.parse_args(words), display), display)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,15 @@ A call is counted under the name of its tool; what was no call, or a call of no 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from environments.base import Scenario
 from steps.core.parquet import read_columns
+from steps.core.records import fingerprint, read_records
+from steps.core.stats import slices_of
+from steps.tracing.files import read_times
 
 # Split -> the file or folder in run/NNN that holds its episodes.
 SPLITS = {"train": "trajectories.parquet", "val": "evaluation", "test": "test"}
@@ -54,10 +58,6 @@ def iterations(run: Path) -> list[Path]:
 
 def slices_by_scenario(folder: Path) -> dict[str, tuple[str, ...]]:
     """Scenario id -> its slices, as the gate groups them."""
-    from environments.base import Scenario
-    from steps.core.records import read_records
-    from steps.core.stats import slices_of
-
     scenarios = [scenario for path in sorted(folder.glob("*.parquet")) for scenario in read_records(Scenario, path)]
     slices: dict[str, list[str]] = {scenario.id: [] for scenario in scenarios}
     for name, places in slices_of(scenarios).items():
@@ -68,8 +68,6 @@ def slices_by_scenario(folder: Path) -> dict[str, tuple[str, ...]]:
 
 def read_episodes(folder: Path, split: str, slices: Mapping[str, tuple[str, ...]]) -> list[EpisodeSummary]:
     """A split's episodes in run/NNN, without the columns of prompts and logprobs; none where the file is missing."""
-    from steps.tracing.files import read_times
-
     place = folder / SPLITS[split]
     path = place if place.suffix else place / "trajectories.parquet"
     if not path.is_file():
@@ -83,7 +81,8 @@ def read_episodes(folder: Path, split: str, slices: Mapping[str, tuple[str, ...]
     episodes = []
     for row in rows:
         turns, reward = row.get("turns") or [], scored.get(row["id"], {})
-        moments = times.get(_fingerprint(row, turns)) if times else None
+        sampled = [(turn["completion_ids"] or (), json.loads(turn["message"])) for turn in turns] if times else []
+        moments = times.get(fingerprint(row["id"], row["adapter_hash"], sampled), ())
         episodes.append(
             EpisodeSummary(
                 id=row["id"],
@@ -98,35 +97,10 @@ def read_episodes(folder: Path, split: str, slices: Mapping[str, tuple[str, ...]
                 error=row.get("error"),
                 score=reward.get("score"),
                 success=reward.get("success"),
-                latencies=tuple(answered - asked for asked, answered, _ in moments or ()),
+                latencies=tuple(answered - asked for asked, answered, _ in moments),
             )
         )
     return episodes
-
-
-def _fingerprint(row: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> str:
-    """The fingerprint of the trajectory, from the columns that it hashes."""
-    from steps.core.records import Trajectory, Turn
-
-    sampled = [
-        Turn.model_construct(
-            prompt_ids=(),
-            completion_ids=tuple(turn["completion_ids"] or ()),
-            logprobs=(),
-            message=json.loads(turn["message"]),
-            observations=(),
-            finish_reason="stop",
-        )
-        for turn in turns
-    ]
-    return Trajectory.model_construct(
-        id=row["id"],
-        scenario_id="",
-        attempt=0,
-        adapter_hash=row["adapter_hash"],
-        turns=tuple(sampled),
-        stop_reason="done",
-    ).fingerprint()
 
 
 def acts_of(number: int, turn: Mapping[str, Any]) -> list[Act]:

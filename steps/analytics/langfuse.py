@@ -8,45 +8,38 @@ are lower than what was played. Traces hold neither slices of scenarios nor wast
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import httpx2
 
 from steps.analytics import analysis
 from steps.analytics.episodes import SPLITS, Act, EpisodeSummary, acts_of
 from steps.core.errors import UserError
-
-if TYPE_CHECKING:
-    import httpx2
-
-    from steps.analytics.analysis import Analysis
+from steps.tracing.langfuse import CLOUD
 
 PAGE = 100  # rows: the API's limit
 TRIES, TIMEOUT = 3, 30.0  # attempts to read a page, and seconds for each
 
 
-def analyse(by: str, splits: Sequence[str] = (), run: str | None = None) -> Analysis:
+def analyse(by: str, splits: Sequence[str] = (), run: str | None = None) -> analysis.Analysis:
     """Analyse the latest run, or `run`. UserError where Langfuse is not set up, cannot be read, or has no episodes."""
-    import httpx2
-
-    from steps.tracing.langfuse import CLOUD
-
     host = (os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or CLOUD).rstrip("/")
     keys = [os.environ.get(name, "").strip() for name in ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")]
     if not all(keys):
-        raise UserError(
-            "--langfuse needs LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY, of the project's settings in Langfuse"
-        )
+        needed = "LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY"
+        raise UserError(f"--langfuse needs {needed}, of the project's settings in Langfuse")
     with httpx2.Client(base_url=host, auth=(keys[0], keys[1]), timeout=TIMEOUT) as client:
         traces = [trace for trace in pages(client, "traces", name="episode") if trace.get("name") == "episode"]
         if not traces:
-            raise UserError(
-                f"{host} has no traces of episodes: they are sent while a run trains, where the keys are set"
-            )
+            advice = "they are sent while a run trains, where the keys are set"
+            raise UserError(f"{host} has no traces of episodes: {advice}")
         latest = max(traces, key=lambda trace: str(trace.get("timestamp"))).get("sessionId")
         chosen = run or latest
         own = {trace["id"]: trace for trace in traces if trace.get("sessionId") == chosen}
@@ -68,19 +61,15 @@ def analyse(by: str, splits: Sequence[str] = (), run: str | None = None) -> Anal
 
 def pages(client: httpx2.Client, what: str, **filters: str) -> Iterator[dict[str, Any]]:
     """The rows of all pages of /api/public/<what>."""
-    number = 1
-    while True:
+    for number in itertools.count(1):
         answer = page(client, f"/api/public/{what}", {**filters, "page": str(number), "limit": str(PAGE)})
         yield from answer["data"]
         if number >= int(answer["meta"]["totalPages"]):
             return
-        number += 1
 
 
 def page(client: httpx2.Client, path: str, query: Mapping[str, str]) -> dict[str, Any]:
     """Read one page, and try again where the server is busy; UserError with its answer where it refuses."""
-    import httpx2
-
     failure = ""
     for attempt in range(TRIES):
         if attempt:
@@ -91,9 +80,8 @@ def page(client: httpx2.Client, path: str, query: Mapping[str, str]) -> dict[str
             failure = f"cannot be reached ({problem})"
             continue
         if answer.status_code in (401, 403):
-            raise UserError(
-                f"{client.base_url} refuses the keys ({answer.status_code}): see LANGFUSE_PUBLIC_KEY and its secret"
-            )
+            refusal = f"refuses the keys ({answer.status_code}): see LANGFUSE_PUBLIC_KEY and its secret"
+            raise UserError(f"{client.base_url} {refusal}")
         try:
             content = answer.json() if answer.status_code == 200 else None
             if isinstance(content, dict) and {"data", "meta"} <= content.keys():
@@ -119,7 +107,8 @@ def summary(trace: Mapping[str, Any], observations: Sequence[Mapping[str, Any]])
         generation = next((span for span in inside if span.get("type") == "GENERATION"), {})
         tokens += int((generation.get("usageDetails") or {}).get("output", 0))
         if metadata.get("times") == "recorded" and generation.get("endTime"):
-            seconds.append((_moment(generation["endTime"]) - _moment(generation["startTime"])).total_seconds())
+            began, ended = (datetime.fromisoformat(generation[key]) for key in ("startTime", "endTime"))
+            seconds.append((ended - began).total_seconds())
         tools = [span for span in inside if span.get("type") == "TOOL"]
         message = content(turns[number].get("output")) or {}
         later = content(turns[number + 1].get("input")) if number + 1 in turns else None
@@ -174,7 +163,3 @@ def _answers(message: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> 
             output = content(span["output"])
             answers.append({"content": str(span["output"] or "") if output is None else str(output)})
     return answers
-
-
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text)

@@ -13,20 +13,16 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from environments.base import Message, Scenario
 from steps.core.errors import UserError
-from steps.core.terminal import console, exit_code
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-    from rich.console import Console
-    from rich.text import Text
-
-    from environments.base import Message, Scenario
-    from steps.core.records import Reward, Trajectory, Turn
-
-    R = TypeVar("R", bound=BaseModel)
+from steps.core.records import Reward, Trajectory, Turn, read_records
+from steps.core.terminal import command_parser, console, exit_code, table
 
 WIDTH = 120  # columns where the output is no terminal
 LINES, CHARACTERS = 8, 600  # shown of a message, at most
@@ -42,26 +38,21 @@ STOPS = {
 
 def show(
     console: Console,
-    trajectories: Sequence[Trajectory],
+    groups: dict[str, list[Trajectory]],  # by scenario
     rewards: dict[str, Reward],
     scenarios: dict[str, Scenario],
-    chosen: set[str],
+    chosen: Sequence[Trajectory],
 ) -> None:
     """Print the chosen trajectories by scenario: the question, its attempts compared, then each in full."""
-    groups: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        groups.setdefault(trajectory.scenario_id, []).append(trajectory)
-    for scenario_id, group in groups.items():
-        full = [trajectory for trajectory in group if trajectory.id in chosen]
-        if not full:
-            continue
+    for scenario_id in dict.fromkeys(trajectory.scenario_id for trajectory in chosen):
+        group = groups[scenario_id]
         console.rule(f"scenario {scenario_id}", align="left")
         for line in _question(scenarios.get(scenario_id)):
             console.print(line)
         if len(group) > 1:
             console.print()
             console.print(_comparison(group, rewards))
-        for trajectory in full:
+        for trajectory in [trajectory for trajectory in chosen if trajectory.scenario_id == scenario_id]:
             console.print()
             for line in _transcript(trajectory, rewards.get(trajectory.id)):
                 console.print(line)
@@ -70,8 +61,6 @@ def show(
 
 def _question(scenario: Scenario | None) -> list[Text]:
     """The question to the policy, and the data that only the environment has."""
-    from rich.text import Text
-
     if scenario is None:
         return [Text("its question is not known: name the folder that holds it with --scenarios", "yellow")]
     asked = [message["content"] for message in scenario.messages if message["role"] == "user"]
@@ -79,24 +68,17 @@ def _question(scenario: Scenario | None) -> list[Text]:
     return [Text(printable("\n".join(asked)), "bold"), Text(f"known: {printable(data)}", "dim")]
 
 
-def _comparison(group: Sequence[Trajectory], rewards: dict[str, Reward]) -> Any:
+def _comparison(group: Sequence[Trajectory], rewards: dict[str, Reward]) -> Table:
     """A table with one row per attempt. GRPO learns from the distance of each reward to the mean of its group."""
-    from rich import box
-    from rich.table import Table
-
     scored = (rewards.get(trajectory.id) for trajectory in group)
     scores = [reward.score for reward in scored if reward is not None and reward.score is not None]
     mean = sum(scores) / len(scores) if scores else 0.0
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("attempt", justify="right")
-    table.add_column("id")
-    for name in ("reward", "to the mean", "success", "turns", "tokens"):
-        table.add_column(name, justify="right")
-    table.add_column("stopped by")
+    numbers = ("reward", "to the mean", "success", "turns", "tokens")
+    attempts = table(("attempt", "id", *numbers, "stopped by"), ("attempt", *numbers))
     for trajectory in group:
         reward = rewards.get(trajectory.id)
         score = reward.score if reward else None
-        table.add_row(
+        attempts.add_row(
             str(trajectory.attempt),
             trajectory.id,
             "–" if score is None else f"{score:.3f}",
@@ -108,15 +90,13 @@ def _comparison(group: Sequence[Trajectory], rewards: dict[str, Reward]) -> Any:
         )
     if scores:
         spread = max(scores) - min(scores)
-        table.caption = f"mean {mean:.3f} of {len(scores)} rewards" + ("" if spread else "; all equal: no signal")
-        table.caption_justify = "left"
-    return table
+        attempts.caption = f"mean {mean:.3f} of {len(scores)} rewards" + ("" if spread else "; all equal: no signal")
+        attempts.caption_justify = "left"
+    return attempts
 
 
 def _transcript(trajectory: Trajectory, reward: Reward | None) -> Iterable[Text]:
     """One attempt: its turns, then how it ended and its reward."""
-    from rich.text import Text
-
     yield Text(f"attempt {trajectory.attempt} · {trajectory.id} · adapter {trajectory.adapter_hash}", "bold cyan")
     for number, turn in enumerate(trajectory.turns, 1):
         cut = ", cut off" if turn.finish_reason == "length" else ""
@@ -128,23 +108,13 @@ def _transcript(trajectory: Trajectory, reward: Reward | None) -> Iterable[Text]
             text = str(observation.get("content", ""))
             yield _indented(shorten(text), "    → ", "red" if text.startswith("Error: ") else "")
     stop = f"stopped by {trajectory.stop_reason}: {trajectory.error or STOPS[trajectory.stop_reason]}"
-    total = (
-        f"{len(trajectory.turns)} turns, {_sampled(trajectory.turns)} sampled tokens, {_mean_logprob(trajectory.turns)}"
-    )
-    yield Text(printable(f"  {stop} · {total}"))
-    if reward is not None:
-        yield from _reward(reward)
-
-
-def _reward(reward: Reward) -> Iterable[Text]:
-    """The reward and its parts, each with its reason."""
-    from rich.text import Text
-
+    total = f"{len(trajectory.turns)} turns, {_sampled(trajectory.turns)} sampled tokens"
+    yield Text(printable(f"  {stop} · {total}, {_mean_logprob(trajectory.turns)}"))
+    if reward is None:
+        return
     score = "unscored" if reward.score is None else f"{reward.score:.3f}"
-    yield Text(
-        f"  reward ({reward.name}) {score} · {'success' if reward.success else 'no success'}",
-        "bold green" if reward.success else "bold red",
-    )
+    success, style = ("success", "bold green") if reward.success else ("no success", "bold red")
+    yield Text(f"  reward ({reward.name}) {score} · {success}", style)
     reasons = dict(part.split(": ", 1) for part in reward.explanation.split("; ") if ": " in part)
     for name, value in reward.components.items():
         yield _indented(reasons.get(name, ""), f"    {value:+.3f} {name:<10} ", "")
@@ -158,18 +128,13 @@ def _answer(message: Message) -> Iterable[str]:
         yield shorten(str(message["content"]))
     for call in message.get("tool_calls") or ():
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        inside = (
-            ", ".join(f"{key}={_value(value)}" for key, value in arguments.items())
-            if isinstance(arguments, dict)
-            else None
-        )
-        yield shorten(f"{name}({_value(arguments) if inside is None else inside})")
+        named = isinstance(arguments, dict)
+        inside = [f"{key}={_value(value)}" for key, value in arguments.items()] if named else [_value(arguments)]
+        yield shorten(f"{name}({', '.join(inside)})")
 
 
 def _indented(text: str, lead: str, style: str) -> Text:
     """Printable text after `lead`, with further lines below the first."""
-    from rich.text import Text
-
     return Text(lead + printable(text).replace("\n", "\n" + " " * len(lead)), style)
 
 
@@ -199,11 +164,8 @@ def _mean_logprob(turns: Sequence[Turn]) -> str:
     return f"mean logprob {sum(logprobs) / len(logprobs):.3f} nats" if logprobs else "no logprobs (greedy)"
 
 
-def read(kind: type[R], path: Path, what: str) -> list[R]:
+def read(kind: Any, path: Path, what: str) -> list[Any]:
     """The records of a file; UserError where it is missing or holds something else."""
-
-    from steps.core.records import read_records
-
     if not path.is_file():
         raise UserError(f"{path} does not exist; name a file of {what}, or the folder that holds it")
     try:
@@ -213,8 +175,10 @@ def read(kind: type[R], path: Path, what: str) -> list[R]:
         raise UserError(f"{path} holds no {what} ({reason}); name the file that the stage wrote") from None
 
 
-def choose(trajectories: Sequence[Trajectory], rewards: dict[str, Reward], words: argparse.Namespace) -> list[str]:
-    """Ids of the trajectories that the options select, in order. UserError where an option selects none."""
+def choose(
+    trajectories: Sequence[Trajectory], rewards: dict[str, Reward], words: argparse.Namespace
+) -> list[Trajectory]:
+    """The trajectories that the options select, in order. UserError where an option selects none."""
     chosen = list(trajectories)
     for option, field in (("id", "id"), ("scenario", "scenario_id")):
         value = getattr(words, option)
@@ -228,33 +192,13 @@ def choose(trajectories: Sequence[Trajectory], rewards: dict[str, Reward], words
     if words.failed:
         if not rewards:
             raise UserError(f"--failed needs rewards, and there are none beside {words.path}: name them with --rewards")
-        chosen = [
-            trajectory for trajectory in chosen if trajectory.id not in rewards or not rewards[trajectory.id].success
-        ]
-    return [trajectory.id for trajectory in chosen]
-
-
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m steps.analytics.transcripts", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
-    )
-    parser.add_argument(
-        "path", type=Path, help="trajectories.parquet, or a folder that holds it, such as run/001/evaluation"
-    )
-    parser.add_argument("--rewards", type=Path, metavar="PATH", help="default: rewards.parquet in the same folder")
-    parser.add_argument("--scenarios", type=Path, metavar="PATH", help=f"default: {SCENARIOS}")
-    parser.add_argument("--id", help="only this trajectory")
-    parser.add_argument("--scenario", metavar="ID", help="only attempts at this scenario")
-    parser.add_argument("--limit", type=int, default=3, help="trajectories printed in full; 0: all (default: 3)")
-    parser.add_argument("--failed", action="store_true", help="only trajectories without success")
-    return parser.parse_args(words)
+        succeeded = {name for name, reward in rewards.items() if reward.success}
+        chosen = [trajectory for trajectory in chosen if trajectory.id not in succeeded]
+    return chosen
 
 
 def run(words: argparse.Namespace) -> None:
     """Read the files that the command line names, and print the trajectories."""
-    from environments.base import Scenario
-    from steps.core.records import Reward, Trajectory
-
     if words.limit < 0:
         raise UserError(f"--limit: {words.limit} is no number of trajectories; 0 shows all")
     path = words.path / "trajectories.parquet" if words.path.is_dir() else words.path
@@ -272,21 +216,29 @@ def run(words: argparse.Namespace) -> None:
         raise UserError(f"--scenarios: {folder} is no folder; the stage scenarios writes it")
     files = sorted(folder.glob("*.parquet"))
     scenarios = {scenario.id: scenario for file in files for scenario in read(Scenario, file, "scenarios")}
-    order = list(dict.fromkeys(trajectory.scenario_id for trajectory in trajectories))
-    places = {scenario_id: place for place, scenario_id in enumerate(order)}
-    trajectories.sort(key=lambda trajectory: places[trajectory.scenario_id])  # attempts at one scenario together
-    matching = choose(trajectories, rewards, words)
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.scenario_id, []).append(trajectory)
+    matching = choose([trajectory for group in groups.values() for trajectory in group], rewards, words)
     chosen = matching[: words.limit or None]
-
     output = console(WIDTH)
-    show(output, trajectories, rewards, scenarios, set(chosen))
+    show(output, groups, rewards, scenarios, chosen)
     more = "" if len(chosen) == len(matching) else "; --limit shows more"
     output.print(f"{len(chosen)} of {len(matching)} trajectories{' without success' if words.failed else ''}{more}")
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    return exit_code(lambda: run(parse(words)))
+    parser = command_parser("steps.analytics.transcripts", __doc__, allow_abbrev=False)
+    path = "trajectories.parquet, or a folder that holds it, such as run/001/evaluation"
+    parser.add_argument("path", type=Path, help=path)
+    parser.add_argument("--rewards", type=Path, metavar="PATH", help="default: rewards.parquet in the same folder")
+    parser.add_argument("--scenarios", type=Path, metavar="PATH", help=f"default: {SCENARIOS}")
+    parser.add_argument("--id", help="only this trajectory")
+    parser.add_argument("--scenario", metavar="ID", help="only attempts at this scenario")
+    parser.add_argument("--limit", type=int, default=3, help="trajectories printed in full; 0: all (default: 3)")
+    parser.add_argument("--failed", action="store_true", help="only trajectories without success")
+    return exit_code(lambda: run(parser.parse_args(words)))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,9 @@ def waste(folder: Path) -> Waste:
         lengths = pc.list_value_length(pc.struct_field(pc.list_flatten(turns), "completion_ids"))
         for place, length in zip(pc.list_parent_indices(turns).to_pylist(), lengths.to_pylist(), strict=True):
             tokens[fates[names[place]]] += length or 0
-    seconds = _seconds(folder)
+    kept = {stage: folder / "timings" / f"{output}.json" for stage, output in OUTPUTS.items()}
+    seconds = {stage: json.loads(path.read_text())["seconds"] for stage, path in kept.items() if path.is_file()}
+    measured = bool(tokens["gradient"] and seconds)
     judge = folder / "judge.json"
     return Waste(
         trajectories={fate: list(fates.values()).count(fate) for fate in FATES},
@@ -72,9 +74,7 @@ def waste(folder: Path) -> Waste:
         trained=sum(tokens[fate] for fate in TRAINED),
         seconds=seconds,
         judge_cost=json.loads(judge.read_text()).get("judge_cost") if judge.is_file() else None,
-        seconds_per_gradient_token=sum(seconds.values()) / tokens["gradient"]
-        if tokens["gradient"] and seconds
-        else None,
+        seconds_per_gradient_token=sum(seconds.values()) / tokens["gradient"] if measured else None,
     )
 
 
@@ -89,19 +89,14 @@ def shares(tokens: Mapping[str, int]) -> dict[str, float]:
     return {name: (whole + (name in raised)) / UNIT for name, (whole, _) in parts.items()}
 
 
-def _seconds(folder: Path) -> dict[str, float]:
-    kept = {stage: folder / "timings" / f"{output}.json" for stage, output in OUTPUTS.items()}
-    return {stage: json.loads(path.read_text())["seconds"] for stage, path in kept.items() if path.is_file()}
-
-
 def _fates(path: Path) -> dict[str, str]:
     """What the update wrote: trajectory id -> fate. UserError where it is missing or holds something else."""
     if not path.is_file():
         raise UserError(f"{path} does not exist: the stage update makes it (`dvc repro`)")
     try:
         fates = json.loads(path.read_text())
+        if not isinstance(fates, dict) or not all(fate in FATES for fate in fates.values()):
+            raise ValueError("it holds no fates")
     except ValueError as problem:
         raise UserError(f"{path} cannot be read ({problem}): make it again (`dvc repro`)") from None
-    if not isinstance(fates, dict) or not all(fate in FATES for fate in fates.values()):
-        raise UserError(f"{path} cannot be read (it holds no fates): make it again (`dvc repro`)")
     return fates

@@ -48,6 +48,12 @@ class Row(NamedTuple):
     logprobs: list[float]  # nats; 0 where not sampled
 
 
+def fingerprint(name: str, adapter_hash: str, sampled: Sequence[tuple[Sequence[int], Any]]) -> str:
+    """The fingerprint of a trajectory, from its id, its adapter, and (completion_ids, message) of each turn."""
+    whole = json.dumps([name, adapter_hash, sampled], ensure_ascii=False)
+    return hashlib.blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
 class Trajectory(Record):
     """One attempt at one scenario."""
 
@@ -61,9 +67,7 @@ class Trajectory(Record):
 
     def fingerprint(self) -> str:
         """A hash of who sampled what: what is measured of a trajectory beside it, as its times, is found again by this."""
-        sampled = [[turn.completion_ids, turn.message] for turn in self.turns]
-        whole = json.dumps([self.id, self.adapter_hash, sampled], ensure_ascii=False)
-        return hashlib.blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        return fingerprint(self.id, self.adapter_hash, [(turn.completion_ids, turn.message) for turn in self.turns])
 
     def flatten(self) -> list[Row]:
         """The training rows: one where each prompt extends what came before, otherwise one more at each break."""

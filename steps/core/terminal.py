@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import argparse
 
     from rich.console import Console
+    from rich.table import Table
 
 
 def command_parser(name: str, about: str | None, **options: Any) -> argparse.ArgumentParser:
@@ -53,6 +54,15 @@ def console(width: int, soft_wrap: bool = False) -> Console:
 
     terminal = Console(highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap)
     return terminal if terminal.is_terminal else Console(highlight=False, markup=False, emoji=False, width=width)
+
+
+def table(columns: Sequence[str], numbers: Collection[str], title: str | None = None) -> Table:
+    """An empty table without a frame. The columns in `numbers` are aligned to the right."""
+    from rich import box
+    from rich.table import Column, Table
+
+    headers = [Column(name, justify="right" if name in numbers else "left") for name in columns]
+    return Table(*headers, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, title=title, title_justify="left")
 
 
 class ProgressDisplay:

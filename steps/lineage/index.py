@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,15 +27,15 @@ class Indexed(NamedTuple):
 def index(root: Path, ledger: Ledger, iterations: Sequence[str] | None = None) -> Indexed:
     """Add what a project's folder holds, in one transaction. `iterations`: only these, as a flow does after each."""
     with changing(ledger) as connection:
-        return _add(connection, [root], runs(connection), iterations)
+        reader = Reader(root.resolve(), runs(connection))
+        return _add(connection, reader.parts(iterations), reader.left_out)
 
 
 def add_verdict(root: Path, ledger: Ledger, path: str) -> Indexed:
     """Add the verdict in a folder of run/promote, as the flow does that gave it."""
     with changing(ledger) as connection:
         reader = Reader(root.resolve(), runs(connection))
-        nodes, edges = write(connection, reader.verdict(path))
-        return Indexed(nodes, edges, reader.left_out)
+        return _add(connection, [reader.verdict(path)], reader.left_out)
 
 
 def rebuild(roots: Sequence[Path], ledger: Ledger) -> tuple[Indexed, dict[str, dict[str, Any]]]:
@@ -44,29 +45,18 @@ def rebuild(roots: Sequence[Path], ledger: Ledger) -> tuple[Indexed, dict[str, d
         for table in (EDGES, NODES):
             connection.execute(DropTable(table))
         create(connection, NODES, EDGES, BY_CHILD)
-        indexed = _add(connection, roots, before, None)
+        decided = Rows()
         for evidence in decisions.evidence(connection):  # their folders may be gone
-            rows = Rows()
-            add_evidence(rows, evidence)
-            nodes, edges = write(connection, rows)
-            indexed = Indexed(indexed.nodes + nodes, indexed.edges + edges, indexed.left_out)
+            add_evidence(decided, evidence)
+        readers = [Reader(root.resolve(), before) for root in roots]
+        parts = chain(*(reader.parts(None) for reader in readers), [decided])
+        indexed = _add(connection, parts, [])
         after = runs(connection)
+    for root, reader in zip(roots, readers, strict=True):
+        indexed.left_out.extend(f"{root}: {text}" if len(roots) > 1 else text for text in reader.left_out)
     return indexed, {key: data for key, data in before.items() if key not in after}
 
 
-def _add(
-    connection: sa.Connection,
-    roots: Iterable[Path],
-    runs: Mapping[str, dict[str, Any]],
-    iterations: Sequence[str] | None,
-) -> Indexed:
-    nodes = edges = 0
-    left_out: list[str] = []
-    roots = list(roots)
-    for root in roots:
-        reader = Reader(root.resolve(), runs)
-        for rows in reader.parts(iterations):
-            added = write(connection, rows)
-            nodes, edges = nodes + added[0], edges + added[1]
-        left_out += [f"{root}: {text}" if len(roots) > 1 else text for text in reader.left_out]
-    return Indexed(nodes, edges, left_out)
+def _add(connection: sa.Connection, parts: Iterable[Rows], left_out: list[str]) -> Indexed:
+    added = [write(connection, rows) for rows in parts]
+    return Indexed(sum(nodes for nodes, _ in added), sum(edges for _, edges in added), left_out)

@@ -26,9 +26,7 @@ class AdapterOrigin:
 
     adapter: str
     parents: list[str]  # adapters
-    runs: list[
-        dict[str, Any]
-    ]  # run, iteration, md5 (the adapter's in DVC), dvc_lock (hash of the entries it comes from)
+    runs: list[dict[str, Any]]  # run, iteration, md5 (the adapter's in DVC), dvc_lock (hash of the entries behind it)
     evaluations: list[dict[str, Any]]  # md5, split, success, ci95, n
     metrics: list[dict[str, Any]]
     batches: list[str]  # md5s
@@ -93,12 +91,9 @@ def back(model: str, ledger: Ledger, root: Path | None = None) -> Ancestry:
         leaf = NODES.c.kind.in_(("run", "evaluation", "metrics"))
         data = {(row.kind, row.id): row.data for row in connection.execute(sa.select(NODES).where(leaf))}
         linked = _linked(connection)
-        verdicts = _verdicts(connection, [name])
-        decided = [
-            decision
-            for decision in decisions.listed(connection)
-            if name in (decision.adapter, decision.champion_adapter)
-        ]
+        verdicts = _verdicts(connection, name)
+        listed = decisions.listed(connection)
+    decided = [decision for decision in listed if name in (decision.adapter, decision.champion_adapter)]
     parents: dict[NodeKey, list[Any]] = {}  # edges by their child
     for row in up:
         parents.setdefault((row.child_kind, row.child_id), []).append(row)
@@ -130,7 +125,7 @@ def forward(kind: str, name: str, ledger: Ledger, root: Path | None = None) -> I
         parents = sa.select(EDGES.c.parent_id).where(EDGES.c.parent_kind == "adapter").distinct()
         adapters = {*connection.scalars(kinds), *connection.scalars(parents)}
         resting = set(connection.scalars(sa.select(walk.c.id).where(walk.c.kind == "verdict")))
-        verdicts = _verdicts(connection, None, resting)
+        verdicts = _verdicts(connection, among=resting)
         decided = [decision for decision in decisions.listed(connection) if decision.verdict in resting]
     runs: dict[str, list[dict[str, Any]]] = {}  # by adapter
     for row in makings:
@@ -147,14 +142,14 @@ def forward(kind: str, name: str, ledger: Ledger, root: Path | None = None) -> I
 
 
 def _verdicts(
-    connection: sa.Connection, adapters: Sequence[str] | None = None, among: Collection[str] | None = None
+    connection: sa.Connection, adapter: str | None = None, among: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """Verdicts on one of these adapters, or among these: {"verdict": its hash, "as": the adapter's side, …}."""
+    """Verdicts on this adapter, or among these: {"verdict": its hash, "as": the adapter's side, …}."""
     rows = connection.execute(sa.select(NODES.c.id, NODES.c.data).where(NODES.c.kind == "verdict").order_by(NODES.c.id))
     verdicts: list[dict[str, Any]] = []
     for name, data in rows:
-        sides = [side for side, shown in data["sides"].items() if shown["adapter_hash"] in (adapters or ())]
-        if (among is not None and name in among) or sides:
+        sides = [side for side, shown in data["sides"].items() if shown["adapter_hash"] == adapter]
+        if name in among or sides:
             verdicts.append({"verdict": name, "as": sides[0] if sides else None} | data)
     return verdicts
 
@@ -216,29 +211,26 @@ def _origin(
 ) -> AdapterOrigin:
     """An adapter's origin, from the edges of a walk by their child, and those to its evaluations and metrics."""
 
-    def parents(children: Iterable[NodeKey], role: str, kind: str) -> list[NodeKey]:
-        rows = [row for child in children for row in edges.get(child, [])]
-        return sorted({(kind, row.parent_id) for row in rows if (row.role, row.parent_kind) == (role, kind)})
+    def parents(child: str, names: Iterable[str], role: str, kind: str) -> list[str]:
+        rows = [row for name in names for row in edges.get((child, name), [])]
+        return sorted({row.parent_id for row in rows if (row.role, row.parent_kind) == (role, kind)})
 
-    def ids(keys: Iterable[NodeKey]) -> list[str]:
-        return [name for _, name in keys]
-
-    adapter = ("adapter", name)
-    batches, rewards = parents([adapter], "trained", "batch"), parents([adapter], "trained", "rewards")
-    played, judgements = parents(batches, "collected", "trajectory"), parents(rewards, "counted", "judgement")
+    batches, rewards = parents("adapter", [name], "trained", "batch"), parents("adapter", [name], "trained", "rewards")
+    trajectories = parents("batch", batches, "collected", "trajectory")
+    judgements = parents("rewards", rewards, "counted", "judgement")
+    judges = {*parents("rewards", rewards, "judged", "judge"), *parents("judgement", judgements, "judged", "judge")}
+    leaves = [(row.role, {"md5": row.child_id} | data[(row.child_kind, row.child_id)]) for row in results]
     return AdapterOrigin(
         adapter=name,
-        parents=ids(parents([adapter], "continued", "adapter")),
-        runs=[{"run": row.parent_id} | row.data for row in edges.get(adapter, []) if row.role == "made"],
-        evaluations=[
-            {"md5": row.child_id} | data[("evaluation", row.child_id)] for row in results if row.role == "evaluated"
-        ],
-        metrics=[{"md5": row.child_id} | data[("metrics", row.child_id)] for row in results if row.role == "measured"],
-        batches=ids(batches),
-        rewards=ids(rewards),
-        judges=ids(parents([*rewards, *judgements], "judged", "judge")),
-        trajectories=ids(played),
-        scenarios=ids(parents(played, "attempted", "scenario")),
-        judgements=ids(judgements),
-        replies=ids(parents(judgements, "answered", "reply")),
+        parents=parents("adapter", [name], "continued", "adapter"),
+        runs=[{"run": row.parent_id} | row.data for row in edges.get(("adapter", name), []) if row.role == "made"],
+        evaluations=[leaf for role, leaf in leaves if role == "evaluated"],
+        metrics=[leaf for role, leaf in leaves if role == "measured"],
+        batches=batches,
+        rewards=rewards,
+        judges=sorted(judges),
+        trajectories=trajectories,
+        scenarios=parents("trajectory", trajectories, "attempted", "scenario"),
+        judgements=judgements,
+        replies=parents("judgement", judgements, "answered", "reply"),
     )

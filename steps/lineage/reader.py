@@ -29,12 +29,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from steps.core.errors import UserError
 from steps.core.parquet import read_columns
-from steps.core.records import OUTPUTS
+from steps.core.records import OUTPUTS, Judgement
 from steps.lineage.tables import PLAYERS, SHORT, NodeKey, Rows, plain
+from steps.policy.adapter import adapter_hash
 from steps.project import chain, git
 from steps.project.lock import Lock, digest, file_md5, folder_md5, lineage, read_lock, run_key
+from steps.registry.gate import Verdict
 
 
 class SampledBatch(NamedTuple):
@@ -78,7 +82,7 @@ class Reader:
         rows = Rows()
         if scenarios and self.md5("run/scenarios"):
             for path in sorted((self.root / "run/scenarios").glob("*.parquet")):
-                for row in self.table(path.relative_to(self.root).as_posix(), ["id", "task", "split"]):
+                for row in read_columns(path, ["id", "task", "split"]).to_pylist():
                     rows.node(("scenario", row["id"]), task=row["task"], split=row["split"])
         if self.run is not None:
             rows.node(("run", self.run), **(self.runs.get(self.run) or describe(self.root, self.lock)))
@@ -100,17 +104,14 @@ class Reader:
         return rows
 
     def adapter(self, rows: Rows, number: str, maker: str) -> NodeKey | None:
-        from steps.policy.adapter import adapter_hash
-
         path = f"run/{number}/adapter"
         if not (md5 := self.md5(path)):
             return None
         try:
             name = adapter_hash(self.root / path)
         except FileNotFoundError as problem:
-            raise UserError(
-                f"{problem.filename} is missing in {path}; `dvc checkout` brings the adapter back"
-            ) from None
+            missing = f"{problem.filename} is missing in {path}"
+            raise UserError(f"{missing}; `dvc checkout` brings the adapter back") from None
         state = self.state(number)
         if state is not None and state != name:
             self.left_out.append(f"{path} is {name}, but run/{number}/checkpoint is of adapter {state}")
@@ -125,7 +126,7 @@ class Reader:
         path = f"run/{number}/trajectories.parquet"
         if not (md5 := self.md5(path)):
             return None
-        records = self.table(path, ["id", "scenario_id", "adapter_hash", "stop_reason"])
+        records = read_columns(self.root / path, ["id", "scenario_id", "adapter_hash", "stop_reason"]).to_pylist()
         adapters = {record["adapter_hash"] for record in records}
         batch = SampledBatch(("batch", md5), adapters, {record["id"] for record in records})
         rows.node(batch.key, trajectories=len(records))
@@ -141,7 +142,7 @@ class Reader:
         path = f"run/{number}/rewards.parquet"
         if not (md5 := self.md5(path)):
             return None
-        records = self.table(path, ["trajectory_id", "name", "score", "success"])
+        records = read_columns(self.root / path, ["trajectory_id", "name", "score", "success"]).to_pylist()
         if {record["trajectory_id"] for record in records} != batch.names:
             self.left_out.append(f"{path} is of other trajectories than run/{number}/trajectories.parquet")
             return None
@@ -162,10 +163,6 @@ class Reader:
 
     def judgements(self, rows: Rows, number: str, rewards: NodeKey, role: str) -> None:
         """What a model judged, and the replies in the ledger that it rests on."""
-        from pydantic import ValidationError
-
-        from steps.core.records import Judgement
-
         path = f"run/{number}/judgements.jsonl"
         if not (md5 := self.md5(path)):
             return
@@ -226,7 +223,7 @@ class Reader:
         if adapter not in PLAYERS:
             rows.edge(("adapter", adapter), "evaluated", evaluation)
         if (self.root / path / "trajectories.parquet").exists():
-            for row in self.table(f"{path}/trajectories.parquet", ["scenario_id"]):
+            for row in read_columns(self.root / f"{path}/trajectories.parquet", ["scenario_id"]).to_pylist():
                 rows.edge(("scenario", row["scenario_id"]), "evaluated", evaluation)
         else:
             self.left_out.append(f"{path}/trajectories.parquet is missing: its scenarios are not linked")
@@ -246,8 +243,7 @@ class Reader:
             self.left_out.append(f"{path}/evaluations.json is missing: the verdict is not linked to its evaluations")
         for evaluation in weighed["evaluations"].values():
             if evaluation["path"].startswith(f"{path}/") and (self.root / evaluation["path"]).exists():
-                own = Rows()
-                self.evaluation(own, evaluation["path"])
+                self.evaluation(own := Rows(), evaluation["path"])
                 if ("evaluation", evaluation["md5"]) in own.nodes:
                     rows.nodes |= own.nodes
                     rows.edges |= own.edges
@@ -280,18 +276,9 @@ class Reader:
             raise unreadable(path, "JSON object", f"it is {type(value).__name__}")
         return value
 
-    def table(self, path: str, columns: list[str]) -> list[dict[str, Any]]:
-        """Rows with only these columns: the turns of a batch are a hundred times as large as its ids."""
-        rows: list[dict[str, Any]] = read_columns(self.root / path, columns).to_pylist()
-        return rows
-
 
 def evidence(folder: Path, name: str) -> dict[str, Any]:
     """What a decision rests on, from the files of flows/promote.py: its verdict, and {side: {"path", "md5"}}."""
-    from pydantic import ValidationError
-
-    from steps.registry.gate import Verdict
-
     try:
         verdict = Verdict.model_validate_json((folder / "verdict.json").read_bytes())
         path = folder / "evaluations.json"
@@ -299,9 +286,8 @@ def evidence(folder: Path, name: str) -> dict[str, Any]:
         evaluations = {side: {key: str(file[key]) for key in ("path", "md5")} for side, file in rests_on.items()}
     except (ValidationError, ValueError, LookupError, TypeError, AttributeError, OSError) as problem:
         line = str(problem).strip().splitlines()[0]
-        raise UserError(
-            f"{name} holds no verdict ({line}); `python -m flows.promote --dry-run` makes it again"
-        ) from None
+        advice = "`python -m flows.promote --dry-run` makes it again"
+        raise UserError(f"{name} holds no verdict ({line}); {advice}") from None
     return {"hash": verdict.hash, "verdict": verdict.model_dump(mode="json"), "evaluations": evaluations}
 
 
@@ -318,9 +304,8 @@ def add_evidence(rows: Rows, evidence: Mapping[str, Any]) -> None:
 
 def unreadable(path: str, what: str, reason: str) -> UserError:
     line = (reason.strip().splitlines() or [""])[0]
-    return UserError(
-        f"{path} holds no {what} ({line}); `dvc checkout` brings back what was recorded, `dvc repro` makes it"
-    )
+    advice = "`dvc checkout` brings back what was recorded, `dvc repro` makes it"
+    return UserError(f"{path} holds no {what} ({line}); {advice}")
 
 
 def trajectory(batch: str, name: str) -> NodeKey:
@@ -335,10 +320,8 @@ def code_judge(name: str, entry: dict[str, Any]) -> str:
     paths = (f"steps/judging/{name}.py", f"steps/{name}.py")  # older locks have the second one
     own = next((code[path] for path in paths if path in code), None)
     if own is None:
-        raise UserError(
-            f"dvc.lock records no code of the judge {name} ({paths[0]} under the deps of score): the judge "
-            "cannot be identified; `dvc repro` scores again"
-        )
+        missing = f"dvc.lock records no code of the judge {name} ({paths[0]} under the deps of score)"
+        raise UserError(f"{missing}: the judge cannot be identified; `dvc repro` scores again")
     parts = [code.get("environments"), own, parameters.get("task")]
     return f"{name}-{digest([*parts, (parameters.get('score') or {}).get(name)])}"
 

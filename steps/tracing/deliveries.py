@@ -16,6 +16,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from steps.core.masking import masked
+
 SECONDS = 1.5  # that a run waits at its end for each iteration's deliveries; tracing may cost 2 s per iteration
 PATIENCE = (2.0, 5.0)  # seconds to connect, and until an answer begins
 PAUSE = 20.0  # seconds without requests after a failed connection
@@ -70,8 +72,6 @@ class Deliveries:
 
     def settle(self, seconds: float) -> bool:
         """Wait at most so long until everything is delivered or lost, and log what was lost; True if all arrived."""
-        from steps.core.masking import masked
-
         until = time.monotonic() + seconds
         with self._changed:
             while self._open.total() and (remaining := until - time.monotonic()) > 0:
@@ -114,8 +114,6 @@ class Deliveries:
 
     def _warn(self, reason: str) -> None:
         """Log the first failure; the caller holds the lock."""
-        from steps.core.masking import masked
-
         if not self._warned:
             self._warned = True
             self.log_message(masked(f"{self.host} does not take traces: {reason}; the run goes on without it"))

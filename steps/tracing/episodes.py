@@ -17,19 +17,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from opentelemetry.sdk.trace import ReadableSpan
+
+from environments.base import Message, Scenario
 from steps.core.masking import Masker
+from steps.core.records import Judgement, Reward, Trajectory, Turn
+from steps.llm.messages import wire
+from steps.tracing.files import Times
 from steps.tracing.spans import Recorder, Trace, TraceScore, as_json, hashed, span_messages, trace_attributes
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import Span
-
-    from environments.base import Message, Scenario
-    from steps.core.records import Judgement, Reward, Trajectory, Turn
-    from steps.tracing.files import Times
-
-UNRECORDED = "not recorded"
 THINKING = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
 
 
@@ -48,7 +46,6 @@ class About(NamedTuple):
 
 
 def episode(
-    recorder: Recorder,
     mask: Masker,
     about: About,
     scenario: Scenario,
@@ -58,63 +55,40 @@ def episode(
     judgement: Judgement | None = None,
 ) -> Trace:
     """The trace of one trajectory. `judgement`: a model's comparison of it with the others of its group."""
-    from steps.llm.messages import wire
-
     masked = [mask(message) for message in trajectory.messages(scenario)]
     sent = [as_json(message) for message in wire(masked)]
     metadata = _metadata(about, trajectory, reward, times, judgement)
     metadata = {name: mask.text(value) for name, value in metadata.items()}
     labels = [about.task, about.split, f"iteration {about.iteration}"]
     common = trace_attributes("episode", about.run, about.environment, labels, metadata)
-    recorder.begin(trace_id(about.run, about.iteration, trajectory), common)
+    recorder = Recorder(hashed(about.run, about.iteration, trajectory.id, trajectory.adapter_hash), common)
 
     moments = times or [(about.at,) * 3] * len(trajectory.turns)
     place = len(scenario.messages)
     outcome = {"result": _result(masked[place:]), "reward": reward.score if reward else None}
     outcome |= {"success": reward.success if reward else None, "stop_reason": trajectory.stop_reason}
     question = f'{{"task": {as_json(about.task)}, "messages": [{", ".join(sent[:place])}]}}'
-    root = recorder.span(
-        "episode",
-        "episode",
-        "agent",
-        (moments[0][0], moments[-1][2]) if moments else (about.at, about.at),
-        attributes={
-            **span_messages(question, as_json(outcome)),
-            "mlflow.traceTag.mlflow.traceName": "episode",
-        },
-        error=mask.text(trajectory.error or "the episode failed") if trajectory.stop_reason == "error" else None,
-    )
+    error = mask.text(trajectory.error or "the episode failed") if trajectory.stop_reason == "error" else None
+    played = (moments[0][0], moments[-1][2]) if moments else (about.at, about.at)
+    root = recorder.span("episode", "agent", played, None, span_messages(question, as_json(outcome)), error)
     fresh = 0
     for number, (turn, when) in enumerate(zip(trajectory.turns, moments, strict=True), 1):
         asked, answered, ended = when
         after = place + 1 + len(turn.observations)  # messages until the end of this turn
-        parent = recorder.span(
-            f"turn {number}",
-            f"turn {number}",
-            "span",
-            (asked, ended),
-            root,
-            span_messages(f"[{', '.join(sent[fresh:place])}]", sent[place]),
-        )
         prompt = f"[{', '.join(sent[:place])}]"
-        usage = None if not turn.prompt_ids else (len(turn.prompt_ids), len(turn.completion_ids))
+        new = span_messages(f"[{', '.join(sent[fresh:place])}]", sent[place])
+        parent = recorder.span(f"turn {number}", "span", (asked, ended), root, new)
         latency = None if times is None else answered - asked
-        attributes = _generation(mask, about, turn, masked[place], prompt, sent[place], usage, latency)
-        recorder.span(f"turn {number} generation", "generation", "generation", (asked, answered), parent, attributes)
+        attributes = _generation(mask.text(about.model), about, turn, masked[place], prompt, sent[place], latency)
+        path = f"turn {number} generation"
+        recorder.span(path, "generation", (asked, answered), parent, attributes, name="generation")
         _tools(recorder, number, masked[place], masked[place + 1 : after], (answered, ended), parent)
         fresh, place = place + 1, after
     return recorder.finish(scores(reward, mask) + judge_scores(trajectory, judgement, mask), metadata)
 
 
 def _generation(
-    mask: Masker,
-    about: About,
-    turn: Turn,
-    message: Message,
-    prompt: str,
-    answer: str,
-    usage: tuple[int, int] | None,
-    latency: float | None,
+    model: str, about: About, turn: Turn, message: Message, prompt: str, answer: str, latency: float | None
 ) -> dict[str, Any]:
     """Attributes of one completion: prompt and answer, for MLflow in the form of OpenAI's chat completions."""
     settings = {"temperature": about.temperature, "max_tokens": about.max_tokens}
@@ -125,28 +99,24 @@ def _generation(
         facts["latency_seconds"] = round(latency, 5)
     if thoughts := reasoning(message):
         facts["reasoning"] = thoughts
-    model = mask.text(about.model)
+    choice = f'{{"index": 0, "message": {answer}, "finish_reason": {as_json(turn.finish_reason)}}}'
     attributes = {
         "langfuse.observation.input": prompt,
         "langfuse.observation.output": answer,
         "langfuse.observation.model.name": model,
         "langfuse.observation.model.parameters": as_json(settings),
         "mlflow.spanInputs": f'{{"model": {as_json(model)}, "messages": {prompt}, "temperature": {about.temperature}}}',
-        "mlflow.spanOutputs": (
-            f'{{"choices": [{{"index": 0, "message": {answer}, "finish_reason": {as_json(turn.finish_reason)}}}]}}'
-        ),
+        "mlflow.spanOutputs": f'{{"choices": [{choice}]}}',
         "mlflow.message.format": "openai",
         "mlflow.llm.model": model,
     }
-    if usage is not None:
-        prompt_tokens, sampled = usage
-        total = prompt_tokens + sampled
-        details = {"input": prompt_tokens, "output": sampled, "total": total}
+    if turn.prompt_ids:
+        details = {"input": len(turn.prompt_ids), "output": len(turn.completion_ids)}
+        details["total"] = sum(details.values())
         attributes["langfuse.observation.usage_details"] = as_json(details)
         attributes["mlflow.chat.tokenUsage"] = as_json({f"{name}_tokens": count for name, count in details.items()})
     for name, value in facts.items():
-        attributes[f"langfuse.observation.metadata.{name}"] = value
-        attributes[name] = value
+        attributes |= {f"langfuse.observation.metadata.{name}": value, name: value}
     return attributes
 
 
@@ -156,7 +126,7 @@ def _tools(
     message: Message,
     answers: Sequence[Message],
     times: tuple[float, float],
-    parent: Span,
+    parent: ReadableSpan,
 ) -> None:
     """A span for each action. Several actions share the times of their turn, and are marked so."""
     calls = message.get("tool_calls") or ()
@@ -164,45 +134,22 @@ def _tools(
         result = str(answers[place]["content"]) if place < len(answers) else None  # None: the episode ended before
         shared = "of all actions of the turn" if len(calls) > 1 else None
         arguments = call["function"]["arguments"]
-        recorder.span(
-            f"turn {number} tool {place}",
-            str(call["function"]["name"]) or "tool",
-            "tool",
-            times,
-            parent,
-            {
-                **span_messages(as_json(arguments), None if result is None else as_json(result)),
-                "langfuse.observation.metadata.times": shared,
-                "times": shared,
-            },
-            result[:500] if result is not None and result.startswith("Error: ") else None,
-        )
+        attributes = span_messages(as_json(arguments), None if result is None else as_json(result))
+        attributes |= {"langfuse.observation.metadata.times": shared, "times": shared}
+        error = result[:500] if result is not None and result.startswith("Error: ") else None
+        name = str(call["function"]["name"]) or "tool"
+        recorder.span(f"turn {number} tool {place}", "tool", times, parent, attributes, error, name)
 
 
-def training(
-    recorder: Recorder, mask: Masker, about: About, settings: Mapping[str, Any], end: float, results: Mapping[str, Any]
-) -> Trace:
+def training(mask: Masker, about: About, settings: Mapping[str, Any], end: float, results: Mapping[str, Any]) -> Trace:
     """The trace of a training run, from `about.at` to `end`: its settings and its results."""
     metadata = {"task": about.task, "run": about.run, "base_model": mask.text(about.model)}
     metadata |= {name: mask.text(str(value)) for name, value in results.items() if not isinstance(value, Mapping)}
     common = trace_attributes("training", about.run, about.environment, [about.task, "training"], metadata)
-    recorder.begin(hashed(about.run, "training"), common)
-    recorder.span(
-        "training",
-        "training",
-        "span",
-        (about.at, max(about.at, end)),
-        attributes={
-            **span_messages(as_json(mask(dict(settings))), as_json(mask(dict(results)))),
-            "mlflow.traceTag.mlflow.traceName": "training",
-        },
-    )
+    recorder = Recorder(hashed(about.run, "training"), common)
+    attributes = span_messages(as_json(mask(dict(settings))), as_json(mask(dict(results))))
+    recorder.span("training", "span", (about.at, max(about.at, end)), None, attributes)
     return recorder.finish([], metadata)
-
-
-def trace_id(run: str, iteration: str, trajectory: Trajectory) -> str:
-    """The same whenever the trajectory is traced."""
-    return hashed(run, iteration, trajectory.id, trajectory.adapter_hash)
 
 
 def scores(reward: Reward | None, mask: Masker) -> list[TraceScore]:
@@ -245,18 +192,13 @@ def judge_scores(trajectory: Trajectory, judgement: Judgement | None, mask: Mask
 
 def reasoning(message: Message) -> str:
     """The policy's reasoning before its answer, from a field of its own or between <think> tags; else empty."""
-    text = message.get("reasoning_content") or message.get("reasoning")
-    if text:
+    if text := message.get("reasoning_content") or message.get("reasoning"):
         return str(text)
     return "\n".join(THINKING.findall(str(message.get("content") or ""))).strip()
 
 
 def _metadata(
-    about: About,
-    trajectory: Trajectory,
-    reward: Reward | None,
-    times: Times | None,
-    judgement: Judgement | None,
+    about: About, trajectory: Trajectory, reward: Reward | None, times: Times | None, judgement: Judgement | None
 ) -> dict[str, str]:
     """The metadata of a trace, by which traces are filtered."""
     metadata = {
@@ -270,7 +212,7 @@ def _metadata(
         "attempt": str(trajectory.attempt),
         "trajectory": trajectory.id,
         "stop_reason": trajectory.stop_reason,
-        "times": UNRECORDED if times is None else "recorded",
+        "times": "not recorded" if times is None else "recorded",
     }
     if trajectory.error:
         metadata["error"] = trajectory.error

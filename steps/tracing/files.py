@@ -11,14 +11,12 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from environments.base import Scenario
 from steps.core.errors import UserError
 from steps.core.parquet import read_columns
-
-if TYPE_CHECKING:
-    from environments.base import Scenario
-    from steps.core.records import Judgement, Reward, Trajectory
+from steps.core.records import Judgement, Reward, Trajectory, unpack
 
 RATE = 0.05  # the default share of scenarios
 
@@ -33,9 +31,8 @@ def rate() -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise UserError(
-            f"FLYWHEEL_TRACE_RATE is {text}: give the share of scenarios to trace, from 0 (none) to 1 (all)"
-        )
+        advice = "give the share of scenarios to trace, from 0 (none) to 1 (all)"
+        raise UserError(f"FLYWHEEL_TRACE_RATE is {text}: {advice}")
     return share
 
 
@@ -48,9 +45,6 @@ def read_batch(
     folder: Path, scenarios: Path, share: float, timings: Path
 ) -> Iterator[tuple[Scenario, Trajectory, Reward | None, Times | None, Judgement | None]]:
     """The traced episodes of a folder with trajectories and rewards; None where no times or no judgement were kept."""
-    from environments.base import Scenario
-    from steps.core.records import Reward, Trajectory
-
     by_id = {scenario.id: scenario for scenario in read(Scenario, scenarios, "id", share)}
     trajectories = read(Trajectory, folder / "trajectories.parquet", "scenario_id", share)
     read_rewards = read(Reward, folder / "rewards.parquet", "scenario_id", share)
@@ -68,8 +62,6 @@ def read(kind: Any, path: Path, column: str, share: float) -> list[Any]:
     """The records of a file whose scenario, named in `column`, is traced."""
     import pyarrow as pa
 
-    from steps.core.records import unpack
-
     table = read_columns(path)
     if not table.num_rows:  # it has no columns then
         return []
@@ -79,8 +71,6 @@ def read(kind: Any, path: Path, column: str, share: float) -> list[Any]:
 
 def read_judgements(path: Path, share: float) -> dict[str, Judgement]:
     """A model's judgement of each traced scenario, by scenario id; none where no model judges."""
-    from steps.core.records import Judgement
-
     lines = path.read_bytes().split(b"\n") if path.is_file() else []
     judgements = [Judgement.model_validate_json(line) for line in lines if line]
     return {judgement.scenario_id: judgement for judgement in judgements if is_chosen(judgement.scenario_id, share)}

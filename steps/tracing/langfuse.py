@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from steps.tracing.deliveries import LARGEST, Deliveries, Delivery, Post
-from steps.tracing.spans import Trace, hashed, without
+from steps.tracing.spans import Trace, encoded, hashed
 
 T = TypeVar("T")
 CLOUD = "https://cloud.langfuse.com"
@@ -44,16 +44,14 @@ class Langfuse:
 
     def send(self, traces: Sequence[Trace]) -> None:
         """Queue the traces and their scores; returns at once."""
-        from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-
         for part in parts(traces):
-            spans = without([span for trace in part for span in trace.spans], "mlflow.")
-            body = encode_spans(spans).SerializeToString()
             headers = {**self.headers, "Content-Type": "application/x-protobuf"}
+            body = encoded(part, "mlflow.").SerializeToString()
             post = Post(f"{self.host}/api/public/otel/v1/traces", body, headers)
             self.deliveries.send(Delivery([post], "traces", len(part)))
         headers = {**self.headers, "Content-Type": "application/json"}
-        for scores in batches([score for trace in traces for score in bodies(trace)]):
+        every = [score for trace in traces for score in bodies(trace)]
+        for scores in grouped(every, lambda score: len(_bytes(score)) + 200, SCORES):  # in either form
             now = datetime.now(UTC).isoformat()
             events = [{"id": score["id"], "type": "score-create", "timestamp": now, "body": score} for score in scores]
             older = Post(f"{self.host}/api/public/ingestion", _bytes({"batch": events}), headers)
@@ -72,10 +70,8 @@ def connect(log_message: Callable[[str], None]) -> Langfuse | None:
 
 def bodies(trace: Trace) -> list[dict[str, Any]]:
     """The scores of a trace, as POST /api/public/scores takes them."""
-    root = trace.spans[0]
-    assert root.start_time is not None
-    when = datetime.fromtimestamp(root.start_time / 1e9, UTC).isoformat()
-    space = str((root.attributes or {})["langfuse.environment"])
+    when = datetime.fromtimestamp(trace.times[0] / 1e9, UTC).isoformat()
+    space = str((trace.spans[0].attributes or {})["langfuse.environment"])
     return [
         {
             "id": hashed("score", trace.id, score.name),
@@ -101,22 +97,16 @@ def parts(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
     return grouped(traces, size, LARGEST)
 
 
-def batches(scores: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Scores in groups that are small enough for a request in either form."""
-    return grouped(scores, lambda score: len(_bytes(score)) + 200, SCORES)
-
-
 def grouped(values: Sequence[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
     """The values in order, in groups of at most `most` bytes; a larger value is a group by itself."""
     group: list[T] = []
     total = 0
     for value in values:
-        own = size(value)
-        if group and total + own > most:
+        total += (own := size(value))
+        if group and total > most:
             yield group
-            group, total = [], 0
+            group, total = [], own
         group.append(value)
-        total += own
     if group:
         yield group
 

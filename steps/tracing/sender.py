@@ -12,15 +12,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from steps.core.masking import Masker, masked
+from steps.core.params import Params
 from steps.tracing import episodes, files, langfuse
 from steps.tracing.deliveries import SECONDS
-from steps.tracing.spans import hashed
+from steps.tracing.spans import Trace, hashed
+from steps.tracing.to_mlflow import Mlflow
 
-if TYPE_CHECKING:
-    from steps.core.params import Params
-    from steps.tracing.spans import Recorder, Trace
+FOLDERS = {"train": "", "val": "evaluation", "test": "test"}  # of run/NNN, with the trajectories of a split
 
 
 class Tracing:
@@ -29,8 +30,6 @@ class Tracing:
     def __init__(
         self, root: Path, params: Params, client: Any, uri: str, experiment: str, log_message: Callable[[str], None]
     ) -> None:
-        from steps.tracing.to_mlflow import Mlflow
-
         self.root, self.params, self.log_message = root, params, log_message
         self.rate = files.rate()
         self.mlflow = Mlflow(client, uri, experiment, log_message)
@@ -39,23 +38,20 @@ class Tracing:
         self.key = hashed(str(self.rate), uri, self.langfuse.host if self.langfuse else "")[:16]
         self.sent = 0  # iterations; for each the end waits up to SECONDS
         self.traced = 0  # episodes
-        self._recorder: Recorder | None = None
+        self._mask: Masker | None = None  # made with the first episodes
         self._warned = False
 
     def iteration(self, run_key: str, run_id: str, number: str, at: float) -> None:
         """Send the episodes of a batch and its evaluation, linked to the iteration's MLflow run. `at`: Unix seconds."""
         with self._one_warning():
-            folder = self.root / "run" / number
-            traces = list(self._episodes(run_key, folder, "trajectories", number, "train", at))
-            traces += self._episodes(run_key, folder / "evaluation", "evaluation", number, "val", at)
+            traces = [trace for split in ("train", "val") for trace in self._episodes(run_key, number, split, at)]
             self.sent += bool(traces)
             self._send(traces, run_id)
 
     def base(self, run_key: str, run_id: str, at: float) -> None:
         """Send the validation of the base policy, linked to the run itself. `at`: Unix seconds."""
         with self._one_warning():
-            folder = self.root / "run/000/evaluation"
-            self._send(list(self._episodes(run_key, folder, "evaluation", "000", "val", at)), run_id)
+            self._send(list(self._episodes(run_key, "000", "val", at)), run_id)
 
     def finish(
         self,
@@ -70,36 +66,31 @@ class Tracing:
         with self._one_warning():
             traces: list[Trace] = []
             for number in dict.fromkeys(tested.values()):
-                folder = self.root / "run" / number / "test"
-                traces += self._episodes(run_key, folder, "test", number, "test", times[0])
-            if self._recorder is not None:
+                traces += self._episodes(run_key, number, "test", times[0])
+            if self._mask is not None:
                 about = self._about(run_key, "", "", times[0])
                 results: dict[str, Any] = {"episodes_traced": self.traced, "seconds": round(times[1] - times[0], 3)}
                 results |= {**hardware(), "metrics": dict(metrics)}
-                traces.append(episodes.training(self._recorder, self._mask, about, settings, times[1], results))
+                traces.append(episodes.training(self._mask, about, settings, times[1], results))
             self._send(traces, run_id)
         until = time.monotonic() + SECONDS * max(1, self.sent)
         hosts = [self.mlflow.deliveries, self.langfuse.deliveries if self.langfuse else None]
         arrived = [host.settle(max(0.0, until - time.monotonic())) for host in hosts if host is not None]
         return all(arrived) and not self._warned
 
-    def _episodes(
-        self, run_key: str, folder: Path, timings: str, number: str, split: str, at: float
-    ) -> Iterator[Trace]:
-        """Traces of the episodes in a folder; none where it has none, or the rate is 0."""
+    def _episodes(self, run_key: str, number: str, split: str, at: float) -> Iterator[Trace]:
+        """Traces of a split's episodes in run/<number>; none where it has none, or the rate is 0."""
+        run = self.root / "run" / number
+        folder = run / FOLDERS[split]
         if not self.rate or not (folder / "trajectories.parquet").exists():
             return
-        if self._recorder is None:
-            from steps.core.masking import Masker
-            from steps.tracing.spans import Recorder
-
-            self._recorder, self._mask = Recorder(), Masker()
+        self._mask = self._mask or Masker()
         scenarios = self.root / "run" / "scenarios" / f"{split}.parquet"
-        beside = self.root / "run" / number / "timings" / f"{timings}.turns.json"
+        beside = run / "timings" / f"{FOLDERS[split] or 'trajectories'}.turns.json"
         about = self._about(run_key, number, split, at)
         for parts in files.read_batch(folder, scenarios, self.rate, beside):
             self.traced += 1
-            yield episodes.episode(self._recorder, self._mask, about, *parts)
+            yield episodes.episode(self._mask, about, *parts)
 
     def _about(self, run_key: str, number: str, split: str, at: float) -> episodes.About:
         settings = self.params.rollout if split == "train" else self.params.evaluate
@@ -129,8 +120,6 @@ class Tracing:
         except Exception as problem:
             if not self._warned:
                 self._warned = True
-                from steps.core.masking import masked
-
                 reason = " ".join(str(problem).split())[:300]
                 self.log_message(masked(f"traces are left out: {type(problem).__name__}: {reason}"))
 
@@ -140,9 +129,7 @@ def hardware() -> dict[str, str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     names = {"machine": f"{platform.system()} {platform.machine()}", "cpus": str(os.cpu_count())}
     names["memory"] = f"{memory:.0f} GiB"
-    cards = []
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        for line in path.read_text(errors="replace").splitlines():
-            if line.startswith("Model:"):
-                cards.append(line.partition(":")[2].strip())
+    reports = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    lines = [line for path in reports for line in path.read_text(errors="replace").splitlines()]
+    cards = [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
     return names | ({"gpus": ", ".join(cards)} if cards else {})

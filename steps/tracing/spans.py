@@ -1,7 +1,7 @@
 """Makes OpenTelemetry spans whose ids are hashes, with the attributes that Langfuse and MLflow read.
 
 Langfuse's attributes are those of its SDK 5 (langfuse._client.attributes), MLflow's those of mlflow.tracing.constant. Each
-receiver is sent the spans without the other's attributes (`without`), by steps/tracing/langfuse.py and
+receiver is sent the spans without the other's attributes (`encoded`), by steps/tracing/langfuse.py and
 steps/tracing/to_mlflow.py.
 """
 
@@ -10,11 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan, Span
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
+NAME = "agent-flywheel"  # of the service, for OpenTelemetry
 TYPES = {"agent": "AGENT", "span": "CHAIN", "generation": "CHAT_MODEL", "tool": "TOOL"}  # Langfuse's type -> MLflow's
 
 
@@ -32,86 +37,57 @@ class Trace(NamedTuple):
     """A finished trace: its spans, the first of which is the root, and its scores."""
 
     id: str  # 32 hexadecimal digits
+    times: tuple[int, int]  # of the root, Unix nanoseconds
     spans: list[ReadableSpan]
     scores: list[TraceScore]
     tags: dict[str, str]
 
 
 class Recorder:
-    """Makes the spans of one trace after another, with one tracer provider. Not thread-safe."""
+    """Makes the spans of one trace, all of which get the `common` attributes."""
 
-    def __init__(self) -> None:
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
-        from opentelemetry.sdk.trace.id_generator import IdGenerator
-        from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-
-        recorder = self
-
-        class Hashes(IdGenerator):
-            def generate_trace_id(self) -> int:
-                return recorder.trace_id
-
-            def generate_span_id(self) -> int:
-                return recorder.span_id
-
-        class Collector(SpanProcessor):
-            def on_end(self, span: ReadableSpan) -> None:
-                recorder.ended.append(span)
-
-        self.trace_id = self.span_id = 1
-        self.ended: list[ReadableSpan] = []
-        self.common: dict[str, Any] = {}  # attributes of every span of a trace
-        provider = TracerProvider(
-            sampler=ALWAYS_ON,
-            resource=Resource({"service.name": "agent-flywheel"}),
-            id_generator=Hashes(),
-            span_limits=SpanLimits(max_attributes=SpanLimits.UNSET, max_attribute_length=SpanLimits.UNSET),
-            shutdown_on_exit=False,
-        )
-        provider.add_span_processor(Collector())
-        self.tracer = provider.get_tracer("agent-flywheel")
-
-    def begin(self, trace: str, common: dict[str, Any]) -> None:
-        """Begin a trace: the following spans belong to it and get these attributes."""
-        self.trace_id, self.ended, self.common = int(trace, 16), [], common
+    def __init__(self, trace_id: str, common: dict[str, Any]) -> None:
+        self.resource, self.scope = Resource({"service.name": NAME}), InstrumentationScope(NAME)
+        self.trace_id, self.common, self.spans = int(trace_id, 16), common, list[ReadableSpan]()
+        self.times = 0, 0  # of the root, Unix nanoseconds
 
     def span(
         self,
-        path: str,  # of the span in its trace; its id is a hash of it
-        name: str,
+        path: str,  # of the span in its trace; its id is a hash of it, and it is its name where none is given
         kind: str,
         times: tuple[float, float],
-        parent: Span | None = None,
-        attributes: Mapping[str, Any] | None = None,
+        parent: ReadableSpan | None,  # None: the span is the root, and names the trace
+        attributes: Mapping[str, Any],
         error: str | None = None,
-    ) -> Span:
+        name: str | None = None,
+    ) -> ReadableSpan:
         """A span with begin and end in Unix seconds. Attributes must be masked; those that are None are left out."""
-        from opentelemetry.context import Context
-        from opentelemetry.trace import Status, StatusCode, set_span_in_context
-
-        self.span_id = int.from_bytes(hashlib.sha256(f"{self.trace_id:x} {path}".encode()).digest()[:8]) or 1
-        values = {
-            "mlflow.spanType": TYPES[kind],
-            "langfuse.observation.type": kind,
-            **self.common,
-            **(attributes or {}),
-        }
+        span_id = int.from_bytes(hashlib.sha256(f"{self.trace_id:x} {path}".encode()).digest()[:8]) or 1
+        values = {"mlflow.spanType": TYPES[kind], "langfuse.observation.type": kind, **self.common, **attributes}
+        nanoseconds = int(times[0] * 1e9), int(times[1] * 1e9)
+        if parent is None:
+            self.times = nanoseconds
+            values["mlflow.traceTag.mlflow.traceName"] = path
         if error is not None:
             values |= {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": error}
-        span: Any = self.tracer.start_span(
-            name,
-            context=set_span_in_context(parent, Context()) if parent is not None else Context(),
-            start_time=int(times[0] * 1e9),
+        span = ReadableSpan(
+            name or path,
+            context=SpanContext(self.trace_id, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED)),
+            parent=None if parent is None else parent.context,
+            resource=self.resource,
             attributes={key: value for key, value in values.items() if value is not None},
+            kind=SpanKind.INTERNAL,
+            status=Status(StatusCode.OK) if error is None else Status(StatusCode.ERROR, error),
+            start_time=nanoseconds[0],
+            end_time=nanoseconds[1],
+            instrumentation_scope=self.scope,
         )
-        span.set_status(Status(StatusCode.ERROR, error) if error is not None else Status(StatusCode.OK))
-        span.end(end_time=int(times[1] * 1e9))
+        self.spans.append(span)
         return span
 
     def finish(self, scores: list[TraceScore], tags: dict[str, str]) -> Trace:
-        """The trace that was begun. Its root was ended first, so it is the first span."""
-        return Trace(f"{self.trace_id:032x}", self.ended, scores, tags)
+        """The whole trace. Its root was made first, so it is the first span."""
+        return Trace(f"{self.trace_id:032x}", self.times, self.spans, scores, tags)
 
 
 def trace_attributes(
@@ -123,7 +99,7 @@ def trace_attributes(
         "langfuse.session.id": session,
         "langfuse.environment": environment,
         "langfuse.trace.name": name,
-        "langfuse.trace.tags": list(labels),
+        "langfuse.trace.tags": tuple(labels),
         **{f"langfuse.trace.metadata.{key}": value for key, value in metadata.items()},
     }
 
@@ -138,11 +114,9 @@ def span_messages(question: str, answer: str | None) -> dict[str, Any]:
     }
 
 
-def without(spans: Sequence[ReadableSpan], prefix: str) -> list[ReadableSpan]:
-    """The spans without the other receiver's attributes, which would repeat the messages."""
-    from opentelemetry.sdk.trace import ReadableSpan
-
-    return [
+def encoded(traces: Sequence[Trace], prefix: str) -> ExportTraceServiceRequest:
+    """Their spans without the other receiver's attributes, which begin with `prefix` and would repeat the messages."""
+    spans = [
         ReadableSpan(
             span.name,
             context=span.context,
@@ -155,8 +129,10 @@ def without(spans: Sequence[ReadableSpan], prefix: str) -> list[ReadableSpan]:
             end_time=span.end_time,
             instrumentation_scope=span.instrumentation_scope,
         )
-        for span in spans
+        for trace in traces
+        for span in trace.spans
     ]
+    return encode_spans(spans)
 
 
 def hashed(*parts: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from steps.tracing.deliveries import Deliveries, Delivery, Post
 from steps.tracing.langfuse import parts
-from steps.tracing.spans import Trace, hashed, without
+from steps.tracing.spans import Trace, encoded, hashed
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -47,15 +47,13 @@ class Mlflow:
         from mlflow.entities import Span
         from mlflow.store.tracking.dbmodels.models import SqlAssessments, SqlTraceTag
         from mlflow.store.tracking.sqlalchemy_store import _bulk_upsert
-        from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
         store: Any = self.client._tracing_client.store
         for begin in range(0, len(traces), LINKED):
             some = traces[begin : begin + LINKED]
-            sent = encode_spans(without([span for trace in some for span in trace.spans], "langfuse."))
             spans = [
                 Span.from_otel_proto(span)  # without the resource, which would be a tag
-                for group in sent.resource_spans
+                for group in encoded(some, "langfuse.").resource_spans
                 for scope in group.scope_spans
                 for span in scope.spans
             ]
@@ -85,19 +83,16 @@ class Mlflow:
         from mlflow.protos.service_pb2 import StartTraceV3
         from mlflow.tracing.utils.otlp import build_otlp_headers
         from mlflow.utils.proto_json_utils import message_to_json
-        from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
         headers = build_otlp_headers(self.experiment)
         posts = []
         for trace in traces:
-            root = trace.spans[0]
-            assert root.start_time is not None
-            assert root.end_time is not None
+            root, (began, ended) = trace.spans[0], trace.times
             info = TraceInfo(
                 trace_id=trace_name(trace),
                 trace_location=TraceLocation.from_experiment_id(self.experiment),
-                request_time=root.start_time // 1_000_000,
-                execution_duration=(root.end_time - root.start_time) // 1_000_000,
+                request_time=began // 1_000_000,
+                execution_duration=(ended - began) // 1_000_000,
                 state=TraceState.OK if root.status.is_ok else TraceState.ERROR,
                 tags={"mlflow.traceName": root.name, **trace.tags},
                 assessments=feedbacks(trace),
@@ -105,9 +100,7 @@ class Mlflow:
             body = message_to_json(StartTraceV3(trace=MlflowTrace(info=info, data=TraceData(spans=[])).to_proto()))
             url = f"{self.server}/api/3.0/mlflow/traces"
             posts.append(Post(url, body.encode(), {**headers, "Content-Type": "application/json"}))
-        spans = encode_spans(
-            without([span for trace in traces for span in trace.spans], "langfuse.")
-        ).SerializeToString()
+        spans = encoded(traces, "langfuse.").SerializeToString()
         headers |= {"x-mlflow-run-id": run_id, "Content-Type": "application/x-protobuf"}
         return [*posts, Post(f"{self.server}/v1/traces", spans, headers)]
 
@@ -121,9 +114,7 @@ def feedbacks(trace: Trace) -> list[Assessment]:
     """The scores of a trace as MLflow's feedback. Ids are hashes."""
     from mlflow.entities import AssessmentSource, Feedback
 
-    root = trace.spans[0]
-    assert root.start_time is not None
-    when = root.start_time // 1_000_000
+    when = trace.times[0] // 1_000_000
     entities: list[Assessment] = []
     for score in trace.scores:
         source = AssessmentSource("LLM_JUDGE" if score.by_model else "CODE", score.source)

@@ -5,20 +5,18 @@ python -m steps.tracking
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
-from steps.core.terminal import exit_code
+from steps.core.terminal import command_parser, exit_code
 from steps.tracking.tracker import log
 
 
 def main(words: list[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m steps.tracking", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument(
-        "--root", type=Path, default=Path(), metavar="PATH", help="the project's folder (default: this one)"
-    )
+    parser = command_parser("steps.tracking", __doc__)
+    folder = "the project's folder (default: this one)"
+    parser.add_argument("--root", type=Path, default=Path(), metavar="PATH", help=folder)
     options = parser.parse_args(words)
     return exit_code(lambda: log(options.root))
 

@@ -11,10 +11,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from steps.analytics.waste import waste
 from steps.core.errors import UserError
 from steps.core.records import OUTPUTS, Evaluation
+from steps.policy.adapter import adapter_hash
 from steps.project.lock import Lock
 
+REMEDY = "run `dvc repro` or `dvc checkout`"
 NOT_IN_NAMES = re.compile(r"[^\w./ -]")  # characters that MLflow refuses in the name of a metric
 
 
@@ -32,12 +35,22 @@ class MeasuredRun:
             counted = json.loads(text)
             metrics = named({name: value for name, value in counted.items() if name != "quarantine"})
             if "quarantine" in counted:  # only the real update stage writes it, and `waste` needs it
-                metrics |= self._waste(self.root / folder)
+                try:
+                    metrics |= waste(self.root / folder).metrics()
+                except UserError as problem:  # a file is not the one that the iteration's update read
+                    self.log_message(f"waste/ is left out: {problem}")
         judge = f"{folder}/judge.json"
         if judge in recorded and (text := self._read(judge, recorded[judge])):
             metrics |= named(json.loads(text))
         metrics |= self.evaluation("val", number, "evaluation")
-        seconds = self._timings(folder, metrics)
+        seconds = 0.0
+        for stage, output in OUTPUTS.items():
+            if text := self._read(f"{folder}/timings/{output}.json"):
+                measured = json.loads(text)  # what the stage measured itself, too: calls, retries, learning rate
+                seconds += measured["seconds"]
+                metrics[f"seconds/{stage}"] = measured["seconds"]
+                own = sorted(measured.keys() - {"stage", "seconds"})
+                metrics |= {f"{stage}/{name}": float(measured[name]) for name in own}
         if metrics.get("seconds/rollout") and "tokens" in metrics:
             metrics["tokens_per_second"] = metrics["tokens"] * metrics["collected"] / metrics["seconds/rollout"]
         if overhead_seconds is not None:
@@ -46,44 +59,18 @@ class MeasuredRun:
 
     def evaluation(self, prefix: str, number: str, name: str) -> dict[str, float]:
         """Metrics of run/<number>/<name>, unless it evaluated another adapter than the one beside it."""
-        from steps.policy.adapter import adapter_hash
-
         folder = self.root / "run" / number
         if not (text := self._read(f"run/{number}/{name}/summary.json")):
             return {}
         summary = Evaluation.model_validate_json(text)
         if (folder / "adapter").exists() and adapter_hash(folder / "adapter") != summary.adapter_hash:
-            self.log_message(
-                f"run/{number}/{name} is of another adapter, and is left out: run `dvc repro` or `dvc checkout`"
-            )
+            self.log_message(f"run/{number}/{name} is of another adapter, and is left out: {REMEDY}")
             return {}
         low, high = summary.ci95
         plain = summary.model_dump(include={"n", "success", "reward", "turns", "tokens"})
         values = plain | {"ci95_low": low, "ci95_high": high}
         values |= {f"success_{kind}": share for kind, share in summary.slices.items()}
         return named({f"{prefix}/{key}": value for key, value in values.items()})
-
-    def _timings(self, folder: str, metrics: dict[str, float]) -> float:
-        """Add each stage's seconds, and what it measured itself (calls, retries, learning rate); returns all seconds."""
-        total = 0.0
-        for stage, output in OUTPUTS.items():
-            if text := self._read(f"{folder}/timings/{output}.json"):
-                measured = json.loads(text)
-                total += measured["seconds"]
-                metrics[f"seconds/{stage}"] = measured["seconds"]
-                own = sorted(measured.keys() - {"stage", "seconds"})
-                metrics |= {f"{stage}/{name}": float(measured[name]) for name in own}
-        return total
-
-    def _waste(self, folder: Path) -> dict[str, float]:
-        """What became of the sampled tokens; nothing where the files are not those of the iteration's update."""
-        from steps.analytics.waste import waste
-
-        try:
-            return waste(folder).metrics()
-        except UserError as problem:
-            self.log_message(f"waste/ is left out: {problem}")
-            return {}
 
     def _read(self, name: str, md5: str | None = None) -> str | None:
         """The text of a file; None, and a line with the reason, where it is missing or has another md5."""
@@ -93,9 +80,7 @@ class MeasuredRun:
             return None
         content = path.read_bytes()
         if md5 is not None and hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
-            self.log_message(
-                f"{name} is not what dvc.lock recorded, and is left out: run `dvc repro` or `dvc checkout`"
-            )
+            self.log_message(f"{name} is not what dvc.lock recorded, and is left out: {REMEDY}")
             return None
         return content.decode()
 

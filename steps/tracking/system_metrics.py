@@ -15,6 +15,7 @@ import importlib
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -50,9 +51,8 @@ class Monitor:
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.psutil: Any = importlib.import_module("psutil")  # which has no types
-        self.seconds, self.samples, self.stopped = seconds, list[Sample](), threading.Event()
-        self.gpus = gpus()
-        self.disk, self.lock = str(Path.cwd()), threading.Lock()
+        self.seconds, self.samples, self.stopped = seconds, deque[Sample](), threading.Event()
+        self.gpus, self.disk = gpus(), str(Path.cwd())
         self.psutil.cpu_percent()  # measures since the last call, so the first one returns 0
         self.sent = self.psutil.net_io_counters()
         self.thread = threading.Thread(target=self._run, name="system metrics", daemon=True)
@@ -60,9 +60,7 @@ class Monitor:
 
     def drain(self) -> list[Sample]:
         """The samples since the last call, averaged down to at most VALUES numbers."""
-        with self.lock:
-            samples, self.samples = self.samples, []
-        return thinned(samples)
+        return thinned([self.samples.popleft() for _ in range(len(self.samples))])
 
     def stop(self) -> None:
         self.stopped.set()
@@ -71,17 +69,12 @@ class Monitor:
     def _run(self) -> None:
         while not self.stopped.wait(self.seconds):
             with contextlib.suppress(Exception):  # a counter that cannot be read must not end the run
-                sample = Sample(int(1000 * time.time()), self.read())
-                with self.lock:
-                    self.samples.append(sample)
+                self.samples.append(Sample(int(1000 * time.time()), self.read()))
 
     def read(self) -> dict[str, float]:
         """The current values of all counters; their names contain the units."""
-        memory, disk, network = (
-            self.psutil.virtual_memory(),
-            self.psutil.disk_usage(self.disk),
-            self.psutil.net_io_counters(),
-        )
+        memory, network = self.psutil.virtual_memory(), self.psutil.net_io_counters()
+        disk = self.psutil.disk_usage(self.disk)
         values = {
             "cpu_utilization_percentage": self.psutil.cpu_percent(),  # mean of all cores since the last sample
             "system_memory_usage_megabytes": memory.used / 1e6,

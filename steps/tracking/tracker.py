@@ -19,10 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from steps.core import dotenv
 from steps.core.masking import masked
+from steps.core.params import Params, load
 from steps.core.progress import say
 from steps.core.records import OUTPUTS
 from steps.project import git, store
@@ -31,10 +32,7 @@ from steps.project.lock import Lock, digest, read_lock, run_key, unfit
 from steps.registry import card, publish
 from steps.tracing.sender import Tracing
 from steps.tracking.measured import MeasuredRun
-
-if TYPE_CHECKING:
-    from steps.core.params import Params
-    from steps.tracking.system_metrics import Sample
+from steps.tracking.system_metrics import Sample
 
 # Parameters of the flow, not of an iteration: they may change while a run continues, so they are logged as tags.
 FLOW_ONLY = ("train", "register")
@@ -55,20 +53,16 @@ class Tracker(Protocol):
         """End the run. FINISHED logs the tests, too; FAILED and KILLED end it early, and suppress errors of their own."""
 
 
-def start(root: Path, log_message: Callable[[str], None] = say) -> MlflowTracker:
-    """Connect to the store, and create it where it is missing; UserError where that fails."""
-    return MlflowTracker(root, log_message)
-
-
 class MlflowTracker:
-    """The parent run of what params.yaml and dvc.lock describe. It is looked up, or created, with the first iteration."""
+    """The parent run of what params.yaml and dvc.lock describe. It is looked up, or created, with the first iteration.
+
+    The store is connected to, and created where it is missing; UserError where that fails.
+    """
 
     def __init__(self, root: Path, log_message: Callable[[str], None] = say) -> None:
-        from steps.core import params
-
         self.root, self.began = root.resolve(), int(1000 * time.time())
         self.log_message = lambda text: log_message(masked(text))
-        self.params = params.load(self.root / "params.yaml", params.Params)
+        self.params = load(self.root / "params.yaml", Params)
         values = flat(masked(self.params.model_dump(mode="json", by_alias=True)))
         strings = {name: str(value) for name, value in values.items()}
         self.settings = {name: text for name, text in strings.items() if name.partition(".")[0] not in FLOW_ONLY}
@@ -210,7 +204,14 @@ class MlflowTracker:
         self.tags["data_hash"] = str(outputs.get("run/scenarios"))
         key = str(run_key(lock))
         runs = self.client.search_runs([self.experiment], f"tags.run_key = '{key}'", order_by=["start_time ASC"])
-        run = runs[0] if runs else self._new_parent(key)
+        if runs:
+            run = runs[0]
+        else:
+            state, difference = git.git_state(self.root)
+            tags, name = self.tags | state | {"run_key": key}, f"{title(self.params)}, {key[:6]}"
+            run = self.client.create_run(self.experiment, self.began, tags, name)
+            if difference:
+                self.client.log_text(run.info.run_id, masked(difference), "git.diff")
         unset = {name: value for name, value in self.settings.items() if name not in run.data.params}
         base = self.measured.evaluation("val", "000", "evaluation")
         self.client.log_batch(run.info.run_id, **batch(run, base, 0, unset, self.flow_settings))
@@ -219,14 +220,6 @@ class MlflowTracker:
             self.children.setdefault(child.data.tags.get("iteration", ""), []).append(child)
         self.parent = run
         return None
-
-    def _new_parent(self, key: str) -> Any:
-        state, difference = git.git_state(self.root)
-        tags, name = self.tags | state | {"run_key": key}, f"{title(self.params)}, {key[:6]}"
-        run = self.client.create_run(self.experiment, self.began, tags, name)
-        if difference:
-            self.client.log_text(run.info.run_id, masked(difference), "git.diff")
-        return run
 
     def _nested(self, number: str, entries: Lock, overhead_seconds: float | None, system: Sequence[Sample]) -> str:
         """Create the nested run, or complete an interrupted one. Runs of other entries of dvc.lock are deleted."""
@@ -243,20 +236,17 @@ class MlflowTracker:
                 self._set_status("RUNNING")
             metrics, seconds = self.measured.iteration(number, entries, overhead_seconds)
             if run is None:
-                run = self._new_nested(number, key, seconds)
+                parent, began = self.parent, int(1000 * (time.time() - seconds))
+                tags = self.tags | {name: value for name, value in parent.data.tags.items() if name in GIT}
+                tags |= {"iteration": number, "iteration_key": key, "mlflow.parentRunId": parent.info.run_id}
+                name = f"iteration {number} of {parent.info.run_name}"
+                run = self.client.create_run(self.experiment, began, tags, name)
             self._fill(run, number, entries, metrics, system)
             self.client.set_terminated(run.info.run_id)
             run = self.client.get_run(run.info.run_id)
             self.logged.append(number)
         self.children[number] = [run]
         return run.info.run_id
-
-    def _new_nested(self, number: str, key: str, seconds: float) -> Any:
-        """A nested run that began so many seconds ago."""
-        tags = self.tags | {"iteration": number, "iteration_key": key, "mlflow.parentRunId": self.parent.info.run_id}
-        tags |= {name: value for name, value in self.parent.data.tags.items() if name in GIT}
-        name = f"iteration {number} of {self.parent.info.run_name}"
-        return self.client.create_run(self.experiment, int(1000 * (time.time() - seconds)), tags, name)
 
     def _fill(self, run: Any, number: str, entries: Lock, metrics: dict[str, float], system: Sequence[Sample]) -> None:
         """Log all of a nested run. Metrics bear the run's start as their time, so logging them again adds nothing."""
@@ -285,11 +275,8 @@ def inputs(number: str, entries: Lock) -> list[Any]:
 
     md5s = {dep["path"]: dep.get("md5") for entry in entries.values() for dep in [*entry["deps"], *entry["outs"]]}
     paths = ("run/scenarios", f"run/{number}/trajectories.parquet", f"run/{number}/rewards.parquet")
-    datasets = [
-        Dataset(Path(path).stem, md5, "dvc", json.dumps({"path": path, "md5": md5}))
-        for path in paths
-        if (md5 := md5s.get(path))
-    ]
+    sources = [{"path": path, "md5": md5} for path in paths if (md5 := md5s.get(path))]
+    datasets = [Dataset(Path(source["path"]).stem, source["md5"], "dvc", json.dumps(source)) for source in sources]
     return [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")]) for dataset in datasets]
 
 
@@ -338,7 +325,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def log(root: Path) -> None:
     """Log every iteration of chain.yaml, the test split, and the files that describe the run."""
     dotenv.load(root)
-    tracker = start(root)
+    tracker = MlflowTracker(root)
     logged = [number for number in read_chain(tracker.root).get("iterations") or {} if tracker.iteration(number)]
     if logged:
         tracker.finish()

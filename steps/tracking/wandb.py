@@ -22,11 +22,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from steps.core.params import Params
-    from steps.tracking.system_metrics import Sample
+from steps.core.params import Params
+from steps.project.chain import read_chain
+from steps.project.lock import read_lock, run_key
+from steps.tracking.system_metrics import Sample
 
 PATIENCE = 15.0  # seconds that the end of a run waits for the upload, which then continues by itself
 UPLOAD = 600.0  # seconds after which the process gives up
@@ -85,25 +86,20 @@ class WandbTracker:
             if self.off or self.process is None:
                 return
             if status == "FINISHED":
-                from steps.project.chain import read_chain
-
                 tests = {name: value for name, value in self.metrics(None).items() if name.startswith("test")}
                 self._send({"finish": read_chain(self.root)["tested"]["best"], "metrics": tests})
             self._close()
             if status == "FINISHED":
-                self._wait()
-
-    def _wait(self) -> None:
-        assert self.process is not None
-        try:
-            code = self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.log_message(f"Weights & Biases: the upload goes on by itself, for {UPLOAD:.0f} s at most ({self.log})")
-            return
-        if code:
-            raise OSError(f"it ended with {code}")
+                try:
+                    if code := self.process.wait(PATIENCE):
+                        raise OSError(f"it ended with {code}")
+                except subprocess.TimeoutExpired:
+                    later = f"the upload goes on by itself, for {UPLOAD:.0f} s at most ({self.log})"
+                    self.log_message(f"Weights & Biases: {later}")
 
     def _start(self) -> None:
+        from steps.tracking.tracker import flat
+
         self.state.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -115,15 +111,17 @@ class WandbTracker:
                 start_new_session=True,  # Ctrl-C does not reach it: it ends properly when its input ends
             )
         assert self.process.stdin is not None
-        os.set_blocking(self.process.stdin.fileno(), False)
-        self._send({"start": description(self.root, self.params)})
+        self.input = self.process.stdin.fileno()
+        os.set_blocking(self.input, False)
+        key, task = str(run_key(read_lock(self.root))), self.params.task  # the same whenever the run is logged
+        config = flat(self.params.model_dump(mode="json", by_alias=True))
+        name = f"{task} seed {self.params.seed} {key[:6]}"
+        self._send({"start": {"id": key, "name": name, "task": task, "config": config}})
 
     def _send(self, message: Mapping[str, Any]) -> None:
         """Write one line without waiting; OSError where the process does not take all of it."""
-        assert self.process is not None
-        assert self.process.stdin is not None
         line = json.dumps(message).encode() + b"\n"
-        if os.write(self.process.stdin.fileno(), line) < len(line):
+        if os.write(self.input, line) < len(line):
             raise BlockingIOError("it takes nothing any more")
 
     def _close(self) -> None:
@@ -134,31 +132,16 @@ class WandbTracker:
 
     @contextlib.contextmanager
     def _one_warning(self) -> Iterator[None]:
-        """Any failure is logged once, and ends the logging to W&B, not the run."""
+        """Any failure is logged once, in the last words of the process if it has any. It ends the logging, not the run."""
         with self.sending:
             try:
                 yield
             except Exception as problem:
+                errors = [" ".join(str(problem).split())]
                 with contextlib.suppress(OSError):
                     self._close()
-                reason = self._last_error() or " ".join(str(problem).split())
-                self.log_message(
-                    f"Weights & Biases does not log this run ({reason}; {self.log}); the run goes on without it"
-                )
-
-    def _last_error(self) -> str:
-        """The last error that the process logged."""
-        with contextlib.suppress(OSError):
-            lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
-            return lines[-1].removeprefix("error: ")[:300] if lines else ""
-        return ""
-
-
-def description(root: Path, params: Params) -> dict[str, Any]:
-    """A run's id, name, task and parameters, the same whenever it is logged."""
-    from steps.project import lock
-    from steps.tracking.tracker import flat
-
-    key = str(lock.run_key(lock.read_lock(root)))
-    name = f"{params.task} seed {params.seed} {key[:6]}"
-    return {"id": key, "name": name, "task": params.task, "config": flat(params.model_dump(mode="json", by_alias=True))}
+                with contextlib.suppress(OSError):
+                    lines = self.log.read_text(errors="replace").splitlines()
+                    errors += [line.removeprefix("error: ")[:300] for line in lines if line.startswith("error: ")]
+                failure = f"does not log this run ({errors[-1]}; {self.log})"
+                self.log_message(f"Weights & Biases {failure}; the run goes on without it")

@@ -9,6 +9,7 @@ arrived is uploaded, and the next process with the same id continues. Episodes a
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -16,7 +17,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from environments.base import Scenario
+from steps.analytics.episodes import read_episodes
 from steps.core.errors import UserError
+from steps.core.masking import Masker, masked
+from steps.core.records import read_records
+from steps.policy.adapter import adapter_hash
 from steps.tracking.wandb import UPLOAD
 
 USUAL = {  # the name on other projects' W&B pages -> our name
@@ -42,8 +48,6 @@ def usual(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def serve(root: Path, state: Path, lines: Iterable[str], log_message: Callable[[str], None]) -> None:
     """Log message by message, until the run is finished or the lines end, as they do at an interruption."""
-    from steps.core.masking import masked
-
     run: Any = None
     finished = False
     for line in lines:
@@ -106,15 +110,11 @@ def tables(root: Path, number: str) -> dict[str, Any]:
     """The masked episodes of an iteration and their actions as wandb's tables; nothing where it has no episodes."""
     import wandb
 
-    from steps.core.masking import Masker
-
     mask = Masker()
     episodes, actions = rows(root / "run", number, mask.text)
-    contents = {"episodes": (EPISODES, episodes), "actions": (ACTIONS, actions)}
+    contents = (("episodes", EPISODES, episodes), ("actions", ACTIONS, actions))
     return {
-        name: wandb.Table(columns=columns, data=[mask(row) for row in data])
-        for name, (columns, data) in contents.items()
-        if data
+        name: wandb.Table(columns=names, data=[mask(row) for row in data]) for name, names, data in contents if data
     }
 
 
@@ -124,10 +124,6 @@ def rows(run: Path, number: str, mask: Callable[[str], str] = str) -> tuple[list
     Both are spread over the whole batch; actions come from whole episodes. Texts are masked before they are cut, because a
     cut secret is no longer recognised.
     """
-    from environments.base import Scenario
-    from steps.analytics.episodes import read_episodes
-    from steps.core.records import read_records
-
     played = read_episodes(run / number, "train", {})
     path = run / "scenarios" / "train.parquet"
     prompts = {}
@@ -173,9 +169,6 @@ def send_adapter(run: Any, folder: Path, log_message: Callable[[str], None]) -> 
     """Send the adapter as an artifact named by its content's hash, unless one of its files holds a secret."""
     import wandb
 
-    from steps.core.masking import masked
-    from steps.policy.adapter import adapter_hash
-
     if not folder.is_dir():
         log_message(f"error: {folder} does not exist, and is not sent")
         return
@@ -196,14 +189,10 @@ def main(words: Sequence[str]) -> int:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     os.environ.setdefault("WANDB_SILENT", "true")
 
-    def log_message(text: str) -> None:
-        print(text, flush=True)
-
+    log_message = functools.partial(print, flush=True)
     try:
         serve(root, state, sys.stdin, log_message)
     except (Exception, KeyboardInterrupt) as problem:
-        from steps.core.masking import masked
-
         log_message(f"error: {masked(' '.join(f'{type(problem).__name__}: {problem}'.split()))}")
         return 1
     return 0

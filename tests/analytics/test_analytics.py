@@ -15,9 +15,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from environments.base import Message, Scenario, error, use, words
-from steps.analytics import analysis, episodes, show
+from steps.analytics import analysis, episodes
 from steps.analytics import langfuse as analytics_langfuse
-from steps.analytics.__main__ import main
+from steps.analytics.__main__ import main, picture
 from steps.core.errors import UserError
 from steps.core.records import Evaluation, Reward, Trajectory, Turn, write_records
 from steps.core.stats import wilson
@@ -308,7 +308,7 @@ def test_the_picture_is_the_same_each_time(run: Path, tmp_path: Path) -> None:
     (run / "002/rewards.parquet").unlink()  # a group without a success
     result = analysis.analyse(run)
     for name in ("one.png", "two.png"):
-        show.picture(result, tmp_path / name)
+        picture(result, tmp_path / name)
     first = (tmp_path / "one.png").read_bytes()
     assert first[:4] == b"\x89PNG"
     assert first == (tmp_path / "two.png").read_bytes()
@@ -349,11 +349,10 @@ class StandIn:
         """The traces of an iteration, as steps/tracing/episodes.py makes them and a server keeps them."""
         from steps.core.masking import Masker
         from steps.tracing import episodes
-        from steps.tracing.spans import Recorder
 
         about = episodes.About(run, "toy", "model", iteration, "train", 1.0, 64, "training", at)
         scenarios = {scenario.id: scenario for scenario in SCENARIOS}
-        recorder, mask = Recorder(), Masker()
+        mask = Masker()
         for number, (trajectory, score, success) in enumerate(played(iteration)):
             reward = Reward(
                 trajectory_id=trajectory.id,
@@ -365,7 +364,7 @@ class StandIn:
             times = [(at, at + 0.5, at + 0.6), (at + 0.6, at + 2.6, at + 2.7)]
             first = iteration == "001" and number == 0
             trace = episodes.episode(
-                recorder, mask, about, scenarios[trajectory.scenario_id], trajectory, reward, times if first else None
+                mask, about, scenarios[trajectory.scenario_id], trajectory, reward, times if first else None
             )
             self.observations += [observation(span) for span in trace.spans]
             root = trace.spans[0]

@@ -135,7 +135,7 @@ def test_tracking_by_hand_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         seen.append(os.environ.get("FLYWHEEL_FROM_FILE"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tracker, "start", started)
+    monkeypatch.setattr(tracker, "MlflowTracker", started)
     with pytest.raises(KeyboardInterrupt):
         log(tmp_path)
     assert seen == ["1"]

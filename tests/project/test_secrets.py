@@ -346,7 +346,7 @@ def tracked(project: Project, receiver: Receiver, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("LANGFUSE_HOST", receiver.address)
     if wandb:
         monkeypatch.setenv("WANDB_MODE", "offline")
-    tracker = tracking.start(project.root, messages.append)
+    tracker = tracking.MlflowTracker(project.root, messages.append)
     beside = weights_and_biases.start(tracker.root, tracker.params, tracker.metrics, tracker.log_message)
     assert (beside is not None) == wandb
     trackers: list[tracking.Tracker] = [tracker, beside] if beside else [tracker]

@@ -31,7 +31,7 @@ from steps.sampling import players
 from steps.tracing import deliveries, files, langfuse
 from steps.tracing import sender as tracing
 from steps.tracing.episodes import About, episode, scores
-from steps.tracing.spans import Recorder, Trace
+from steps.tracing.spans import Trace
 from steps.tracing.to_mlflow import Mlflow, feedbacks
 from tests import conftest
 from tests.conftest import MlflowServer
@@ -83,11 +83,11 @@ def reward(of: Trajectory, score: float | None = 0.5, **more: Any) -> Reward:
 
 
 def traced(count: int = 1, attempt: int = 0, **more: Any) -> list[Trace]:
-    recorder, mask, traces = Recorder(), Masker(), []
+    mask, traces = Masker(), []
     for number in range(count):
         of = scenario(number)
         played = trajectory(of, attempt, **more)
-        traces.append(episode(recorder, mask, ABOUT, of, played, reward(played), None))
+        traces.append(episode(mask, ABOUT, of, played, reward(played), None))
     return traces
 
 
@@ -200,7 +200,7 @@ def test_times_are_recorded_or_not_but_never_invented() -> None:
     of = scenario()
     played = trajectory(of)
     times = [(100.0, 100.25, 100.5), (100.5, 101.0, 101.25)]
-    trace = episode(Recorder(), Masker(), ABOUT, of, played, None, times)
+    trace = episode(Masker(), ABOUT, of, played, None, times)
     lengths = {span.name: (span.start_time / 1e9, span.end_time / 1e9) for span in trace.spans[:4]}
     expected = {"episode": (100, 101.25), "turn 1": (100, 100.5), "generation": (100, 100.25), "look": (100.25, 100.5)}
     assert lengths == expected
@@ -215,7 +215,7 @@ def test_times_are_recorded_or_not_but_never_invented() -> None:
 def test_failures_and_what_is_not_scored() -> None:
     of = scenario()
     failed = trajectory(of, stop_reason="error", error=f"OSError: token {KEY}", turns=())
-    trace = episode(Recorder(), Masker(), ABOUT, of, failed, reward(failed, None, success=False, components={}), None)
+    trace = episode(Masker(), ABOUT, of, failed, reward(failed, None, success=False, components={}), None)
     assert [span.name for span in trace.spans] == ["episode"]
     assert not trace.spans[0].status.is_ok
     assert trace.tags["error"] == f"OSError: token {MASK}"
@@ -252,7 +252,7 @@ def test_what_a_judge_said_is_a_score_of_its_own() -> None:
     of = scenario()
     played = trajectory(of)
     ruled = reward(played, 0.5, name="rule")
-    trace = episode(Recorder(), Masker(), ABOUT, of, played, ruled, None, judgement(played))
+    trace = episode(Masker(), ABOUT, of, played, ruled, None, judgement(played))
     by_name = {score.name: score for score in trace.scores}
     assert len(by_name) == len(trace.scores)
     assert {name: score.by_model for name, score in by_name.items()} == {
@@ -279,7 +279,7 @@ def test_what_a_judge_did_not_score_is_none() -> None:
         (judgement(played, None, "the server hung"), "the server hung"),
         (judgement(played, None), "not shown"),
     ):
-        trace = episode(Recorder(), Masker(), ABOUT, of, played, reward(played), None, judged)
+        trace = episode(Masker(), ABOUT, of, played, reward(played), None, judged)
         assert "ruler" not in {score.name for score in trace.scores}
         assert trace.tags["not_judged"].startswith(why)
 

@@ -29,7 +29,7 @@ from steps.project.git import git_state
 from steps.project.lock import read_lock
 from steps.project.store import make_store
 from steps.tracking.system_metrics import Sample
-from steps.tracking.tracker import MlflowTracker, start
+from steps.tracking.tracker import MlflowTracker
 from tests.conftest import MlflowServer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -147,7 +147,7 @@ class Project:
     def log(self, *numbers: str, finish: bool = True) -> tuple[MlflowTracker, list[str]]:
         """What a flow does; returns what was told as well."""
         messages: list[str] = []
-        tracker = start(self.root, messages.append)
+        tracker = MlflowTracker(self.root, messages.append)
         for number in numbers or read_chain(self.root)["iterations"]:
             tracker.iteration(number, 0.25)
         if finish:
@@ -268,7 +268,7 @@ def test_what_compare_shows(project: Project) -> None:
 
 def test_system_metrics_go_to_the_iteration(project: Project) -> None:
     samples = [Sample(1_000_000 + 2000 * n, {"system/cpu_utilization_percentage": 10.0 * n}) for n in range(3)]
-    tracker = start(project.root)
+    tracker = MlflowTracker(project.root)
     run_id = tracker.iteration("001", 0.25, samples)
     assert run_id is not None
     tracker.iteration("001", 0.25, samples)
@@ -296,7 +296,7 @@ def test_logging_again_adds_nothing(project: Project) -> None:
 def test_an_artifact_of_the_flow_goes_to_the_parent(project: Project) -> None:
     tracker, messages = project.log()
     (project.root / "curve.png").write_bytes(b"png")
-    start(project.root, messages.append).log_artifact(project.root / "curve.png")
+    MlflowTracker(project.root, messages.append).log_artifact(project.root / "curve.png")
     (parent,) = runs(tracker, parent=True)
     assert "curve.png" in {item.path for item in tracker.client.list_artifacts(parent.info.run_id)}
 
@@ -516,7 +516,7 @@ def test_a_server_that_is_away_is_one_sentence(project: Project, monkeypatch: py
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://anna:secret@127.0.0.1:{port}")
         started = time.monotonic()
         with pytest.raises(UserError, match=r"cannot be reached.*correct MLFLOW_TRACKING_URI, or unset it") as caught:
-            start(project.root)
+            MlflowTracker(project.root)
     assert time.monotonic() - started < 30
     assert "secret" not in str(caught.value)
 
@@ -524,14 +524,14 @@ def test_a_server_that_is_away_is_one_sentence(project: Project, monkeypatch: py
 def test_a_store_that_cannot_be_used_is_one_sentence(project: Project) -> None:
     (project.root / ".flywheel/mlflow.db").write_bytes(b"not a database" * 100)
     with pytest.raises(UserError, match=r"MLflow at sqlite:.*not a database.*run the same again"):
-        start(project.root)
+        MlflowTracker(project.root)
 
 
 def test_a_deleted_experiment_is_one_sentence(project: Project) -> None:
     tracker, _ = project.log()
     tracker.client.delete_experiment(tracker.experiment)
     with pytest.raises(UserError, match=r"toy was deleted.*restore --experiment-id"):
-        start(project.root)
+        MlflowTracker(project.root)
 
 
 def command(root: Path, *words: str) -> subprocess.CompletedProcess[str]:

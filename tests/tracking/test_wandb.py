@@ -92,10 +92,10 @@ def episodes(number: str, scenario: Scenario, count: int, turns: int = 2) -> lis
 
 def tracked(project: Project) -> list[str]:
     """What a flow does, with a real tracker; returns what was told."""
-    from steps.tracking.tracker import Tracker, start
+    from steps.tracking.tracker import MlflowTracker, Tracker
 
     messages: list[str] = []
-    mlflow = start(project.root, messages.append)
+    mlflow = MlflowTracker(project.root, messages.append)
     beside = wandb.start(mlflow.root, mlflow.params, mlflow.metrics, messages.append)
     assert beside is not None
     trackers: list[Tracker] = [mlflow, beside]
