@@ -10,8 +10,9 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from flows.deployment import workspace
@@ -20,6 +21,7 @@ from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.project import store
 from steps.project.git import git
+from steps.runner import handover
 
 RESULTS = ("promote", "rescored")  # folders of run/ that judging writes, and that are kept in .flywheel/
 
@@ -28,19 +30,17 @@ class Source(NamedTuple):
     """The code and the description of a run."""
 
     commit: str
-    difference: str  # between the run's working tree and the commit, as git_state writes it
-    files: dict[str, str]  # texts by name, which replace the commit's
+    difference: str = ""  # between the run's working tree and the commit, as git_state writes it
+    files: Mapping[str, str] = MappingProxyType({})  # texts by name, which replace the commit's
 
 
-def source(root: Path, name: str) -> Source:
-    """The source of a run, by its MLflow run id, its name or a git revision."""
-    if re.fullmatch(r"[0-9a-f]{32}", name):
-        return from_mlflow(root, name)
-    return Source(workspace.resolve(root, name), "", {})
+def source(root: Path, run_id: str) -> Source:
+    """The source of a run, by its name, a git revision or the id of its MLflow run, with what was logged there.
 
-
-def from_mlflow(root: Path, run_id: str) -> Source:
-    """The source that an MLflow run was logged with. UserError where it has no commit, or was never finished."""
+    UserError where the MLflow run has no commit, or was never finished.
+    """
+    if not re.fullmatch(r"[0-9a-f]{32}", run_id):
+        return Source(workspace.resolve(root, run_id))
     with store.explained(store.address(root)):
         client = store.connect(root)
         run = client.get_run(run_id)
@@ -57,8 +57,7 @@ def from_mlflow(root: Path, run_id: str) -> Source:
                 name: Path(client.download_artifacts(run.info.run_id, name, folder)).read_text()
                 for name in (*workspace.KEPT, *({"git.diff"} & logged))
             }
-    difference = files.pop("git.diff", "")
-    return Source(commit, difference, files)
+    return Source(commit, files.pop("git.diff", ""), files)
 
 
 def restore(root: Path, path: Path, run: Source) -> None:
@@ -76,9 +75,10 @@ def restore(root: Path, path: Path, run: Source) -> None:
 
 
 def have(path: Path) -> None:
-    """Fetch what DVC's cache lacks, if there is a DVC remote."""
+    """Check out the run's data, after fetching what DVC's cache lacks, if there is a DVC remote."""
     if dvc_output(path, "remote", "list").strip():
         dvc(path, "fetch", "--quiet")
+    dvc(path, "checkout", "--force", "--quiet")
 
 
 @contextlib.contextmanager
@@ -97,12 +97,14 @@ def restored() -> Iterator[None]:
     try:
         with concurrency(LIMIT, occupy=1, strict=True), workspace.here(root, path):
             have(path)
-            dvc(path, "checkout", "--force", "--quiet")
             for name in RESULTS:
                 kept = root / ".flywheel" / name
                 kept.mkdir(exist_ok=True)
                 (path / "run" / name).symlink_to(kept)
-            yield
+            try:
+                yield
+            finally:
+                handover.stop_workers(path)  # while the flow counts under the limit, for they hold memory
     finally:
         os.chdir(root)
         workspace.remove(root, path)
