@@ -104,18 +104,15 @@ def serve(root: Path, prefect_port: int, mlflow_port: int, view_port: int, runs:
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.ui", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--prefect-port", type=int, default=4200)
-    parser.add_argument("--mlflow-port", type=int, default=5000)
-    parser.add_argument("--view-port", type=int, default=8600)
+    for service, port in (("prefect", 4200), ("mlflow", 5000), ("view", 8600)):
+        parser.add_argument(f"--{service}-port", type=int, default=port)
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
     options = parser.parse_args(words)
     if options.runs < 1:
         parser.error(f"--runs {options.runs}: at least one run must be able to train")
 
     stop_once()
-    return exit_code(
-        lambda: serve(Path.cwd(), options.prefect_port, options.mlflow_port, options.view_port, options.runs)
-    )
+    return exit_code(lambda: serve(Path.cwd(), **vars(options)))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,8 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from flows.deployment import workspace
@@ -30,32 +29,32 @@ class Source(NamedTuple):
     """The code and the description of a run."""
 
     commit: str
-    difference: str = ""  # between the run's working tree and the commit, as git_state writes it
-    files: Mapping[str, str] = MappingProxyType({})  # texts by name, which replace the commit's
+    difference: str  # between the run's working tree and the commit, as git_state writes it
+    files: dict[str, str]  # texts by name, which replace the commit's
 
 
-def source(root: Path, run_id: str) -> Source:
+def source(root: Path, name: str) -> Source:
     """The source of a run, by its name, a git revision or the id of its MLflow run, with what was logged there.
 
     UserError where the MLflow run has no commit, or was never finished.
     """
-    if not re.fullmatch(r"[0-9a-f]{32}", run_id):
-        return Source(workspace.resolve(root, run_id))
+    if not re.fullmatch(r"[0-9a-f]{32}", name):
+        return Source(workspace.resolve(root, name), "", {})
     with store.explained(store.address(root)):
         client = store.connect(root)
-        run = client.get_run(run_id)
+        run = client.get_run(name)
         if parent := run.data.tags.get("mlflow.parentRunId"):
             run = client.get_run(parent)
         commit = run.data.tags.get("git_commit")
         if commit is None:
-            raise UserError(f"the MLflow run {run_id} has no git commit: it was made outside a repository")
+            raise UserError(f"the MLflow run {name} has no git commit: it was made outside a repository")
         logged = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
-        if missing := [name for name in workspace.KEPT if name not in logged]:
-            raise UserError(f"the MLflow run {run_id} has no {', '.join(missing)}: it was never finished")
+        if missing := [file for file in workspace.KEPT if file not in logged]:
+            raise UserError(f"the MLflow run {name} has no {', '.join(missing)}: it was never finished")
         with tempfile.TemporaryDirectory(prefix="flywheel-") as folder:
             files = {
-                name: Path(client.download_artifacts(run.info.run_id, name, folder)).read_text()
-                for name in (*workspace.KEPT, *({"git.diff"} & logged))
+                file: Path(client.download_artifacts(run.info.run_id, file, folder)).read_text()
+                for file in (*workspace.KEPT, *({"git.diff"} & logged))
             }
     return Source(commit, files.pop("git.diff", ""), files)
 

@@ -18,6 +18,7 @@ from flows.repro.pipeline import StageFailed
 from flows.terminal.display import last_error
 from steps.core import dotenv
 from steps.core.errors import UserError, explain
+from steps.runner import handover
 
 LOG = Path(".flywheel/train.log")
 
@@ -28,8 +29,8 @@ class Stopped(KeyboardInterrupt):
     """
 
 
-def run_command(work: Callable[[], int]) -> int:
-    """The exit code of `work`, or of its error, which is printed. Ends this project's workers.
+def run_command(work: Callable[[], int | None]) -> int:
+    """The exit code that `work` returns (None: 0), or that of its error, which is printed. Ends this project's workers.
 
     Ctrl-C is ignored from then on, because the process has nothing left to do but end.
     """
@@ -42,7 +43,7 @@ def run_command(work: Callable[[], int]) -> int:
     signal.signal(signal.SIGINT, interrupt)
     try:
         try:
-            return work()
+            return work() or 0
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     except BaseException as problem:
@@ -118,9 +119,7 @@ def sentence(problem: BaseException) -> str:
 
 def print_problem(problem: BaseException, interrupted: bool) -> int:
     """Print one sentence where the user can do something about it, else the traceback; the exit code."""
-    if interrupted or isinstance(
-        problem, KeyboardInterrupt
-    ):  # DVC and Prefect wrap an interrupt in errors of their own
+    if interrupted or isinstance(problem, KeyboardInterrupt):  # DVC and Prefect wrap it in errors of their own
         print("Stopped. The same command goes on from here.", file=sys.stderr)
         return 130
     if isinstance(problem, StageFailed):
@@ -133,6 +132,4 @@ def print_problem(problem: BaseException, interrupted: bool) -> int:
 
 def end_worker() -> None:
     """End this project's warm workers."""
-    from steps.runner import handover
-
     handover.stop_workers(Path.cwd())
