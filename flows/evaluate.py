@@ -17,7 +17,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.deployment.restore import restored
+from flows.deployment.checkout import restored
 from flows.deployment.settings import EvaluateSettings
 from flows.promotion.judging import challenge, log_verdict, print_end
 from flows.terminal.command import prepare, run_command

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.deployment.restore import restored
+from flows.deployment.checkout import restored
 from flows.deployment.settings import PromoteSettings
 from flows.promotion.judging import Challenge, challenge, log_verdict, print_end, remember
 from flows.terminal.command import prepare, run_command

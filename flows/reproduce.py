@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.deployment import workspace
-from flows.deployment.restore import have, restore, source
+from flows.deployment.checkout import have, restore, source
 from flows.deployment.workspace import dvc
 from steps.core import dotenv
 from steps.core.errors import UserError

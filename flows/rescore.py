@@ -24,7 +24,7 @@ from prefect import flow
 
 from environments.base import read_text
 from flows.deployment import pages
-from flows.deployment.restore import restored
+from flows.deployment.checkout import restored
 from flows.deployment.settings import RescoreSettings
 from flows.deployment.workspace import NAME
 from flows.promotion.judging import run_stage

@@ -6,6 +6,7 @@ The agent's text stays plain text: this module makes no HTML.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -176,20 +177,12 @@ def components(reward: Mapping[str, Any]) -> tuple[list[RewardPart], str]:
     """The components of a reward with their reasons ("name: why; name: why"), and an explanation in any other form."""
     values = json.loads(reward.get("components") or "{}")
     explanation = str(reward.get("explanation") or "")
-    reasons = dict(part.split(": ", 1) for part in split(explanation, values))
+    name = "|".join(map(re.escape, values))
+    # A reason may contain "; ", too: it ends only where the name of a component follows.
+    pattern = rf"(?:^|; )({name}): (.*?)(?=; (?:{name}): |\Z)"
+    reasons = dict(re.findall(pattern, explanation, re.DOTALL)) if values else {}
     parts = [RewardPart(name, number, reasons.get(name, "")) for name, number in values.items()]
     return parts, "" if parts and all(part.why for part in parts) else explanation
-
-
-def split(explanation: str, names: Mapping[str, Any]) -> list[str]:
-    """Split an explanation only at a "; " before the name of a component, because a reason may contain "; ", too."""
-    parts: list[str] = []
-    for part in explanation.split("; "):
-        if part.split(": ", 1)[0] in names and ": " in part:
-            parts.append(part)
-        elif parts:
-            parts[-1] += f"; {part}"
-    return parts
 
 
 def asked(run: Path, scenario: str) -> ShownScenario:
