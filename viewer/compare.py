@@ -65,11 +65,8 @@ def rates(batch: TrajectoryFile) -> tuple[float, float, int]:
     rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
     if not rewards:
         return -1.0, 0.0, 0
-    return (
-        sum(bool(attempt.success) for attempt in attempts) / len(attempts),
-        sum(rewards) / len(rewards),
-        -int(batch.iteration),
-    )
+    success = sum(bool(attempt.success) for attempt in attempts) / len(attempts)
+    return success, sum(rewards) / len(rewards), -int(batch.iteration)
 
 
 def counts(pairs: list[ScenarioChange]) -> dict[str, int]:

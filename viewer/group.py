@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steps.core.parquet import read_columns
-from viewer.index import AttemptGroup, AttemptSummary, Index, TrajectoryFile
+from viewer.index import AttemptGroup, AttemptSummary, Index, TrajectoryFile, line
 from viewer.tokens import Token, text, tokenizer, tokens
 
 
@@ -70,15 +70,6 @@ class ShownScenario(NamedTuple):
     hidden: list[tuple[str, str]]
 
 
-class Opinion(NamedTuple):
-    """A judge's opinion of the group (run/NNN/judgements.jsonl)."""
-
-    scores: Mapping[str, float | None]  # by trajectory id
-    reasons: Mapping[str, str]
-    orders: int  # number of orders in which the judge saw the attempts
-    problem: str
-
-
 def full(index: Index, group: AttemptGroup) -> list[FullAttempt]:
     """The attempts of the group, in order. Empty if its file has just been replaced by one without the group."""
     batch = index.batches[group.batch]
@@ -86,8 +77,7 @@ def full(index: Index, group: AttemptGroup) -> list[FullAttempt]:
     rewards = {}
     if batch.rewards.is_file():
         rewards = {row["trajectory_id"]: row for row in records(batch.rewards, "scenario_id", group.scenario)}
-    scored = [attempt.reward for attempt in group.attempts if attempt.reward is not None]
-    mean = sum(scored) / len(scored) if scored else 0.0
+    mean = line(group, group.attempts, ()).reward or 0.0
     words = tokenizer(index.run, batch)
     attempts = []
     first: dict[tuple[tuple[int, ...], ...], int] = {}
@@ -97,19 +87,11 @@ def full(index: Index, group: AttemptGroup) -> list[FullAttempt]:
             own = rows[attempt.id]["turns"] or ()
             shown, logprobs = turns(own, words)
             duplicate_of = first.setdefault(tuple(tuple(turn["completion_ids"] or ()) for turn in own), attempt.number)
-            parts, explanation = components(reward)
-            attempts.append(
-                FullAttempt(
-                    attempt,
-                    shown,
-                    reward.get("name", ""),
-                    parts,
-                    explanation,
-                    None if attempt.reward is None or len(group.attempts) == 1 else attempt.reward - mean,
-                    sum(logprobs) / len(logprobs) if logprobs else None,
-                    duplicate_of if duplicate_of != attempt.number else None,
-                )
-            )
+            about = (reward.get("name", ""), *components(reward))
+            to_mean = None if attempt.reward is None or len(group.attempts) == 1 else attempt.reward - mean
+            logprob = sum(logprobs) / len(logprobs) if logprobs else None
+            duplicate = duplicate_of if duplicate_of != attempt.number else None
+            attempts.append(FullAttempt(attempt, shown, *about, to_mean, logprob, duplicate))
     return attempts
 
 
@@ -194,15 +176,17 @@ def asked(run: Path, scenario: str) -> ShownScenario:
     return ShownScenario([], [])
 
 
-def opinion(batch: TrajectoryFile, scenario: str) -> Opinion | None:
-    """The judge's opinion of this group, or None."""
+def opinion(batch: TrajectoryFile, scenario: str) -> dict[str, Any] | None:
+    """The judge's opinion of this group in judgements.jsonl, or None.
+
+    "scores" and "reasons" are by trajectory id, "orders" is the number of orders in which the judge saw the attempts.
+    """
     path = batch.folder / "judgements.jsonl"
     if not path.is_file():
         return None
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            if scenario in line and (judgement := json.loads(line)).get("scenario_id") == scenario:
-                orders = judgement.get("orders", ())
-                reasons, problem = judgement.get("reasons", {}), judgement.get("problem", "")
-                return Opinion(judgement["scores"], reasons, len(orders), problem)
+    with path.open(encoding="utf-8") as entries:
+        for entry in entries:
+            if scenario in entry and (judgement := json.loads(entry)).get("scenario_id") == scenario:
+                orders = len(judgement.get("orders", ()))
+                return {"reasons": {}, "problem": "", **judgement, "orders": orders}
     return None

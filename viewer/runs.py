@@ -15,7 +15,6 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -39,8 +38,7 @@ class RunChoice(NamedTuple):
     commit: str = ""  # of a kept run
 
 
-@dataclass(frozen=True)
-class OpenedRun:
+class OpenedRun(NamedTuple):
     """The run that was chosen."""
 
     choice: RunChoice

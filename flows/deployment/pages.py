@@ -106,10 +106,8 @@ def samples(number: int) -> str:
 def transcript(reward: Any, trajectory: Any, scenario: Any) -> str:
     """One attempt as markdown. Messages are indented line by line, so that markup in them has no effect."""
     mask = Masker()
-    lines = [
-        f"### {trajectory.id}: reward {reward.score:+.2f}{', success' if reward.success else ''}",
-        mask.text(reward.explanation),
-    ]
+    heading = f"### {trajectory.id}: reward {reward.score:+.2f}{', success' if reward.success else ''}"
+    lines = [heading, mask.text(reward.explanation)]
     for message in map(mask, trajectory.messages(scenario)):
         functions = [call["function"] for call in message.get("tool_calls") or ()]
         calls = [f"{function['name']}({function['arguments']})" for function in functions]

@@ -53,9 +53,8 @@ def challenge(settings: VersionSettings, also_champion: bool = False) -> Challen
     champion = model.versions[model.aliases["champion"]] if "champion" in model.aliases else None
     if champion is not None and champion.tags.get("adapter_hash") == challenger.tags.get("adapter_hash"):
         if not also_champion:
-            print(
-                f"{parameters.model} version {challenger.version} is the champion already: nothing to do.", flush=True
-            )
+            entry = f"{parameters.model} version {challenger.version}"
+            print(f"{entry} is the champion already: nothing to do.", flush=True)
             return None
         champion = None
     best = tested(root, parameters, challenger)
@@ -73,15 +72,13 @@ def tested(root: Path, parameters: PromoteParams, challenger: Any) -> dict[str, 
 
     chosen: dict[str, str] = chain.read_chain(root).get("tested") or {}
     adapter = RUN / str(chosen.get("best")) / "adapter"
-    again = (
-        "bring that run back (`git checkout` of its revision, then `dvc checkout`) or register this one (`make train`)"
-    )
     if not adapter.is_dir():
         raise UserError(f"{adapter}, which chain.yaml names as the best, does not exist: `dvc checkout` brings it back")
     if (best := adapter_hash(adapter)) != challenger.tags.get("adapter_hash"):
         raise UserError(
             f"{parameters.model} version {challenger.version} is adapter {challenger.tags.get('adapter_hash')}, and "
-            f"{adapter} is {best}: {RUN}/ is of another run; {again}"
+            f"{adapter} is {best}: {RUN}/ is of another run; bring that run back (`git checkout` of its revision, then "
+            "`dvc checkout`) or register this one (`make train`)"
         )
     whole = params.load("params.yaml", params.Params)
     if reason := lock.unfit(lock.read_lock(root), ["test@base", "test@best"], whole):
@@ -237,10 +234,8 @@ def remember(model: RegisteredModel, event: str, version: str, why: str, folder:
     from steps.registry import decisions
 
     champion = model.aliases.get("champion")
-    own, former = (
-        model.versions[number].tags.get("adapter_hash") if number in model.versions else None
-        for number in (version, champion)
-    )
+    adapters = {number: entry.tags.get("adapter_hash") for number, entry in model.versions.items()}
+    own, former = adapters.get(version), adapters.get(champion or "")
     evidence = reader.evidence(folder, os.fspath(folder)) if folder else None
     verdict = evidence["hash"] if evidence else None
     row = decisions.Decision(event, model.name, version, own, champion, former, why, verdict)

@@ -116,15 +116,12 @@ class RunDisplay:
         os.dup2(file, 1)
         os.dup2(file, 2)
         try:
-            if self.console.is_terminal:
-                try:
-                    with Live(self, console=self.console, refresh_per_second=4, transient=True) as self.live:
-                        yield
-                finally:
-                    self.console.print(self._table())  # the live one is gone
-            else:
+            live = Live(self, console=self.console, refresh_per_second=4, transient=True)
+            with live if self.console.is_terminal else contextlib.nullcontext() as self.live:
                 yield
         finally:
+            if self.live is not None:
+                self.console.print(self._table())  # the live one is gone
             self.live, self.logger = None, None
             self.console.file.flush()
             sys.stdout.flush()
