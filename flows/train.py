@@ -30,7 +30,7 @@ from flows.deployment.workspace import LIMIT, workspace
 from flows.repro.parameters import set_params
 from flows.repro.pipeline import Pipeline
 from flows.terminal import report
-from flows.terminal.command import LOG, end_worker, prepare, run_command, sentence
+from flows.terminal.command import LOG, end_worker, explained, prepare, run_command
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
 from steps.core.errors import UserError
@@ -105,7 +105,7 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
             set_params(settings.assignments(), task=settings.chosen)
             return train_here(display)
         except Exception as problem:  # the run's page shows the sentence that the command would print
-            raise UserError(sentence(problem)) from problem
+            raise UserError(explained(problem)[0]) from problem
         finally:
             end_worker()
 

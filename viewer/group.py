@@ -63,13 +63,6 @@ class FullAttempt(NamedTuple):
     duplicate_of: int | None  # the first attempt with exactly the same sampled tokens
 
 
-class ShownScenario(NamedTuple):
-    """The scenario: the first messages, and the hidden data as (name, JSON)."""
-
-    messages: list[ShownMessage]
-    hidden: list[tuple[str, str]]
-
-
 def full(index: Index, group: AttemptGroup) -> list[FullAttempt]:
     """The attempts of the group, in order. Empty if its file has just been replaced by one without the group."""
     batch = index.batches[group.batch]
@@ -167,13 +160,13 @@ def components(reward: Mapping[str, Any]) -> tuple[list[RewardPart], str]:
     return parts, "" if parts and all(part.why for part in parts) else explanation
 
 
-def asked(run: Path, scenario: str) -> ShownScenario:
-    """The scenario from run/scenarios; empty if no file holds it."""
+def asked(run: Path, scenario: str) -> dict[str, list[Any]]:
+    """The scenario from run/scenarios: "messages", and "hidden" data as (name, JSON). Empty if no file holds it."""
     for path in sorted((run / "scenarios").glob("*.parquet")):
         for row in records(path, "id", scenario):
             hidden = [(name, value(inside)) for name, inside in json.loads(row["data"]).items()]
-            return ShownScenario([shown_message(message) for message in json.loads(row["messages"])], hidden)
-    return ShownScenario([], [])
+            return {"messages": [shown_message(message) for message in json.loads(row["messages"])], "hidden": hidden}
+    return {"messages": [], "hidden": []}
 
 
 def opinion(batch: TrajectoryFile, scenario: str) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,6 +141,7 @@ class Pages:
         if change not in ("", *view_compare.CHANGES):
             raise UserError(f"change={change[:40]} is not known: one of {', '.join(view_compare.CHANGES)}")
         every = view_compare.pairs(before, after)
+        counts = Counter(pair.change for pair in every)
         shown_pairs = [
             pair
             for pair in every
@@ -156,7 +158,7 @@ class Pages:
             "whose": whose,
             "changes": view_compare.CHANGES,
             "change": change,
-            "counts": view_compare.counts(every),
+            "counts": {name: counts[name] for name in view_compare.CHANGES if counts[name]},
             "pairs": shown_pairs,
             "pairs_total": len(every),
             "scenario": scenario,

@@ -110,11 +110,11 @@ def own_server() -> None:
     Server()  # Prefect keeps one server per port and process: from now on it uses this one
 
 
-def sentence(problem: BaseException) -> str:
-    """What went wrong, for a person; where a stage failed, the error that the stage itself wrote."""
+def explained(problem: BaseException, log: str = "") -> tuple[str, int]:
+    """(what went wrong, exit code). Where a stage failed: the error that the stage itself wrote, and `log`."""
     if isinstance(problem, StageFailed):
-        return f"{last_error(LOG) or problem} (stage {problem.stage})"
-    return explain(problem)[0]
+        return f"{last_error(LOG) or problem} (stage {problem.stage}{log})", max(problem.code, 1)
+    return explain(problem)
 
 
 def print_problem(problem: BaseException, interrupted: bool) -> int:
@@ -122,10 +122,7 @@ def print_problem(problem: BaseException, interrupted: bool) -> int:
     if interrupted or isinstance(problem, KeyboardInterrupt):  # DVC and Prefect wrap it in errors of their own
         print("Stopped. The same command goes on from here.", file=sys.stderr)
         return 130
-    if isinstance(problem, StageFailed):
-        print(f"error: {last_error(LOG) or problem} (stage {problem.stage}; log: {LOG})", file=sys.stderr)
-        return problem.code if problem.code > 0 else 1
-    text, code = explain(problem)
+    text, code = explained(problem, f"; log: {LOG}")
     print(f"error: {text}", file=sys.stderr)
     return code
 
