@@ -15,6 +15,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -38,7 +39,8 @@ class RunChoice(NamedTuple):
     commit: str = ""  # of a kept run
 
 
-class OpenedRun(NamedTuple):
+@dataclass(frozen=True)  # a tuple has an `index` of its own
+class OpenedRun:
     """The run that was chosen."""
 
     choice: RunChoice
