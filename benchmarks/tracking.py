@@ -95,9 +95,9 @@ def copied(source: Path, folder: Path) -> str:
 
 def md5_of(path: Path) -> str:
     """As DVC has it."""
-    from steps.project import hashes
+    from steps.project import lock
 
-    return hashes.folder_md5(path) if path.is_dir() else hashes.file_md5(path)
+    return lock.folder_md5(path) if path.is_dir() else lock.file_md5(path)
 
 
 def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[str, float], int]:
