@@ -1,18 +1,31 @@
 """Deploy: makes the deployments of prefect.yaml, the automations, and the limit of how many runs train at a time.
 
-python -m flows.deploy [--runs 1]      # on the server that PREFECT_API_URL names; `make ui` calls it
+    python -m flows.deploy [--runs 1]      # on the server that PREFECT_API_URL names; `make ui` calls it
+
+Prefect runs two automations by itself: a new challenger starts `evaluate`, and a failed run sends a notification. That goes
+to FLYWHEEL_NOTIFY_URL, a webhook that takes {"text": ...}, as Slack's, Mattermost's and many others do. Where it is not set,
+the automation exists and is switched off. The address is a secret: a secret field of a Prefect block holds it, and no page
+shows it. What exists already is brought up to date, by its name.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING, Any
 
-from flows.deployment import automations
+from flows.deployment.pages import CHALLENGER
 from flows.deployment.workspace import LIMIT
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
+
+if TYPE_CHECKING:
+    from prefect.automations import Automation
+
+BLOCK = "flywheel-notify"
+FAILED = "{{ flow.name }} / {{ flow_run.name }} is {{ flow_run.state.name }}: {{ flow_run.state.message }}"
 
 
 def deploy(runs: int = 1) -> None:
@@ -21,11 +34,64 @@ def deploy(runs: int = 1) -> None:
 
     with get_client(sync_client=True) as client:
         client.upsert_global_concurrency_limit_by_name(LIMIT, runs)
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
-    process = subprocess.run(command, capture_output=True, text=True)
-    if process.returncode:
-        raise UserError(f"`prefect deploy --all` failed: {' '.join((process.stderr or process.stdout).split())[-600:]}")
-    automations.apply()
+        command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+        process = subprocess.run(command, capture_output=True, text=True)
+        if process.returncode:
+            output = " ".join((process.stderr or process.stdout).split())
+            raise UserError(f"`prefect deploy --all` failed: {output[-600:]}")
+        deployment = client.read_deployment_by_name("evaluate/evaluate").id
+        url = os.environ.get("FLYWHEEL_NOTIFY_URL", "").strip()
+        for automation in (evaluation(deployment), notification(url)):
+            existing = client.read_automations_by_name(automation.name)
+            for double in existing[1:]:
+                client.delete_automation(double.id)
+            if existing:
+                automation.id = existing[0].id
+                automation.update()
+            else:
+                automation.create()
+
+
+def evaluation(deployment: Any) -> Automation:
+    """The automation that runs the deployment `evaluate`, of this id, for each new challenger."""
+    from prefect.automations import Automation
+    from prefect.events.actions import RunDeployment
+    from prefect.events.schemas.automations import EventTrigger
+
+    def from_event(label: str) -> dict[str, str]:
+        return {"__prefect_kind": "jinja", "template": f"{{{{ event.resource['{label}'] }}}}"}
+
+    settings = {"model": from_event("model"), "version": from_event("version")}
+    return Automation(
+        name="evaluate every new challenger",
+        description="A run registered a new version: it is judged beside champion, base and scripted player.",
+        trigger=EventTrigger(expect={CHALLENGER}, for_each={"prefect.resource.id"}, posture="Reactive", threshold=1),
+        actions=[RunDeployment(deployment_id=deployment, parameters={"settings": settings})],
+    )
+
+
+def notification(url: str) -> Automation:
+    """The automation that sends a notification to this webhook; switched off where it is empty."""
+    from prefect.automations import Automation
+    from prefect.blocks.notifications import CustomWebhookNotificationBlock
+    from prefect.events.actions import DoNothing, SendNotification
+    from prefect.events.schemas.automations import EventTrigger
+
+    action: DoNothing | SendNotification = DoNothing()
+    if url:
+        text = {"text": "{{subject}}\n{{body}}"}
+        block = CustomWebhookNotificationBlock(name=BLOCK, url="{{hook}}", json_data=text, secrets={"hook": url})
+        block_id = block.save(BLOCK, overwrite=True)
+        action = SendNotification(block_document_id=block_id, subject="agent-flywheel: a run failed", body=FAILED)
+    failures = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed"}
+    every_run, resource = {"prefect.resource.id": "prefect.flow-run.*"}, {"prefect.resource.id"}
+    return Automation(
+        name="tell of runs that fail",
+        description="Sends its text to FLYWHEEL_NOTIFY_URL. Off: that was not set when `make ui` started.",
+        enabled=bool(url),
+        trigger=EventTrigger(expect=failures, match=every_run, for_each=resource, posture="Reactive", threshold=1),
+        actions=[action],
+    )
 
 
 def main(words: list[str] | None = None) -> int:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.deployment.restore import restored
+from flows.deployment.checkout import restored
 from flows.deployment.settings import EvaluateSettings
-from flows.promotion.judging import challenge, print_end, run_of
-from flows.terminal.command import end_worker, prepare, run_command
+from flows.promotion.judging import challenge, log_verdict, print_end
+from flows.terminal.command import prepare, run_command
 from steps.project import store
 from steps.registry.gate import Verdict
 
@@ -29,33 +29,24 @@ from steps.registry.gate import Verdict
 def evaluate(settings: EvaluateSettings) -> Verdict:
     """The verdict on a version (by default the challenger), as `promote` would reach it now."""
     with restored():
-        try:
-            judged = challenge(settings, also_champion=True)
-            assert judged is not None
-            with store.explained(store.address(Path.cwd())):
-                run_id = run_of(judged.model, judged.version, judged.parameters)
-                for name in ("verdict.json", "verdict.md", "verdict.png"):
-                    judged.model.client.log_artifact(run_id, str(judged.folder / name), "evaluation")
-            print_end(judged.verdict, judged.model, judged.version, judged.folder, dry_run=True)
-            return judged.verdict
-        finally:
-            end_worker()
+        judged = challenge(settings, also_champion=True)
+        assert judged is not None
+        with store.explained(store.address(Path.cwd())):
+            log_verdict(judged, "evaluation")
+        print_end(judged, dry_run=True)
+        return judged.verdict
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.evaluate", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
-        "--version",
-        default="challenger",
-        metavar="N",
-        help="a version, or an alias (default: challenger)",
+        "--version", default="challenger", metavar="N", help="a version, or an alias (default: challenger)"
     )
     options = parser.parse_args()
 
-    def work() -> int:
+    def work() -> None:
         prepare()
         evaluate(EvaluateSettings(version=options.version))
-        return 0
 
     return run_command(work)
 

@@ -22,7 +22,7 @@ from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.core.terminal import exit_code
 from steps.registry import card
-from steps.registry.model import RegisteredModel, fetched, policy_of, read_registry
+from steps.registry.model import fetched, policy_of, read_registry
 
 
 def export(root: Path, settings: params.RegisterParams, name: str, to: Path, merged: bool = False) -> Any:
@@ -33,21 +33,24 @@ def export(root: Path, settings: params.RegisterParams, name: str, to: Path, mer
     version = model.version(name)
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=to.parent) as folder:
-        adapter = fetched(model, version, Path(folder) / "adapter")
-        policy = policy_of(version, adapter, settings.policy)
-        result = adapter
+        result = fetched(model, version, Path(folder) / "adapter")
+        policy = policy_of(version, result, settings.policy)
         if merged:
-            result = Path(folder) / "merged"
-            merge(policy, adapter, result)
-        else:
-            pin_base(adapter, policy)
-        (result / "README.md").write_text(readme(model, version, merged))
+            result = merge(policy, result, Path(folder) / "merged")
+        else:  # the adapter's own configuration names the base model, with its revision
+            path = result / "adapter_config.json"
+            base = {"base_model_name_or_path": policy.base_model, "revision": policy.revision}
+            path.write_text(json.dumps(json.loads(path.read_text()) | base, indent=2, sort_keys=True) + "\n")
+        # An older version without a card gets one made from its tags.
+        text = version.description if card.is_card(version.description) else card.card(version.tags)
+        readme = card.readme(f"{model.name}, version {version.version}", version.tags, text, merged)
+        (result / "README.md").write_text(readme)
         result.rename(to)
     return version
 
 
-def merge(policy: Policy, adapter: Path, to: Path) -> None:
-    """Write the base model with the adapter merged into its weights, and the tokenizer."""
+def merge(policy: Policy, adapter: Path, to: Path) -> Path:
+    """Write the base model with the adapter merged into its weights, and the tokenizer, to the folder `to`."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -57,19 +60,7 @@ def merge(policy: Policy, adapter: Path, to: Path) -> None:
     whole = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
     whole.save_pretrained(to)
     AutoTokenizer.from_pretrained(policy.base_model, revision=policy.revision).save_pretrained(to)
-
-
-def pin_base(adapter: Path, policy: Policy) -> None:
-    """Name the base model, with its revision, in the adapter's own configuration."""
-    path = adapter / "adapter_config.json"
-    config = json.loads(path.read_text()) | {"base_model_name_or_path": policy.base_model, "revision": policy.revision}
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def readme(model: RegisteredModel, version: Any, merged: bool) -> str:
-    """The version's card, which is its description; of an older version without one, a card made from its tags."""
-    text = version.description if card.is_card(version.description) else card.card(version.tags)
-    return card.readme(f"{model.name}, version {version.version}", version.tags, text, merged)
+    return to
 
 
 def push(folder: Path, repository: str) -> str:
@@ -83,12 +74,10 @@ def push(folder: Path, repository: str) -> str:
     hub = HfApi(token=token)
     try:
         hub.create_repo(repository, repo_type="model", private=True, exist_ok=True)
-        address = hub.upload_folder(
-            repo_id=repository, folder_path=folder, commit_message="A version from the registry"
-        )
+        message = "A version from the registry"
+        return str(hub.upload_folder(repo_id=repository, folder_path=folder, commit_message=message))
     except HfHubHTTPError as problem:
         raise UserError(f"the hub refuses {repository}: {' '.join(str(problem).split())[:300]}") from None
-    return str(address)
 
 
 def main(words: list[str] | None = None) -> int:

@@ -16,20 +16,16 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from prefect import flow
 
-from flows.deployment.restore import restored
+from flows.deployment.checkout import restored
 from flows.deployment.settings import PromoteSettings
-from flows.promotion.decisions import Decided, remember
-from flows.promotion.judging import challenge, print_end, run_of
-from flows.terminal.command import end_worker, prepare, run_command
-from steps.core.params import PromoteParams
+from flows.promotion.judging import Challenge, challenge, log_verdict, print_end, remember
+from flows.terminal.command import prepare, run_command
 from steps.project import store
 from steps.registry import card, verdict_report
 from steps.registry.gate import Verdict
-from steps.registry.model import RegisteredModel
 
 REFUSED = 3  # exit code
 
@@ -38,31 +34,26 @@ REFUSED = 3  # exit code
 def promote(settings: PromoteSettings) -> Verdict | None:
     """Judge a version (by default the challenger), and promote it past the gate. None where it is champion already."""
     with restored():
-        try:
-            judged = challenge(settings)
-            if judged is None:
-                return None
-            model, version, verdict, folder, parameters = judged
-            if not settings.dry_run:
-                with store.explained(store.address(Path.cwd())):
-                    publish(model, version, verdict, folder, parameters)
-                event, champion = "promotion" if verdict.promoted else "refusal", model.aliases.get("champion")
-                remember(model, Decided(event, str(version.version), champion, verdict.reason, folder))
-            print_end(verdict, model, version, folder, settings.dry_run)
-            return verdict
-        finally:
-            end_worker()
+        judged = challenge(settings)
+        if judged is None:
+            return None
+        verdict = judged.verdict
+        if not settings.dry_run:
+            with store.explained(store.address(Path.cwd())):
+                publish(judged)
+            event = "promotion" if verdict.promoted else "refusal"
+            remember(judged.model, event, str(judged.version.version), verdict.reason, judged.folder)
+        print_end(judged, settings.dry_run)
+        return verdict
 
 
-def publish(model: RegisteredModel, challenger: Any, verdict: Verdict, folder: Path, parameters: PromoteParams) -> None:
+def publish(judged: Challenge) -> None:
     """Log the verdict, tag the version, move the alias. In this order, no champion is ever without its evidence."""
-    client, number = model.client, str(challenger.version)
-    run_id = run_of(model, challenger, parameters)
-    for name in ("verdict.json", "verdict.md", "verdict.png"):
-        client.log_artifact(run_id, str(folder / name), "promotion")
+    model, verdict, number = judged.model, judged.verdict, str(judged.version.version)
+    client, run_id = model.client, log_verdict(judged, "promotion")
     client.set_model_version_tag(model.name, number, "verdict", verdict.hash)
     client.set_model_version_tag(model.name, number, "verdict_run", run_id)
-    text = card.with_verdict(challenger.description or "", verdict_report.note(verdict))
+    text = card.with_verdict(judged.version.description or "", verdict_report.note(verdict))
     client.update_model_version(model.name, number, text)
     if verdict.promoted:
         model.set_champion(number)
@@ -72,10 +63,7 @@ def publish(model: RegisteredModel, challenger: Any, verdict: Verdict, folder: P
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.promote", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
-        "--version",
-        default="challenger",
-        metavar="N",
-        help="a version, or an alias (default: challenger)",
+        "--version", default="challenger", metavar="N", help="a version, or an alias (default: challenger)"
     )
     parser.add_argument("--dry-run", action="store_true", help="judge and write the verdict; change nothing in MLflow")
     options = parser.parse_args()

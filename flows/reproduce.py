@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.deployment import workspace
-from flows.deployment.restore import have, restore, source
+from flows.deployment.checkout import have, restore, source
 from flows.deployment.workspace import dvc
 from steps.core import dotenv
 from steps.core.errors import UserError
@@ -35,15 +35,8 @@ def outputs(path: Path) -> dict[str, str]:
 
 def compare(before: dict[str, str], after: dict[str, str]) -> list[dict[str, Any]]:
     """One row per output: {"path", "recorded", "now", "same"}."""
-    return [
-        {
-            "path": path,
-            "recorded": before.get(path),
-            "now": after.get(path),
-            "same": before.get(path) == after.get(path),
-        }
-        for path in sorted(before.keys() | after.keys())
-    ]
+    rows = ((path, before.get(path), after.get(path)) for path in sorted(before.keys() | after.keys()))
+    return [{"path": path, "recorded": recorded, "now": now, "same": recorded == now} for path, recorded, now in rows]
 
 
 def reproduce(root: Path, name: str, kept: bool = False, remove: bool = True) -> list[dict[str, Any]]:
@@ -56,18 +49,13 @@ def reproduce(root: Path, name: str, kept: bool = False, remove: bool = True) ->
         if not before:
             raise UserError(f"the dvc.lock of {name} has no outputs: it ran no stage")
         with workspace.here(root, path):
-            if kept:
-                have(path)
-                dvc(path, "checkout", "--force", "--quiet")
-                after = {out: recorded for out, recorded in before.items() if (path / out).exists()}
-                rows = compare(before, after)
-                if dvc(path, "status", "--quiet", check=False):
-                    raise UserError(
-                        f"the kept outputs of {name} are not those of its dvc.lock: see `dvc status` in {path}"
-                    )
-                return rows
-            dvc(path, "repro", "--force", "--no-run-cache")
-        return compare(before, outputs(path))
+            if not kept:
+                dvc(path, "repro", "--force", "--no-run-cache")
+                return compare(before, outputs(path))
+            have(path)
+            if dvc(path, "status", "--quiet", check=False):
+                raise UserError(f"the kept outputs of {name} are not those of its dvc.lock: see `dvc status` in {path}")
+            return compare(before, {out: recorded for out, recorded in before.items() if (path / out).exists()})
     finally:
         if remove and path.exists():
             workspace.remove(root, path)
@@ -80,22 +68,20 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--keep-worktree", action="store_true", help="do not remove the worktree")
     parser.add_argument("--json", action="store_true", help="print one JSON object per output")
     options = parser.parse_args(words)
-    same = True
+    differing: list[str] = []
 
-    def run() -> None:
-        nonlocal same
+    def work() -> None:
         dotenv.load(Path.cwd())
         root = Path(git(Path.cwd(), "rev-parse", "--path-format=absolute", "--git-common-dir")).parent
         rows = reproduce(root, options.run, options.kept, not options.keep_worktree)
         for row in rows:
             shown = f"{'same' if row['same'] else 'DIFFERS':8}{row['recorded']}  {row['now']}  {row['path']}"
             print(json.dumps(row) if options.json else shown)
-        differing = [row["path"] for row in rows if not row["same"]]
-        same = not differing
+        differing.extend(row["path"] for row in rows if not row["same"])
         if not options.json:
             print(f"{len(rows) - len(differing)} of {len(rows)} outputs are the same")
 
-    return exit_code(run) or (0 if same else 1)
+    return exit_code(work) or int(bool(differing))
 
 
 if __name__ == "__main__":

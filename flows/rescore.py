@@ -24,89 +24,63 @@ from prefect import flow
 
 from environments.base import read_text
 from flows.deployment import pages
-from flows.deployment.restore import restored
+from flows.deployment.checkout import restored
 from flows.deployment.settings import RescoreSettings
 from flows.deployment.workspace import NAME
+from flows.promotion.judging import run_stage
 from flows.repro.parameters import changed, values
-from flows.repro.stages import run_stage
-from flows.terminal.command import end_worker, prepare, run_command
+from flows.terminal.command import prepare, run_command
 from flows.terminal.report import RUN
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.project.chain import iteration_name
 
-RESCORED = RUN / "rescored"
-
 
 @flow(name="rescore", log_prints=False)
 def rescore(settings: RescoreSettings) -> list[dict[str, Any]]:
     """Judge iterations with other judges, and compare; one row per iteration."""
     with restored():
-        try:
-            iterations = choose(settings.iterations)
-            rubric = Path(settings.rubric) if settings.rubric else None
-            folder = write_settings(Path(settings.params), settings.assignments(), rubric, settings.label)
-            rows = [judge(folder, number, settings.update) for number in iterations]
-            (folder / "comparison.json").write_text(json.dumps(rows, indent=2) + "\n")
-            show_page(rows)
-            print_end(rows, folder, iterations)
-            return rows
-        finally:
-            end_worker()
+        iterations = choose(settings.iterations)
+        rubric = Path(settings.rubric) if settings.rubric else None
+        folder = write_settings(Path(settings.params), settings.assignments(), rubric, settings.label)
+        rows = [judge(folder, number, settings.update) for number in iterations]
+        (folder / "comparison.json").write_text(json.dumps(rows, indent=2) + "\n")
+        show_page(rows)
+        print_end(rows, folder, iterations)
+        return rows
 
 
 def judge(folder: Path, number: str, update: bool) -> dict[str, Any]:
     """Judge an iteration by the parameters in `folder`; the row that compares the rewards with the former ones."""
-    run_stage("score", number, score_arguments(folder, number))
+    own, previous = folder / number, iteration_name(int(number) - 1)
+    own.mkdir(parents=True, exist_ok=True)
+    shared = {
+        "trajectories": RUN / number / "trajectories.parquet",
+        "rewards": own / "rewards.parquet",
+        "params": folder / "params.yaml",
+    }
+    scoring = {"rubric": folder / "rubric.md", "scenarios": RUN / "scenarios"}
+    scoring |= {"judgements": own / "judgements.jsonl", "judge": own / "judge.json"}
+    if (cost := folder / previous / "judge.json").exists():  # the judge's cost so far
+        scoring["previous_judge"] = cost
+    run_stage("score", number, {key: str(path) for key, path in (shared | scoring).items()})
     if update:
-        run_stage("update", number, update_arguments(folder, number))
+        training = {"previous": RUN / previous / "checkpoint", "adapter": own / "adapter"}
+        training |= {"checkpoint": own / "checkpoint", "metrics": own / "metrics.json", "fates": own / "fates.json"}
+        run_stage("update", number, {key: str(path) for key, path in (shared | training).items()})
     row = compare(folder, number)
     print(row_text(row), flush=True)
     return row
 
 
+@pages.shown
 def show_page(rows: list[dict[str, Any]]) -> None:
     """Show the comparison on the flow run's page in Prefect."""
     from prefect.artifacts import create_table_artifact
 
-    if pages.is_shown():
-        with pages.kept():
-            table = [row | {"flipped": len(row["flipped"])} for row in rows]
-            create_table_artifact(table, key="rescored", description="judges compared; flipped: another best attempt")
-
-
-def score_arguments(folder: Path, number: str) -> dict[str, str]:
-    """The paths of the stage score."""
-    own, before = folder / number, folder / iteration_name(int(number) - 1) / "judge.json"
-    own.mkdir(parents=True, exist_ok=True)
-    paths = {
-        "rubric": folder / "rubric.md",
-        "scenarios": RUN / "scenarios",
-        "trajectories": RUN / number / "trajectories.parquet",
-        "params": folder / "params.yaml",
-        "rewards": own / "rewards.parquet",
-        "judgements": own / "judgements.jsonl",
-        "judge": own / "judge.json",
-    }
-    paths |= {"previous_judge": before} if before.exists() else {}  # the judge's cost so far
-    return {key: str(path) for key, path in paths.items()}
-
-
-def update_arguments(folder: Path, number: str) -> dict[str, str]:
-    """The paths of the stage update."""
-    own = folder / number
-    paths = {
-        "trajectories": RUN / number / "trajectories.parquet",
-        "rewards": own / "rewards.parquet",
-        "previous": RUN / iteration_name(int(number) - 1) / "checkpoint",
-        "params": folder / "params.yaml",
-        "adapter": own / "adapter",
-        "checkpoint": own / "checkpoint",
-        "metrics": own / "metrics.json",
-        "fates": own / "fates.json",
-    }
-    return {key: str(path) for key, path in paths.items()}
+    table = [row | {"flipped": len(row["flipped"])} for row in rows]
+    create_table_artifact(table, key="rescored", description="judges compared; flipped: another best attempt")
 
 
 def compare(folder: Path, number: str) -> dict[str, Any]:
@@ -137,10 +111,9 @@ def choose(words: str | None) -> list[str]:
         )
     if words is None:
         return stored
-    bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", words)
-    names = (
-        [iteration_name(number) for number in range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1)] if bounds else []
-    )
+    names = []
+    if bounds := re.fullmatch(r"(\d+)(?:-(\d+))?", words):
+        names = [iteration_name(number) for number in range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1)]
     if not names or set(names) - set(stored):
         raise UserError(f"--iterations {words}: give a number or a range of {stored[0]} to {stored[-1]}, as in 2-4")
     return names
@@ -160,7 +133,7 @@ def write_settings(source: Path, assignments: Sequence[str], rubric: Path | None
     judged_by = json.dumps([settings.score.model_dump(mode="json"), rubric_text], sort_keys=True)
     weights = settings.score.judges.model_dump()
     judges = "+".join(judge for judge, weight in weights.items() if weight)
-    folder = RESCORED / (label or f"{judges}-{hashlib.sha256(judged_by.encode()).hexdigest()[:8]}")
+    folder = RUN / "rescored" / (label or f"{judges}-{hashlib.sha256(judged_by.encode()).hexdigest()[:8]}")
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "rubric.md", rubric_text)
     write_text(folder / "params.yaml", changed_text)
@@ -193,12 +166,11 @@ def main() -> int:
     parser.add_argument("--update", action="store_true", help="also train each iteration with the new rewards")
     options = parser.parse_args()
 
-    def work() -> int:
+    def work() -> None:
         fields = {key: getattr(options, key) for key in ("params", "rubric", "iterations", "label", "update")}
         settings = RescoreSettings(**fields, more=values(options.set))
         prepare()
         rescore(settings)
-        return 0
 
     return run_command(work)
 

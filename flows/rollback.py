@@ -17,7 +17,7 @@ from pathlib import Path
 from prefect import flow
 
 from flows.deployment.settings import RollbackSettings
-from flows.promotion.decisions import Decided, remember
+from flows.promotion.judging import remember
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
@@ -48,7 +48,7 @@ def rollback(root: Path, name: str, to: str, why: str, dry_run: bool = False) ->
             model.set_champion(after)
             model.client.set_model_version_tag(name, before, "rolled_back", f"to version {after}: {why}")
             model.client.set_model_version_tag(name, after, "restored", f"from version {before}: {why}")
-        remember(model, Decided("rollback", after, before, why))
+        remember(model, "rollback", after, why)
     return before, after
 
 

@@ -44,15 +44,12 @@ def command(settings: params.RegisterParams, version: Any, adapter: Path, port: 
     words = ["vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
     words += ["--model", policy.base_model, "--dtype", policy.dtype, "--max-model-len", str(policy.context)]
     words += ["--served-model-name", f"{settings.model}-base", "--lora-modules", f"{settings.model}={adapter}"]
-    words += ["--enable-lora", "--max-lora-rank", _rank(policy.lora.rank)]
+    supported = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's ranks, of which the smallest that is large enough is set
+    rank = next(rank for rank in supported if rank >= policy.lora.rank)
+    words += ["--enable-lora", "--max-lora-rank", str(rank)]
     words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     words += ["--gpu-memory-utilization", str(policy.gpu_memory)]
     return words + (["--revision", policy.revision] if policy.revision else [])
-
-
-def _rank(rank: int) -> str:
-    """The smallest of the ranks that vLLM supports which is large enough."""
-    return str(next(supported for supported in (8, 16, 32, 64, 128, 256, 320, 512) if supported >= rank))
 
 
 def swap(port: int, name: str, adapter: Path, token: str) -> None:
@@ -72,19 +69,14 @@ def serve(root: Path, alias: str, port: int, seconds: float) -> None:
     settings = params.load("params.yaml", params.RegisterParams)
     version, adapter = adapter_of(root, settings, alias)
     token = key(root / KEY, user="")
-    own = {
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-        "VLLM_API_KEY": token,
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-    }
+    own = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_API_KEY": token}
+    own |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     with Services(root / ".flywheel", os.environ | own) as services:
         say(f"starting vLLM with {settings.model} version {version.version} …")
         services.start("serve", *command(settings, version, adapter, port))
         services.wait("serve", f"http://127.0.0.1:{port}/health")
-        say(
-            f"serving: http://127.0.0.1:{port}/v1, model {settings.model}, key in {KEY}; following @{alias}; Ctrl-C stops it"
-        )
+        page = f"http://127.0.0.1:{port}/v1"
+        say(f"serving: {page}, model {settings.model}, key in {KEY}; following @{alias}; Ctrl-C stops it")
         while services.running["serve"].poll() is None:
             time.sleep(seconds)
             try:

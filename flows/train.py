@@ -30,7 +30,7 @@ from flows.deployment.workspace import LIMIT, workspace
 from flows.repro.parameters import set_params
 from flows.repro.pipeline import Pipeline
 from flows.terminal import report
-from flows.terminal.command import LOG, end_worker, prepare, run_command, sentence
+from flows.terminal.command import LOG, end_worker, explained, prepare, run_command
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
 from steps.core.errors import UserError, causes
@@ -105,7 +105,7 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
             set_params(settings.assignments(), task=settings.chosen)
             return train_here(display)
         except Exception as problem:  # the run's page shows the sentence that the command would print
-            raise UserError(sentence(problem)) from problem
+            raise UserError(explained(problem)[0]) from problem
         finally:
             end_worker()
 
@@ -213,26 +213,21 @@ def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
     """Print the result, and three commands to go on with."""
     say("")
     for who in ("base", "trained"):
-        low, high = summary[who]["ci95"]
-        say(
-            f"{who:>8}: test success {summary[who]['success']:.3f} [{low:.3f}, {high:.3f}] of {summary[who]['n']} scenarios"
-        )
-    entry = summary["registered"]
+        result, (low, high) = summary[who], summary[who]["ci95"]
+        say(f"{who:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {result['n']} scenarios")
     iteration = summary["trained"]["iteration"]
-    if entry:
+    if entry := summary["registered"]:
         say(f"Registered iteration {iteration} as models:/{entry['name']}/{entry['version']}.")
     else:
         say(f"Not registered: {report.read(RUN / 'receipt.json')['reason']}.")
-    say(
-        f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   ({summary['wall_seconds']:.0f} s)"
-    )
+    seconds = f"({summary['wall_seconds']:.0f} s)"
+    say(f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   {seconds}")
     say("\nNext:")
     test = f"run/{iteration_name(iteration)}/test"
     say(f"  .venv/bin/python -m steps.analytics.transcripts {test}      read what the agent did")
     say("  make mlflow                                    compare iterations and runs, open the registry")
-    say(
-        "  make reproduce                                 what is stale? everything again with ARGS=--force: same bytes"
-    )
+    again = "what is stale? everything again with ARGS=--force: same bytes"
+    say(f"  make reproduce                                 {again}")
 
 
 def main() -> int:

@@ -34,26 +34,23 @@ def environment(root: Path, prefect_port: int, mlflow_port: int) -> dict[str, st
     state = root / ".flywheel"
     home = state / "prefect"
     auth, page = key(root / KEY), f"http://127.0.0.1:{prefect_port}"
-    return (
-        os.environ
-        | dotenv.values(root)
-        | {
-            "PATH": os.pathsep.join((os.fspath(Path(sys.executable).parent), os.environ.get("PATH", ""))),
-            "PREFECT_HOME": str(home),
-            "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
-            "PREFECT_MEMO_STORE_PATH": str(home / "memo_store.toml"),
-            "PREFECT_API_URL": f"{page}/api",
-            "PREFECT_SERVER_API_AUTH_STRING": auth,
-            "PREFECT_API_AUTH_STRING": auth,
-            "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"{page},http://localhost:{prefect_port}",
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_CLI_PROMPT": "false",
-            "FLYWHEEL_ROOT": str(root),  # where prefect.yaml's pull steps find the project
-            "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{mlflow_port}",
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-            "DO_NOT_TRACK": "1",
-        }
-    )
+    inherited = os.environ | dotenv.values(root)
+    return inherited | {
+        "PATH": os.pathsep.join((os.fspath(Path(sys.executable).parent), os.environ.get("PATH", ""))),
+        "PREFECT_HOME": str(home),
+        "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
+        "PREFECT_MEMO_STORE_PATH": str(home / "memo_store.toml"),
+        "PREFECT_API_URL": f"{page}/api",
+        "PREFECT_SERVER_API_AUTH_STRING": auth,
+        "PREFECT_API_AUTH_STRING": auth,
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"{page},http://localhost:{prefect_port}",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_CLI_PROMPT": "false",
+        "FLYWHEEL_ROOT": str(root),  # where prefect.yaml's pull steps find the project
+        "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{mlflow_port}",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "DO_NOT_TRACK": "1",
+    }
 
 
 def write_variables(path: Path, variables: dict[str, str]) -> None:
@@ -104,18 +101,15 @@ def serve(root: Path, prefect_port: int, mlflow_port: int, view_port: int, runs:
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.ui", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--prefect-port", type=int, default=4200)
-    parser.add_argument("--mlflow-port", type=int, default=5000)
-    parser.add_argument("--view-port", type=int, default=8600)
+    for service, port in (("prefect", 4200), ("mlflow", 5000), ("view", 8600)):
+        parser.add_argument(f"--{service}-port", type=int, default=port)
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
     options = parser.parse_args(words)
     if options.runs < 1:
         parser.error(f"--runs {options.runs}: at least one run must be able to train")
 
     stop_once()
-    return exit_code(
-        lambda: serve(Path.cwd(), options.prefect_port, options.mlflow_port, options.view_port, options.runs)
-    )
+    return exit_code(lambda: serve(Path.cwd(), **vars(options)))
 
 
 if __name__ == "__main__":

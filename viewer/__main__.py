@@ -1,8 +1,4 @@
-"""Pages to browse the trajectories of run/ and of deployed runs.
-
-python -m viewer                     # `make view`; http://127.0.0.1:8600
-python -m viewer --run other/run --port 8601
-"""
+"""`python -m viewer` serves the pages (viewer/app.py)."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from steps.core.terminal import exit_code
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+    from starlette.middleware.base import RequestResponseEndpoint
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # Scripts and styles come only from files of this server, so that injected HTML could neither run nor send data.
 HEADERS = {
@@ -35,20 +35,11 @@ HEADERS = {
 }
 
 
-class Guarded:
-    """The application with HEADERS on every response."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def headed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message.get("headers", ()), *extra]
-            await send(message)
-
-        await self.app(scope, receive, headed)
+async def guarded(request: Request, answer: RequestResponseEndpoint) -> Response:
+    """The answer of the application with HEADERS."""
+    response = await answer(request)
+    response.headers.update(HEADERS)
+    return response
 
 
 def application(run: Path) -> Starlette:
@@ -56,6 +47,7 @@ def application(run: Path) -> Starlette:
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
@@ -66,21 +58,20 @@ def application(run: Path) -> Starlette:
     pages = Pages(Runs(run))
 
     def problem(request: Request, error: Exception) -> Response:
-        text = error.detail if isinstance(error, HTTPException) else str(error)
-        code = error.status_code if isinstance(error, HTTPException) else 400
+        text, code = (error.detail, error.status_code) if isinstance(error, HTTPException) else (str(error), 400)
         return pages.html("problem.html", request, None, code, problem=text)
 
     return Starlette(
         routes=[
-            Route("/", pages.page(pages.list), methods=["GET"]),
-            Route("/group", pages.page(pages.group), methods=["GET"]),
-            Route("/compare", pages.page(pages.compare), methods=["GET"]),
-            Route("/analytics", pages.page(pages.analytics), methods=["GET"]),
+            Route("/", pages.page(pages.list)),
+            Route("/group", pages.page(pages.group)),
+            Route("/compare", pages.page(pages.compare)),
+            Route("/analytics", pages.page(pages.analytics)),
             Mount("/static", StaticFiles(directory=PAGES / "static")),
         ],
         # Against DNS rebinding: a foreign page whose name points at 127.0.0.1 still sends that name as its host.
         middleware=[
-            Middleware(Guarded),
+            Middleware(BaseHTTPMiddleware, dispatch=guarded),
             Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"], www_redirect=False),
         ],
         exception_handlers={UserError: problem, HTTPException: problem},

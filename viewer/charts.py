@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from steps.analytics.analysis import Analysis, GroupSummary, Pattern
@@ -18,9 +18,6 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 450, 10, 176  # edges of the plot
 COLOURS = 6  # classes s0 … s5 of view.css
 SPLITS = {"train": "rollouts", "val": "evaluation", "test": "test"}
 SHORTEST = 8  # an error text of fewer characters is too common to search for
-
-
-Values = dict[str, list[tuple[str, float, tuple[float, float] | None]]]  # by split: iteration, value, interval
 
 
 class Dot(NamedTuple):
@@ -63,42 +60,30 @@ def curves(analysis: Analysis) -> list[Chart]:
     """Success, reward, turns, tokens and latency by iteration, a line per split. `analysis` is by iteration and split."""
     names = list(dict.fromkeys(line.group[0] for line in analysis.lines))
 
-    def by_split(
-        value: Callable[[GroupSummary], float | None], interval: Callable[[GroupSummary], Any] = lambda line: None
-    ) -> Values:
-        """The points of each split: iteration, value, interval."""
-        return {
-            split: [
-                (line.group[0], number, interval(line))
-                for line in analysis.lines
-                if line.group[1] == split and (number := value(line)) is not None
-            ]
-            for split in SPLITS
-        }
-
-    def chart(title: str, values: Values, share: bool = False) -> Chart:
-        every = [value for points in values.values() for _, value, _ in points]
-        scale = Scale(0.0, 1.0) if share else Scale.around(every)
+    def chart(title: str, value: Callable[[GroupSummary], float | None], share: bool = False) -> Chart:
+        """A chart of one number of each line; a share has the scale from 0 to 1, and its interval."""
+        values = [(line, number) for line in analysis.lines if (number := value(line)) is not None]
+        scale = Scale(0.0, 1.0) if share else Scale.around([number for _, number in values])
         series = []
-        for colour, (split, points) in enumerate(values.items()):  # a split has the same colour in every chart
+        for colour, (split, shown) in enumerate(SPLITS.items()):  # a split has the same colour in every chart
             dots = []
-            for name, value, ends in points:
-                low, high = (scale.y(end) for end in ends) if ends else (None, None)
-                about = f"{SPLITS[split]} {name}: {value:.3f}" + (f" [{ends[0]:.3f}, {ends[1]:.3f}]" if ends else "")
-                dots.append(Dot(across(names.index(name), len(names)), scale.y(value), about, low, high))
-            series.append(Series(SPLITS[split], colour, dots))
-        series = [entry for entry in series if entry.dots]
+            for line, number in values:
+                if line.group[1] == split:
+                    name, ends = line.group[0], line.ci95 if share else None
+                    low, high = (scale.y(end) for end in ends) if ends else (None, None)
+                    about = f"{shown} {name}: {number:.3f}" + (f" [{ends[0]:.3f}, {ends[1]:.3f}]" if ends else "")
+                    dots.append(Dot(across(names.index(name), len(names)), scale.y(number), about, low, high))
+            if dots:
+                series.append(Series(shown, colour, dots))
         legend = [(entry.colour, entry.name) for entry in series]
         return Chart(title, below(names), scale.ticks(share), series, [], legend)
 
     charts = [
-        chart(
-            "Success, with its 95 % interval", by_split(lambda line: line.success, lambda line: line.ci95), share=True
-        ),
-        chart("Reward, mean", by_split(lambda line: line.reward)),
-        chart("Turns, mean", by_split(lambda line: line.turns)),
-        chart("Sampled tokens, median", by_split(lambda line: line.tokens.p50)),
-        chart("Seconds of a turn, median", by_split(lambda line: line.latency.p50 if line.latency else None)),
+        chart("Success, with its 95 % interval", lambda line: line.success, share=True),
+        chart("Reward, mean", lambda line: line.reward),
+        chart("Turns, mean", lambda line: line.turns),
+        chart("Sampled tokens, median", lambda line: line.tokens.p50),
+        chart("Seconds of a turn, median", lambda line: line.latency.p50 if line.latency else None),
     ]
     return [chart for chart in charts if chart.series]
 

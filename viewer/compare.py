@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
 from steps.core.errors import UserError
@@ -65,14 +64,5 @@ def rates(batch: TrajectoryFile) -> tuple[float, float, int]:
     rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
     if not rewards:
         return -1.0, 0.0, 0
-    return (
-        sum(bool(attempt.success) for attempt in attempts) / len(attempts),
-        sum(rewards) / len(rewards),
-        -int(batch.iteration),
-    )
-
-
-def counts(pairs: list[ScenarioChange]) -> dict[str, int]:
-    """The number of scenarios by change, in a fixed order, without zeros."""
-    by = Counter(pair.change for pair in pairs)
-    return {name: by[name] for name in CHANGES if by[name]}
+    success = sum(bool(attempt.success) for attempt in attempts) / len(attempts)
+    return success, sum(rewards) / len(rewards), -int(batch.iteration)

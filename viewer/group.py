@@ -6,12 +6,13 @@ The agent's text stays plain text: this module makes no HTML.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from steps.core.parquet import read_columns
-from viewer.index import AttemptGroup, AttemptSummary, Index, TrajectoryFile
+from viewer.index import AttemptGroup, AttemptSummary, Index, TrajectoryFile, line
 from viewer.tokens import Token, text, tokenizer, tokens
 
 
@@ -62,22 +63,6 @@ class FullAttempt(NamedTuple):
     duplicate_of: int | None  # the first attempt with exactly the same sampled tokens
 
 
-class ShownScenario(NamedTuple):
-    """The scenario: the first messages, and the hidden data as (name, JSON)."""
-
-    messages: list[ShownMessage]
-    hidden: list[tuple[str, str]]
-
-
-class Opinion(NamedTuple):
-    """A judge's opinion of the group (run/NNN/judgements.jsonl)."""
-
-    scores: Mapping[str, float | None]  # by trajectory id
-    reasons: Mapping[str, str]
-    orders: int  # number of orders in which the judge saw the attempts
-    problem: str
-
-
 def full(index: Index, group: AttemptGroup) -> list[FullAttempt]:
     """The attempts of the group, in order. Empty if its file has just been replaced by one without the group."""
     batch = index.batches[group.batch]
@@ -85,8 +70,7 @@ def full(index: Index, group: AttemptGroup) -> list[FullAttempt]:
     rewards = {}
     if batch.rewards.is_file():
         rewards = {row["trajectory_id"]: row for row in records(batch.rewards, "scenario_id", group.scenario)}
-    scored = [attempt.reward for attempt in group.attempts if attempt.reward is not None]
-    mean = sum(scored) / len(scored) if scored else 0.0
+    mean = line(group, group.attempts, ()).reward or 0.0
     words = tokenizer(index.run, batch)
     attempts = []
     first: dict[tuple[tuple[int, ...], ...], int] = {}
@@ -96,19 +80,11 @@ def full(index: Index, group: AttemptGroup) -> list[FullAttempt]:
             own = rows[attempt.id]["turns"] or ()
             shown, logprobs = turns(own, words)
             duplicate_of = first.setdefault(tuple(tuple(turn["completion_ids"] or ()) for turn in own), attempt.number)
-            parts, explanation = components(reward)
-            attempts.append(
-                FullAttempt(
-                    attempt,
-                    shown,
-                    reward.get("name", ""),
-                    parts,
-                    explanation,
-                    None if attempt.reward is None or len(group.attempts) == 1 else attempt.reward - mean,
-                    sum(logprobs) / len(logprobs) if logprobs else None,
-                    duplicate_of if duplicate_of != attempt.number else None,
-                )
-            )
+            about = (reward.get("name", ""), *components(reward))
+            to_mean = None if attempt.reward is None or len(group.attempts) == 1 else attempt.reward - mean
+            logprob = sum(logprobs) / len(logprobs) if logprobs else None
+            duplicate = duplicate_of if duplicate_of != attempt.number else None
+            attempts.append(FullAttempt(attempt, shown, *about, to_mean, logprob, duplicate))
     return attempts
 
 
@@ -176,40 +152,34 @@ def components(reward: Mapping[str, Any]) -> tuple[list[RewardPart], str]:
     """The components of a reward with their reasons ("name: why; name: why"), and an explanation in any other form."""
     values = json.loads(reward.get("components") or "{}")
     explanation = str(reward.get("explanation") or "")
-    reasons = dict(part.split(": ", 1) for part in split(explanation, values))
+    name = "|".join(map(re.escape, values))
+    # A reason may contain "; ", too: it ends only where the name of a component follows.
+    pattern = rf"(?:^|; )({name}): (.*?)(?=; (?:{name}): |\Z)"
+    reasons = dict(re.findall(pattern, explanation, re.DOTALL)) if values else {}
     parts = [RewardPart(name, number, reasons.get(name, "")) for name, number in values.items()]
     return parts, "" if parts and all(part.why for part in parts) else explanation
 
 
-def split(explanation: str, names: Mapping[str, Any]) -> list[str]:
-    """Split an explanation only at a "; " before the name of a component, because a reason may contain "; ", too."""
-    parts: list[str] = []
-    for part in explanation.split("; "):
-        if part.split(": ", 1)[0] in names and ": " in part:
-            parts.append(part)
-        elif parts:
-            parts[-1] += f"; {part}"
-    return parts
-
-
-def asked(run: Path, scenario: str) -> ShownScenario:
-    """The scenario from run/scenarios; empty if no file holds it."""
+def asked(run: Path, scenario: str) -> dict[str, list[Any]]:
+    """The scenario from run/scenarios: "messages", and "hidden" data as (name, JSON). Empty if no file holds it."""
     for path in sorted((run / "scenarios").glob("*.parquet")):
         for row in records(path, "id", scenario):
             hidden = [(name, value(inside)) for name, inside in json.loads(row["data"]).items()]
-            return ShownScenario([shown_message(message) for message in json.loads(row["messages"])], hidden)
-    return ShownScenario([], [])
+            return {"messages": [shown_message(message) for message in json.loads(row["messages"])], "hidden": hidden}
+    return {"messages": [], "hidden": []}
 
 
-def opinion(batch: TrajectoryFile, scenario: str) -> Opinion | None:
-    """The judge's opinion of this group, or None."""
+def opinion(batch: TrajectoryFile, scenario: str) -> dict[str, Any] | None:
+    """The judge's opinion of this group in judgements.jsonl, or None.
+
+    "scores" and "reasons" are by trajectory id, "orders" is the number of orders in which the judge saw the attempts.
+    """
     path = batch.folder / "judgements.jsonl"
     if not path.is_file():
         return None
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            if scenario in line and (judgement := json.loads(line)).get("scenario_id") == scenario:
-                orders = judgement.get("orders", ())
-                reasons, problem = judgement.get("reasons", {}), judgement.get("problem", "")
-                return Opinion(judgement["scores"], reasons, len(orders), problem)
+    with path.open(encoding="utf-8") as entries:
+        for entry in entries:
+            if scenario in entry and (judgement := json.loads(entry)).get("scenario_id") == scenario:
+                orders = len(judgement.get("orders", ()))
+                return {"reasons": {}, "problem": "", **judgement, "orders": orders}
     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,12 +67,13 @@ class TrajectoryFile:
         if version == self.version:
             return
         self.version, self._messages, self.problem = version, None, ""
-        scores: dict[str, tuple[float | None, bool | None]] = {}
+        scores: dict[str, list[Any]] = {}  # score and success by trajectory id
         self.groups = ()
         path = self.rewards
         try:
             if path.is_file():
-                scores = self._scores()
+                columns = read_columns(path, ["trajectory_id", "score", "success"]).to_pydict()
+                scores = {name: outcome for name, *outcome in zip(*columns.values(), strict=True)}
             path = self.trajectories
             self.groups = self._read(questions, scores)
         except FileNotFoundError:  # it is being rewritten
@@ -82,16 +83,7 @@ class TrajectoryFile:
         except Exception as problem:  # whatever it holds, the other files can still be read
             self.problem = f"{path} cannot be read ({str(problem).splitlines()[0][:200]})"
 
-    def _scores(self) -> dict[str, tuple[float | None, bool | None]]:
-        """Score and success by trajectory id."""
-        names = ["trajectory_id", "score", "success"]
-        table = read_columns(self.rewards, names)
-        ids, scores, successes = (table[name].to_pylist() for name in names)
-        return dict(zip(ids, zip(scores, successes, strict=True), strict=True))
-
-    def _read(
-        self, questions: Mapping[str, str], scores: Mapping[str, tuple[float | None, bool | None]]
-    ) -> tuple[AttemptGroup, ...]:
+    def _read(self, questions: Mapping[str, str], scores: Mapping[str, Sequence[Any]]) -> tuple[AttemptGroup, ...]:
         table = read_columns(self.trajectories, [*COLUMNS, SAMPLED])
         turns, tokens = counts(table)
         attempts: dict[str, list[AttemptSummary]] = {}
@@ -101,17 +93,12 @@ class TrajectoryFile:
             sizes = turns[row], tokens[row]
             attempt = AttemptSummary(name, number, reward, success, *sizes, stop, error or "", adapter or "", row)
             attempts.setdefault(scenario, []).append(attempt)
-        return tuple(
-            AttemptGroup(
-                self.key,
-                self.iteration,
-                self.kind,
-                scenario,
-                questions.get(scenario, ""),
-                tuple(sorted(members, key=lambda attempt: attempt.number)),
-            )
-            for scenario, members in attempts.items()
-        )
+        groups = []
+        for scenario, members in attempts.items():
+            inside = tuple(sorted(members, key=lambda attempt: attempt.number))
+            asked = questions.get(scenario, "")
+            groups.append(AttemptGroup(self.key, self.iteration, self.kind, scenario, asked, inside))
+        return tuple(groups)
 
     def rows_with(self, text: str) -> set[int]:
         """The rows whose messages contain the text in any case. Messages stay in memory after the first search."""
@@ -161,7 +148,7 @@ class Index:
         folders = {}
         with suppress(FileNotFoundError, NotADirectoryError):  # the run does not exist yet or is being removed
             for path in self.run.iterdir():
-                if path.name.isdigit() and path.is_dir():
+                if path.name.isdigit():
                     if (path / "trajectories.parquet").is_file():
                         folders[f"{path.name}/rollout"] = path
                     for inside in path.glob("*/trajectories.parquet"):
@@ -235,12 +222,13 @@ def line(group: AttemptGroup, attempts: tuple[AttemptSummary, ...], kept: Iterab
 
 
 def ordered(rows: list[ListRow], query: Query) -> list[ListRow]:
-    keys: dict[str, Callable[[ListRow], Any]] = {"question": lambda row: row.group.question.lower() or None}
     if query.sort == "iteration":  # the order on disk
         return rows[::-1] if query.down else rows
-    key = keys.get(query.sort, lambda row: getattr(row, query.sort))
-    with_value = [row for row in rows if key(row) is not None]
-    with_value.sort(key=key, reverse=query.down)
+
+    def key(row: ListRow) -> Any:
+        return (row.group.question.lower() or None) if query.sort == "question" else getattr(row, query.sort)
+
+    with_value = sorted((row for row in rows if key(row) is not None), key=key, reverse=query.down)
     return with_value + [row for row in rows if key(row) is None]
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from steps.core.errors import UserError
-from viewer.links import FILTERS, link, shown_tokens, state
+from viewer.query import OUTCOMES, SORTS, holds, parse
 from viewer.runs import HERE
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -22,16 +25,10 @@ if TYPE_CHECKING:
 
 PAGES = Path(__file__).parent / "templates"
 LINES = {"group": 50, "attempt": 100}  # lines of a list per page
-HEADS = (
-    ("iteration", "Iteration"),
-    ("question", "Scenario"),
-    ("reward", "Reward"),
-    ("spread", "Spread"),
-    ("success", "Success"),
-    ("turns", "Turns"),
-    ("tokens", "Tokens"),
-    ("stop", "Stopped by"),
-)
+HEADS = {name: name.capitalize() for name in SORTS} | {"question": "Scenario", "stop": "Stopped by"}
+# The parts of an address that links keep.
+STATE = "run other q said iteration kind outcome stop min max error by sort order page".split()
+STATE += "at scenario attempt tokens before after change".split()
 
 
 class Pages:
@@ -41,7 +38,6 @@ class Pages:
         from jinja2 import Environment, FileSystemLoader
 
         from viewer import tokens
-        from viewer.query import OUTCOMES
 
         self.runs = runs
         self.counted: dict[Path, tuple[object, Analysis]] = {}  # by run: the versions of its files, and their analysis
@@ -50,13 +46,8 @@ class Pages:
             loader=FileSystemLoader(PAGES), autoescape=True, trim_blocks=True, lstrip_blocks=True, auto_reload=False
         )
         self.templates.filters |= FILTERS
-        self.templates.globals |= {
-            "runs": runs.all,
-            "link": link,
-            "likely": tokens.LIKELY,
-            "outcomes": OUTCOMES,
-            "none": None,
-        }
+        self.templates.globals |= {"runs": runs.all, "link": link, "none": None}
+        self.templates.globals |= {"likely": tokens.LIKELY, "outcomes": OUTCOMES}
 
     def html(
         self, template: str, request: Request, opened: OpenedRun | None, code: int = 200, **values: Any
@@ -64,13 +55,14 @@ class Pages:
         from starlette.responses import HTMLResponse
 
         run = opened.choice if opened else self.runs.named(request.query_params.get("run", HERE))
-        common: dict[str, Any] = {
+        same = {} if run.name == HERE else {"run": run.name}  # the parameter that every link keeps
+        common = {
             "state": state(request),
             "here": request.url.path,
             "run": run.name,
             "folder": run.folder,
+            "same": same,
         }
-        common["same"] = {} if run.name == HERE else {"run": run.name}  # the parameter that every link keeps
         if opened:
             common["problems"] = [*filter(None, [opened.problem]), *opened.index.problems]
         return HTMLResponse(self.templates.get_template(template).render(common | values), code)
@@ -86,23 +78,17 @@ class Pages:
 
     def list(self, request: Request, opened: OpenedRun) -> Response:
         """The groups or attempts that pass the filters."""
-        from viewer.query import parse
-
         query, index = parse(request.query_params), opened.index
         rows = index.search(query)
         groups = index.groups()
-        size = LINES[query.by]
-        last = max(1, -(-len(rows) // size))
-        page = min(query.page, last)
-        values: dict[str, Any] = {
-            "query": query._replace(page=page),
-            "shown": rows[(page - 1) * size : page * size],
+        paging = paged(rows, query.page, LINES[query.by])
+        values: dict[str, Any] = paging | {
+            "query": query._replace(page=paging["page"]),
             "rows_total": len(rows),
-            "last": last,
             "kept": sum(len(row.kept) for row in rows),
             "total": sum(len(group.attempts) for group in groups),
             "groups_total": len(groups),
-            "heads": [head for head in HEADS if query.by == "group" or head[0] != "spread"],
+            "heads": [head for head in HEADS.items() if query.by == "group" or head[0] != "spread"],
         }
         if request.query_params.get("part") == "rows":
             return self.html("rows.html", request, opened, **values)
@@ -115,12 +101,10 @@ class Pages:
         """The attempts at a scenario side by side; the filters decide which groups are before and after."""
         from viewer.group import asked, full, opinion
         from viewer.index import line
-        from viewer.query import parse
 
         parameters, index = request.query_params, opened.index
         query = parse(parameters)
         group = index.find(parameters.get("at", ""), parameters.get("scenario", ""))
-        place, count, before, after = neighbours(index, query, group, state(request))
         chosen = parameters.get("attempt", "")
         elsewhere = [other.batch for other in index.groups() if other.scenario == group.scenario]
         return self.html(
@@ -135,17 +119,13 @@ class Pages:
             elsewhere=[key for key in elsewhere if key != group.batch],
             chosen=int(chosen) if chosen.isdecimal() else None,
             shown=shown_tokens(parameters),
-            place=place,
-            count=count,
-            before=before,
-            after=after,
+            **neighbours(index, query, group, state(request)),
         )
 
     def compare(self, request: Request, opened: OpenedRun) -> Response:
         """Scenarios before and after training, or in two runs; or the attempts at a scenario side by side."""
         from viewer import compare as view_compare
         from viewer.group import asked, full
-        from viewer.query import holds, parse
 
         parameters = request.query_params
         query, carried, index = parse(parameters), state(request), opened.index
@@ -161,15 +141,14 @@ class Pages:
         if change not in ("", *view_compare.CHANGES):
             raise UserError(f"change={change[:40]} is not known: one of {', '.join(view_compare.CHANGES)}")
         every = view_compare.pairs(before, after)
+        counts = Counter(pair.change for pair in every)
         shown_pairs = [
             pair
             for pair in every
             if change in ("", pair.change)
             and holds(query.text.split(), pair.before.group.question, pair.before.group.scenario)
         ]
-        last = max(1, -(-len(shown_pairs) // LINES["attempt"]))
-        page = min(query.page, last)
-        values: dict[str, Any] = {
+        values: dict[str, Any] = paged(shown_pairs, query.page, LINES["attempt"]) | {
             "state": carried,
             "keys": list(index.batches),
             "later": list(later.batches),
@@ -179,12 +158,9 @@ class Pages:
             "whose": whose,
             "changes": view_compare.CHANGES,
             "change": change,
-            "counts": view_compare.counts(every),
+            "counts": {name: counts[name] for name in view_compare.CHANGES if counts[name]},
             "pairs": shown_pairs,
             "pairs_total": len(every),
-            "shown": shown_pairs[(page - 1) * LINES["attempt"] : page * LINES["attempt"]],
-            "page": page,
-            "last": last,
             "scenario": scenario,
         }
         if scenario:
@@ -197,14 +173,10 @@ class Pages:
             if not sides:
                 raise UserError(f"neither {whose[0]} nor {whose[1]} holds an attempt at a scenario {scenario[:80]}")
             names = [pair.before.group.scenario for pair in shown_pairs]
-            place = names.index(scenario) if scenario in names else len(names)
-            values |= {
-                "sides": sides,
-                "asked": asked(index.run, scenario),
-                "shown_tokens": shown_tokens(parameters),
-                "previous": link("/compare", carried, scenario=names[place - 1]) if 0 < place < len(names) else "",
-                "next": link("/compare", carried, scenario=names[place + 1]) if place + 1 < len(names) else "",
-            }
+            values["previous"], values["next"] = (
+                link("/compare", carried, scenario=name) if name else "" for name in beside(names, scenario)
+            )
+            values |= {"sides": sides, "asked": asked(index.run, scenario), "shown_tokens": shown_tokens(parameters)}
         part = parameters.get("part") == "rows"
         return self.html("compare_rows.html" if part else "compare.html", request, opened, **values)
 
@@ -240,20 +212,68 @@ class Pages:
         )
 
 
-def neighbours(index: Index, query: Query, group: AttemptGroup, carried: dict[str, str]) -> tuple[int, int, str, str]:
-    """(place of a group among those that pass the filters, from 1, or 0; their number; links to its neighbours)."""
+def neighbours(index: Index, query: Query, group: AttemptGroup, carried: dict[str, str]) -> dict[str, Any]:
+    """A group among those that pass the filters: place from 1, or 0; count; links to the ones before and after."""
     keys = list(dict.fromkeys((row.group.batch, row.group.scenario) for row in index.search(query)))
-    if (group.batch, group.scenario) not in keys:
-        return 0, len(keys), "", ""
-    place = keys.index((group.batch, group.scenario))
+    own = (group.batch, group.scenario)
+    before, after = (
+        link("/group", carried, at=key[0], scenario=key[1], attempt="") if key else "" for key in beside(keys, own)
+    )
+    place = keys.index(own) + 1 if own in keys else 0
+    return {"place": place, "count": len(keys), "before": before, "after": after}
 
-    def to(other: int) -> str:
-        if not 0 <= other < len(keys):
-            return ""
-        return link("/group", carried, at=keys[other][0], scenario=keys[other][1], attempt="")
 
-    return place + 1, len(keys), to(place - 1), to(place + 1)
+def beside(entries: Sequence[Any], entry: Any) -> tuple[Any, Any]:
+    """The entries before and after this one; None at an end, and where it is none of them."""
+    if entry not in entries:
+        return None, None
+    place = entries.index(entry)
+    return (entries[place - 1] if place else None), (entries[place + 1] if place + 1 < len(entries) else None)
+
+
+def paged(rows: Sequence[Any], page: int, size: int) -> dict[str, Any]:
+    """A page of a list: the rows shown, and the numbers of this page and of the last, which is the highest."""
+    last = max(1, -(-len(rows) // size))
+    page = min(page, last)
+    return {"shown": rows[(page - 1) * size : page * size], "page": page, "last": last}
 
 
 def title(opened: OpenedRun) -> str:
     return str(opened.choice.folder) if opened.choice.name == HERE else opened.choice.name
+
+
+def shown_tokens(parameters: Mapping[str, str]) -> str:
+    """The tokens that a page shows: "" the sampled ones, "all" those of prompts as well, or "none"."""
+    if (tokens := parameters.get("tokens", "")) not in ("", "all", "none"):
+        raise UserError(f"tokens={tokens[:40]} is not known: one of all, none")
+    return tokens
+
+
+def state(request: Request) -> dict[str, str]:
+    """The part of the query string that links keep."""
+    values = request.query_params
+    return {name: values[name] for name in STATE if values.get(name) and (name, values[name]) != ("run", HERE)}
+
+
+def link(path: str, current: Mapping[str, str], **changes: object) -> str:
+    """An address with the query string of this page and some changes; empty values are left out."""
+    values = {name: str(value) for name, value in (current | changes).items() if value not in ("", None)}  # type: ignore[operator]
+    return f"{path}?{urlencode(values)}" if values else path
+
+
+def breaks(text: str) -> Markup:
+    """The escaped text of a token with visible line breaks."""
+    from markupsafe import Markup, escape
+
+    return Markup(str(escape(text)).replace("\n", '<i class="dim">↵</i>\n'))
+
+
+FILTERS: dict[str, Callable[[Any], Any]] = {
+    "number": lambda value: f"{value:,}",
+    "fixed": lambda value: "–" if value is None else f"{value:.2f}",
+    "signed": lambda value: f"{value:+.3f}",
+    "share": lambda value: "–" if value is None else f"{value:.0%}",
+    "short": lambda value: f"{value:,.1f}".removesuffix(".0"),
+    "nats": lambda value: f"{value:.3f} nats",
+    "breaks": breaks,
+}

@@ -83,7 +83,8 @@ def parse(parameters: Mapping[str, str]) -> Query:
 
 def keeps(query: Query, attempt: AttemptSummary, words: Sequence[str], about: str, rows: set[int] | None) -> bool:
     """Whether a trajectory passes the filters, apart from those for iteration and kind. `rows`: those with the text."""
-    if query.outcome and query.outcome != outcome(attempt):
+    outcome = "unscored" if attempt.reward is None else "success" if attempt.success else "failure"
+    if query.outcome not in ("", outcome):
         return False
     if query.low is not None and (attempt.reward is None or attempt.reward < query.low):
         return False
@@ -100,7 +101,3 @@ def holds(words: Sequence[str], text: str, name: str) -> bool:
     """Whether each word (in lower case) is in the text, or in the id if the word is long enough."""
     text, name = text.lower(), name.lower()
     return all(word in text or (len(word) >= PART and word in name) for word in words)
-
-
-def outcome(attempt: AttemptSummary) -> str:
-    return "unscored" if attempt.reward is None else "success" if attempt.success else "failure"

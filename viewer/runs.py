@@ -39,7 +39,7 @@ class RunChoice(NamedTuple):
     commit: str = ""  # of a kept run
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # a tuple has an `index` of its own
 class OpenedRun:
     """The run that was chosen."""
 

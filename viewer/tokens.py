@@ -36,15 +36,14 @@ class Token(NamedTuple):
 
 def tokens(ids: Sequence[int], logprobs: Sequence[float], words: Any) -> list[Token]:
     """The sampled tokens. A token that is only part of a character shows what the decoder makes of it."""
-    shown_tokens = []
-    for place, number in enumerate(ids):
-        shown = piece(ids[place - 1] if place else None, number, words)
-        if len(logprobs) == len(ids):
-            about = f"{logprobs[place]:.4f} nats = {math.exp(min(logprobs[place], 0.0)):.2%} · token {number}"
-            shown_tokens.append(Token(shown, band(logprobs[place]), about))
-        else:
-            shown_tokens.append(Token(shown, None, f"no logprob was kept · token {number}"))
-    return shown_tokens
+    shown = []
+    every = logprobs if len(logprobs) == len(ids) else [None] * len(ids)
+    for before, number, logprob in zip([None, *ids], ids, every, strict=False):
+        about, likely = "no logprob was kept", None
+        if logprob is not None:
+            about, likely = f"{logprob:.4f} nats = {math.exp(min(logprob, 0.0)):.2%}", band(logprob)
+        shown.append(Token(piece(before, number, words), likely, f"{about} · token {number}"))
+    return shown
 
 
 def band(logprob: float) -> int:

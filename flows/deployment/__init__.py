@@ -1,1 +1,1 @@
-"""Deployed flows: their forms, worktrees, automations, what their pages show, and the services of `make ui`."""
+"""Deployed flows: their forms, worktrees, what their pages show, and the services of `make ui`."""

@@ -6,13 +6,13 @@ Nothing is made without a server that keeps it (PREFECT_API_URL). A failing arti
 from __future__ import annotations
 
 import base64
-import contextlib
+import functools
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from flows.terminal.report import RUN, Point
 from steps.core.masking import Masker, masked
@@ -23,65 +23,69 @@ LONGEST = 1500  # characters shown of a message
 CHALLENGER = "flywheel.challenger.new"  # the Prefect event for a new version
 
 
-@contextlib.contextmanager
-def kept() -> Iterator[None]:
-    """Inside, an error becomes a warning in the flow run's log: the artifact was not kept."""
-    try:
-        yield
-    except Exception as problem:
-        logging.getLogger("prefect.flow_runs").warning("an artifact of this run was not kept: %s", masked(str(problem)))
+Words = ParamSpec("Words")
 
 
-def is_shown() -> bool:
-    """Whether a server keeps the flow run."""
-    return bool(os.environ.get("PREFECT_API_URL"))
+def shown(make: Callable[Words, None]) -> Callable[Words, None]:
+    """Call `make` only where a server keeps the flow run. Its error becomes a warning in the flow run's log."""
+
+    @functools.wraps(make)
+    def guarded(*words: Words.args, **options: Words.kwargs) -> None:
+        if os.environ.get("PREFECT_API_URL"):
+            try:
+                make(*words, **options)
+            except Exception as problem:
+                logger = logging.getLogger("prefect.flow_runs")
+                logger.warning("an artifact of this run was not kept: %s", masked(str(problem)))
+
+    return guarded
 
 
+@shown
 def iteration(curve: list[Point], row: dict[str, Any], iterations: int) -> None:
     """Show the table so far, how far the run is, and two trajectories of the latest iteration."""
-    if not is_shown():
-        return
     from prefect.artifacts import create_markdown_artifact, create_progress_artifact, create_table_artifact
 
-    with kept():
-        table = [
-            {
-                "iteration": point.iteration or "base",
-                "validation success": f"{point.success:.3f}",
-                "95 % interval": f"{point.ci95[0]:.3f} to {point.ci95[1]:.3f}",
-                "validation reward": f"{point.reward:+.3f}",
-            }
-            for point in curve
-        ]
-        note = f"reward of the last batch {row['reward']:+.3f}, {row['tokens_per_second']} tokens/s"
-        create_table_artifact(table, key="iterations", description=note)
-        create_progress_artifact(100.0 * row["iteration"] / iterations, key="progress", description="of the iterations")
-        create_markdown_artifact(
-            samples(row["iteration"]), key="trajectories", description="the best and the worst of the batch"
-        )
+    table = [
+        {
+            "iteration": point.iteration or "base",
+            "validation success": f"{point.success:.3f}",
+            "95 % interval": f"{point.ci95[0]:.3f} to {point.ci95[1]:.3f}",
+            "validation reward": f"{point.reward:+.3f}",
+        }
+        for point in curve
+    ]
+    note = f"reward of the last batch {row['reward']:+.3f}, {row['tokens_per_second']} tokens/s"
+    create_table_artifact(table, key="iterations", description=note)
+    create_progress_artifact(100.0 * row["iteration"] / iterations, key="progress", description="of the iterations")
+    text = samples(row["iteration"])
+    create_markdown_artifact(text, key="trajectories", description="the best and the worst of the batch")
 
 
+@shown
 def end(curve: Path, where: str) -> None:
     """Show the learning curve, and where MLflow has the run."""
-    if not is_shown():
-        return
-    from prefect.artifacts import create_image_artifact, create_markdown_artifact
+    from prefect.artifacts import create_markdown_artifact
 
-    with kept():
-        picture = base64.b64encode(curve.read_bytes()).decode()
-        create_image_artifact(f"data:image/png;base64,{picture}", key="learning-curve", description="learning curve")
-        create_markdown_artifact(masked(f"{where}\n"), key="mlflow", description="where the run is tracked")
+    show_picture(curve, "learning-curve", "learning curve")
+    create_markdown_artifact(masked(f"{where}\n"), key="mlflow", description="where the run is tracked")
 
 
+def show_picture(png: Path, key: str, description: str) -> None:
+    """Show a picture."""
+    from prefect.artifacts import create_image_artifact
+
+    encoded = base64.b64encode(png.read_bytes()).decode()
+    create_image_artifact(f"data:image/png;base64,{encoded}", key=key, description=description)
+
+
+@shown
 def challenger(name: str, version: str) -> None:
-    """Tell Prefect of a new version in the registry: an automation (flows/deployment/automations.py) starts `evaluate`."""
-    if not is_shown():
-        return
+    """Tell Prefect of a new version in the registry: an automation (flows/deploy.py) starts `evaluate`."""
     from prefect.events import emit_event
 
-    with kept():
-        resource = {"prefect.resource.id": f"flywheel.model.{name}.{version}", "model": name, "version": str(version)}
-        emit_event(CHALLENGER, resource=resource)
+    resource = {"prefect.resource.id": f"flywheel.model.{name}.{version}", "model": name, "version": str(version)}
+    emit_event(CHALLENGER, resource=resource)
 
 
 def samples(number: int) -> str:
@@ -94,18 +98,16 @@ def samples(number: int) -> str:
     rewards = [row for row in read_records(Reward, folder / "rewards.parquet") if row.score is not None]
     scenarios = {row.id: row for row in read_records(Scenario, RUN / "scenarios" / "train.parquet")}
     ordered = sorted(rewards, key=lambda reward: reward.score or 0.0)
-    shown = [*ordered[:-SAMPLES:-1], *ordered[: SAMPLES - 1]]
-    texts = [transcript(row, trajectories[row.trajectory_id], scenarios[row.scenario_id]) for row in shown]
+    extremes = [*ordered[:-SAMPLES:-1], *ordered[: SAMPLES - 1]]
+    texts = [transcript(row, trajectories[row.trajectory_id], scenarios[row.scenario_id]) for row in extremes]
     return "\n\n".join(texts)
 
 
 def transcript(reward: Any, trajectory: Any, scenario: Any) -> str:
     """One attempt as markdown. Messages are indented line by line, so that markup in them has no effect."""
     mask = Masker()
-    lines = [
-        f"### {trajectory.id}: reward {reward.score:+.2f}{', success' if reward.success else ''}",
-        mask.text(reward.explanation),
-    ]
+    heading = f"### {trajectory.id}: reward {reward.score:+.2f}{', success' if reward.success else ''}"
+    lines = [heading, mask.text(reward.explanation)]
     for message in map(mask, trajectory.messages(scenario)):
         functions = [call["function"] for call in message.get("tool_calls") or ()]
         calls = [f"{function['name']}({function['arguments']})" for function in functions]

@@ -47,12 +47,9 @@ class Services:
 
     def call(self, *words: str) -> None:
         """Run `python -m <words>` to its end. UserError with its output where it fails."""
+        command = [sys.executable, "-m", *words]
         process = subprocess.run(
-            [sys.executable, "-m", *words],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
+            command, env=self.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
         )
         if process.returncode:
             output = " ".join((process.stderr or process.stdout).split())

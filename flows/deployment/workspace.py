@@ -30,11 +30,8 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
 
 def dvc(path: Path, *words: str, check: bool = True) -> int:
     """Run a DVC command in a folder; its exit code. UserError where it fails and `check` is on."""
-    binaries = os.fspath(Path(sys.executable).parent)
-    environment = os.environ | {
-        "PATH": os.pathsep.join((binaries, os.environ.get("PATH", ""))),
-        "DVC_NO_ANALYTICS": "1",
-    }
+    binaries = os.pathsep.join((os.fspath(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    environment = os.environ | {"PATH": binaries, "DVC_NO_ANALYTICS": "1"}
     code = subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, env=environment).returncode
     if code and check:
         raise UserError(f"dvc {words[0]} failed (exit code {code}): see its output above")
@@ -106,14 +103,10 @@ def workspace() -> Iterator[Path]:
             yield path
         finally:
             keep(root, path, ref(path.name), KEPT)
-        share(path)
+        # The outputs go to the project's default DVC remote, if it has one. An unreachable remote fails no run.
+        if dvc_output(path, "config", "core.remote").strip() and dvc(path, "push", "--quiet", check=False):
+            say("`dvc push` failed: this run's data are in this machine's cache alone")
     remove(root, path)
-
-
-def share(path: Path) -> None:
-    """Push the run's outputs to the project's default DVC remote, if it has one. An unreachable remote fails no run."""
-    if dvc_output(path, "config", "core.remote").strip() and dvc(path, "push", "--quiet", check=False):
-        say("`dvc push` failed: this run's data are in this machine's cache alone")
 
 
 def keep(root: Path, path: Path, kept: str, files: Sequence[str]) -> str:

@@ -1,15 +1,23 @@
-"""Judges a registered version by the gate: makes missing evaluations, the verdict, its table and its picture."""
+"""Judges a registered version by the gate: makes missing evaluations, the verdict, its table and its picture.
+
+It also runs single stages for that, and records what was decided in the ledger.
+"""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from flows.deployment import pages
 from flows.deployment.settings import VersionSettings
-from flows.repro.stages import run_stage
+from flows.repro.pipeline import StageFailed
 from flows.terminal.report import RUN, read
 from steps.core import params
 from steps.core.errors import UserError
@@ -18,8 +26,9 @@ from steps.project import chain, lock, store
 from steps.registry import gate, publish, verdict_report
 from steps.registry.gate import Verdict
 from steps.registry.model import RegisteredModel, fetched, logged_model, policy_of, read_registry
+from steps.runner.stage import command, is_warm
 
-PROMOTE = RUN / "promote"
+OWN = {"challenger": "best", "base": "base"}  # the sides that the run itself has tested -> their keys in chain.yaml
 
 
 class Challenge(NamedTuple):
@@ -44,13 +53,12 @@ def challenge(settings: VersionSettings, also_champion: bool = False) -> Challen
     champion = model.versions[model.aliases["champion"]] if "champion" in model.aliases else None
     if champion is not None and champion.tags.get("adapter_hash") == challenger.tags.get("adapter_hash"):
         if not also_champion:
-            print(
-                f"{parameters.model} version {challenger.version} is the champion already: nothing to do.", flush=True
-            )
+            entry = f"{parameters.model} version {challenger.version}"
+            print(f"{entry} is the champion already: nothing to do.", flush=True)
             return None
         champion = None
     best = tested(root, parameters, challenger)
-    folder = PROMOTE / str(challenger.tags["adapter_hash"])
+    folder = RUN / "promote" / str(challenger.tags["adapter_hash"])
     folder.mkdir(parents=True, exist_ok=True)
     verdict = judge(parameters, folder, best, model, champion)
     write(verdict, folder, best)
@@ -64,15 +72,13 @@ def tested(root: Path, parameters: PromoteParams, challenger: Any) -> dict[str, 
 
     chosen: dict[str, str] = chain.read_chain(root).get("tested") or {}
     adapter = RUN / str(chosen.get("best")) / "adapter"
-    again = (
-        "bring that run back (`git checkout` of its revision, then `dvc checkout`) or register this one (`make train`)"
-    )
     if not adapter.is_dir():
         raise UserError(f"{adapter}, which chain.yaml names as the best, does not exist: `dvc checkout` brings it back")
     if (best := adapter_hash(adapter)) != challenger.tags.get("adapter_hash"):
         raise UserError(
             f"{parameters.model} version {challenger.version} is adapter {challenger.tags.get('adapter_hash')}, and "
-            f"{adapter} is {best}: {RUN}/ is of another run; {again}"
+            f"{adapter} is {best}: {RUN}/ is of another run; bring that run back (`git checkout` of its revision, then "
+            "`dvc checkout`) or register this one (`make train`)"
         )
     whole = params.load("params.yaml", params.Params)
     if reason := lock.unfit(lock.read_lock(root), ["test@base", "test@best"], whole):
@@ -102,9 +108,6 @@ def judge(
     return gate.decide(scenarios, contamination=report, params=parameters.promote, **sides)
 
 
-OWN = {"challenger": "best", "base": "base"}  # the sides that the run itself has tested -> their keys in chain.yaml
-
-
 def evaluated(who: str, folder: Path, parameters: PromoteParams, policy: Policy, adapter: Path | None) -> Path:
     """The folder of a policy's evaluation on the run's test scenarios; made again only where its inputs have changed."""
     import yaml
@@ -115,7 +118,8 @@ def evaluated(who: str, folder: Path, parameters: PromoteParams, policy: Policy,
         "evaluate": parameters.evaluate.model_dump(mode="json"),
     }
     key, evaluation = folder / f"{who}.key", folder / who
-    inputs = inputs_of(settings, parameters.task, adapter)
+    data = Path("tasks_data") / parameters.task.rpartition(".")[2]
+    inputs = inputs_of(settings, data, adapter)
     if evaluation.is_dir() and key.exists() and key.read_text() == inputs:
         print(f"{who}: {evaluation} is up to date", flush=True)
         return evaluation
@@ -123,7 +127,7 @@ def evaluated(who: str, folder: Path, parameters: PromoteParams, policy: Policy,
     path = folder / f"{who}.yaml"
     path.write_text(yaml.safe_dump(settings))
     arguments = {
-        "task_data": task_data(parameters.task),
+        "task_data": data,
         "scenarios": RUN / "scenarios",
         "evaluation": evaluation,
         "split": "test",
@@ -135,17 +139,21 @@ def evaluated(who: str, folder: Path, parameters: PromoteParams, policy: Policy,
     return evaluation
 
 
-def task_data(task: str) -> Path:
-    """The folder of a task's data."""
-    return Path("tasks_data") / task.rpartition(".")[2]
+@task(task_run_name="{stage} {iteration}", cache_policy=NO_CACHE)
+def run_stage(stage: str, iteration: str, arguments: dict[str, str]) -> None:
+    """Run a stage on these paths, without DVC. StageFailed where it fails; KeyboardInterrupt on Ctrl-C."""
+    if code := command(f"steps.{stage}", stage, arguments, is_warm()):
+        if code == 130:
+            raise KeyboardInterrupt
+        raise StageFailed(f"{stage} {iteration}", code)
 
 
-def inputs_of(settings: dict[str, Any], task: str, adapter: Path | None) -> str:
+def inputs_of(settings: dict[str, Any], data: Path, adapter: Path | None) -> str:
     """A hash of everything an evaluation depends on: parameters, adapter, scenarios, the task's data, code, packages."""
     from steps.policy.adapter import adapter_hash
     from steps.runner.handover import fingerprint
 
-    files = [RUN / "scenarios/test.parquet", *sorted(path for path in task_data(task).rglob("*") if path.is_file())]
+    files = [RUN / "scenarios/test.parquet", *sorted(path for path in data.rglob("*") if path.is_file())]
     hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     return lock.digest([settings, adapter_hash(adapter) if adapter else None, hashes, fingerprint()]) + "\n"
 
@@ -167,11 +175,18 @@ def write(verdict: Verdict, folder: Path, best: dict[str, str]) -> None:
 
 def show_page(verdict: Verdict, picture: Path) -> None:
     """Show the table and the picture on the flow run's page in Prefect."""
-    from prefect.artifacts import create_image_artifact, create_markdown_artifact
+    from prefect.artifacts import create_markdown_artifact
 
     create_markdown_artifact(verdict_report.table(verdict), key="promotion", description=verdict.reason)
-    encoded = base64.b64encode(picture.read_bytes()).decode()
-    create_image_artifact(f"data:image/png;base64,{encoded}", key="verdict", description=verdict.reason)
+    pages.show_picture(picture, "verdict", verdict.reason)
+
+
+def log_verdict(judged: Challenge, place: str) -> str:
+    """Log the verdict to the MLflow run that made the version, as artifacts in the folder `place`; the id of that run."""
+    run_id = run_of(judged.model, judged.version, judged.parameters)
+    for name in ("verdict.json", "verdict.md", "verdict.png"):
+        judged.model.client.log_artifact(run_id, str(judged.folder / name), place)
+    return run_id
 
 
 def run_of(model: RegisteredModel, challenger: Any, parameters: PromoteParams) -> str:
@@ -190,20 +205,46 @@ def run_of(model: RegisteredModel, challenger: Any, parameters: PromoteParams) -
     return str(run.info.run_id)
 
 
-def print_end(verdict: Verdict, model: RegisteredModel, challenger: Any, folder: Path, dry_run: bool) -> None:
+def print_end(judged: Challenge, dry_run: bool) -> None:
     """Print the checks, what becomes of the version, and where the verdict is."""
+    model, verdict = judged.model, judged.verdict
     for check in verdict.checks:
         print(f"  {'ok' if check.passed else 'NO':>2}  {check.name:<13} {check.text}", flush=True)
-    entry = f"{model.name} version {challenger.version}"
+    entry = f"{model.name} version {judged.version.version}"
     champion = model.aliases.get("champion")
     if verdict.promoted:
         result = f"{entry} {'would be' if dry_run else 'is'} champion"
         print(f"{result}{f' in place of version {champion}' if champion else ''}.")
     else:
-        print(
-            f"{entry} is refused, {verdict.reason}. Champion {f'stays version {champion}' if champion else 'there is none'}."
-        )
-    print(
-        f"Written: {folder}/verdict.md, .json and .png{'; nothing in MLflow (--dry-run)' if dry_run else ''}",
-        flush=True,
-    )
+        stays = f"stays version {champion}" if champion else "there is none"
+        print(f"{entry} is refused, {verdict.reason}. Champion {stays}.")
+    nothing = "; nothing in MLflow (--dry-run)" if dry_run else ""
+    print(f"Written: {judged.folder}/verdict.md, .json and .png{nothing}", flush=True)
+
+
+def remember(model: RegisteredModel, event: str, version: str, why: str, folder: Path | None = None) -> None:
+    """Write a decision (promotion, refusal, rollback) about a version to the ledger, with the verdict in `folder`.
+
+    `model` is as it was before. An unreachable ledger is only a warning: MLflow's tags have the decision as well.
+    """
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from steps.lineage import index, reader
+    from steps.project.ledger import Ledger
+    from steps.registry import decisions
+
+    champion = model.aliases.get("champion")
+    adapters = {number: entry.tags.get("adapter_hash") for number, entry in model.versions.items()}
+    own, former = adapters.get(version), adapters.get(champion or "")
+    evidence = reader.evidence(folder, os.fspath(folder)) if folder else None
+    verdict = evidence["hash"] if evidence else None
+    row = decisions.Decision(event, model.name, version, own, champion, former, why, verdict)
+    try:
+        with Ledger() as ledger:
+            decisions.record(ledger, row, evidence)
+            if folder:
+                index.add_verdict(Path.cwd(), ledger, os.fspath(folder))
+    except (UserError, SQLAlchemyError) as problem:
+        reason = " ".join(str(problem).split())[:300]
+        text = f"The ledger was not written: {reason}; MLflow's tags have what was decided."
+        print(text, file=sys.stderr, flush=True)

@@ -42,14 +42,12 @@ def replaced(lock_file: LockFile) -> Iterator[None]:
         (cache.StageCache, "save", saving_whole_runs),
         (run, "_run", running_in_worker),
     ]
-    originals = [getattr(owner, name) for owner, name, _ in parts]
-    try:
-        for (owner, name, replacement), original in zip(parts, originals, strict=True):
+    with contextlib.ExitStack() as stack:
+        for owner, name, replacement in parts:
+            original = getattr(owner, name)
+            stack.callback(setattr, owner, name, original)
             setattr(owner, name, replacement(original))
         yield
-    finally:
-        for (owner, name, _), original in zip(parts, originals, strict=True):
-            setattr(owner, name, original)
 
 
 # --- dvc.lock. Upstream: for each stage DVC parses it twice and writes all of it (treeverse/dvc#10629; the attempt in #10630
@@ -89,9 +87,7 @@ class LockFile:
         stages_last = list(data)[-1:] == ["stages"]
         yield data
         changed = {name: entry for name, entry in data["stages"].items() if before.get(name) != entry}
-        entries = {
-            name: dumps_yaml({"stages": {name: entry}}).removeprefix("stages:\n") for name, entry in changed.items()
-        }
+        entries = {name: dumps_yaml({"stages": {name: new}}).removeprefix("stages:\n") for name, new in changed.items()}
         if stages_last and parse_yaml("".join(entries.values()), path) == changed:
             for name, entry in entries.items():
                 text = splice(text, name, entry)

@@ -19,13 +19,12 @@ def set_params(
 
     Nothing is written where the result is not valid, which is a UserError, and nothing with `dry_run`.
     """
-    before = path.read_text(encoding="utf-8") if path.exists() else None
-    text = before or ""
+    text = before = path.read_text(encoding="utf-8") if path.exists() else ""
     if task is not None:
         text = with_task(text, path, task)
     if assignments:
         text = changed(text, path, assignments)
-    if before is None and not text:
+    if not text and not path.exists():
         return params.load(path, Params)  # which says that there is no such file
     checked = params.parse(text, path, Params)
     if text != before and not dry_run:

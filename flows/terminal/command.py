@@ -18,6 +18,7 @@ from flows.repro.pipeline import StageFailed
 from flows.terminal.display import last_error
 from steps.core import dotenv
 from steps.core.errors import UserError, explain
+from steps.runner import handover
 
 LOG = Path(".flywheel/train.log")
 
@@ -28,8 +29,8 @@ class Stopped(KeyboardInterrupt):
     """
 
 
-def run_command(work: Callable[[], int]) -> int:
-    """The exit code of `work`, or of its error, which is printed. Ends this project's workers.
+def run_command(work: Callable[[], int | None]) -> int:
+    """The exit code that `work` returns (None: 0), or that of its error, which is printed. Ends this project's workers.
 
     Ctrl-C is ignored from then on, because the process has nothing left to do but end.
     """
@@ -42,7 +43,7 @@ def run_command(work: Callable[[], int]) -> int:
     signal.signal(signal.SIGINT, interrupt)
     try:
         try:
-            return work()
+            return work() or 0
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     except BaseException as problem:
@@ -109,30 +110,23 @@ def own_server() -> None:
     Server()  # Prefect keeps one server per port and process: from now on it uses this one
 
 
-def sentence(problem: BaseException) -> str:
-    """What went wrong, for a person; where a stage failed, the error that the stage itself wrote."""
+def explained(problem: BaseException, log: str = "") -> tuple[str, int]:
+    """(what went wrong, exit code). Where a stage failed: the error that the stage itself wrote, and `log`."""
     if isinstance(problem, StageFailed):
-        return f"{last_error(LOG) or problem} (stage {problem.stage})"
-    return explain(problem)[0]
+        return f"{last_error(LOG) or problem} (stage {problem.stage}{log})", max(problem.code, 1)
+    return explain(problem)
 
 
 def print_problem(problem: BaseException, interrupted: bool) -> int:
     """Print one sentence where the user can do something about it, else the traceback; the exit code."""
-    if interrupted or isinstance(
-        problem, KeyboardInterrupt
-    ):  # DVC and Prefect wrap an interrupt in errors of their own
+    if interrupted or isinstance(problem, KeyboardInterrupt):  # DVC and Prefect wrap it in errors of their own
         print("Stopped. The same command goes on from here.", file=sys.stderr)
         return 130
-    if isinstance(problem, StageFailed):
-        print(f"error: {last_error(LOG) or problem} (stage {problem.stage}; log: {LOG})", file=sys.stderr)
-        return problem.code if problem.code > 0 else 1
-    text, code = explain(problem)
+    text, code = explained(problem, f"; log: {LOG}")
     print(f"error: {text}", file=sys.stderr)
     return code
 
 
 def end_worker() -> None:
     """End this project's warm workers."""
-    from steps.runner import handover
-
     handover.stop_workers(Path.cwd())

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import Progress, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from flows.terminal.report import Point
@@ -51,10 +51,14 @@ class RunDisplay:
         """Show that a stage starts."""
         self.stage, self.since = stage, time.monotonic()
         PROGRESS.unlink(missing_ok=True)
+        self._line(f"  {stage} …", style="dim")
+
+    def _line(self, text: str, style: str | None = None) -> None:
+        """Log a line, and print it where no live table shows the same."""
         if self.live is None and self.console is not None:
-            self.console.print(f"  {stage} …", style="dim", highlight=False)
+            self.console.print(text, style=style, highlight=False)
         if self.logger is not None:
-            self.logger.info("%s …", stage)
+            self.logger.info(text.strip())
 
     def row(self, point: Point, reward: float | None, spent: float | None) -> None:
         """Add the row of a finished iteration. `reward` is the training batch's mean, `spent` is in seconds."""
@@ -67,21 +71,16 @@ class RunDisplay:
             f"{spent:.1f} s" if spent is not None else "",
         )
         self.rows.append(cells)
-        line = (
-            f"iteration {cells[0]:>4}   reward {cells[1]:>6}   validation success {cells[2]} [{cells[3]}]   {cells[4]}"
-        )
-        if self.live is None and self.console is not None:
-            self.console.print(line, highlight=False)
-        if self.logger is not None:
-            self.logger.info(line)
+        start = f"iteration {cells[0]:>4}   reward {cells[1]:>6}"
+        self._line(f"{start}   validation success {cells[2]} [{cells[3]}]   {cells[4]}")
 
     def __rich__(self) -> Group:
         return Group(self._table(), self._current_stage())
 
     def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ("iteration", "train reward", "validation success", "95 %", "time"):
-            table.add_column(title, justify="right")
+        titles = ("iteration", "train reward", "validation success", "95 %", "time")
+        columns = [Column(title, justify="right") for title in titles]
+        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
         for cells in self.rows:
             table.add_row(*cells)
         return table
@@ -117,15 +116,12 @@ class RunDisplay:
         os.dup2(file, 1)
         os.dup2(file, 2)
         try:
-            if self.console.is_terminal:
-                try:
-                    with Live(self, console=self.console, refresh_per_second=4, transient=True) as self.live:
-                        yield
-                finally:
-                    self.console.print(self._table())  # the live one is gone
-            else:
+            live = Live(self, console=self.console, refresh_per_second=4, transient=True)
+            with live if self.console.is_terminal else contextlib.nullcontext() as self.live:
                 yield
         finally:
+            if self.live is not None:
+                self.console.print(self._table())  # the live one is gone
             self.live, self.logger = None, None
             self.console.file.flush()
             sys.stdout.flush()
@@ -152,6 +148,7 @@ def mask_logs() -> None:
 def last_error(log: Path) -> str | None:
     """The last `error:` line of a log, without that word; None where there is none."""
     with contextlib.suppress(OSError):
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
-        return lines[-1].removeprefix("error: ") if lines else None
+        for line in reversed(log.read_text(errors="replace").splitlines()):
+            if line.startswith("error: "):
+                return line.removeprefix("error: ")
     return None

@@ -40,9 +40,8 @@ def seconds(iteration: int) -> dict[str, float]:
 
 def keep_overhead(iteration: int, overhead: float) -> None:
     """Keep the seconds that an iteration took beyond its stages' own work: DVC, Prefect, MLflow, the hand-over."""
-    (RUN / iteration_name(iteration) / "timings" / "overhead.json").write_text(
-        json.dumps({"seconds": round(overhead, 4)}) + "\n"
-    )
+    path = RUN / iteration_name(iteration) / "timings" / "overhead.json"
+    path.write_text(json.dumps({"seconds": round(overhead, 4)}) + "\n")
 
 
 def iteration_row(iteration: int) -> dict[str, Any]:
@@ -84,15 +83,13 @@ def draw(points: list[Point], best: int, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(7, 5), sharex=True, height_ratios=(2, 1), layout="constrained")
-    steps = [result.iteration for result in points]
-    upper.fill_between(
-        steps, [result.ci95[0] for result in points], [result.ci95[1] for result in points], alpha=0.2, linewidth=0
-    )
-    upper.plot(steps, [result.success for result in points], marker="o")
+    steps, successes, intervals, rewards = zip(*points, strict=True)
+    upper.fill_between(steps, *zip(*intervals, strict=True), alpha=0.2, linewidth=0)
+    upper.plot(steps, successes, marker="o")
     upper.axvline(best, linestyle=":", color="grey")
     upper.annotate(f"best: {best}", (best, 0.03), xytext=(4, 0), textcoords="offset points", color="grey")
     upper.set(ylabel="validation success (95 %)", ylim=(0, 1))
-    lower.plot(steps, [result.reward for result in points], marker=".", color="tab:green")
+    lower.plot(steps, rewards, marker=".", color="tab:green")
     lower.set(xlabel="iteration (0 = base policy)", ylabel="reward")
     lower.xaxis.get_major_locator().set_params(integer=True)
     for axis in (upper, lower):

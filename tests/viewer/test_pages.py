@@ -16,7 +16,7 @@ from environments.base import Message, Scenario, Split
 from steps.analytics.analysis import Analysis, GroupSummary, Pattern, Percentiles
 from steps.core.records import Judgement, Order, Reward, Trajectory, Turn, write_records
 from tests.conftest import ROOT
-from viewer import app, charts, compare, group, index, links, pages, tokens
+from viewer import app, charts, compare, group, index, pages, tokens
 from viewer.query import parse
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
@@ -616,7 +616,7 @@ def test_what_was_said_is_never_html(tmp_path: Path) -> None:
 
 
 def test_a_tokens_text_is_escaped_and_its_line_break_shown() -> None:
-    assert str(links.breaks("<img src=x>\n&")) == '&lt;img src=x&gt;<i class="dim">↵</i>\n&amp;'
+    assert str(pages.breaks("<img src=x>\n&")) == '&lt;img src=x&gt;<i class="dim">↵</i>\n&amp;'
 
 
 def test_answers_no_other_host(client: TestClient) -> None:
