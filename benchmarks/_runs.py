@@ -1,4 +1,4 @@
-"""Processes that benchmarks start: the main job in a clone of the committed tree, and this Python on a module.
+"""Processes that benchmarks start: the main job in a clone of the committed tree, and this Python on a module or a function.
 
 They stay in the benchmark's process group, so that one signal to it ends all of them. What is not committed is not measured
 by those that clone.
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,6 +108,13 @@ def child(words: list[str], folder: Path = ROOT) -> str:
     return done.stdout
 
 
-def last_line(text: str) -> dict[str, Any]:
-    """What a child has printed as JSON."""
-    return dict(json.loads(text.splitlines()[-1]))
+def call(function: str, **arguments: object) -> Any:
+    """What a function of benchmarks/, named as `_update.run_ours`, returns in a process of its own. Arguments and result
+    pass as JSON, paths as text. SystemExit where it fails."""
+    words = ["-m", "benchmarks._runs", function, json.dumps(arguments, default=os.fspath)]
+    return json.loads(child(words).splitlines()[-1])
+
+
+if __name__ == "__main__":
+    module, _, name = sys.argv[1].rpartition(".")
+    print(json.dumps(getattr(import_module(f"benchmarks.{module}"), name)(**json.loads(sys.argv[2]))))

@@ -29,14 +29,6 @@ SCENARIOS = 32  # made in one go
 DEAR = 0.010  # seconds an episode, from which on the scripted player has a number of its own
 PLAINEST = "multiplication"
 SECONDS, QUICK = 2.0, 0.3  # spent on each number
-COLUMNS = {
-    "task": "name",
-    "of multiplication": "ratio",
-    "steps/s": "steps_per_second",
-    "episodes/s": "episodes_per_second",
-    "scenarios/s": "scenarios_per_second",
-    "scripted player, s/episode": "scripted_seconds_per_episode",
-}
 
 Play = tuple[Scenario, list[Message]]  # a scenario and an episode's turns
 
@@ -102,7 +94,7 @@ def main() -> None:
     usual = QUICK if options.quick else SECONDS
     seconds = options.seconds or usual
     names = options.tasks or tasks()
-    rows = _rows.begin("environments", options, COLUMNS, len(names) / len(tasks()) * seconds / usual)
+    rows = _rows.begin("environments", options, len(names) / len(tasks()) * seconds / usual)
     plainest = measure(PLAINEST, seconds)
     for name in names:
         row = plainest if name == PLAINEST else measure(name, seconds)

@@ -29,16 +29,6 @@ KINDS = ("a", "b", "c")
 CONCENTRATION = 4.0
 MOST_FALSE = 0.05
 TRIALS, QUICK = 2000, 200  # of each of the four settings
-COLUMNS = {
-    "benchmark": "name",
-    "worst / allowed": "ratio",
-    "promoted without a difference": "false_promotions",
-    "with one": "power",
-    "without, base success 0.8": "false_promotions_at_0.8",
-    "with": "power_at_0.8",
-    "trials": "trials",
-    "ms per decision": "milliseconds_per_decision",
-}
 
 
 def promoted(trials: int, scenarios: list[Scenario], mean: float, gain: float, params: Promote, seed: int) -> float:
@@ -96,7 +86,7 @@ def main() -> None:
     options = parser.parse_args()
     usual = QUICK if options.quick else TRIALS
     trials = options.trials or usual
-    rows = _rows.begin("gate", options, COLUMNS, trials / usual)
+    rows = _rows.begin("gate", options, trials / usual)
     rows.add(measure(trials, options.scenarios, options.gain))
 
 

@@ -23,15 +23,6 @@ from pathlib import Path
 from benchmarks import _rows
 
 GROUPS, QUICK = 1000, 300
-COLUMNS = {
-    "benchmark": "name",
-    "seconds / ideal": "ratio",
-    "seconds": "seconds",
-    "ideal": "ideal_seconds",
-    "again, from the ledger": "cached_seconds",
-    "groups": "groups",
-    "calls": "calls",
-}
 
 
 @contextlib.contextmanager
@@ -93,7 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     usual = QUICK if options.quick else GROUPS
     groups = options.groups or usual
-    rows = _rows.begin("judge", options, COLUMNS, groups / usual)
+    rows = _rows.begin("judge", options, groups / usual)
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         os.environ["FLYWHEEL_LEDGER_URL"] = f"sqlite:///{Path(folder) / 'ledger.db'}"
         os.environ["NO_PROXY"] = "127.0.0.1"

@@ -26,15 +26,6 @@ from benchmarks.judge import served
 HERE = Path(__file__).parent
 SEEDS = [1, 2, 3]
 QUICK: dict[str, object] = {"train.iterations": 3}
-COLUMNS = {
-    "seed": "seed",
-    "trained / base": "ratio",
-    "base, test success": "base",
-    "trained, test success": "trained",
-    "scenarios": "scenarios",
-    "best of iterations": "iterations",
-    "seconds": "seconds",
-}
 
 
 def run_seed(seed: int, folder: Path, ruler: float | None, settings: dict[str, object]) -> dict[str, Any]:
@@ -99,7 +90,7 @@ def main() -> None:
     options = parser.parse_args()
     usual = SEEDS[:1] if options.quick else SEEDS
     seeds = options.seeds or usual
-    rows = _rows.begin("learning", options, COLUMNS, len(seeds) / len(usual))
+    rows = _rows.begin("learning", options, len(seeds) / len(usual))
     runs = []
     with tempfile.TemporaryDirectory(prefix="learning-") as folder:
         for seed in seeds:

@@ -27,14 +27,6 @@ from benchmarks._runs import ROOT
 
 TASKS = ("email_search", "multiplication")
 RUNS, QUICK = 5, 1  # timed runs of each side
-COLUMNS = {
-    "task": "name",
-    "stage / raw": "ratio",
-    "same operators": "ratio_same_operators",
-    "stage, tokens/s": "tokens_per_second",
-    "raw, tokens/s": "tokens_per_second_raw",
-    "tokens": "tokens",
-}
 
 
 def stock(params: Any) -> Any:
@@ -129,7 +121,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, help=f"timed runs of each side (default: {RUNS}; quick: {QUICK})")
     options = parser.parse_args()
     os.chdir(ROOT)
-    rows = _rows.begin("rollout", options, COLUMNS, len(options.tasks) / len(TASKS))
+    rows = _rows.begin("rollout", options, len(options.tasks) / len(TASKS))
     with tempfile.TemporaryDirectory(prefix="rollout-") as folder:
         for task in options.tasks:
             rows.add(measure(task, Path(folder) / task, options.runs or (QUICK if options.quick else RUNS)))
