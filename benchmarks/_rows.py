@@ -129,6 +129,7 @@ def begin(name: str, options: argparse.Namespace, share: float | None = 1.0, for
     else:
         benchmark = BENCHMARKS[name]
         tell(announcement(called, share * (benchmark.quick if options.quick else benchmark.full), slowness()))
+        tell(f"ratio: {benchmark.ratio}")
     return Rows(options.json, options.quick)
 
 

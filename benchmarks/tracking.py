@@ -5,9 +5,9 @@
     python -m benchmarks.tracking --json
 
 Of a finished run a copy is made, with its dvc.lock and chain.yaml: of this project's own run/, or, where it holds none, of
-a run of one iteration that is made for it in a clone. Its last iteration is logged, after the others, into new SQLite databases each time, so that nothing
-is there before. 128 rollouts and 120 evaluated scenarios are the defaults; the row says how many there were. Medians of 5
-after a first one that warms up. `ratio` is the seconds of all parts over the goal of 0.5 s.
+a run of one iteration that is made for it in a clone. Its last iteration is logged, after the others, into new SQLite
+databases each time, so that nothing is there before. 128 rollouts and 120 evaluated scenarios are the defaults; the row says
+how many there were. Medians of 5 after one that warms up. `ratio` is the seconds of all parts over the goal of 0.5 s.
 
 The artifacts go to a Prefect server that is started for it. The flow does the first three in a thread beside the next
 iteration. Left out: a server's answers (Langfuse's and MLflow's servers are posted to from threads that nobody waits for).

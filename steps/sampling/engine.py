@@ -6,6 +6,8 @@ same batch, seed and adapter give the same tokens and logprobs, in a fresh proce
     sampler = engine.sampler(policy, adapter, temperature=1.0, max_tokens=64, seed=1)
     sampler.submit(0, prompt_ids)
     while sampler.pending: for sampled in sampler.step(): …
+
+`play` plays whole episodes with it, as the stages rollout and evaluate do.
 """
 
 from __future__ import annotations
@@ -20,9 +22,14 @@ from steps.core.progress import say
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import adapted_layers, explained, load_tokenizer
 from steps.policy.machine import before_training, cores
+from steps.sampling import episodes
 
 if TYPE_CHECKING:
-    from steps.core.params import Policy
+    from collections.abc import Sequence
+
+    from environments.base import Env, Scenario
+    from steps.core.params import Evaluate, Policy, Rollout
+    from steps.core.records import Trajectory
 
 # The engine of this process, by policy; at most one. Global, because stages are plain functions, and a warm process keeps
 # its engine from one stage to the next instead of starting another.
@@ -167,6 +174,35 @@ class EngineSampler:
 def sampler(policy: Policy, adapter: Path, temperature: float, max_tokens: int, stop: int, seed: int) -> EngineSampler:
     """A sampler on this process's engine, which is started if necessary. Temperature 0 is greedy."""
     return EngineSampler(get(policy), adapter, temperature, max_tokens, stop, seed)
+
+
+def play(
+    policy: Policy,
+    limits: Rollout | Evaluate,
+    adapter: Path,
+    env: type[Env],
+    data: Any,
+    attempts: Sequence[tuple[Scenario, int]],  # (scenario, number of the attempt)
+    prefix: str,  # of the trajectories' ids
+    seed: int,
+) -> list[Trajectory]:
+    """The trajectories of all attempts by the policy with this adapter, in the same order."""
+    from steps.policy.chat import Chat
+
+    tools = [tool.schema for tool in env.tools().values()]
+    chat = Chat(load_tokenizer(policy), tools, policy.chat_template_kwargs)
+    return episodes.play(
+        sampler(policy, adapter, limits.temperature, limits.max_tokens, chat.end, seed),
+        chat,
+        env,
+        data,
+        attempts,
+        prefix=prefix,
+        adapter_hash=adapter_hash(adapter),
+        context=policy.context,
+        max_tokens=limits.max_tokens,
+        max_turns=limits.max_turns,
+    )
 
 
 def get(policy: Policy) -> Engine:
