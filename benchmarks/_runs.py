@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks._rows import tell
 
@@ -28,13 +28,6 @@ TRL = {
     "HF_HUB_OFFLINE": "1",
     "TRL_EXPERIMENTAL_SILENCE": "1",
 }
-
-
-class Shown(NamedTuple):
-    """What a command came to: its seconds, and what it printed."""
-
-    seconds: float
-    text: str
 
 
 def clone(root: Path) -> Path:
@@ -62,10 +55,10 @@ def settings(chosen: Mapping[str, object]) -> list[str]:
     return [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
 
 
-def show(root: Path, words: list[str], variables: Mapping[str, str] | None = None) -> Shown:
+def show(root: Path, words: list[str], variables: Mapping[str, str] | None = None) -> tuple[float, str]:
     """Run this Python on the words in a clone, and repeat on standard error what it prints, as it comes.
 
-    SystemExit where it fails.
+    Returns its seconds, and what it printed. SystemExit where it fails.
     """
     tell(f"{root.name}: {' '.join(words)}")
     began, lines = time.perf_counter(), []
@@ -92,12 +85,12 @@ def show(root: Path, words: list[str], variables: Mapping[str, str] | None = Non
         raise SystemExit(
             f"{' '.join(words)} in {root} failed with exit code {process.returncode}; see above, and {log}"
         )
-    return Shown(time.perf_counter() - began, "".join(lines))
+    return time.perf_counter() - began, "".join(lines)
 
 
-def train(root: Path, words: list[str], variables: Mapping[str, str] | None = None) -> Shown:
+def train(root: Path, words: list[str]) -> None:
     """The main job, `flows.train`, in a clone."""
-    return show(root, ["-m", "flows.train", *words], variables)
+    show(root, ["-m", "flows.train", *words])
 
 
 def child(words: list[str], folder: Path = ROOT) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _trl
-from benchmarks._runs import ROOT, child
+from benchmarks._runs import ROOT
 from benchmarks._trl import LEARNING_RATE
 
 GROUPS, ATTEMPTS = 16, 8
@@ -46,18 +46,10 @@ def make_policy(folder: Path) -> dict[str, Any]:
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
-    """The words of each stage of a first iteration that writes to `folder`."""
-    data = "tasks_data/email_search"
-    adapter, batch, rewards = (
-        "--adapter RUN/adapter",
-        "--trajectories RUN/trajectories.parquet",
-        "--rewards RUN/rewards.parquet",
-    )
+    """The words of the stages score and update of a first iteration whose files are in `folder`."""
+    batch, rewards = "--trajectories RUN/trajectories.parquet", "--rewards RUN/rewards.parquet"
     words = {
-        "scenarios": f"--task-data {data} --scenarios RUN/scenarios",
-        "initialise": f"{adapter} --checkpoint RUN/checkpoint",
-        "rollout": f"--task-data {data} --scenarios RUN/scenarios {adapter} {batch} --iteration 001",
-        "score": f"--rubric {data}/rubric.md --scenarios RUN/scenarios {batch} {rewards}",
+        "score": f"--rubric tasks_data/email_search/rubric.md --scenarios RUN/scenarios {batch} {rewards}",
         "update": f"{batch} {rewards} --previous RUN/checkpoint --adapter RUN/new --checkpoint RUN/next "
         "--metrics RUN/metrics.json",
     }
@@ -66,11 +58,17 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 
 def sampled_rows(folder: Path) -> list[dict[str, Any]]:
-    """The first batch of a run at default size: the real stages, in the project itself."""
+    """The first batch of a run at default size: the real stages."""
+    from steps.core.params import Params, load
     from steps.core.records import Trajectory, read_records
+    from steps.initialise import initialise
+    from steps.rollout import rollout
+    from steps.scenarios import scenarios
 
-    for stage in ("scenarios", "initialise", "rollout"):
-        child(commands(folder)[stage])
+    data, params = ROOT / "tasks_data" / "email_search", load(ROOT / "params.yaml", Params)
+    scenarios(data, folder / "scenarios", params)
+    initialise(folder / "adapter", folder / "checkpoint", params)
+    rollout(data, folder / "scenarios", folder / "adapter", folder / "trajectories.parquet", "001", params)
     batch = read_records(Trajectory, folder / "trajectories.parquet")
     return [
         {

@@ -124,21 +124,18 @@ class Run(NamedTuple):
     delivered: int
 
 
-def run(kind: str, root: Path, words: list[str]) -> Run:
-    """`flows.train` in a clone of the committed tree at `root`, beside a host of this kind."""
-    _runs.clone(root)
+def run(kind: str, root: Path, words: list[str], done: Path | None = None) -> Run:
+    """Run Python on the words in a clone of the committed tree at `root`, beside a host of this kind; with `done`, in a copy
+    of that run without what was logged."""
+    if done is None:
+        _runs.clone(root)
+    else:
+        shutil.copytree(done, root, ignore=shutil.ignore_patterns(".flywheel", "cache"))
     with host(kind) as stand:
-        shown = _runs.train(root, words, environment(root, stand.address))
-    log = (root / ".flywheel" / "train.log").read_text(errors="replace")
-    return Run(shown.seconds, shown.text, log, outputs(root / "dvc.lock"), len(stand.traces))
-
-
-def again(kind: str, root: Path, done: Path) -> Run:
-    """`steps.tracking` at `root` in a copy of a run that is done, without what was logged, beside a host of this kind."""
-    shutil.copytree(done, root, ignore=shutil.ignore_patterns(".flywheel", "cache"))
-    with host(kind) as stand:
-        shown = _runs.show(root, ["-m", "steps.tracking"], environment(root, stand.address))
-    return Run(shown.seconds, shown.text, shown.text, outputs(root / "dvc.lock"), len(stand.traces))
+        seconds, shown = _runs.show(root, words, environment(root, stand.address))
+    log = root / ".flywheel" / "train.log"
+    logged = log.read_text(errors="replace") if log.exists() else shown
+    return Run(seconds, shown, logged, outputs(root / "dvc.lock"), len(stand.traces))
 
 
 def environment(root: Path, address: str | None) -> dict[str, str]:
@@ -205,10 +202,11 @@ def quick_rows(folder: Path, words: list[str], hosts: Sequence[str], iterations:
     done = folder / "none"
     plain = run("none", done, words)
     yield row("none", plain, plain, iterations)
-    again("none", folder / "first", done)
-    alone = again("none", folder / "again", done)
+    again = ["-m", "steps.tracking"]
+    run("none", folder / "first", again, done)
+    alone = run("none", folder / "again", again, done)
     for kind in hosts:
-        logged = again(kind, folder / kind, done)
+        logged = run(kind, folder / kind, again, done)
         yield row(kind, logged._replace(seconds=plain.seconds + logged.seconds - alone.seconds), plain, iterations)
 
 
@@ -224,7 +222,8 @@ def main() -> None:
     rows = _rows.begin("tracing", options, None if options.full or options.iterations else 1.0)
     with tempfile.TemporaryDirectory(prefix="tracing-") as name:
         measure = quick_rows if options.quick else full_rows
-        for measured in measure(Path(name), _runs.settings(chosen), options.hosts, iterations):
+        words = ["-m", "flows.train", *_runs.settings(chosen)]
+        for measured in measure(Path(name), words, options.hosts, iterations):
             rows.add(measured)
 
 

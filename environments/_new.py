@@ -15,7 +15,6 @@ import keyword
 import re
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,25 +99,22 @@ def write(name: str, root: Path) -> list[Path]:
         raise ValueError(problem)
     folder, module = root / "tasks_data" / name, root / "environments" / f"{name}.py"
     preset = root / "tasks_data" / f"{name}.yaml"
-    with tempfile.TemporaryDirectory(
-        prefix=".new-", dir=root
-    ) as temporary:  # on the same disk, so that renames are atomic
-        data = Path(temporary) / "data"
-        data.mkdir()
-        text = json.dumps(facts(), ensure_ascii=False, indent=1) + "\n"
-        (data / "capitals.json").write_text(text, encoding="utf-8")
-        (data / "rubric.md").write_text(RUBRIC, encoding="utf-8")
-        (Path(temporary) / "preset.yaml").write_text(PRESET.format(name=name), encoding="utf-8")
-        (Path(temporary) / "module.py").write_text(source(name), encoding="utf-8")
-        data.rename(folder)
-        try:
-            (Path(temporary) / "preset.yaml").rename(preset)
-            (Path(temporary) / "module.py").rename(module)
-        except BaseException:
-            shutil.rmtree(folder)
-            preset.unlink(missing_ok=True)
-            raise
-    return [module, folder / "capitals.json", folder / "rubric.md", preset]
+    files = {
+        module: source(name),
+        folder / "capitals.json": json.dumps(facts(), ensure_ascii=False, indent=1) + "\n",
+        folder / "rubric.md": RUBRIC,
+        preset: PRESET.format(name=name),
+    }
+    folder.mkdir()
+    try:
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
+    except BaseException:
+        shutil.rmtree(folder)
+        module.unlink(missing_ok=True)
+        preset.unlink(missing_ok=True)
+        raise
+    return list(files)
 
 
 def main() -> int:

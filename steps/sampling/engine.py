@@ -3,7 +3,7 @@
 Left out on purpose: text, seeds per request (vLLM's CPU sampler has none: a batch is seeded as a whole), and any server. The
 same batch, seed and adapter give the same tokens and logprobs, in a fresh process and in a warm one.
 
-    sampler = engine.sampler(policy, adapter, temperature=1.0, max_tokens=64, seed=1)
+    sampler = EngineSampler(policy, adapter, temperature=1.0, max_tokens=64, stop=2, seed=1)
     sampler.submit(0, prompt_ids)
     while sampler.pending: for sampled in sampler.step(): …
 
@@ -125,14 +125,16 @@ class Engine:
 
 
 class EngineSampler:
-    """A batch of requests to one adapter with one set of sampling parameters."""
+    """A batch of requests to one adapter with one set of sampling parameters, on this process's engine, which is started if
+    necessary. Temperature 0 is greedy."""
 
     def __init__(
-        self, engine: Engine, adapter: Path, temperature: float, max_tokens: int, stop: int, seed: int
+        self, policy: Policy, adapter: Path, temperature: float, max_tokens: int, stop: int, seed: int
     ) -> None:
         import torch
         from vllm import SamplingParams
 
+        engine = get(policy)
         engine.wake()
         engine.llm.reset_prefix_cache()
         self.engine = engine.llm
@@ -171,11 +173,6 @@ class EngineSampler:
         return sorted(finished)
 
 
-def sampler(policy: Policy, adapter: Path, temperature: float, max_tokens: int, stop: int, seed: int) -> EngineSampler:
-    """A sampler on this process's engine, which is started if necessary. Temperature 0 is greedy."""
-    return EngineSampler(get(policy), adapter, temperature, max_tokens, stop, seed)
-
-
 def play(
     policy: Policy,
     limits: Rollout | Evaluate,
@@ -192,7 +189,7 @@ def play(
     tools = [tool.schema for tool in env.tools().values()]
     chat = Chat(load_tokenizer(policy), tools, policy.chat_template_kwargs)
     return episodes.play(
-        sampler(policy, adapter, limits.temperature, limits.max_tokens, chat.end, seed),
+        EngineSampler(policy, adapter, limits.temperature, limits.max_tokens, chat.end, seed),
         chat,
         env,
         data,

@@ -101,16 +101,18 @@ def test_names_of_the_project_are_refused_in_one_sentence(name: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_failure_on_the_way_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("suffix", [".py", ".md", ".yaml"])
+def test_a_failure_on_the_way_leaves_nothing(suffix: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = listing(root)
-    rename = Path.rename
+    write_text = Path.write_text
 
-    def fail(self: Path, target: Path) -> Path:
-        if target.suffix == ".py":
+    def fail(self: Path, text: str, **options: str) -> int:
+        write_text(self, text[:1], **options)
+        if self.suffix == suffix:
             raise OSError("no space left")
-        return rename(self, target)
+        return 1
 
-    monkeypatch.setattr(Path, "rename", fail)
+    monkeypatch.setattr(Path, "write_text", fail)
     with pytest.raises(OSError, match="no space left"):
         _new.write("rivers", root)
     assert listing(root) == before

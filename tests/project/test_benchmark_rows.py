@@ -35,7 +35,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "rollout": {"measure": ROW},
     "tracking": {"measure": ROW, "finished": ["001"]},
     "learning": {"run_seed": {"seed": 1, "summary": SUMMARY, "curve": []}},
-    "tracing": {"run": RUN, "again": RUN},
+    "tracing": {"run": RUN},
     "update": {"compare": ROW},
     "iteration": {"compare": ROW},
 }
