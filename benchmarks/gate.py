@@ -2,7 +2,6 @@
 
     python -m benchmarks.gate                              # 4 × 2,000 trials on one core: about a minute
     python -m benchmarks.gate --quick                      # 4 × 200
-    python -m benchmarks.gate --json --trials 500
 
 Each scenario has a difficulty of its own: the other policy's chance p of success there, from a beta distribution with the
 given mean (concentration 4). Given p, the outcomes of both policies are independent. The challenger's chance is p, or

@@ -2,7 +2,6 @@
 
     python -m benchmarks.iteration              # about 8 minutes on 2 cores
     python -m benchmarks.iteration --quick      # one timed iteration of 64 episodes, TRL at one batch size
-    python -m benchmarks.iteration --json
 
 Ours is `flows.train` itself, in a clone of the committed tree: the median seconds of rollout, score and update, and beside
 them what DVC, MLflow and Prefect add. TRL's is one GRPOTrainer that samples with Hugging Face generate, without dynamo, at

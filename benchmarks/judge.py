@@ -2,7 +2,6 @@
 
     python -m benchmarks.judge                             # 1,000 groups of 8, 64 connections, 200 ms: half a minute
     python -m benchmarks.judge --quick                     # 300 groups
-    python -m benchmarks.judge --json --groups 100
 
 The judge is a server in a process of its own (tests/support/judge_server.py). Row `judge`: the seconds of
 `ruler.judge_all` over the ideal, calls × latency / connections; then the same again from the ledger, whose bytes must be

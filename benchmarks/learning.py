@@ -2,7 +2,6 @@
 
     python -m benchmarks.learning                # seeds 1 2 3
     python -m benchmarks.learning --quick        # seed 1, three iterations
-    python -m benchmarks.learning --json
     python -m benchmarks.learning --ruler 0.1    # the reward is RULER's, of a simulated judge with this noise
 
 Each seed draws its own scenarios, first adapter and samples. Test success is greedy, on scenarios whose inboxes and

@@ -2,7 +2,6 @@
 
     python -m benchmarks.rollout             # a minute on 2 cores
     python -m benchmarks.rollout --quick     # one timed run of each side
-    python -m benchmarks.rollout --json
 
 The stage plays a batch at default size: chat template, tools, environment, trajectories to parquet. Then `LLM.generate`
 samples the same number of tokens for each of its prompts, those of all turns in one call: what an oracle could do that knew

@@ -2,7 +2,6 @@
 
     python -m benchmarks.tracing                # some 10 minutes on 2 cores
     python -m benchmarks.tracing --quick        # one run without a host; each host on logging that run again
-    python -m benchmarks.tracing --json --iterations 3
     python -m benchmarks.tracing --full         # with the sizes of params.yaml, in place of small ones
 
 Each run is `flows.train` in a fresh clone of the committed tree, on stores of its own, with every scenario traced; a first

@@ -2,7 +2,6 @@
 
     python -m benchmarks.tracking               # some 40 s on one core, and a minute more without a run/
     python -m benchmarks.tracking --quick       # once
-    python -m benchmarks.tracking --json
 
 Of a finished run a copy is made, with its dvc.lock and chain.yaml: of this project's own run/, or, where it holds none, of
 a run of one iteration that is made for it in a clone. Its last iteration is logged, after the others, into new SQLite

@@ -2,7 +2,6 @@
 
     python -m benchmarks.update                     # four shapes, about 20 minutes on 2 cores
     python -m benchmarks.update --quick             # 32 trajectories of each shape, fewer steps, one batch size for TRL
-    python -m benchmarks.update --json --shapes default
     python -m benchmarks.update --growth            # ten times the trajectories: time and memory; a cold stage
 
 default is a batch of the embedded policy at default size, sampled by the rollout stage; shared_prompt the same policy with

@@ -16,6 +16,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from environments.base import read_text
+
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 40  # characters of a name
 TEMPLATE = ROOT / "tasks_data" / "_template"
@@ -37,7 +39,7 @@ def refusal(name: str, root: Path) -> str | None:
 
 def source(name: str) -> str:
     """The source code of the new module."""
-    text = (Path(__file__).parent / "_template.py").read_text(encoding="utf-8")
+    text = read_text(Path(__file__).parent / "_template.py")
     title = "".join(part.capitalize() for part in name.split("_"))
     if keyword.iskeyword(title) or re.search(rf"\b{title}\b", text):
         title += "Task"  # `class Path(Env)` would hide the Path that the module uses
@@ -52,9 +54,9 @@ def write(name: str, root: Path) -> list[Path]:
     preset = root / "tasks_data" / f"{name}.yaml"
     files = {
         module: source(name),
-        folder / "capitals.json": (TEMPLATE / "capitals.json").read_text(encoding="utf-8"),
-        folder / "rubric.md": (TEMPLATE / "rubric.md").read_text(encoding="utf-8"),
-        preset: (TEMPLATE / "preset.yaml").read_text(encoding="utf-8").replace("_template", name),
+        folder / "capitals.json": read_text(TEMPLATE / "capitals.json"),
+        folder / "rubric.md": read_text(TEMPLATE / "rubric.md"),
+        preset: read_text(TEMPLATE / "preset.yaml").replace("_template", name),
     }
     folder.mkdir()
     try:

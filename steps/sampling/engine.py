@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # The engine of this process, by policy; at most one. Global, because stages are plain functions, and a warm process keeps
 # its engine from one stage to the next instead of starting another.
 _engines: dict[str, Engine] = {}
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM accepts as an adapter's largest
 COPIES = Path(".flywheel/adapters")  # copies of the adapters in use, by process and content hash
 
 
@@ -87,7 +88,7 @@ class Engine:
             dtype=self.policy.dtype,
             max_model_len=self.policy.context,
             enable_lora=True,
-            max_lora_rank=_allowed_rank(self.policy.lora.rank),
+            max_lora_rank=next(allowed for allowed in RANKS if allowed >= self.policy.lora.rank),
             max_loras=1,
             lora_target_modules=layers,
             enable_prefix_caching=True,
@@ -212,8 +213,3 @@ def get(policy: Policy) -> Engine:
         _engines[key] = Engine(policy)
         before_training(_engines[key].sleep)
     return _engines[key]
-
-
-def _allowed_rank(rank: int) -> int:
-    """The smallest rank at or above `rank` that vLLM accepts as its largest."""
-    return next(allowed for allowed in (8, 16, 32, 64, 128, 256, 320, 512) if allowed >= rank)

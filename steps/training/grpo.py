@@ -148,7 +148,8 @@ class Trainer:
                         sums[name] += metric * batch["tokens"]
                 del batch["packed"]  # large, and quick to make again for the next pass
             if not number:  # no weight has changed yet
-                drift = check_sampler(self._over_all(kl), settings.max_sampler_kl)
+                nats, tokens = zip(*_over_processes((kl.nats, kl.tokens)), strict=True)
+                drift = check_sampler(sum(nats) / sum(tokens), settings.max_sampler_kl)
             self._sum_gradients()
             norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), settings.max_grad_norm)
             sums["grad_norm"] += norm.item() / planned
@@ -304,12 +305,6 @@ class Trainer:
                 if weight.grad is None:  # this process had no row of the step
                     weight.grad = torch.zeros_like(weight)
                 torch.distributed.all_reduce(weight.grad)
-
-    @staticmethod
-    def _over_all(kl: SamplerKl) -> float:
-        """Nats per token, over the rows of all processes."""
-        parts = _over_processes((kl.nats, kl.tokens))
-        return sum(nats for nats, _ in parts) / sum(tokens for _, tokens in parts)
 
 
 def load_model(policy: Policy) -> Any:
