@@ -57,23 +57,14 @@ def group(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             for number in (signal.SIGINT, signal.SIGKILL):  # Ctrl-C lets a flow end its worker
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError):  # all of the group is gone
                     os.killpg(process.pid, number)
-                    ended(process, GRACE)
+                    until = time.monotonic() + GRACE
+                    while time.monotonic() < until:
+                        process.poll()
+                        os.killpg(process.pid, 0)
+                        time.sleep(0.05)
             process.wait()
-
-
-def ended(process: subprocess.Popen[str], seconds: float) -> bool:
-    """Whether all of the process's group is gone, after so many seconds at most."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        process.poll()
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def run(name: str, command: Sequence[str], folder: Path, take: Callable[[dict[str, Any]], None]) -> Outcome:
