@@ -65,7 +65,8 @@ def sampled_rows(folder: Path) -> list[dict[str, Any]]:
     from steps.rollout import rollout
     from steps.scenarios import scenarios
 
-    data, params = ROOT / "tasks_data" / "email_search", load(ROOT / "params.yaml", Params)
+    data = ROOT / "tasks_data" / "email_search"
+    params: Any = load(ROOT / "params.yaml", Params)
     scenarios(data, folder / "scenarios", params)
     initialise(folder / "adapter", folder / "checkpoint", params)
     rollout(data, folder / "scenarios", folder / "adapter", folder / "trajectories.parquet", "001", params)
