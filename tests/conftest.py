@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -40,14 +41,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--task", action="append", default=[], metavar="NAME", help=names)
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n 2` one process runs the slow tests, which share a project that was trained once and an engine, and the other
-    runs the rest, a file at a time."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)  # stable: the long half begins at once
-    for item in items:
-        name = "slow" if item.get_closest_marker("slow") else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(name))
+    """The files with slow tests first, which with `-n 2` are the work of one process."""
+    items.sort(key=lambda item: not has_slow_tests(item.path))  # stable: within both, the order stays
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n 2`, one process runs the files that have slow tests, which share a project that was trained once, and the
+    other process all others, one file after the other."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class SlowTogether(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "slow" if has_slow_tests(ROOT / file) else file
+
+    config.option.loadscopereorder = False
+    return SlowTogether(config, log)
+
+
+@functools.cache
+def has_slow_tests(file: Path) -> bool:
+    return "pytest.mark.slow" in file.read_text()
 
 
 def copy_project(folder: Path) -> Path:
