@@ -33,7 +33,7 @@ from flows.terminal import report
 from flows.terminal.command import LOG, end_worker, prepare, run_command, sentence
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
-from steps.core.errors import UserError
+from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.records import OUTPUTS
 from steps.project import chain
@@ -120,8 +120,11 @@ def train_here(display: RunDisplay) -> dict[str, Any]:
     try:
         return _train(mlflow, trackers, display, started)
     except BaseException as problem:
+        interrupted = any(isinstance(link, KeyboardInterrupt) for link in causes(problem))
         for tracker in trackers:
-            tracker.finish("FAILED" if isinstance(problem, Exception) else "KILLED")
+            tracker.finish("KILLED" if interrupted else "FAILED")
+        if interrupted and isinstance(problem, Exception):  # by whatever Ctrl-C met: Prefect must see it as what it is
+            raise KeyboardInterrupt from problem
         raise
 
 
@@ -197,7 +200,7 @@ def best(curve: list[Point]) -> Point:
 
 def write_summary(task: str, chosen: int, iterations: int, started: float) -> dict[str, Any]:
     """Write run/summary.json, and return its content."""
-    from steps.registry.versions import registered_version
+    from steps.registry.model import registered_version
 
     receipt = report.read(RUN / "receipt.json")
     version = registered_version(receipt["name"], receipt["adapter_hash"]) if receipt["registered"] else None

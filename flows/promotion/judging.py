@@ -155,7 +155,7 @@ def inputs_of(settings: dict[str, Any], task: str, adapter: Path | None) -> str:
 
 def write(verdict: Verdict, folder: Path, best: dict[str, str]) -> None:
     """Write verdict.json, verdict.md, verdict.png, and evaluations.json: the evaluations it is based on, by DVC's md5."""
-    from steps.project.hashes import folder_md5
+    from steps.project.lock import folder_md5
 
     paths = {side: RUN / best[OWN[side]] / "test" if side in OWN else folder / side for side in verdict.sides}
     evaluations = {side: {"path": path.as_posix(), "md5": folder_md5(path)} for side, path in paths.items()}

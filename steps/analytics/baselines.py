@@ -198,7 +198,7 @@ def _time(seconds: float | None) -> str:
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    from steps.llm.endpoint import add_options
+    from steps.llm.prices import add_options
 
     parser = argparse.ArgumentParser(
         "python -m steps.analytics.baselines", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
@@ -219,7 +219,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 def run(words: argparse.Namespace, display: ProgressDisplay) -> None:
     """Compare the players at each task, and print its table at once."""
-    from steps.llm.endpoint import endpoint_of
+    from steps.llm.prices import endpoint_of
 
     endpoint = endpoint_of(words)
     words.players = words.players or ["random", "scripted", *(["openai"] if endpoint else [])]

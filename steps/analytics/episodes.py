@@ -56,7 +56,7 @@ def slices_by_scenario(folder: Path) -> dict[str, tuple[str, ...]]:
     """Scenario id -> its slices, as the gate groups them."""
     from environments.base import Scenario
     from steps.core.records import read_records
-    from steps.core.slices import slices_of
+    from steps.core.stats import slices_of
 
     scenarios = [scenario for path in sorted(folder.glob("*.parquet")) for scenario in read_records(Scenario, path)]
     slices: dict[str, list[str]] = {scenario.id: [] for scenario in scenarios}

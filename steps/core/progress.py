@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 from steps.core.errors import masked
 
 Sink = Callable[[dict[str, Any]], None]
-Turns = dict[
-    str, list[tuple[float, float, float]]
-]  # fingerprint of a trajectory -> (asked, answered, finished) per turn
+Turns = dict[str, list[tuple[float, float, float]]]  # trajectory's fingerprint -> (asked, answered, finished) per turn
 
 
 class Measurements(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a person sees of a command: its progress, an error's sentence, and the exit code."""
+"""What a person sees of a command: its options, its progress, an error's sentence, and the exit code."""
 
 from __future__ import annotations
 
@@ -12,15 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import explain
 from steps.core.files import write_json
+from steps.core.progress import report_to
 
 if TYPE_CHECKING:
+    import argparse
+
     from rich.console import Console
+
+
+def command_parser(name: str, about: str | None, **options: Any) -> argparse.ArgumentParser:
+    """The parser of `python -m <name>`; its help begins with the first paragraph of `about`, the module's docstring."""
+    import argparse
+
+    return argparse.ArgumentParser(f"python -m {name}", description=(about or "").strip().split("\n\n")[0], **options)
 
 
 def exit_code(function: Callable[[], None], display: ProgressDisplay | None = None) -> int:
     """Call `function` and return the command's exit code: 0, 130 after Ctrl-C, or the code of an error, which is explained
-    on stderr. The display's line is wiped first in each case."""
+    on stderr. `display` shows the function's progress and lines; its line is wiped first in each case."""
     try:
+        if display is not None:
+            report_to(display)
         function()
         return 0
     except KeyboardInterrupt:
@@ -29,6 +41,7 @@ def exit_code(function: Callable[[], None], display: ProgressDisplay | None = No
         text, code = explain(error)
     finally:
         if display is not None:
+            report_to(None)
             display.clear()
     print(text if text.startswith("Traceback") else f"error: {text}", file=sys.stderr)
     return code

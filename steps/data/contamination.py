@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 RULES = ("content", "source", "overlap")
 COMMON = 0.2  # share of the training scenarios above which an n-gram is the task's own wording
 SHOWN = 10  # pairs that the error lists
-
-Gram = tuple[int, ...]
 
 
 class SimilarPair(NamedTuple):
@@ -56,11 +54,11 @@ def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]],
         raise UserError(f"task {task}: openings_repeat without sources leaves nothing that could tell its splits apart")
     train = list(splits["train"])
     held = [scenario for split in ("val", "test") for scenario in splits[split]]
-    pairs = [*by_content(train, held), *by_source(train, held, task, env.sources)]
-    overlaps: list[SimilarPair] = []
-    measured = 0
-    if not env.openings_repeat:
-        overlaps, measured = by_overlap(train, held, params.ngram)
+    pairs = [
+        *_sharing("content", train, held, _contents),
+        *_sharing("source", train, held, lambda scenario: sources(scenario, task, env.sources)),
+    ]
+    overlaps, measured = ([], 0) if env.openings_repeat else by_overlap(train, held, params.ngram)
     pairs += [pair for pair in overlaps if pair.share > params.max_overlap]
     if pairs:
         shown = ", ".join(map(str, pairs[:SHOWN])) + (f", and {len(pairs) - SHOWN} more" if pairs[SHOWN:] else "")
@@ -68,6 +66,7 @@ def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]],
             f"task {task}: pairs of a held-out and a training scenario that are too much alike: {len(pairs)} ({shown}); "
             "take one of each out of the task's data (the rules, and when texts may repeat: steps/data/contamination.py)"
         )
+    keys = ("share", "split", "scenario", "training")
     largest = max(overlaps, key=lambda pair: pair.share, default=None)
     return {
         "passed": True,
@@ -78,26 +77,8 @@ def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]],
         "max_overlap": params.max_overlap,
         "overlap_applies": not env.openings_repeat,
         "overlap_measured": measured,  # scenarios of val and test with n-grams that count
-        "largest_overlap": largest
-        and {key: getattr(largest, key) for key in ("share", "split", "scenario", "training")},
+        "largest_overlap": largest and {key: getattr(largest, key) for key in keys},
     }
-
-
-def by_content(train: Sequence[Scenario], held: Sequence[Scenario]) -> Iterator[SimilarPair]:
-    """Held-out scenarios with the id, or the messages and data, of a training scenario."""
-    return _sharing("content", train, held, _contents)
-
-
-def _contents(scenario: Scenario) -> tuple[str, str]:
-    """The id, and what it is a hash of but for the split."""
-    return scenario.id, json.dumps([scenario.messages, scenario.data], sort_keys=True, ensure_ascii=False)
-
-
-def by_source(
-    train: Sequence[Scenario], held: Sequence[Scenario], task: str, keys: Sequence[str]
-) -> Iterator[SimilarPair]:
-    """Held-out scenarios whose answer has a source that a training scenario's answer has too."""
-    return _sharing("source", train, held, lambda scenario: sources(scenario, task, keys))
 
 
 def _sharing(
@@ -112,6 +93,11 @@ def _sharing(
         owner = next((owners[key] for key in keys_of(scenario) if key in owners), None)
         if owner is not None:
             yield SimilarPair(rule, scenario.split, scenario.id, owner)
+
+
+def _contents(scenario: Scenario) -> tuple[str, str]:
+    """The id, and what it is a hash of but for the split."""
+    return scenario.id, json.dumps([scenario.messages, scenario.data], sort_keys=True, ensure_ascii=False)
 
 
 def sources(scenario: Scenario, task: str, keys: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -131,20 +117,17 @@ def _leaves(value: Any) -> list[Any]:
 def by_overlap(train: Sequence[Scenario], held: Sequence[Scenario], n: int) -> tuple[list[SimilarPair], int]:
     """(for each held-out scenario that shares n-grams with training scenarios: the one that has most of them; how many
     held-out scenarios have n-grams that count). An index of n-grams saves comparing texts that have none in common."""
-    words = Words()
-    places: dict[Gram, list[int]] = {}
+    places: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for place, scenario in enumerate(train):
-        for gram in words.grams(scenario, n):
-            places.setdefault(gram, []).append(place)
+        for gram in n_grams(scenario, n):
+            places[gram].append(place)
     most = max(1, int(COMMON * len(train)))
     common = {gram for gram, having in places.items() if len(having) > most}
     pairs, measured = [], 0
     for scenario in held:
-        grams = words.grams(scenario, n) - common
+        grams = n_grams(scenario, n) - common
         measured += bool(grams)
-        counts: Counter[int] = Counter()
-        for gram in grams:
-            counts.update(places.get(gram, ()))
+        counts = Counter(place for gram in grams for place in places.get(gram, ()))
         if counts:
             nearest = min(counts, key=lambda place: (-counts[place], place))
             share = counts[nearest] / len(grams)
@@ -152,23 +135,10 @@ def by_overlap(train: Sequence[Scenario], held: Sequence[Scenario], n: int) -> t
     return pairs, measured
 
 
-class Words:
-    """Gives each word a number, so that an n-gram is a tuple of numbers."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-        self.lettered: set[int] = set()
-
-    def grams(self, scenario: Scenario, n: int) -> set[Gram]:
-        """The n-grams of the user's messages that hold a letter; a shorter text is a single one."""
-        messages = [message for message in scenario.messages if message["role"] == "user"]
-        text = " ".join(str(message.get("content") or "") for message in messages)
-        ids = [self._number(word) for word in re.findall(r"\w+", text.lower())]
-        grams = set(zip(*(ids[start:] for start in range(n)), strict=False)) if len(ids) >= n else {tuple(ids)}
-        return {gram for gram in grams if not self.lettered.isdisjoint(gram)}
-
-    def _number(self, word: str) -> int:
-        number = self.numbers.setdefault(word, len(self.numbers))
-        if number == len(self.numbers) - 1 and any(map(str.isalpha, word)):
-            self.lettered.add(number)
-        return number
+def n_grams(scenario: Scenario, n: int) -> set[tuple[str, ...]]:
+    """The word n-grams of the user's messages that hold a letter; a shorter text is a single one."""
+    messages = [message for message in scenario.messages if message["role"] == "user"]
+    text = " ".join(str(message.get("content") or "") for message in messages)
+    words = re.findall(r"\w+", text.lower())
+    grams = zip(*(words[start:] for start in range(n)), strict=False) if len(words) >= n else [tuple(words)]
+    return {gram for gram in grams if any(map(str.isalpha, "".join(gram)))}

@@ -25,8 +25,8 @@ from pydantic import ValidationError
 from environments.base import Env, Scenario, Split
 from steps.core.errors import UserError
 from steps.core.files import write_text
-from steps.core.progress import report_to, say
-from steps.core.terminal import ProgressDisplay, exit_code
+from steps.core.progress import say
+from steps.core.terminal import ProgressDisplay, command_parser, exit_code
 from steps.data.generated import SPLITS, Candidate, essence, take
 
 if TYPE_CHECKING:
@@ -131,11 +131,9 @@ def generate(
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     """The command line's options."""
-    from steps.llm.endpoint import add_options
+    from steps.llm.prices import add_options
 
-    parser = argparse.ArgumentParser(
-        "python -m steps.data.generate", description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False
-    )
+    parser = command_parser("steps.data.generate", __doc__, allow_abbrev=False)
     parser.add_argument("--task", required=True, metavar="NAME")
     parser.add_argument("--out", required=True, type=Path, metavar="PATH", help="written: one scenario per line")
     parser.add_argument("--count", type=int, default=50, help="number of scenarios (default: 50)")
@@ -153,7 +151,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 def run(words: argparse.Namespace) -> None:
     """Check the options, ask the model, and write both files."""
     import environments
-    from steps.llm.endpoint import endpoint_of
+    from steps.llm.prices import endpoint_of
 
     endpoint = endpoint_of(words, temperature=1.0)  # so that the same prompt gives different scenarios
     if endpoint is None:
@@ -169,13 +167,12 @@ def run(words: argparse.Namespace) -> None:
     except (ModuleNotFoundError, ValueError) as problem:
         raise UserError(f"--task {words.task}: {problem}") from None
     if env.accept.__func__ is Env.accept.__func__:  # type: ignore[attr-defined]
-        raise UserError(
-            f"--task {words.task}: {env.__name__} takes no generated scenarios: it does not define `accept`"
-        )
+        reason = f"{env.__name__} takes no generated scenarios: it does not define `accept`"
+        raise UserError(f"--task {words.task}: {reason}")
     data = env.load(Path("tasks_data") / words.task.rpartition(".")[2])
     max_calls = words.max_calls or 3 * words.count
     lines, report = generate(env, data, endpoint, words.count, difficulties, max_calls, words.split)
-    report_path = words.out.with_name(words.out.name + ".report.json")
+    report_path = words.out.with_name(f"{words.out.name}.report.json")
     report_path.parent.mkdir(parents=True, exist_ok=True)
     write_text(report_path, json.dumps(report, indent=1) + "\n")
     if not lines:
@@ -188,12 +185,7 @@ def run(words: argparse.Namespace) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    display = ProgressDisplay("generate")
-    report_to(display)
-    try:
-        return exit_code(lambda: run(parse(words)), display)
-    finally:
-        report_to(None)
+    return exit_code(lambda: run(parse(words)), ProgressDisplay("generate"))
 
 
 if __name__ == "__main__":

@@ -6,10 +6,13 @@ All random choices here depend only on what the attempts say, so that the same t
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from random import Random
+from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -84,9 +87,8 @@ def prepare(group: Group, most: int) -> Prepared:
     SHORTEST characters fit.
     """
     transcripts = [[_line(message) for message in attempt.messages(group.scenario)] for attempt in group.trajectories]
-    common = 0
-    while all(len(lines) > common for lines in transcripts) and len({lines[common] for lines in transcripts}) == 1:
-        common += 1
+    same = itertools.takewhile(lambda lines: len(set(lines)) == 1, zip(*transcripts, strict=False))
+    common = len(list(same))
     own: dict[tuple[str, ...], list[str]] = {}
     for attempt, lines in zip(group.trajectories, transcripts, strict=True):
         own.setdefault(tuple(lines[common:]), []).append(attempt.id)
@@ -102,16 +104,10 @@ def prepare(group: Group, most: int) -> Prepared:
 
 def _line(message: Message) -> str:
     """A message as the judge sees it: role, name, content, and the calls with nothing but tool and arguments."""
-    shown = {"role": message["role"]}
-    if message.get("name"):
-        shown["name"] = message["name"]
-    if message.get("content"):
-        shown["content"] = message["content"]
+    shown = {"role": message["role"]} | {key: message[key] for key in ("name", "content") if message.get(key)}
     if message.get("tool_calls"):
-        shown["calls"] = [
-            {"tool": call["function"]["name"], "arguments": call["function"]["arguments"]}
-            for call in message["tool_calls"]
-        ]
+        calls = [call["function"] for call in message["tool_calls"]]
+        shown["calls"] = [{"tool": call["name"], "arguments": call["arguments"]} for call in calls]
     return json.dumps(shown, ensure_ascii=False)
 
 
@@ -120,13 +116,8 @@ def _limit(texts: Sequence[Sequence[str]], most: int) -> int | None:
     lengths = [len(line) for lines in texts for line in lines]
     if sum(lengths) <= most:
         return None
-    fits, too_long = 0, max(lengths)
-    while too_long - fits > 1:
-        middle = (fits + too_long) // 2
-        if sum(min(length, middle) for length in lengths) <= most:
-            fits = middle
-        else:
-            too_long = middle
+    limits = range(max(lengths))
+    fits = bisect_right(limits, most, key=lambda limit: sum(min(length, limit) for length in lengths)) - 1
     if fits < SHORTEST:
         raise ValueError(
             f"the attempts have {sum(lengths):,} characters, and {most:,} are the most: raise score.ruler.max_characters"
@@ -136,13 +127,11 @@ def _limit(texts: Sequence[Sequence[str]], most: int) -> int | None:
 
 def _shorten(lines: Sequence[str], limit: int) -> tuple[str, ...]:
     """Lines of at most `limit` characters: the beginning, a note of how much was left out, and the end."""
-    shortened = []
-    for line in lines:
-        if len(line) > limit:
-            half = (limit - 40) // 2
-            line = f"{line[:half]} [{len(line) - 2 * half:,} characters left out] {line[-half:]}"
-        shortened.append(line)
-    return tuple(shortened)
+    half = (limit - 40) // 2
+    return tuple(
+        line if len(line) <= limit else f"{line[:half]} [{len(line) - 2 * half:,} characters left out] {line[-half:]}"
+        for line in lines
+    )
 
 
 def orders(prepared: Prepared, count: int) -> list[list[int]]:
@@ -160,19 +149,15 @@ def orders(prepared: Prepared, count: int) -> list[list[int]]:
 
 def letters(prepared: Prepared, order: Sequence[int]) -> list[str]:
     """A letter for each attempt, assigned at random and anew for each order."""
-    names = list(_alphabet(len(prepared.attempts)))
+    names = alphabet(len(prepared.attempts))
     Random(f"letters {prepared.mark} {order}").shuffle(names)
     return names
 
 
-def _alphabet(count: int) -> Iterator[str]:
-    """A … Z, AA, AB, …"""
-    for number in range(count):
-        name = ""
-        while number >= 0:
-            number, digit = divmod(number, 26)
-            name, number = chr(65 + digit) + name, number - 1
-        yield name
+def alphabet(count: int) -> list[str]:
+    """A … Z, AA, AB, … ZZ: the first `count` of these 702, which are more than a group has attempts."""
+    pairs = map("".join, itertools.product(ascii_uppercase, repeat=2))
+    return list(itertools.islice(itertools.chain(ascii_uppercase, pairs), count))
 
 
 def prompt(
@@ -191,10 +176,8 @@ def prompt(
         attempts="\n\n".join(shown),
         letters=listed(names),
     )
-    return [
-        {"role": "system", "content": INSTRUCTIONS.format(answer=ANSWERS[reasons])},
-        {"role": "user", "content": task},
-    ]
+    system = INSTRUCTIONS.format(answer=ANSWERS[reasons])
+    return [{"role": "system", "content": system}, {"role": "user", "content": task}]
 
 
 def listed(names: Sequence[str]) -> str:
@@ -212,20 +195,13 @@ def schema(names: Sequence[str], reasons: bool) -> dict[str, Any]:
     server compiles it only once."""
     score: dict[str, Any] = {"type": "number", "minimum": 0, "maximum": 1}
     if reasons:
-        properties = {"reason": {"type": "string"}, "score": score}
-        score = {
-            "type": "object",
-            "properties": properties,
-            "required": list(properties),
-            "additionalProperties": False,
-        }
-    ordered = sorted(names, key=_place)
-    return {
-        "type": "object",
-        "properties": dict.fromkeys(ordered, score),
-        "required": ordered,
-        "additionalProperties": False,
-    }
+        score = _closed_object({"reason": {"type": "string"}, "score": score})
+    return _closed_object(dict.fromkeys(sorted(names, key=_place), score))
+
+
+def _closed_object(properties: dict[str, Any]) -> dict[str, Any]:
+    required = list(properties)
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 def read(text: str, names: Sequence[str], reasons: bool) -> tuple[dict[str, tuple[float, str]], str]:
@@ -242,9 +218,8 @@ def read(text: str, names: Sequence[str], reasons: bool) -> tuple[dict[str, tupl
         if letter not in names:
             problems.append(f"there is no attempt {letter[:20]!r}")
             continue
-        score, reason = (
-            (dict(value).get("score"), dict(value).get("reason")) if isinstance(value, _Pairs) else (value, "")
-        )
+        fields = dict(value) if isinstance(value, _Pairs) else {"score": value}
+        score, reason = fields.get("score"), fields.get("reason")
         if letter in seen:
             problems.append(f"attempt {letter} is scored twice")
             usable.pop(letter, None)

@@ -43,9 +43,8 @@ def tau(scores: Mapping[str, float | None], others: Mapping[str, float | None]) 
     """Kendall's tau-b of two sets of scores of a group's attempts; None where either gives all the same score."""
     from scipy.stats import kendalltau
 
-    pairs = [
-        (score, others[name]) for name, score in scores.items() if score is not None and others.get(name) is not None
-    ]
+    names = [name for name, score in scores.items() if score is not None and others.get(name) is not None]
+    pairs = [(scores[name], others[name]) for name in names]
     if any(len({pair[side] for pair in pairs}) < 2 for side in (0, 1)):
         return None
     return float(kendalltau(*zip(*pairs, strict=True)).statistic)
@@ -93,9 +92,8 @@ def compare(before: Sequence[Reward], after: Sequence[Reward]) -> Comparison:
         old_best, new_best = best({name: earlier[name] for name in scores}), best(scores)
         if old_best and new_best and not set(old_best) & set(new_best):
             flipped[scenario] = (old_best, new_best)
-    return Comparison(
-        len(groups), len(shifts), fmean(taus) if taus else None, fmean(shifts) if shifts else None, flipped
-    )
+    mean_tau, mean_shift = (fmean(values) if values else None for values in (taus, shifts))
+    return Comparison(len(groups), len(shifts), mean_tau, mean_shift, flipped)
 
 
 class Comparison(NamedTuple):
@@ -105,9 +103,7 @@ class Comparison(NamedTuple):
     trajectories: int  # that both judges scored
     tau: float | None  # mean of Kendall's tau-b over the groups in which neither gives all attempts the same score
     mean_shift: float | None  # mean of the later judge's score minus the earlier's
-    flipped: dict[
-        str, tuple[list[str], list[str]]
-    ]  # scenario -> the best attempts by each judge, where they have none in common
+    flipped: dict[str, tuple[list[str], list[str]]]  # scenario -> each judge's best attempts, where none is in both
 
 
 def best(scores: Mapping[str, float | None]) -> list[str]:

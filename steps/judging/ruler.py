@@ -10,10 +10,8 @@ to know which attempt is better. Against the known faults of such judges:
 - A share of the groups is judged twice more: the same again (test-retest), and with a canary, a copy of one attempt that
   tells the judge to score it 1.0. What the canary gains over its original shows whether the judge follows such words.
 
-Where an answer cannot be used (a score is missing, comes twice, has an unknown letter, is out of range or no number), the
-judge is asked once more. Attempts that still have no score get None with a reason, as do groups for which the server gave no
-answer. An order in which an attempt has no score counts only if every order is such, because the means of two attempts over
-different orders could not be compared.
+Attempts without a usable score, also after the judge was asked once more, get None with a reason, as do groups for which the
+server gave no answer.
 
 All answers are kept in the ledger (steps/llm/client.py), so judging the same trajectories again costs nothing and gives the
 same bytes. Prompts, and how answers are read: steps/judging/prompts.py.
@@ -32,25 +30,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from steps.core.errors import UserError
 from steps.core.progress import measure, progress
 from steps.core.records import Judgement, Order, Probe
-from steps.judging.prompts import (
-    AGAIN,
-    ANSWERS,
-    CANARY,
-    INSTRUCTIONS,
-    RUBRIC,
-    SHORTEST,
-    TASK,
-    Group,
-    Prepared,
-    ShownAttempt,
-    letters,
-    listed,
-    orders,
-    prepare,
-    prompt,
-    read,
-    schema,
-)
+from steps.judging import prompts
+from steps.judging.prompts import AGAIN, ANSWERS, CANARY, INSTRUCTIONS, RUBRIC, TASK, Group, Prepared, ShownAttempt
 from steps.llm.client import CallFailed, Client, Reply, Request, pool, together
 
 if TYPE_CHECKING:
@@ -71,8 +52,8 @@ class Scored(NamedTuple):
 def identity(settings: Ruler, rubric: str) -> str:
     """Hash of the judge: of model, prompts, rubric, orders and parameters, but not of the server's address."""
     texts = [INSTRUCTIONS, ANSWERS[settings.reasons], TASK, AGAIN, CANARY, rubric]
-    asked = Request((), schema=schema(["A"], settings.reasons)).body(settings.endpoint)
-    parts = [texts, asked, settings.orders, settings.probes, settings.max_characters, SHORTEST]
+    asked = Request((), schema=prompts.schema(["A"], settings.reasons)).body(settings.endpoint)
+    parts = [texts, asked, settings.orders, settings.probes, settings.max_characters, prompts.SHORTEST]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -88,11 +69,11 @@ class Judge:
         """Judge one group. UserError for what ends the whole stage: a refused key, a spent budget."""
         names = {"scenario_id": group.scenario.id, "judge": self.identity}
         try:
-            prepared = prepare(group, self.settings.max_characters)
+            prepared = prompts.prepare(group, self.settings.max_characters)
         except ValueError as too_long:
             unscored: dict[str, float | None] = {attempt.id: None for attempt in group.trajectories}
             return Judgement(**names, scores=unscored, problem=str(too_long))
-        shown = orders(prepared, self.settings.orders)
+        shown = prompts.orders(prepared, self.settings.orders)
         calls = [self.call(prepared, order) for order in shown]
         is_probed = Random(f"probe {prepared.mark}").random() < self.settings.probes and len(prepared.attempts) > 1
         if is_probed:
@@ -125,27 +106,25 @@ class Judge:
 
     async def call(self, prepared: Prepared, order: Sequence[int], seed: int | None = None) -> Scored:
         """Ask for the scores of one order, and once more where the answer cannot be used."""
-        reasons, names = self.settings.reasons, letters(prepared, order)
-        messages = prompt(prepared, order, names, self.tools, self.rubric, reasons)
+        reasons, names = self.settings.reasons, prompts.letters(prepared, order)
+        messages = prompts.prompt(prepared, order, names, self.tools, self.rubric, reasons)
         best: dict[str, tuple[float, str]] = {}
         replies: list[Reply] = []
         problem = ""
         for _ in range(2):
             try:
-                reply = await self.client.ask(Request(messages, schema=schema(names, reasons), seed=seed))
+                reply = await self.client.ask(Request(messages, schema=prompts.schema(names, reasons), seed=seed))
             except CallFailed as failure:
                 problem = str(failure)
                 break
             replies.append(reply)
-            usable, problem = read(reply.text, names, reasons)
+            usable, problem = prompts.read(reply.text, names, reasons)
             best = usable if len(usable) >= len(best) else best
             if not problem:
                 break
-            correction = AGAIN.format(problem=problem, letters=listed(names), answer=ANSWERS[reasons])
-            messages += [
-                {"role": "assistant", "content": reply.text or "(nothing)"},
-                {"role": "user", "content": correction},
-            ]
+            correction = AGAIN.format(problem=problem, letters=prompts.listed(names), answer=ANSWERS[reasons])
+            messages.append({"role": "assistant", "content": reply.text or "(nothing)"})
+            messages.append({"role": "user", "content": correction})
         pairs = [best.get(name, (None, "")) for name in names]
         return Scored([score for score, _ in pairs], [reason for _, reason in pairs], replies, problem)
 
@@ -178,7 +157,9 @@ def probe(first: Scored, again: Scored, canary: Scored, copied: int) -> Probe:
 
 
 def average(scored: Sequence[Scored]) -> tuple[list[float | None], list[str], str]:
-    """(mean score of each attempt over the orders that scored all attempts, its first reason, why any has no score)."""
+    """(mean score of each attempt over the orders that scored all attempts, its first reason, why any has no score).
+
+    Means over different orders could not be compared; so other orders count only where none scored all attempts."""
     whole = [result for result in scored if None not in result.scores] or list(scored)
     means: list[float | None] = []
     for scores in zip(*(result.scores for result in whole), strict=True):

@@ -17,7 +17,7 @@ from steps.lineage.tables import EDGES, KINDS, NODES, WITHOUT_EFFECT, NodeKey, r
 from steps.project.ledger import Ledger
 from steps.registry import decisions
 from steps.registry.decisions import Decision
-from steps.registry.versions import Version, adapter_at, versions
+from steps.registry.model import Version, adapter_at, versions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,8 +34,7 @@ from steps.core.parquet import read_columns
 from steps.core.records import OUTPUTS
 from steps.lineage.tables import PLAYERS, SHORT, NodeKey, Rows, plain
 from steps.project import chain, git
-from steps.project.hashes import file_md5, folder_md5
-from steps.project.lock import Lock, digest, lineage, read_lock, run_key
+from steps.project.lock import Lock, digest, file_md5, folder_md5, lineage, read_lock, run_key
 
 
 class SampledBatch(NamedTuple):

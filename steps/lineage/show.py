@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from steps.lineage.questions import Ancestry, Impact
 from steps.lineage.tables import SHORT, UNLINKED
 from steps.registry.decisions import Decision
-from steps.registry.versions import Version
+from steps.registry.model import Version
 
 if TYPE_CHECKING:
     from rich.console import Console

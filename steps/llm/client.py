@@ -154,16 +154,17 @@ class Client:
                 self.asked += 1
                 self.retries += row["retries"]
                 self.seconds += row["latency_seconds"]
-            elif self._counts_kept:
-                await self._count_kept(self.endpoint.cost(row["input_tokens"], row["output_tokens"]))
+            elif self._counts_kept:  # twice where two requests share the answer, in later runs too
+                paid = self.endpoint.cost(row["input_tokens"], row["output_tokens"])
+                await self._reserve(paid)
+                await self._settle(paid, paid)
         tokens = row["input_tokens"], row["output_tokens"]
         message, reason = row["reply"]["message"], row["reply"]["finish_reason"]
         return Reply(key, message, reason, *tokens, self.endpoint.cost(*tokens), row["latency_seconds"])
 
     async def ask_all(self, requests: Iterable[Request], note: str = "answers") -> list[Reply | CallFailed]:
         """Replies in the order asked, with a CallFailed in place of each that was not answered."""
-        waiting = list(requests)
-        finished = 0
+        waiting, finished = list(requests), 0
 
         async def answer(request: Request) -> Reply | CallFailed:
             nonlocal finished
@@ -219,22 +220,16 @@ class Client:
         try:
             answer = json.loads(text)
             choice, usage = answer["choices"][0], answer.get("usage") or {}
-            message, tokens = (
-                dict(choice["message"]),
-                [usage.get(f"{kind}_tokens") for kind in ("prompt", "completion")],
-            )
+            message, tokens = dict(choice["message"]), [usage.get("prompt_tokens"), usage.get("completion_tokens")]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise _Again(f"an answer that is no chat completion: {text[:100]!r}", charged=True) from None
         is_counted = all(isinstance(count, int) for count in tokens)
         counts = [int(count or 0) if is_counted else 0 for count in tokens]
+        reason = str(choice.get("finish_reason"))
         return {
             "model": self.endpoint.model,
             "request": body,
-            "reply": {
-                "message": message,
-                "finish_reason": str(choice.get("finish_reason")),
-                "model": answer.get("model"),
-            },
+            "reply": {"message": message, "finish_reason": reason, "model": answer.get("model")},
             "input_tokens": counts[0],
             "output_tokens": counts[1],
             "cost": self.endpoint.cost(*counts) if is_counted else None,
@@ -275,11 +270,6 @@ class Client:
                         f"next may cost {bound:.2g}; all answers are kept: raise max_cost and run the same command again"
                     )
             self._reserved.append(bound)
-
-    async def _count_kept(self, cost: float) -> None:
-        """Count an answer that the run paid for earlier. It counts twice where two requests share it, in later runs too."""
-        await self._reserve(cost)
-        await self._settle(cost, cost)
 
     def _planned(self) -> float:
         return self.spent + sum(self._reserved)

@@ -18,24 +18,17 @@ def wire(messages: Sequence[Message]) -> list[Message]:
     open_calls: list[str] = []
     for place, message in enumerate(messages):
         if message["role"] == "assistant":
-            calls = [
-                {
-                    "id": f"call_{place}_{number}",
-                    "type": "function",
-                    "function": {
-                        "name": call["function"]["name"],
-                        "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
-                    },
-                }
-                for number, call in enumerate(message.get("tool_calls") or ())
-            ]
+            calls = []
+            for number, call in enumerate(message.get("tool_calls") or ()):
+                name, arguments = call["function"]["name"], call["function"]["arguments"]
+                function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+                calls.append({"id": f"call_{place}_{number}", "type": "function", "function": function})
             open_calls = [str(call["id"]) for call in calls]
             plain = {"role": "assistant", "content": message.get("content") or ""}
             sent.append(plain | ({"tool_calls": calls} if calls else {}))
         elif message["role"] == "tool" and open_calls:
             sent.append({"role": "tool", "tool_call_id": open_calls.pop(0), "content": message["content"]})
-        elif message["role"] == "tool":
-            sent.append({"role": "user", "content": message["content"]})
         else:
-            sent.append({"role": message["role"], "content": message["content"]})
+            role = "user" if message["role"] == "tool" else message["role"]
+            sent.append({"role": role, "content": message["content"]})
     return sent

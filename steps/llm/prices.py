@@ -6,7 +6,8 @@
 The table is that of the package genai-prices, in the version of the lock file; nothing is downloaded. Prices change without
 notice: these are a start for a budget, and --price-in and --price-out replace them. They are list prices in US dollars, for
 prompts below the length at which a dearer tier begins, without discount for cached input. params.yaml does not use them: it
-must state its prices, or a newer table would change what a stored run cost.
+must state its prices, or a newer table would change what a stored run cost. `add_options` gives commands the options
+that name a model.
 """
 
 from __future__ import annotations
@@ -17,11 +18,24 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from steps.core.errors import UserError
-from steps.core.params import Endpoint
-from steps.core.terminal import exit_code
+from steps.core.params import Endpoint, describe
+from steps.core.terminal import command_parser, exit_code
 
 OPENAI = Endpoint.model_fields["base_url"].default
+OPTIONS = {  # option: (field of Endpoint, type, help)
+    "--model": ("model", str, "the model to ask"),
+    "--url": ("base_url", str, "its server (default: OpenAI's); http://localhost:8000/v1"),
+    "--key-env": ("api_key_env", str, "the environment variable that holds the key (default: OPENAI_API_KEY)"),
+    "--price-in": ("price_in", float, "of a million input tokens (default: as in steps/llm/prices.py, else 0)"),
+    "--price-out": ("price_out", float, "of a million output tokens (likewise)"),
+    "--max-cost": ("max_cost", float, "stop before new calls cost more"),
+    "--max-tokens": ("max_tokens", int, "of an answer (default: 1024)"),
+    "--temperature": ("temperature", float, "(default: 0)"),
+    "--connections": ("max_connections", int, "calls at once (default: 16)"),
+}
 
 
 class Price(NamedTuple):
@@ -40,13 +54,34 @@ def price_of(model: str, base_url: str) -> Price | None:
         provider, entry = get_snapshot().find_provider_model(model, None, None, base_url)
     except LookupError:
         return None
-    if not re.match(
-        f"(?:{provider.api_pattern})(?:[:/]|$)", base_url
-    ):  # a longer host name that begins like the provider's
-        return None
+    if not re.match(f"(?:{provider.api_pattern})(?:[:/]|$)", base_url):
+        return None  # a longer host name that begins like the provider's
     prices = entry.get_prices(datetime.now(UTC))
     amounts: list[Any] = [getattr(price, "base", price) for price in (prices.input_mtok, prices.output_mtok)]
     return None if None in amounts else Price(provider.id, *map(float, amounts))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the model that is asked")
+    for option, (field, kind, text) in OPTIONS.items():
+        group.add_argument(option, dest=f"endpoint_{field}", type=kind, metavar=option[2:].upper(), help=text)
+
+
+def endpoint_of(words: argparse.Namespace, **defaults: Any) -> Endpoint | None:
+    """The endpoint that the options describe; None without --model. UserError where their values are not valid."""
+    options = {field: getattr(words, f"endpoint_{field}") for field, _, _ in OPTIONS.values()}
+    fields = defaults | {field: value for field, value in options.items() if value is not None}
+    if "model" not in fields:
+        if fields.keys() - defaults.keys():
+            raise UserError("the options of a model need --model, its name")
+        return None
+    try:
+        price = price_of(fields["model"], fields.get("base_url", OPENAI))
+        if price is not None:
+            fields = {"price_in": price.price_in, "price_out": price.price_out} | fields
+        return Endpoint(**fields)
+    except ValidationError as problem:
+        raise UserError(describe(problem)) from None
 
 
 def show(model: str, base_url: str) -> None:
@@ -58,7 +93,7 @@ def show(model: str, base_url: str) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m steps.llm.prices", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("steps.llm.prices", __doc__)
     parser.add_argument("model", help="its name at its provider")
     parser.add_argument("--url", default=OPENAI, help="the provider's address (default: OpenAI's)")
     options = parser.parse_args(words)

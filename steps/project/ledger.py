@@ -6,6 +6,7 @@ It is `.flywheel/ledger.db` (SQLite) by default. FLYWHEEL_LEDGER_URL names anoth
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import time
@@ -13,22 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    Column,
-    DateTime,
-    Float,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    create_engine,
-    event,
-    inspect,
-    select,
-)
-from sqlalchemy.engine import Connection, make_url
+import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
@@ -38,19 +24,19 @@ DEFAULT = "sqlite:///.flywheel/ledger.db"
 PATIENCE = 30  # seconds to wait for another process's lock
 LOCK = 0x_F1E1_4EE1  # the PostgreSQL advisory lock for creating tables: an arbitrary number
 
-REPLIES = Table(
+REPLIES = sa.Table(
     "replies",
-    MetaData(),
-    Column("key", String(64), primary_key=True),  # a hash of the request's content
-    Column("model", String, nullable=False),
-    Column("request", JSON, nullable=False),  # the body as it was sent, without address, headers and keys
-    Column("reply", JSON, nullable=False),
-    Column("input_tokens", Integer, nullable=False),
-    Column("output_tokens", Integer, nullable=False),
-    Column("cost", Float, nullable=False),  # at the prices of that time
-    Column("latency_seconds", Float, nullable=False),  # of the successful attempt
-    Column("retries", Integer, nullable=False),
-    Column("created", DateTime(timezone=True), nullable=False),
+    sa.MetaData(),
+    sa.Column("key", sa.String(64), primary_key=True),  # a hash of the request's content
+    sa.Column("model", sa.String, nullable=False),
+    sa.Column("request", sa.JSON, nullable=False),  # the body as it was sent, without address, headers and keys
+    sa.Column("reply", sa.JSON, nullable=False),
+    sa.Column("input_tokens", sa.Integer, nullable=False),
+    sa.Column("output_tokens", sa.Integer, nullable=False),
+    sa.Column("cost", sa.Float, nullable=False),  # at the prices of that time
+    sa.Column("latency_seconds", sa.Float, nullable=False),  # of the successful attempt
+    sa.Column("retries", sa.Integer, nullable=False),
+    sa.Column("created", sa.DateTime(timezone=True), nullable=False),
 )
 
 
@@ -61,15 +47,15 @@ class Ledger:
         url = url or os.environ.get("FLYWHEEL_LEDGER_URL") or DEFAULT
         shown = "FLYWHEEL_LEDGER_URL"
         try:
-            parsed = make_url(url)
+            parsed = sa.make_url(url)
             shown = parsed.render_as_string(hide_password=True)
             if parsed.drivername == "postgresql":  # SQLAlchemy 2.0 would use psycopg 2
                 parsed = parsed.set(drivername="postgresql+psycopg")
             if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
                 Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
-            self.engine = create_engine(parsed)
+            self.engine = sa.create_engine(parsed)
             if parsed.get_backend_name() == "sqlite":
-                event.listen(self.engine, "connect", _several_processes)
+                sa.event.listen(self.engine, "connect", _several_processes)
             with self.engine.begin() as connection:
                 create(connection, REPLIES)
         except ModuleNotFoundError as problem:
@@ -87,40 +73,32 @@ class Ledger:
     def get(self, key: str) -> dict[str, Any] | None:
         """The stored answer to a request, as a row of `replies`; None where there is none."""
         with self.engine.connect() as connection:
-            return _row(connection, key)
+            row = connection.execute(sa.select(REPLIES).where(REPLIES.c.key == key)).mappings().first()
+        return dict(row) if row else None
 
     def put(self, row: dict[str, Any]) -> dict[str, Any]:
         """Store an answer, and return the stored row: that of another process, where it stored one first."""
-        try:
-            with self.engine.begin() as connection:
-                connection.execute(REPLIES.insert().values(created=datetime.now(UTC), **row))
-                stored = _row(connection, row["key"])
-        except IntegrityError:
-            stored = self.get(row["key"])
+        with contextlib.suppress(IntegrityError), self.engine.begin() as connection:
+            connection.execute(REPLIES.insert().values(created=datetime.now(UTC), **row))
+        stored = self.get(row["key"])
         assert stored is not None
         return stored
 
 
-def _row(connection: Connection, key: str) -> dict[str, Any] | None:
-    row = connection.execute(select(REPLIES).where(REPLIES.c.key == key)).mappings().first()
-    return dict(row) if row else None
-
-
-def create(connection: Connection, *parts: Table | Index) -> None:
+def create(connection: sa.Connection, *parts: sa.Table | sa.Index) -> None:
     """Create tables and indexes that do not exist yet.
 
     PostgreSQL's IF NOT EXISTS fails where two processes create the same table, so that creating needs a lock. A process for
     which all tables exist does not take it, and so does not wait for a long transaction of another.
     """
     if connection.dialect.name == "postgresql":
-        tables = inspect(connection)
-        if all(tables.has_table(part.name) for part in parts if isinstance(part, Table)):
+        tables = sa.inspect(connection)
+        if all(tables.has_table(part.name) for part in parts if isinstance(part, sa.Table)):
             return
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
     for part in parts:
-        connection.execute(
-            CreateIndex(part, if_not_exists=True) if isinstance(part, Index) else CreateTable(part, if_not_exists=True)
-        )
+        statement: Any = CreateIndex if isinstance(part, sa.Index) else CreateTable
+        connection.execute(statement(part, if_not_exists=True))
 
 
 def _several_processes(connection: sqlite3.Connection, _: object) -> None:

@@ -1,4 +1,4 @@
-"""dvc.lock: what a run was made from, with hashes that identify runs, iterations and adapters."""
+"""dvc.lock: what a run was made from, with hashes that identify runs, iterations and adapters, and DVC's own hashes."""
 
 from __future__ import annotations
 
@@ -82,3 +82,16 @@ def unfit(lock: Lock, names: list[str], params: Params) -> str | None:
             if outputs.get(dep["path"], dep.get("md5")) != dep.get("md5"):
                 return f"{dep['path']} has changed since {name} ran (`dvc repro` runs it again)"
     return None
+
+
+def file_md5(path: Path) -> str:
+    """The md5 of a file's content, as DVC computes it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def folder_md5(folder: Path) -> str:
+    """DVC's md5 of a folder: that of a JSON list of its files' md5s and relative paths."""
+    files = sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file())
+    listed = json.dumps([{"md5": file_md5(path), "relpath": name} for name, path in files], sort_keys=True)
+    return hashlib.md5(listed.encode(), usedforsecurity=False).hexdigest() + ".dir"

@@ -17,7 +17,6 @@ from steps.core.errors import UserError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-
 # An unreachable server must not hold up a run for minutes, as MLflow's default of 7 retries and 120 s would.
 SETTINGS = {"HTTP_REQUEST_MAX_RETRIES": "2", "HTTP_REQUEST_BACKOFF_FACTOR": "1", "HTTP_REQUEST_TIMEOUT": "15"}
 # MLflow sends no telemetry, and prints nothing into a live display.
@@ -44,8 +43,7 @@ def connect(root: Path) -> MlflowClient:
     from mlflow import MlflowClient
 
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # its errors are raised as well
-    uri = address(root)
-    database = root.resolve() / ".flywheel" / "mlflow.db"
+    uri, database = address(root), root.resolve() / ".flywheel" / "mlflow.db"
     if not os.environ.get("MLFLOW_TRACKING_URI") and not database.exists():
         make_store(database)
     return MlflowClient(uri, os.environ.get("MLFLOW_REGISTRY_URI") or uri)
@@ -105,13 +103,6 @@ def explained(uri: str) -> Iterator[None]:
             advice = "start or mend it, correct MLFLOW_TRACKING_URI, or unset it to log to .flywheel/mlflow.db"
         text = f"MLflow at {hidden(uri)} cannot be reached or does not accept this: {reason}"
         raise UserError(f"{text}; {advice}, then run the same again") from problem
-
-
-@contextlib.contextmanager
-def default(uri: str) -> Iterator[None]:
-    """Inside, this store is MLflow's default, in which it looks up models:/… addresses, whatever store a client has."""
-    with variables(MLFLOW_TRACKING_URI=uri):
-        yield
 
 
 @contextlib.contextmanager

@@ -27,9 +27,7 @@ class Recorded(NamedTuple):
 
     params: Params | None = None  # of its last iteration
     iterations: int | None = None
-    hashes: Mapping[
-        str, str
-    ] = {}  # path -> md5: the scenarios, the last batch, the checkpoint that training continued from
+    hashes: Mapping[str, str] = {}  # path -> md5: scenarios, last batch, the checkpoint that training continued from
 
 
 def card(
@@ -41,25 +39,21 @@ def card(
 ) -> str:
     """The sections below the title."""
     recorded = recorded or Recorded()
-    params = recorded.params
-    update, rollout, sizes = (params.update, params.rollout, params.scenarios) if params else (None, None, None)
+    params, revision = recorded.params, tags.get("base_revision")
+    policy, update, rollout = (params.policy, params.update, params.rollout) if params else (None, None, None)
+    sizes = params and params.scenarios
     lines = [
         f"This is a LoRA adapter (PEFT) for the task `{tags.get('task', UNKNOWN)}`: an agent that calls the task's tools,",
         "trained by reinforcement with agent-flywheel. It is no model by itself: it is added to the base model below.",
     ]
-    lines += table(
-        "Model",
-        {
+    sections: dict[str, dict[str, Any]] = {
+        "Model": {
             "adapter": tags.get("adapter_hash"),
             "base model": tags.get("base_model"),
-            "base revision": revision(tags.get("base_revision")),
-            "LoRA": params
-            and f"rank {params.policy.lora.rank}, alpha {params.policy.lora.alpha:g}, {params.policy.dtype}",
+            "base revision": None if revision == "None" else revision,
+            "LoRA": policy and f"rank {policy.lora.rank}, alpha {policy.lora.alpha:g}, {policy.dtype}",
         },
-    )
-    lines += table(
-        "Training",
-        {
+        "Training": {
             "method": update and f"GRPO, loss {update.loss_type}, beta {update.beta:g}",
             "rewards": update and f"scaled by {update.scale_rewards}",
             "learning rate": update and f"{update.learning_rate:g}, {update.lr_scheduler_type}",
@@ -68,16 +62,15 @@ def card(
             "judges": params and judges(params),
             "seed": params and params.seed,
         },
-    )
-    lines += table(
-        "Data",
-        {
+        "Data": {
             "scenarios, from the seed": sizes and f"{sizes.train} training, {sizes.val} validation, {sizes.test} test",
             "contamination check": checked(contamination),
             **{f"DVC md5 of {path}": md5 for path, md5 in recorded.hashes.items()},
             **({} if recorded.hashes else {"DVC md5 of scenarios and trajectories": None}),
         },
-    )
+    }
+    for title, rows in sections.items():
+        lines += table(title, rows)
     lines += evaluated(tags, evaluations or {})
     lines += table(
         LINEAGE.strip("# \n"),
@@ -109,16 +102,11 @@ def cell(value: Any) -> str:
     return " ".join(str(value).split()).replace("|", "\\|")
 
 
-def revision(tag: str | None) -> str | None:
-    return None if tag in (None, "None") else tag
-
-
 def judges(params: Params) -> str:
     """The judges with their weights, such as "rule 0.5, ruler 1 (gpt-5-mini)"."""
     weights, ruler = params.score.judges.model_dump(), params.score.ruler
-    return ", ".join(f"{name} {weight:g}" for name, weight in weights.items() if weight) + (
-        f" ({ruler.endpoint.model})" if ruler else ""
-    )
+    asked = ", ".join(f"{name} {weight:g}" for name, weight in weights.items() if weight)
+    return f"{asked} ({ruler.endpoint.model})" if ruler else asked
 
 
 def checked(report: Mapping[str, Any] | None) -> str | None:

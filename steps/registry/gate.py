@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
 from steps.core.records import Record
-from steps.core.slices import slices_of
-from steps.core.stats import paired_bootstrap, wilson
+from steps.core.stats import paired_bootstrap, slices_of, wilson
 
 if TYPE_CHECKING:
     import numpy as np
@@ -146,15 +145,13 @@ def decide(
 
     others = {"champion": champion, "base": base, "scripted": scripted}
     measured = {name: side for name, side in others.items() if side is not None}
+    n = len(scenarios)
     for name, side in measured.items():
+        both = f"challenger and {name} are"
         if side.adapter_hash == challenger.adapter_hash:
-            raise UserError(
-                f"challenger and {name} are the same adapter, {side.adapter_hash}: there is nothing to compare"
-            )
-        if not len(side.success_N) == len(challenger.success_N) == len(scenarios):
-            raise UserError(
-                f"challenger and {name} are not of the same {len(scenarios)} scenarios: evaluate both again"
-            )
+            raise UserError(f"{both} the same adapter, {side.adapter_hash}: there is nothing to compare")
+        if not len(side.success_N) == len(challenger.success_N) == n:
+            raise UserError(f"{both} not of the same {n} scenarios: evaluate both again")
     against = "champion" if champion is not None else "base"
     other = measured[against]
 
@@ -171,7 +168,7 @@ def decide(
         no_slice_falls(slices, params),
         growth("turns", challenger.turns, other.turns, against, params.max_turns_growth),
         growth("tokens", challenger.tokens, other.tokens, against, params.max_turns_growth),
-        clean(contamination, len(scenarios)),
+        clean(contamination, n),
     ]
     failed = [check.name for check in checks if not check.passed]
     first = next(check for check in checks if check.name == against)
@@ -181,7 +178,7 @@ def decide(
         promoted=not failed,
         reason=f"failed: {', '.join(failed)}; {first.text}" if failed else first.text,
         against=against,
-        n=len(scenarios),
+        n=n,
         scenarios=hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16],
         sides={name: summarise(side) for name, side in ({"challenger": challenger} | measured).items()},
         checks=tuple(checks),
@@ -193,15 +190,10 @@ def decide(
 
 
 def summarise(side: Side) -> PolicySummary:
-    successes = round(float(side.success_N.sum()))
-    return PolicySummary(
-        adapter_hash=side.adapter_hash,
-        success=float(side.success_N.mean()),
-        ci95=wilson(successes, len(side.success_N)),
-        turns=side.turns,
-        tokens=side.tokens,
-        errors=side.errors,
-    )
+    fields = side._asdict()
+    success_N = fields.pop("success_N")
+    ci95 = wilson(round(float(success_N.sum())), len(success_N))
+    return PolicySummary(success=float(success_N.mean()), ci95=ci95, **fields)
 
 
 # --- The checks
@@ -214,10 +206,8 @@ def better(name: str, side: Side | None, challenger: Side, interval: Any, decide
         missing = name == "scripted" and params.scripted_tolerance is not None
         return Check(name=name, passed=not missing, measured=None, bound=None, text=text)
     difference, low, high = interval(side)
-    text = (
-        f"success {challenger.success_N.mean():.3f} against {side.success_N.mean():.3f} of the {name}: {difference:+.3f} "
-        f"[{low:+.3f}, {high:+.3f}]"
-    )
+    text = f"success {challenger.success_N.mean():.3f} against {side.success_N.mean():.3f} of the {name}: "
+    text += f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
     if decides:
         text = f"{text}; the lower end must exceed {params.margin:+.3f}"
         return Check(name=name, passed=low > params.margin + EVEN, measured=low, bound=params.margin, text=text)
@@ -243,8 +233,7 @@ def no_slice_falls(slices: Sequence[Slice], params: Promote) -> Check:
         return Check(name="slices", passed=True, measured=None, bound=bound, text=text)
     fallen = [f"{part.name} ({part.difference:+.3f})" for part in judged if part.difference < bound - EVEN]
     text = f"the worst of {len(judged)} is {worst.name}, {worst.n} scenarios"
-    if fallen:
-        text = f"fallen: {', '.join(fallen)}"
+    text = f"fallen: {', '.join(fallen)}" if fallen else text
     return Check(name="slices", passed=not fallen, measured=worst.difference, bound=bound, text=text + ending)
 
 

@@ -1,16 +1,88 @@
-"""A registered model: its versions and aliases, its champion, and the adapter that a version holds."""
+"""Registered models, as MLflow has them now: versions, aliases, the champion, and the adapter that a version holds."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import re
 import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
-from steps.core.params import Policy
 from steps.project.store import address, connect, explained, hidden
-from steps.registry.versions import pages
+
+if TYPE_CHECKING:
+    from steps.core.params import Policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Version:
+    """A version of a registered model, as MLflow has it now."""
+
+    name: str
+    version: str
+    aliases: list[str]
+    adapter_hash: str
+
+
+def pages(search: Callable[..., Any], **options: Any) -> Iterator[Any]:
+    """Every entity that one of MLflow's paged searches finds, such as `pages(client.search_model_versions)`."""
+    token = None
+    while True:
+        page = search(page_token=token, **options)
+        yield from page
+        if not (token := page.token):
+            return
+
+
+def versions(root: Path) -> list[Version]:
+    """Every version that holds an adapter, newest first; none where there is no store yet. UserError where the store cannot
+    be reached."""
+    elsewhere = os.environ.get("MLFLOW_TRACKING_URI") or os.environ.get("MLFLOW_REGISTRY_URI")
+    if not elsewhere and not (root / ".flywheel" / "mlflow.db").exists():
+        return []
+    with explained(address(root)):
+        client = connect(root)
+        aliases: dict[tuple[str, str], list[str]] = {}
+        for model in pages(client.search_registered_models):
+            for alias, version in client.get_registered_model(model.name).aliases.items():
+                aliases.setdefault((model.name, str(version)), []).append(alias)
+        holding = []
+        for entity in pages(client.search_model_versions):
+            if adapter := entity.tags.get("adapter_hash"):
+                key = entity.name, str(entity.version)
+                holding.append(Version(*key, sorted(aliases.get(key, [])), adapter))
+    return sorted(holding, key=lambda version: (version.name, -int(version.version)))
+
+
+def registered_version(name: str, adapter_hash: str, root: Path | None = None) -> str | None:
+    """The number of the version of model `name` that holds this adapter, the lowest of several; None where none does."""
+    root = root or Path.cwd()
+    with explained(address(root)):
+        holding = pages(connect(root).search_model_versions, filter_string=f"tags.adapter_hash = '{adapter_hash}'")
+        return min((str(version.version) for version in holding if version.name == name), key=int, default=None)
+
+
+def adapter_at(address: str, registered: Sequence[Version]) -> str | None:
+    """The hash of the adapter that a models:/ address names, out of `registered`; None where it is no such address.
+    UserError where the registry has no such version."""
+    if not address.startswith("models:"):
+        return None
+    parts = re.fullmatch(r"models:/([^/@]+)(?:@([^/@]+)|/([0-9]+))", address)
+    if parts is None:
+        raise UserError(
+            f"{address} is no version of a registered model: write models:/<name>@<alias> or models:/<name>/<number>"
+        )
+    name, alias, number = parts.groups()
+    of_model = [version for version in registered if version.name == name]
+    for version in of_model:
+        if version.version == number or alias in version.aliases:
+            return version.adapter_hash
+    existing = ", ".join(" @".join([version.version, *version.aliases]) for version in of_model)
+    raise UserError(f"the registry has no {address} that holds an adapter; versions of {name}: {existing or 'none'}")
 
 
 class RegisteredModel(NamedTuple):
@@ -32,15 +104,11 @@ class RegisteredModel(NamedTuple):
     def set_champion(self, version: str) -> None:
         """Make a version champion; the champion before it becomes `previous`."""
         now = self.client.get_registered_model(self.name).aliases.get("champion")
-        if _text(now) != self.aliases.get("champion"):
+        if (now and str(now)) != self.aliases.get("champion"):
             raise UserError(f"the champion of {self.name} has become version {now} meanwhile: run the same again")
         if now is not None:
             self.client.set_registered_model_alias(self.name, "previous", str(now))
         self.client.set_registered_model_alias(self.name, "champion", version)
-
-
-def _text(version: Any) -> str | None:
-    return None if version is None else str(version)
 
 
 def read_registry(root: Path, name: str) -> RegisteredModel:
@@ -89,8 +157,7 @@ def fetched(registry: RegisteredModel, version: Any, folder: Path) -> Path:
 def policy_of(version: Any, adapter: Path, policy: Policy) -> Policy:
     """The policy of params.yaml, with the base model and the LoRA rank that this version was trained with."""
     model, revision = version.tags.get("base_model", policy.base_model), version.tags.get("base_revision", "None")
-    lora = policy.lora.model_copy(
-        update={"rank": json.loads((adapter / "adapter_config.json").read_text()).get("r", policy.lora.rank)}
-    )
+    rank = json.loads((adapter / "adapter_config.json").read_text()).get("r", policy.lora.rank)
+    lora = policy.lora.model_copy(update={"rank": rank})
     changes = {"base_model": model, "revision": None if revision == "None" else revision, "lora": lora}
     return policy.model_copy(update=changes)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from steps.core.errors import UserError
 from steps.project.git import git_state
 from steps.project.lock import ancestry, lineage
-from steps.project.store import address, connect, default, experiment, explained
+from steps.project.store import address, connect, experiment, explained, variables
 from steps.registry import card
-from steps.registry.versions import registered_version
+from steps.registry.model import registered_version
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -60,8 +60,8 @@ def publish(root: Path, adapter: Path, evaluation: Path, base_evaluation: Path, 
                 readme = Path(folder) / "README.md"
                 readme.write_text(card.readme(f"{name}, adapter {tags['adapter_hash']}", tags, text))
                 client.log_model_artifact(model, str(readme))
-            source = f"models:/{model}"
-            with default(address(root)):
+            source = f"models:/{model}"  # MLflow looks it up in its default store, whatever store the client has
+            with variables(MLFLOW_TRACKING_URI=address(root)):
                 created = client.create_model_version(name, source, tags=tags, description=text, model_id=model)
             version = str(created.version)
             links = json.loads(client.get_logged_model(model).tags.get("mlflow.modelVersions", "[]"))
@@ -115,10 +115,7 @@ def recorded(root: Path, adapter: Path) -> card.Recorded:
     if not updates:
         return card.Recorded()
     values: dict[str, Any] = {}
-    for name in [
-        *sorted(entries.keys() - updates),
-        *updates,
-    ]:  # the last iteration's replace those that changed on the way
+    for name in [*sorted(entries.keys() - updates), *updates]:  # later values replace earlier ones
         values |= (entries[name].get("params") or {}).get("params.yaml") or {}
     try:
         params = Params.model_validate(values)

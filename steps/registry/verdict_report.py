@@ -11,14 +11,10 @@ CHECKS = ("| check | passed | measured | bound |", "|---|---|---:|---:|")
 
 def table(verdict: Verdict) -> str:
     """verdict.md: what was decided, then each check, policy and slice."""
-    lines = [f"# {decision(verdict)}", "", f"{verdict.reason}.", ""]
-    lines += [f"{CHECKS[0]} |", f"{CHECKS[1]}---|"]
+    lines = [f"# {decision(verdict)}", "", f"{verdict.reason}.", "", f"{CHECKS[0]} |", f"{CHECKS[1]}---|"]
     lines += [f"{row(check)} {check.text} |" for check in verdict.checks]
-    lines += [
-        "",
-        "| policy | adapter | success | 95 % | turns | tokens | failed |",
-        "|---|---|---:|---|---:|---:|---:|",
-    ]
+    lines += ["", "| policy | adapter | success | 95 % | turns | tokens | failed |"]
+    lines.append("|---|---|---:|---|---:|---:|---:|")
     for name, side in verdict.sides.items():
         low, high = side.ci95
         lines.append(
@@ -26,20 +22,14 @@ def table(verdict: Verdict) -> str:
             f"| {side.tokens:.1f} | {side.errors} |"
         )
     if verdict.slices:
-        lines += [
-            "",
-            f"| slice, against the {verdict.against} | scenarios | difference | 95 % | |",
-            "|---|---:|---:|---|---|",
-        ]
+        head = f"| slice, against the {verdict.against} | scenarios | difference | 95 % | |"
+        lines += ["", head, "|---|---:|---:|---|---|"]
     for part in verdict.slices:
         low, high = part.ci95
         judged = "" if part.judged else "too small"
         lines.append(f"| {part.name} | {part.n} | {part.difference:+.3f} | {low:+.3f} to {high:+.3f} | {judged} |")
     settings = ", ".join(f"{name} {value}" for name, value in verdict.parameters.items())
-    lines += [
-        "",
-        f"{tally(verdict)} (their ids: verdict.json). Parameters: {settings}. Verdict {verdict.hash}.",
-    ]
+    lines += ["", f"{tally(verdict)} (their ids: verdict.json). Parameters: {settings}. Verdict {verdict.hash}."]
     return "\n".join(lines) + "\n"
 
 
@@ -54,9 +44,8 @@ def decision(verdict: Verdict) -> str:
 
 
 def tally(verdict: Verdict) -> str:
-    return (
-        f"{verdict.n} scenarios: {len(verdict.wins)} won and {len(verdict.losses)} lost against the {verdict.against}"
-    )
+    won, lost = len(verdict.wins), len(verdict.losses)
+    return f"{verdict.n} scenarios: {won} won and {lost} lost against the {verdict.against}"
 
 
 def row(check: Check) -> str:
@@ -73,17 +62,17 @@ def picture(verdict: Verdict, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    sides, slices = list(verdict.sides.items()), list(verdict.slices)
+    sides, slices = verdict.sides, verdict.slices
     heights = (len(sides) + 1, len(slices) + 1)
     figure, (upper, lower) = plt.subplots(
         2, 1, figsize=(7, 1.6 + 0.35 * sum(heights)), height_ratios=heights, layout="constrained"
     )
-    for place, (_, side) in enumerate(sides):
+    for place, side in enumerate(verdict.sides.values()):
         upper.plot(side.ci95, (place, place), color="tab:blue")
         upper.plot(side.success, place, "o", color="tab:blue")
-    upper.set(yticks=range(len(sides)), yticklabels=[name for name, _ in sides], xlim=(0, 1))
+    upper.set(yticks=range(len(sides)), yticklabels=list(sides), xlim=(0, 1))
     upper.set_xlabel(f"test success (95 %, {verdict.n} scenarios)")
-    upper.set_title("promoted" if verdict.promoted else "not promoted", loc="left")
+    upper.set_title(decision(verdict).lower(), loc="left")
     for place, part in enumerate(slices):
         colour = "tab:blue" if part.judged else "grey"
         lower.plot(part.ci95, (place, place), color=colour)

@@ -7,7 +7,7 @@ changed code never reaches an old worker. One JSON request goes in and JSON line
 {"say"}, then {"done"} or {"error", "code"}. Only the standard library is imported, because each iteration runs four stages.
 
 Not here: running a stage (steps/runner/stage.py), serving (steps/runner/worker.py). The hash does not cover modules outside
-steps/ and environments/ (see `extra_paths`), nor edits inside an installed package that keep its version.
+steps/ and environments/ (see `EXTRA_PATHS`), nor edits inside an installed package that keep its version.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ LOG = Path(".flywheel/worker.log")
 _KEYED = "VLLM_ OMP_ MKL_ KMP_ CUDA_ NCCL_ TORCH PYTORCH_ HF_ TRANSFORMERS_ TOKENIZERS_ RAY_ MLFLOW_ LANGFUSE_ WANDB_"
 KEYED = (*_KEYED.split(), "OPENAI_", "PYTHONPATH", "PYTHONHASHSEED", "LD_", "FLYWHEEL_")
 CLIENTS_OWN = ("FLYWHEEL_PROGRESS", "FLYWHEEL_LOG", "FLYWHEEL_WORKER", "FLYWHEEL_IDLE_SECONDS")
+# Further files that the worker's hash covers. List here an environment module of your own that params.yaml names and that is
+# outside the tree; otherwise edits to it reach a running worker only after `--stop`.
+EXTRA_PATHS: tuple[Path, ...] = ()
 REQUEST = ("module", "function", "arguments", "idle_seconds", "environment", "umask")
 
 
@@ -52,12 +55,6 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in CLIENTS_OWN}
 
 
-def extra_paths() -> list[Path]:
-    """Further files that the worker's hash covers. List here an environment module of your own that params.yaml names and
-    that is outside the tree; otherwise edits to it reach a running worker only after `--stop`."""
-    return []
-
-
 def fingerprint() -> str:
     """Hash of all that a stage's result may depend on and that a running process cannot load again. Takes about 2 ms."""
     digest = hashlib.blake2b(digest_size=12)
@@ -67,7 +64,7 @@ def fingerprint() -> str:
 
     code = Path(__file__).absolute().parent.parent.parent
     add(Path.cwd(), code, sys.executable, sys.prefix, sys.version)
-    for path in sorted([*(code / "steps").rglob("*.py"), *(code / "environments").rglob("*.py"), *extra_paths()]):
+    for path in sorted([*(code / "steps").rglob("*.py"), *(code / "environments").rglob("*.py"), *EXTRA_PATHS]):
         add(path, hashlib.blake2b(path.read_bytes()).hexdigest())
     for place in sys.path:
         if place.endswith(("site-packages", "dist-packages")):
@@ -89,9 +86,8 @@ def socket_folder() -> Path:
         folder.mkdir(mode=0o700)
     state = folder.lstat()
     if state.st_uid != os.getuid() or state.st_mode & 0o170077 != 0o040000:
-        raise UserError(
-            f"{folder} must be a folder of yours that nobody else can open; remove it, or chmod 700 it, and try again"
-        )
+        cure = "remove it, or chmod 700 it, and try again"
+        raise UserError(f"{folder} must be a folder of yours that nobody else can open; {cure}")
     return folder
 
 
@@ -142,10 +138,8 @@ def _connect() -> socket.socket:
     while time.monotonic() < deadline:
         if connection := dial(path):
             return connection
-        lock = take_lock(path)
-        if lock is not None:
-            if process is None:
-                process = _start(path, lock)
+        if (lock := take_lock(path)) is not None:
+            process = process or _start(path, lock)
             os.close(lock)  # a worker that was started holds it through a copy of its own
         if process is not None and process.poll() == STALE:
             return _connect()
@@ -157,30 +151,21 @@ def _connect() -> socket.socket:
 
 def _start(path: Path, lock: int) -> subprocess.Popen:
     """Start a worker that goes on when this process and its terminal end."""
-    import subprocess
+    from subprocess import DEVNULL, Popen
 
     LOG.parent.mkdir(exist_ok=True)
     if LOG.exists() and LOG.stat().st_size > 1_000_000:
         LOG.replace(LOG.with_suffix(".log.1"))
     command = [sys.executable, "-m", "steps.runner.worker", str(path), str(lock)]
     with LOG.open("ab") as log:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[lock],
-            env=environment(),
-            start_new_session=True,
+        return Popen(
+            command, stdin=DEVNULL, stdout=log, stderr=log, pass_fds=[lock], env=environment(), start_new_session=True
         )
 
 
-def log_tail(lines: int = 15) -> str:
+def log_tail() -> str:
     """The end of the worker's log, for an error message."""
-    try:
-        text = LOG.read_bytes()[-20_000:].decode(errors="replace").splitlines()[-lines:]
-    except OSError:
-        text = []
+    text = LOG.read_bytes()[-20_000:].decode(errors="replace").splitlines()[-15:] if LOG.exists() else []
     return f"the end of {LOG.absolute()}:\n" + "\n".join(f"    {line}" for line in text)
 
 
@@ -188,12 +173,11 @@ def hand_over(module: str, function: str, arguments: dict, show: Callable[[dict]
     """Have the worker run a stage, and return the seconds it took. Raises UserError or WorkerError.
 
     A worker that ends before it has taken the request (idle, or the code changed) is replaced without a message."""
+    limit = os.environ.get("FLYWHEEL_IDLE_SECONDS", "120")
     try:
-        idle = float(os.environ.get("FLYWHEEL_IDLE_SECONDS", "120"))
+        idle = float(limit)
     except ValueError:
-        raise UserError(
-            f"FLYWHEEL_IDLE_SECONDS={os.environ['FLYWHEEL_IDLE_SECONDS']} is no number of seconds"
-        ) from None
+        raise UserError(f"FLYWHEEL_IDLE_SECONDS={limit} is no number of seconds") from None
     os.umask(mask := os.umask(0o077))
     request = dict(zip(REQUEST, (module, function, arguments, idle, environment(), mask), strict=True))
     for _ in range(5):

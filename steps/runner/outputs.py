@@ -23,9 +23,7 @@ class Outputs:
             others = [Path.cwd(), *inputs, *(p for other, p in finals.items() if other != name)]
             if hit := next((p for p in others if p.resolve().is_relative_to(final.resolve())), None):
                 raise errors.UserError(f"--{name}: {final} would replace {hit}; give it a path of its own")
-        self.finals = {
-            name: final.absolute() for name, final in finals.items()
-        }  # absolute: a stage may change the current folder
+        self.finals = {name: final.absolute() for name, final in finals.items()}  # a stage may change the folder
         self.temporary = {name: p.with_name(f".tmp-{os.getpid()}.{p.name}") for name, p in self.finals.items()}
         self.made = [parent for p in self.finals.values() for parent in p.parents if not parent.exists()]
 
@@ -73,10 +71,8 @@ def _remove_or_restore(path: Path, final: Path) -> None:
     """Remove a leftover, unless it is an old result that was moved aside and has no successor: that is moved back."""
     if path.name.startswith(".old-") and os.path.lexists(path) and not os.path.lexists(final):
         path.rename(final)
-    elif path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
     else:
         try:
             path.unlink(missing_ok=True)
-        except IsADirectoryError:  # the stage, in its own thread, has just made a folder of that name
+        except IsADirectoryError:
             shutil.rmtree(path, ignore_errors=True)

@@ -17,12 +17,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
 from steps.core.files import write_json
 from steps.core.progress import report_to, take_measurements
-from steps.core.terminal import ProgressDisplay, exit_code
+from steps.core.terminal import ProgressDisplay, command_parser, exit_code
 
 if TYPE_CHECKING:
     from steps.runner.outputs import Outputs
@@ -48,32 +48,30 @@ def signature(function: Callable) -> dict[str, tuple[str, bool, object]]:
     for name in names:
         kind = str(function.__annotations__.get(name)).removesuffix(" | None")
         if kind not in ("Input", "Output") and kind not in SCALARS and not kind.endswith("Params"):
-            raise TypeError(
-                f"{function.__name__}({name}: {kind}): a stage takes Input, Output, <Name>Params, {', '.join(SCALARS)}"
-            )
+            takes = f"a stage takes Input, Output, <Name>Params, {', '.join(SCALARS)}"
+            raise TypeError(f"{function.__name__}({name}: {kind}): {takes}")
         result[name] = (kind, name not in defaults, defaults.get(name))
     return result
 
 
 def parse(function: Callable, module: str, words: list[str]) -> dict[str, object]:
     """The command line as {parameter: value}. `--params` stands for the parameter that is a <Name>Params."""
-    import argparse
+    from argparse import BooleanOptionalAction
 
-    about = (sys.modules[function.__module__].__doc__ or function.__doc__ or "").strip().split("\n\n")[0]
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about, allow_abbrev=False)
+    parser = command_parser(module, sys.modules[function.__module__].__doc__ or function.__doc__, allow_abbrev=False)
     kinds = signature(function)
     for name, (kind, required, default) in kinds.items():
-        option = "--" + name.replace("_", "-")
+        settings: dict[str, Any] = {"dest": name, "required": required, "default": default}
         if kind == "bool":
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(option, dest=name, action=action, required=required, default=default)
+            settings["action"] = BooleanOptionalAction
         elif kind in ("Input", "Output"):
             maker = MAKERS.get(name.rpartition("_")[2])
             role = "read" + (f"; made by {maker}" if maker else "") if kind == "Input" else "written; replaced whole"
-            parser.add_argument(option, dest=name, metavar="PATH", required=required, default=default, help=role)
+            settings |= {"metavar": "PATH", "help": role}
         elif kind in SCALARS:
-            role = f"default: {default}" if default is not None else ""
-            parser.add_argument(option, dest=name, type=SCALARS[kind], required=required, default=default, help=role)
+            settings |= {"type": SCALARS[kind], "help": f"default: {default}" if default is not None else ""}
+        if not kind.endswith("Params"):
+            parser.add_argument("--" + name.replace("_", "-"), **settings)
     if any(kind.endswith("Params") for kind, _, _ in kinds.values()):
         parser.add_argument("--params", metavar="PATH", default="params.yaml", help="default: params.yaml")
     return vars(parser.parse_args(words))
@@ -86,12 +84,9 @@ def main(function: Callable, warm: bool = True) -> None:
     arguments = parse(function, module, sys.argv[1:])
     import signal
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
     warm = warm and is_warm()
     try:
-        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
         code = command(module, function.__name__, arguments, warm)
     except KeyboardInterrupt:
         code = 130
@@ -116,7 +111,8 @@ def command(module: str, name: str, arguments: dict, warm: bool) -> int:
 
             handover.hand_over(module, name, arguments, display)
         else:
-            report_to(display if os.environ.get("RANK", "0") == "0" else lambda _: None)
+            if os.environ.get("RANK", "0") != "0":
+                report_to(lambda _: None)
             run(find(module, name), arguments)
 
     return exit_code(stage, display)
@@ -201,14 +197,12 @@ class StageRun:
             timings.mkdir(exist_ok=True)
             numbers = {"stage": stage, "seconds": round(seconds, 4), **measured.numbers}
             write_json(timings / f"{final.stem}.json", numbers)
-            if measured.turns:
-                turns = {"began": measured.began, "turns": measured.turns}
-                write_json(timings / f"{final.stem}.turns.json", turns)
+            if turns := measured.turns:
+                write_json(timings / f"{final.stem}.turns.json", {"began": measured.began, "turns": turns})
 
     def abandon(self) -> None:
         """Remove what the stage has written so far. Another thread calls this just before the process ends."""
-        outputs = self.outputs
-        if outputs is not None:
+        if (outputs := self.outputs) is not None:
             outputs.lock.acquire()  # never released: from here on nothing can be put in place
             outputs.discard()
 

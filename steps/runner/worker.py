@@ -51,9 +51,7 @@ class Worker:
             after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING),
             after_in_child=self._let_go,
         )
-        self.signals, self.signalled = os.pipe()
-        os.set_blocking(self.signals, False)
-        os.set_blocking(self.signalled, False)
+        self.signals, self.signalled = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def _let_go(self) -> None:
         """In a child that a stage forks: give up the worker's signals, socket and lock, so that they end with the worker."""

@@ -178,7 +178,7 @@ def test_what_is_of_no_slice_is_other(run: Path) -> None:
 
 
 def test_slices_are_the_gates(run: Path) -> None:
-    from steps.core.slices import slices_of
+    from steps.core.stats import slices_of
 
     slices = episodes.slices_by_scenario(run / "scenarios")
     assert {name for own in slices.values() for name in own} == set(slices_of([*SCENARIOS, HELD_OUT]))

@@ -158,7 +158,7 @@ def test_the_prompt_tells_the_task_and_shows_training_scenarios_alone(tmp_path: 
     held_out = {f"What is {a} * {b}?" for split in ("val", "test") for a, b in DATA[split]}
     for body in bodies:
         text = last(body)
-        assert "The smallest task there is: one turn and no tools." in text
+        assert "The smallest task: one turn and no tools." in text
         assert f"of difficulty {2 + number(body) % 2} on a scale" in text
         shown = [question for question in held_out if question in text]
         assert shown == []

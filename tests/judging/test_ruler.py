@@ -103,7 +103,7 @@ def test_two_attempts_have_two_orders_and_a_lonely_one_has_one() -> None:
 
 
 def test_letters_go_on_after_z() -> None:
-    names = list(prompts._alphabet(80))
+    names = prompts.alphabet(80)
     assert names[:2] == ["A", "B"]
     assert names[25:29] == ["Z", "AA", "AB", "AC"]
     assert names[52] == "BA"

@@ -24,12 +24,13 @@ from steps.core.records import Evaluation, Judgement, Order, Probe, Reward, Traj
 from steps.lineage import index, questions, reader, tables
 from steps.lineage.__main__ import main
 from steps.policy.adapter import adapter_hash
-from steps.project import hashes, store
 from steps.project import lock as project_lock
+from steps.project import store
 from steps.project.ledger import REPLIES, Ledger
-from steps.registry import decisions, versions
+from steps.registry import decisions
 from steps.registry.decisions import Decision
 from steps.registry.gate import Verdict
+from steps.registry.model import Version
 from tests.project.test_ledger import row as reply_row
 from tests.tracking import test_tracking
 
@@ -115,7 +116,7 @@ class Run:
 
     def md5(self, path: str) -> str:
         full = self.root / path
-        return hashes.folder_md5(full) if full.is_dir() else hashes.file_md5(full)
+        return project_lock.folder_md5(full) if full.is_dir() else project_lock.file_md5(full)
 
     def write(self) -> None:
         """chain.yaml and dvc.lock of what is there."""
@@ -590,7 +591,7 @@ def test_a_broken_file_is_named_and_nothing_is_written(
 def test_md5_of_a_folder_is_dvcs() -> None:
     """Of the folder that git holds, and DVC's own lock file records."""
     (recorded,) = project_lock.read_lock(ROOT)["embedded_policy"]["outs"]
-    assert hashes.folder_md5(ROOT / recorded["path"]) == recorded["md5"]
+    assert project_lock.folder_md5(ROOT / recorded["path"]) == recorded["md5"]
 
 
 def add_store(root: Path, empty_store: Path) -> None:
@@ -607,14 +608,14 @@ def test_versions_and_aliases_are_the_registrys(project: Run, sqlite: Ledger, em
         client.create_model_version("toy", project.root.as_uri(), tags={"adapter_hash": adapter})
     client.create_model_version("toy", project.root.as_uri())
     client.set_registered_model_alias("toy", "champion", "2")
-    two = versions.Version("toy", "2", ["champion"], project.adapters[2])
+    two = Version("toy", "2", ["champion"], project.adapters[2])
     for model in ("models:/toy@champion", "models:/toy/2"):
         answer = questions.back(model, sqlite, project.root)
         assert (answer.adapter, answer.versions, len(answer.steps)) == (project.adapters[2], [two], 3)
     assert questions.forward("scenario", "s4", sqlite, project.root).unlinked == ["0123456789abcdef"], (
         "a version from elsewhere"
     )
-    one = versions.Version("toy", "1", [], project.adapters[1])
+    one = Version("toy", "1", [], project.adapters[1])
     assert [touched.versions for touched in questions.forward("scenario", "s1", sqlite, project.root).trained] == [
         [one],
         [two],

@@ -8,13 +8,13 @@ import pytest
 
 from steps.core.errors import UserError
 from steps.core.params import Endpoint
-from steps.llm import endpoint, prices
+from steps.llm import prices
 
 
 def parse_endpoint(*words: str) -> Endpoint:
     parser = argparse.ArgumentParser()
-    endpoint.add_options(parser)
-    chosen = endpoint.endpoint_of(parser.parse_args(words))
+    prices.add_options(parser)
+    chosen = prices.endpoint_of(parser.parse_args(words))
     assert chosen is not None
     return chosen
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from environments.base import Scenario
-from steps.core import slices
 from steps.core.errors import UserError
 from steps.core.params import Promote
 from steps.core.records import Evaluation, Reward, Trajectory, write_records
+from steps.core.stats import slices_of
 from steps.registry import gate, verdict_report
 from steps.registry.gate import Side, decide, read_side
 
@@ -163,7 +163,7 @@ def test_slices_are_of_kind_difficulty_and_language_where_there_are_any() -> Non
         {"kind": None, "answer": "x"},
         {"kind": "a", "difficulty": 1},
     ]
-    result = slices.slices_of([Scenario.make("toy", "test", [], row) for row in rows])
+    result = slices_of([Scenario.make("toy", "test", [], row) for row in rows])
     assert result == {"kind=a": [0, 3], "difficulty=1": [1, 3], "difficulty=2": [0], "language=de": [1]}
     assert list(result) == ["kind=a", "difficulty=1", "difficulty=2", "language=de"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from steps.core.errors import UserError
-from steps.registry.versions import Version, adapter_at, pages
+from steps.registry.model import Version, adapter_at, pages
 
 
 class Page(list[Any]):
