@@ -23,16 +23,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks._rows import BENCHMARKS, announcement, duration, slowness, tell, text
+from benchmarks._rows import BENCHMARKS, announcement, duration, line, slowness, tell, text
 from benchmarks._runs import ROOT
 
 FOLDER = ROOT / ".flywheel" / "bench"
 GRACE = 60.0  # seconds in which a benchmark that is stopped may end its own processes
 BESIDE = ("benchmark", "name", "host", "ratio", "load", "load_before", "quick", "second")  # not among a row's numbers
-HEADING = (
-    "| benchmark | row | ratio | which is | also measured | load | after, s |",
-    "| --- | --- | --- | --- | --- | --- | --- |",
-)
+HEADINGS = ("benchmark", "row", "ratio", "which is", "also measured", "load", "after, s")
+HEADING = (line(HEADINGS), line(["---"] * len(HEADINGS)))
 
 
 class Outcome(NamedTuple):
@@ -59,23 +57,14 @@ def group(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             for number in (signal.SIGINT, signal.SIGKILL):  # Ctrl-C lets a flow end its worker
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError):  # all of the group is gone
                     os.killpg(process.pid, number)
-                    ended(process, GRACE)
+                    until = time.monotonic() + GRACE
+                    while time.monotonic() < until:
+                        process.poll()
+                        os.killpg(process.pid, 0)
+                        time.sleep(0.05)
             process.wait()
-
-
-def ended(process: subprocess.Popen[str], seconds: float) -> bool:
-    """Whether all of the process's group is gone, after so many seconds at most."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        process.poll()
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def run(name: str, command: Sequence[str], folder: Path, take: Callable[[dict[str, Any]], None]) -> Outcome:
@@ -83,9 +72,9 @@ def run(name: str, command: Sequence[str], folder: Path, take: Callable[[dict[st
     began = time.perf_counter()
     with group(command, folder / f"{name}.log") as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                take({"benchmark": name, "second": round(time.perf_counter() - began, 1)} | json.loads(line))
+        for printed in process.stdout:
+            if printed.startswith("{"):
+                take({"benchmark": name, "second": round(time.perf_counter() - began, 1)} | json.loads(printed))
         process.wait()
     return Outcome(name, time.perf_counter() - began, process.returncode)
 
@@ -122,7 +111,7 @@ def table(rows: list[dict[str, Any]], outcomes: list[Outcome]) -> str:
         f"{len(os.sched_getaffinity(0))} cores. Load: mean number of processes at work in the minute before the row.",
         "",
         *HEADING,
-        *(f"| {' | '.join(cells(row))} |" for row in rows),
+        *(line(cells(row)) for row in rows),
         "",
         *map(ending, outcomes),
     ]
@@ -140,7 +129,7 @@ def run_all(names: Sequence[str], folder: Path, command: Callable[[str], Sequenc
         def take(row: dict[str, Any]) -> None:
             rows.append(row)
             print(json.dumps(row), file=file, flush=True)
-            print(f"| {' | '.join(cells(row))} |", flush=True)
+            print(line(cells(row)), flush=True)
 
         for name in names:
             tell(announcement(f"benchmarks.{name} --quick", BENCHMARKS[name].quick, slowness()))

@@ -4,8 +4,8 @@ A row is a dictionary of what was measured: `name`, `ratio`, and numbers of the 
 `load_before`, the load average of the last minute when the benchmark began, and `load`, the same when the row was measured
 (the benchmark's own work is in it); both in processes. Rows of --quick carry `quick: true`: README quotes the full forms.
 
-Rows go to standard output, one JSON object per line with --json and a Markdown table without. Everything else, such as the
-expected duration, goes to standard error.
+Rows go to standard output, one JSON object per line with --json and a Markdown table without, whose headings are the names
+of the numbers. Everything else, such as the expected duration, goes to standard error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 
@@ -92,32 +92,35 @@ def command(main: Callable[[], None]) -> NoReturn:
 
 
 class Rows:
-    """Prints rows as they are measured: `columns` are a table's headings and the row's keys below them."""
+    """Prints rows as they are measured: in a table with a heading before each row whose names differ from the last one's."""
 
-    def __init__(self, columns: Mapping[str, str], as_json: bool = False, quick: bool = False) -> None:
-        self.columns, self.as_json, self.quick = columns, as_json, quick
+    def __init__(self, as_json: bool = False, quick: bool = False) -> None:
+        self.as_json, self.quick = as_json, quick
         self.load_before = round(os.getloadavg()[0], 2)
-        if not as_json:
-            self._line([*columns, "load"])
-            self._line(["---"] * (len(columns) + 1))
+        self.headings: list[str] = []
 
     def add(self, row: Mapping[str, Any], **texts: str) -> None:
-        """Print a row; `texts` replace values in the table."""
+        """Print a row; `texts` replace values in the table, which leaves other mappings and lists out."""
         load = {"load_before": self.load_before, "load": round(os.getloadavg()[0], 2)}
         row = {**row, **({"quick": True} if self.quick else {}), **load}
         if self.as_json:
             print(json.dumps(row), flush=True)
-        else:
-            keys = [*self.columns.values(), "load"]
-            self._line([texts[key] if key in texts else text(row.get(key)) for key in keys])
+            return
+        cells = {name: text(value) for name, value in row.items() if not isinstance(value, dict | list)} | texts
+        if list(cells) != self.headings:
+            if self.headings:
+                print()  # ends the table before
+            print(line(cells), line(["---"] * len(cells)), sep="\n")
+            self.headings = list(cells)
+        print(line(cells.values()), flush=True)
 
-    def _line(self, cells: list[str]) -> None:
-        print(f"| {' | '.join(cells)} |", flush=True)
+
+def line(cells: Iterable[str]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
 
 
-def begin(
-    name: str, options: argparse.Namespace, columns: Mapping[str, str], share: float | None = 1.0, form: str = ""
-) -> Rows:
+def begin(name: str, options: argparse.Namespace, share: float | None = 1.0, form: str = "") -> Rows:
     """Announce how long it takes and start the rows; `share` is the part of the default work that was asked for, None
     where nobody has timed it."""
     called = f"benchmarks.{name}{form}{' --quick' if options.quick else ''}"
@@ -126,7 +129,8 @@ def begin(
     else:
         benchmark = BENCHMARKS[name]
         tell(announcement(called, share * (benchmark.quick if options.quick else benchmark.full), slowness()))
-    return Rows(columns, options.json, options.quick)
+        tell(f"ratio: {benchmark.ratio}")
+    return Rows(options.json, options.quick)
 
 
 def text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Processes that benchmarks start: the main job in a clone of the committed tree, and this Python on a module.
+"""Processes that benchmarks start: the main job in a clone of the committed tree, and this Python on a module or a function.
 
 They stay in the benchmark's process group, so that one signal to it ends all of them. What is not committed is not measured
 by those that clone.
@@ -13,8 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks._rows import tell
 
@@ -27,13 +28,6 @@ TRL = {
     "HF_HUB_OFFLINE": "1",
     "TRL_EXPERIMENTAL_SILENCE": "1",
 }
-
-
-class Shown(NamedTuple):
-    """What a command came to: its seconds, and what it printed."""
-
-    seconds: float
-    text: str
 
 
 def clone(root: Path) -> Path:
@@ -61,10 +55,10 @@ def settings(chosen: Mapping[str, object]) -> list[str]:
     return [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
 
 
-def show(root: Path, words: list[str], variables: Mapping[str, str] | None = None) -> Shown:
+def show(root: Path, words: list[str], variables: Mapping[str, str] | None = None) -> tuple[float, str]:
     """Run this Python on the words in a clone, and repeat on standard error what it prints, as it comes.
 
-    SystemExit where it fails.
+    Returns its seconds, and what it printed. SystemExit where it fails.
     """
     tell(f"{root.name}: {' '.join(words)}")
     began, lines = time.perf_counter(), []
@@ -91,12 +85,12 @@ def show(root: Path, words: list[str], variables: Mapping[str, str] | None = Non
         raise SystemExit(
             f"{' '.join(words)} in {root} failed with exit code {process.returncode}; see above, and {log}"
         )
-    return Shown(time.perf_counter() - began, "".join(lines))
+    return time.perf_counter() - began, "".join(lines)
 
 
-def train(root: Path, words: list[str], variables: Mapping[str, str] | None = None) -> Shown:
+def train(root: Path, words: list[str]) -> None:
     """The main job, `flows.train`, in a clone."""
-    return show(root, ["-m", "flows.train", *words], variables)
+    show(root, ["-m", "flows.train", *words])
 
 
 def child(words: list[str], folder: Path = ROOT) -> str:
@@ -107,6 +101,13 @@ def child(words: list[str], folder: Path = ROOT) -> str:
     return done.stdout
 
 
-def last_line(text: str) -> dict[str, Any]:
-    """What a child has printed as JSON."""
-    return dict(json.loads(text.splitlines()[-1]))
+def call(function: str, **arguments: object) -> Any:
+    """What a function of benchmarks/, named as `_update.run_ours`, returns in a process of its own. Arguments and result
+    pass as JSON, paths as text. SystemExit where it fails."""
+    words = ["-m", "benchmarks._runs", function, json.dumps(arguments, default=os.fspath)]
+    return json.loads(child(words).splitlines()[-1])
+
+
+if __name__ == "__main__":
+    module, _, name = sys.argv[1].rpartition(".")
+    print(json.dumps(getattr(import_module(f"benchmarks.{module}"), name)(**json.loads(sys.argv[2]))))

@@ -1,14 +1,14 @@
 """What benchmarks.update runs in processes of their own: preparing a shape, and each side's optimiser steps on it.
 
-    python -m benchmarks._update prepare --folder F --shape medium
-    python -m benchmarks._update ours --folder F --steps 3 --count 3
+    python -m benchmarks._runs _update.prepare '{"folder": "F", "shape": "medium"}'
+    python -m benchmarks._runs _update.run_ours '{"folder": "F", "steps": 3, "count": 3}'
 
-A side prints one JSON object: `seconds` of each timed step, `memory` (MB at most), and what is its own.
+A side returns `seconds` of each timed step, `memory` (MB at most), and what is its own. `steps` are made before the adapter
+is saved, and `count` timed ones after those. Folders come as text.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _trl
-from benchmarks._runs import ROOT, child
+from benchmarks._runs import ROOT
 from benchmarks._trl import LEARNING_RATE
 
 GROUPS, ATTEMPTS = 16, 8
@@ -46,18 +46,10 @@ def make_policy(folder: Path) -> dict[str, Any]:
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
-    """The words of each stage of a first iteration that writes to `folder`."""
-    data = "tasks_data/email_search"
-    adapter, batch, rewards = (
-        "--adapter RUN/adapter",
-        "--trajectories RUN/trajectories.parquet",
-        "--rewards RUN/rewards.parquet",
-    )
+    """The words of the stages score and update of a first iteration whose files are in `folder`."""
+    batch, rewards = "--trajectories RUN/trajectories.parquet", "--rewards RUN/rewards.parquet"
     words = {
-        "scenarios": f"--task-data {data} --scenarios RUN/scenarios",
-        "initialise": f"{adapter} --checkpoint RUN/checkpoint",
-        "rollout": f"--task-data {data} --scenarios RUN/scenarios {adapter} {batch} --iteration 001",
-        "score": f"--rubric {data}/rubric.md --scenarios RUN/scenarios {batch} {rewards}",
+        "score": f"--rubric tasks_data/email_search/rubric.md --scenarios RUN/scenarios {batch} {rewards}",
         "update": f"{batch} {rewards} --previous RUN/checkpoint --adapter RUN/new --checkpoint RUN/next "
         "--metrics RUN/metrics.json",
     }
@@ -66,11 +58,18 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 
 def sampled_rows(folder: Path) -> list[dict[str, Any]]:
-    """The first batch of a run at default size: the real stages, in the project itself."""
+    """The first batch of a run at default size: the real stages."""
+    from steps.core.params import Params, load
     from steps.core.records import Trajectory, read_records
+    from steps.initialise import initialise
+    from steps.rollout import rollout
+    from steps.scenarios import scenarios
 
-    for stage in ("scenarios", "initialise", "rollout"):
-        child(commands(folder)[stage])
+    data = ROOT / "tasks_data" / "email_search"
+    params: Any = load(ROOT / "params.yaml", Params)
+    scenarios(data, folder / "scenarios", params)
+    initialise(folder / "adapter", folder / "checkpoint", params)
+    rollout(data, folder / "scenarios", folder / "adapter", folder / "trajectories.parquet", "001", params)
     batch = read_records(Trajectory, folder / "trajectories.parquet")
     return [
         {
@@ -96,28 +95,34 @@ def random_rows(shared: int, own: int, vocabulary: int) -> list[dict[str, Any]]:
     return rows
 
 
-def prepare(shape: str, folder: Path, groups: int) -> None:
+def prepare(shape: str, folder: str, groups: int = GROUPS) -> None:
     """Write what both sides read: policy, the first rows with rewards, and the adapter that they start from."""
     from steps.core.params import Policy
     from steps.training import grpo
 
+    out = Path(folder)
     policy = {"base_model": os.fspath(ROOT / "tasks_data" / "embedded_policy")}
     if shape.startswith("medium"):
-        policy = make_policy(folder / "policy") | {"dtype": shape.partition("_")[2] or "float32"}
+        policy = make_policy(out / "policy") | {"dtype": shape.partition("_")[2] or "float32"}
     vocabulary = json.loads((Path(policy["base_model"]) / "config.json").read_text())["vocab_size"]
     if shape == "default":
-        rows = sampled_rows(folder)
+        rows = sampled_rows(out)
     else:
         rows = random_rows(512 if shape == "shared_prompt" else 36, 64, vocabulary)
     rows = rows[: groups * ATTEMPTS]
     rng = random.Random(1)
     for row in rows:
         row["reward"] = rng.gauss(0, 1)  # no group without signal: both train on every row
-    grpo.Trainer(Policy(**policy), seed=1).save_checkpoint(folder / "start", "")
-    (folder / "shape.json").write_text(json.dumps({"policy": policy, "rows": rows}))
+    grpo.Trainer(Policy(**policy), seed=1).save_checkpoint(out / "start", "")
+    (out / "shape.json").write_text(json.dumps({"policy": policy, "rows": rows}))
 
 
-def run_ours(folder: Path, steps: int, count: int) -> dict[str, Any]:
+def memory() -> int:
+    """The most that this process has held, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def run_ours(folder: str, steps: int, count: int) -> dict[str, Any]:
     """Optimiser steps of the update stage's trainer, each on all rows; the adapter after `steps` of them in ours/."""
     import torch
 
@@ -127,7 +132,7 @@ def run_ours(folder: Path, steps: int, count: int) -> dict[str, Any]:
     from steps.training import batches, grpo, packing
 
     prepare_training()
-    shape = json.loads((folder / "shape.json").read_text())
+    shape = json.loads(Path(folder, "shape.json").read_text())
     update = Update(
         loss_type="dapo",
         beta=0.0,
@@ -136,7 +141,7 @@ def run_ours(folder: Path, steps: int, count: int) -> dict[str, Any]:
         learning_rate=LEARNING_RATE,
         max_sampler_kl=1e-6 if shape["policy"].get("dtype") != "bfloat16" else 1e-3,
     )
-    trainer = grpo.Trainer(Policy(**shape["policy"]), checkpoint=folder / "start")
+    trainer = grpo.Trainer(Policy(**shape["policy"]), checkpoint=Path(folder, "start"))
     groups = [row["group"] for row in shape["rows"]]
     gains, _ = batches.advantages([row["reward"] for row in shape["rows"]], groups)
     seconds = []
@@ -157,8 +162,9 @@ def run_ours(folder: Path, steps: int, count: int) -> dict[str, Any]:
         trainer.train(examples, update, 1.0, seed=number)
         seconds.append(time.perf_counter() - began)
         if number == steps - 1:
-            trainer.save_adapter(folder / "ours")
-    return {"seconds": seconds[steps:], "flops": operations(trainer, rows, update.tokens_per_micro_batch)}
+            trainer.save_adapter(Path(folder, "ours"))
+    flops = operations(trainer, rows, update.tokens_per_micro_batch)
+    return {"seconds": seconds[steps:], "flops": flops, "memory": memory(), "peak": matmul_peak()}
 
 
 def operations(trainer: Any, rows: list[Any], budget: int) -> float:
@@ -175,9 +181,9 @@ def operations(trainer: Any, rows: list[Any], budget: int) -> float:
     return tokens * (4 * sum(linear.values()) + 6 * trainer.trained_parameters) + sampled * 4 * head
 
 
-def run_trl(folder: Path, steps: int, count: int, batch: int) -> dict[str, Any]:
-    """The same steps by GRPOTrainer; the adapter in trl/."""
-    shape = json.loads((folder / "shape.json").read_text())
+def run_trl(folder: str, steps: int, count: int, batch: int) -> dict[str, Any]:
+    """The same steps by GRPOTrainer in batches of this size; the adapter in trl/."""
+    shape = json.loads(Path(folder, "shape.json").read_text())
     rows = shape["rows"]
 
     def stored(prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -197,21 +203,21 @@ def run_trl(folder: Path, steps: int, count: int, batch: int) -> dict[str, Any]:
 
     seconds = _trl.train(
         shape["policy"]["base_model"],
-        folder / "start",
+        Path(folder, "start"),
         list(dict.fromkeys(row["group"] for row in rows)),
         reward,
         steps + count,
         batch,
-        folder,
+        Path(folder),
         stored,
         compare_after=steps,
         max_completion_length=2048,
         bf16=shape["policy"].get("dtype") == "bfloat16",
     )
-    return {"seconds": seconds[steps:]}
+    return {"seconds": seconds[steps:], "memory": memory()}
 
 
-def run_growth(folder: Path, count: int, times: int) -> dict[str, Any]:
+def run_growth(folder: str, count: int, times: int) -> dict[str, Any]:
     """An update as params.yaml has it, on `times` as many trajectories, none of which shares a prompt with another batch."""
     from steps.core.params import Params, load
     from steps.core.records import Row
@@ -221,7 +227,7 @@ def run_growth(folder: Path, count: int, times: int) -> dict[str, Any]:
     prepare_training()
     params = load(ROOT / "params.yaml", Params)
     update = params.update.model_copy(update={"max_sampler_kl": 1e9})  # the logprobs are made up
-    rows = json.loads((folder / "shape.json").read_text())["rows"]
+    rows = json.loads(Path(folder, "shape.json").read_text())["rows"]
     gains, _ = batches.advantages([row["reward"] for row in rows], [row["group"] for row in rows])
     examples = []
     for batch in range(times):
@@ -230,11 +236,11 @@ def run_growth(folder: Path, count: int, times: int) -> dict[str, Any]:
             examples.append(batches.Example(own, gain or 0.0, f"{batch} {row['group']}"))
     seconds = []
     for _ in range(count):
-        trainer = grpo.Trainer(params.policy, checkpoint=folder / "start")
+        trainer = grpo.Trainer(params.policy, checkpoint=Path(folder, "start"))
         began = time.perf_counter()
         trainer.train(examples, update, 1.0, seed=1)
         seconds.append(time.perf_counter() - began)
-    return {"seconds": seconds[1:] or seconds}
+    return {"seconds": seconds[1:] or seconds, "memory": memory()}
 
 
 def matmul_peak() -> float:
@@ -252,33 +258,3 @@ def matmul_peak() -> float:
         torch.mm(left, right, out=out)
         best = max(best, 2 * size**3 / (time.perf_counter() - began))
     return best
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks._update", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("work", choices=["prepare", "ours", "trl", "growth"])
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--shape", help="to prepare")
-    parser.add_argument("--groups", type=int, default=GROUPS, help="to prepare, of 8 attempts each")
-    parser.add_argument("--steps", type=int, default=0, help="before the adapter is saved")
-    parser.add_argument("--count", type=int, default=1, help="timed steps, after those")
-    parser.add_argument("--batch", type=int, default=0, help="of TRL")
-    parser.add_argument("--times", type=int, default=1, help="of growth: as many trajectories")
-    options = parser.parse_args()
-    if options.work == "prepare":
-        prepare(options.shape, options.folder, options.groups)
-        return
-    if options.work == "ours":
-        measured = run_ours(options.folder, options.steps, options.count)
-    elif options.work == "trl":
-        measured = run_trl(options.folder, options.steps, options.count, options.batch)
-    else:
-        measured = run_growth(options.folder, options.count, options.times)
-    measured["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    if options.work == "ours":
-        measured["peak"] = matmul_peak()
-    print(json.dumps(measured))
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,6 @@
 
     python -m benchmarks.environments                      # every task, about 3 × 2 s each
     python -m benchmarks.environments --quick              # 3 × 0.3 s each
-    python -m benchmarks.environments --json --seconds 0.5 --tasks email_search multiplication
 
 A step is `Env.step` of one turn of the random player. The turns are made beforehand and replayed on fresh environments, so
 that the player's own time does not count; making an environment does. The scripted player's time is given beside it
@@ -16,27 +15,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import environments
 from benchmarks import _rows
+from benchmarks._runs import ROOT
 from environments.base import Env, Message, Scenario
 
-ROOT = Path(__file__).parent.parent
 EPISODES = 32  # that are replayed, over and over
 SCENARIOS = 32  # made in one go
 DEAR = 0.010  # seconds an episode, from which on the scripted player has a number of its own
 PLAINEST = "multiplication"
 SECONDS, QUICK = 2.0, 0.3  # spent on each number
-COLUMNS = {
-    "task": "name",
-    "of multiplication": "ratio",
-    "steps/s": "steps_per_second",
-    "episodes/s": "episodes_per_second",
-    "scenarios/s": "scenarios_per_second",
-    "scripted player, s/episode": "scripted_seconds_per_episode",
-}
 
 Play = tuple[Scenario, list[Message]]  # a scenario and an episode's turns
 
@@ -102,7 +92,7 @@ def main() -> None:
     usual = QUICK if options.quick else SECONDS
     seconds = options.seconds or usual
     names = options.tasks or tasks()
-    rows = _rows.begin("environments", options, COLUMNS, len(names) / len(tasks()) * seconds / usual)
+    rows = _rows.begin("environments", options, len(names) / len(tasks()) * seconds / usual)
     plainest = measure(PLAINEST, seconds)
     for name in names:
         row = plainest if name == PLAINEST else measure(name, seconds)

@@ -2,7 +2,6 @@
 
     python -m benchmarks.gate                              # 4 × 2,000 trials on one core: about a minute
     python -m benchmarks.gate --quick                      # 4 × 200
-    python -m benchmarks.gate --json --trials 500
 
 Each scenario has a difficulty of its own: the other policy's chance p of success there, from a beta distribution with the
 given mean (concentration 4). Given p, the outcomes of both policies are independent. The challenger's chance is p, or
@@ -29,16 +28,6 @@ KINDS = ("a", "b", "c")
 CONCENTRATION = 4.0
 MOST_FALSE = 0.05
 TRIALS, QUICK = 2000, 200  # of each of the four settings
-COLUMNS = {
-    "benchmark": "name",
-    "worst / allowed": "ratio",
-    "promoted without a difference": "false_promotions",
-    "with one": "power",
-    "without, base success 0.8": "false_promotions_at_0.8",
-    "with": "power_at_0.8",
-    "trials": "trials",
-    "ms per decision": "milliseconds_per_decision",
-}
 
 
 def promoted(trials: int, scenarios: list[Scenario], mean: float, gain: float, params: Promote, seed: int) -> float:
@@ -96,7 +85,7 @@ def main() -> None:
     options = parser.parse_args()
     usual = QUICK if options.quick else TRIALS
     trials = options.trials or usual
-    rows = _rows.begin("gate", options, COLUMNS, trials / usual)
+    rows = _rows.begin("gate", options, trials / usual)
     rows.add(measure(trials, options.scenarios, options.gain))
 
 

@@ -2,7 +2,6 @@
 
     python -m benchmarks.iteration              # about 8 minutes on 2 cores
     python -m benchmarks.iteration --quick      # one timed iteration of 64 episodes, TRL at one batch size
-    python -m benchmarks.iteration --json
 
 Ours is `flows.train` itself, in a clone of the committed tree: the median seconds of rollout, score and update, and beside
 them what DVC, MLflow and Prefect add. TRL's is one GRPOTrainer that samples with Hugging Face generate, without dynamo, at
@@ -13,9 +12,7 @@ through `rollout_func`, all episodes in step: every turn is one call of generate
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -23,19 +20,12 @@ from typing import Any, NamedTuple
 
 from benchmarks import _rows, _runs, _trl
 from benchmarks._rows import tell
-from benchmarks._runs import ROOT, child
+from benchmarks._runs import ROOT
 from benchmarks._trl import LEARNING_RATE
 from steps.sampling.engine import Sampled
 
 MAX_TOKENS = {"multiplication": 64, "email_search": 64}  # of a turn
 BATCHES = {"multiplication": (32, 128), "email_search": (16, 32)}  # for TRL
-COLUMNS = {
-    "task": "name",
-    "TRL / ours": "ratio",
-    "ours, s": "seconds_ours",
-    "TRL, s": "seconds_trl",
-    "the pipeline adds, s": "overhead_seconds",
-}
 
 
 class Size(NamedTuple):
@@ -74,18 +64,20 @@ def ours(task: str, root: Path, size: Size) -> dict[str, Any]:
     }
 
 
-def run_trl(task: str, folder: Path, steps: int, batch: int) -> list[float]:
-    """Seconds of each of TRL's iterations, on the scenarios and from the first adapter of our side's run."""
+def run_trl(task: str, folder: str, steps: int, batch: int) -> list[float]:
+    """Seconds of each of TRL's iterations, on the scenarios and from the first adapter of our side's run in folder/ours.
+
+    `compare` runs this in a process of its own.
+    """
     import environments
     from environments.base import Scenario
     from steps.core.params import Params, load
     from steps.core.records import read_records
 
-    params = load(folder / "ours" / "params.yaml", Params)
+    own = Path(folder, "ours")
+    params = load(own / "params.yaml", Params)
     env = environments.load(task)
-    scenarios = read_records(Scenario, folder / "ours" / "run" / "scenarios" / "train.parquet")[
-        : params.rollout.scenarios
-    ]
+    scenarios = read_records(Scenario, own / "run" / "scenarios" / "train.parquet")[: params.rollout.scenarios]
     by_prompt = {json.dumps(list(scenario.messages)): scenario for scenario in scenarios}
     settings: dict[str, Any] = {"max_completion_length": MAX_TOKENS[task], "temperature": params.rollout.temperature}
     rollout = None
@@ -106,12 +98,12 @@ def run_trl(task: str, folder: Path, steps: int, batch: int) -> list[float]:
 
     return _trl.train(
         params.policy.base_model,
-        folder / "ours" / "run" / "000" / "checkpoint",
+        own / "run" / "000" / "checkpoint",
         [list(scenario.messages) for scenario in scenarios],
         reward,
         steps,
         batch,
-        folder,
+        Path(folder),
         rollout,
         attempts=params.rollout.attempts,
         **settings,
@@ -193,8 +185,8 @@ def compare(task: str, folder: Path, size: Size) -> dict[str, Any]:
     own = ours(task, folder / "ours", size)
     trials = {}
     for batch in BATCHES[task][: size.batches]:
-        words = ["--trl", task, "--folder", os.fspath(folder), "--steps", str(size.warm + size.timed)]
-        seconds = _runs.last_line(child(["-m", "benchmarks.iteration", *words, "--batch", str(batch)]))["seconds"]
+        steps = size.warm + size.timed
+        seconds = _runs.call("iteration.run_trl", task=task, folder=folder, steps=steps, batch=batch)
         trials[batch] = median(seconds[size.warm :])
         tell(f"{task}: TRL with batches of {batch}: {trials[batch]:.2f} s an iteration")
     best = min(trials, key=lambda batch: trials[batch])
@@ -215,17 +207,10 @@ def main() -> None:
     parser = _rows.parser("iteration", __doc__, quick)
     parser.add_argument("--tasks", nargs="+", choices=list(MAX_TOKENS), default=list(MAX_TOKENS))
     parser.add_argument("--count", type=int, help=f"timed iterations (default: {FULL.timed}; quick: {QUICK.timed})")
-    parser.add_argument("--trl", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.trl:
-        print(json.dumps({"seconds": run_trl(options.trl, options.folder, options.steps, options.batch)}))
-        return
     size = QUICK if options.quick else FULL
     size = size._replace(timed=options.count or size.timed)
-    rows = _rows.begin("iteration", options, COLUMNS, len(options.tasks) / len(MAX_TOKENS))
+    rows = _rows.begin("iteration", options, len(options.tasks) / len(MAX_TOKENS))
     for task in options.tasks:
         with tempfile.TemporaryDirectory(prefix="iteration-") as folder:
             rows.add(compare(task, Path(folder), size))

@@ -2,7 +2,6 @@
 
     python -m benchmarks.judge                             # 1,000 groups of 8, 64 connections, 200 ms: half a minute
     python -m benchmarks.judge --quick                     # 300 groups
-    python -m benchmarks.judge --json --groups 100
 
 The judge is a server in a process of its own (tests/support/judge_server.py). Row `judge`: the seconds of
 `ruler.judge_all` over the ideal, calls × latency / connections; then the same again from the ledger, whose bytes must be
@@ -23,15 +22,6 @@ from pathlib import Path
 from benchmarks import _rows
 
 GROUPS, QUICK = 1000, 300
-COLUMNS = {
-    "benchmark": "name",
-    "seconds / ideal": "ratio",
-    "seconds": "seconds",
-    "ideal": "ideal_seconds",
-    "again, from the ledger": "cached_seconds",
-    "groups": "groups",
-    "calls": "calls",
-}
 
 
 @contextlib.contextmanager
@@ -93,7 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     usual = QUICK if options.quick else GROUPS
     groups = options.groups or usual
-    rows = _rows.begin("judge", options, COLUMNS, groups / usual)
+    rows = _rows.begin("judge", options, groups / usual)
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         os.environ["FLYWHEEL_LEDGER_URL"] = f"sqlite:///{Path(folder) / 'ledger.db'}"
         os.environ["NO_PROXY"] = "127.0.0.1"

@@ -2,7 +2,6 @@
 
     python -m benchmarks.learning                # seeds 1 2 3
     python -m benchmarks.learning --quick        # seed 1, three iterations
-    python -m benchmarks.learning --json
     python -m benchmarks.learning --ruler 0.1    # the reward is RULER's, of a simulated judge with this noise
 
 Each seed draws its own scenarios, first adapter and samples. Test success is greedy, on scenarios whose inboxes and
@@ -26,15 +25,6 @@ from benchmarks.judge import served
 HERE = Path(__file__).parent
 SEEDS = [1, 2, 3]
 QUICK: dict[str, object] = {"train.iterations": 3}
-COLUMNS = {
-    "seed": "seed",
-    "trained / base": "ratio",
-    "base, test success": "base",
-    "trained, test success": "trained",
-    "scenarios": "scenarios",
-    "best of iterations": "iterations",
-    "seconds": "seconds",
-}
 
 
 def run_seed(seed: int, folder: Path, ruler: float | None, settings: dict[str, object]) -> dict[str, Any]:
@@ -99,7 +89,7 @@ def main() -> None:
     options = parser.parse_args()
     usual = SEEDS[:1] if options.quick else SEEDS
     seeds = options.seeds or usual
-    rows = _rows.begin("learning", options, COLUMNS, len(seeds) / len(usual))
+    rows = _rows.begin("learning", options, len(seeds) / len(usual))
     runs = []
     with tempfile.TemporaryDirectory(prefix="learning-") as folder:
         for seed in seeds:

@@ -2,7 +2,6 @@
 
     python -m benchmarks.rollout             # a minute on 2 cores
     python -m benchmarks.rollout --quick     # one timed run of each side
-    python -m benchmarks.rollout --json
 
 The stage plays a batch at default size: chat template, tools, environment, trajectories to parquet. Then `LLM.generate`
 samples the same number of tokens for each of its prompts, those of all turns in one call: what an oracle could do that knew
@@ -27,14 +26,6 @@ from benchmarks._runs import ROOT
 
 TASKS = ("email_search", "multiplication")
 RUNS, QUICK = 5, 1  # timed runs of each side
-COLUMNS = {
-    "task": "name",
-    "stage / raw": "ratio",
-    "same operators": "ratio_same_operators",
-    "stage, tokens/s": "tokens_per_second",
-    "raw, tokens/s": "tokens_per_second_raw",
-    "tokens": "tokens",
-}
 
 
 def stock(params: Any) -> Any:
@@ -129,7 +120,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, help=f"timed runs of each side (default: {RUNS}; quick: {QUICK})")
     options = parser.parse_args()
     os.chdir(ROOT)
-    rows = _rows.begin("rollout", options, COLUMNS, len(options.tasks) / len(TASKS))
+    rows = _rows.begin("rollout", options, len(options.tasks) / len(TASKS))
     with tempfile.TemporaryDirectory(prefix="rollout-") as folder:
         for task in options.tasks:
             rows.add(measure(task, Path(folder) / task, options.runs or (QUICK if options.quick else RUNS)))

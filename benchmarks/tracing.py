@@ -2,12 +2,11 @@
 
     python -m benchmarks.tracing                # some 10 minutes on 2 cores
     python -m benchmarks.tracing --quick        # one run without a host; each host on logging that run again
-    python -m benchmarks.tracing --json --iterations 3
     python -m benchmarks.tracing --full         # with the sizes of params.yaml, in place of small ones
 
 Each run is `flows.train` in a fresh clone of the committed tree, on stores of its own, with every scenario traced; a first
 one warms the machine up and is not counted. The hosts are stand-ins in this process: one that refuses (nobody listens), one
-that hangs (accepts, and never answers), one that is slow (a second an answer), one that fails (500).
+that hangs (accepts, and answers only when the run is over), one that is slow (a second an answer), one that fails (500).
 
 With --quick the main job runs once, without a host and for one iteration. The hosts are then measured on copies of that run
 with `python -m steps.tracking`, which writes down and sends the same traces and waits for them in the same way; what it
@@ -24,7 +23,6 @@ import contextlib
 import gzip
 import re
 import shutil
-import socket
 import tempfile
 import threading
 import time
@@ -46,17 +44,6 @@ SMALL = {
     "rollout.attempts": 4,
 }
 ITERATIONS = 3
-COLUMNS = {
-    "host": "host",
-    "with / without": "ratio",
-    "seconds": "seconds",
-    "extra, s per iteration": "extra_seconds_per_iteration",
-    "allowed": "allowed_seconds_per_iteration",
-    "warnings": "warnings",
-    "same outputs": "same_outputs",
-    "delivered": "delivered",
-    "lost": "lost",
-}
 WARNING = "does not take traces"  # of steps/tracing/deliveries.py, as is the next
 LOST = re.compile(r"^.*did not reach Langfuse.*$", re.MULTILINE)
 
@@ -74,46 +61,34 @@ def host(kind: str, seconds: float = SECONDS) -> Iterator[Stand]:
     if kind == "none":
         yield Stand(None, set())
         return
-    if kind in ("refusing", "hanging"):
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            if kind == "hanging":
-                held: list[socket.socket] = []
-                threading.Thread(target=hold, args=(listener, held), daemon=True).start()
-                try:
-                    yield Stand(address, set())
-                finally:
-                    for connection in held:
-                        connection.close()
-                return
-        yield Stand(address, set())  # closed: nobody else is given a port so soon
-        return
     taken: set[str] = set()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(taken, kind, seconds))
+    over = threading.Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(taken, kind, seconds, over))
     server.daemon_threads = True
+    stand = Stand(f"http://127.0.0.1:{server.server_port}", taken)
+    if kind == "refusing":
+        server.server_close()  # nobody else is given a port so soon
+        yield stand
+        return
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
-        yield Stand(f"http://127.0.0.1:{server.server_port}", taken)
+        yield stand
     finally:
+        over.set()
         server.shutdown()
         server.server_close()
 
 
-def hold(listener: socket.socket, held: list[socket.socket]) -> None:
-    """Accept whoever comes and say nothing."""
-    with contextlib.suppress(OSError):  # the listener is closed
-        while True:
-            held.append(listener.accept()[0])
-
-
-def handler(taken: set[str], kind: str, seconds: float) -> type[BaseHTTPRequestHandler]:
-    """Answers after some seconds (slow), or with 500 (failing)."""
+def handler(taken: set[str], kind: str, seconds: float, over: threading.Event) -> type[BaseHTTPRequestHandler]:
+    """Answers after some seconds (slow), with 500 (failing), or only once it is over (hanging)."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
+            if kind == "hanging":
+                over.wait()
             if kind == "slow":
                 time.sleep(seconds)
                 if self.path.endswith("/v1/traces"):
@@ -148,21 +123,18 @@ class Run(NamedTuple):
     delivered: int
 
 
-def run(kind: str, root: Path, words: list[str]) -> Run:
-    """`flows.train` in a clone of the committed tree at `root`, beside a host of this kind."""
-    _runs.clone(root)
+def run(kind: str, root: Path, words: list[str], done: Path | None = None) -> Run:
+    """Run Python on the words in a clone of the committed tree at `root`, beside a host of this kind; with `done`, in a copy
+    of that run without what was logged."""
+    if done is None:
+        _runs.clone(root)
+    else:
+        shutil.copytree(done, root, ignore=shutil.ignore_patterns(".flywheel", "cache"))
     with host(kind) as stand:
-        shown = _runs.train(root, words, environment(root, stand.address))
-    log = (root / ".flywheel" / "train.log").read_text(errors="replace")
-    return Run(shown.seconds, shown.text, log, outputs(root / "dvc.lock"), len(stand.traces))
-
-
-def again(kind: str, root: Path, done: Path) -> Run:
-    """`steps.tracking` at `root` in a copy of a run that is done, without what was logged, beside a host of this kind."""
-    shutil.copytree(done, root, ignore=shutil.ignore_patterns(".flywheel", "cache"))
-    with host(kind) as stand:
-        shown = _runs.show(root, ["-m", "steps.tracking"], environment(root, stand.address))
-    return Run(shown.seconds, shown.text, shown.text, outputs(root / "dvc.lock"), len(stand.traces))
+        seconds, shown = _runs.show(root, words, environment(root, stand.address))
+    log = root / ".flywheel" / "train.log"
+    logged = log.read_text(errors="replace") if log.exists() else shown
+    return Run(seconds, shown, logged, outputs(root / "dvc.lock"), len(stand.traces))
 
 
 def environment(root: Path, address: str | None) -> dict[str, str]:
@@ -229,10 +201,11 @@ def quick_rows(folder: Path, words: list[str], hosts: Sequence[str], iterations:
     done = folder / "none"
     plain = run("none", done, words)
     yield row("none", plain, plain, iterations)
-    again("none", folder / "first", done)
-    alone = again("none", folder / "again", done)
+    again = ["-m", "steps.tracking"]
+    run("none", folder / "first", again, done)
+    alone = run("none", folder / "again", again, done)
     for kind in hosts:
-        logged = again(kind, folder / kind, done)
+        logged = run(kind, folder / kind, again, done)
         yield row(kind, logged._replace(seconds=plain.seconds + logged.seconds - alone.seconds), plain, iterations)
 
 
@@ -245,10 +218,11 @@ def main() -> None:
     options = parser.parse_args()
     iterations = options.iterations or (1 if options.quick else ITERATIONS)
     chosen = {"train.iterations": iterations, "train.patience": iterations} | ({} if options.full else SMALL)
-    rows = _rows.begin("tracing", options, COLUMNS, None if options.full or options.iterations else 1.0)
+    rows = _rows.begin("tracing", options, None if options.full or options.iterations else 1.0)
     with tempfile.TemporaryDirectory(prefix="tracing-") as name:
         measure = quick_rows if options.quick else full_rows
-        for measured in measure(Path(name), _runs.settings(chosen), options.hosts, iterations):
+        words = ["-m", "flows.train", *_runs.settings(chosen)]
+        for measured in measure(Path(name), words, options.hosts, iterations):
             rows.add(measured)
 
 

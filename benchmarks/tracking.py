@@ -2,12 +2,11 @@
 
     python -m benchmarks.tracking               # some 40 s on one core, and a minute more without a run/
     python -m benchmarks.tracking --quick       # once
-    python -m benchmarks.tracking --json
 
-Of a finished run a copy is made: of this project's own run/, or, where it holds none, of a run of one iteration that is
-made for it in a clone. Its last iteration is logged, after the others, into new SQLite databases each time, so that nothing
-is there before. 128 rollouts and 120 evaluated scenarios are the defaults; the row says how many there were. Medians of 5
-after a first one that warms up. `ratio` is the seconds of all parts over the goal of 0.5 s.
+Of a finished run a copy is made, with its dvc.lock and chain.yaml: of this project's own run/, or, where it holds none, of
+a run of one iteration that is made for it in a clone. Its last iteration is logged, after the others, into new SQLite
+databases each time, so that nothing is there before. 128 rollouts and 120 evaluated scenarios are the defaults; the row says
+how many there were. Medians of 5 after one that warms up. `ratio` is the seconds of all parts over the goal of 0.5 s.
 
 The artifacts go to a Prefect server that is started for it. The flow does the first three in a thread beside the next
 iteration. Left out: a server's answers (Langfuse's and MLflow's servers are posted to from threads that nobody waits for).
@@ -23,7 +22,6 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,20 +32,16 @@ from benchmarks._runs import ROOT
 GOAL = 0.5  # seconds, together
 PARTS = ("mlflow", "traces", "ledger", "artifacts")
 RUNS, QUICK = 5, 1  # that count
-COLUMNS = {
-    "benchmark": "name",
-    "seconds / goal": "ratio",
-    "seconds": "seconds",
-    **{part: part for part in PARTS},
-    "trajectories": "trajectories",
-    "traced": "traced",
-}
 
 
 def finished(project: Path) -> list[str]:
-    """Base policy and iterations of the run that lies in a project, as 000, 001, …; empty where there is no iteration."""
+    """The iterations of the run that lies in a project, as 001, 002, …; empty where there is none that dvc.lock has."""
+    import yaml
+
+    lock = project / "dvc.lock"
+    stages = yaml.safe_load(lock.read_text())["stages"] if lock.exists() else {}
     numbers = sorted(path.parent.name for path in (project / "run").glob("[0-9]*/adapter"))
-    return numbers if numbers[:2] == ["000", "001"] else []
+    return [number for number in numbers if f"update@{number}" in stages]
 
 
 def made(folder: Path) -> Path:
@@ -58,46 +52,16 @@ def made(folder: Path) -> Path:
 
 
 def copied(source: Path, folder: Path) -> str:
-    """What tracking reads of a project, with a dvc.lock and a chain.yaml of what is there. The last iteration."""
-    import yaml
-
-    shutil.copy(source / "params.yaml", folder / "params.yaml")
-    shutil.copytree(source / "run", folder / "run")
-    numbers = finished(folder)
+    """What tracking reads of a project. The last iteration. SystemExit where there is none."""
+    numbers = finished(source)
     if not numbers:
         raise SystemExit(
             f"{source}/run holds no finished iteration: make a run with `make train`, or name one with --project"
         )
-    params = yaml.safe_load((folder / "params.yaml").read_text())
-    stages: dict[str, Any] = {}
-
-    def stage(name: str, reads: list[str], writes: list[str]) -> None:
-        files = [[{"path": path, "md5": md5_of(folder / path)} for path in paths] for paths in (reads, writes)]
-        given = {"params.yaml": params}
-        stages[name] = {"cmd": f"python -m {name}", "deps": files[0], "params": given, "outs": files[1]}
-
-    stage("scenarios", [], ["run/scenarios"])
-    stage("initialise", [], ["run/000/adapter", "run/000/checkpoint"])
-    for number in numbers:
-        here, before = f"run/{number}", f"run/{int(number) - 1:03d}"
-        if number != "000":
-            batch, rewards = f"{here}/trajectories.parquet", f"{here}/rewards.parquet"
-            stage(f"rollout@{number}", ["run/scenarios", f"{before}/adapter"], [batch])
-            stage(f"score@{number}", ["run/scenarios", batch], [rewards])
-            made = [f"{here}/adapter", f"{here}/checkpoint", f"{here}/metrics.json"]
-            stage(f"update@{number}", [batch, rewards, f"{before}/checkpoint"], made)
-        stage(f"evaluate@{number}", [f"{here}/adapter", "run/scenarios"], [f"{here}/evaluation"])
-    (folder / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}, sort_keys=False))
-    chain = {"iterations": {now: {"prev": before} for before, now in pairwise(numbers)}, "evaluated": numbers}
-    (folder / "chain.yaml").write_text(yaml.safe_dump(chain))
+    for name in ("params.yaml", "dvc.lock", "chain.yaml"):
+        shutil.copy(source / name, folder / name)
+    shutil.copytree(source / "run", folder / "run")
     return numbers[-1]
-
-
-def md5_of(path: Path) -> str:
-    """As DVC has it."""
-    from steps.project import lock
-
-    return lock.folder_md5(path) if path.is_dir() else lock.file_md5(path)
 
 
 def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[str, float], int]:
@@ -125,8 +89,9 @@ def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[st
         spent = time.perf_counter() - began
 
     tracker.tracing.iteration = timed  # type: ignore[method-assign, assignment]
-    for earlier in list(read_chain(folder)["iterations"])[:-1]:
-        tracker.iteration(earlier, 0.1)
+    for earlier in read_chain(folder)["iterations"]:
+        if earlier < number:
+            tracker.iteration(earlier, 0.1)
     before = tracker.tracing.traced
     began = time.perf_counter()
     if tracker.iteration(number, 0.1) is None:
@@ -170,8 +135,7 @@ def measure(source: Path, runs: int) -> dict[str, Any]:
     from steps.core.records import OUTPUTS
     from steps.project.store import make_store
 
-    os.environ.pop("MLFLOW_TRACKING_URI", None)
-    for name in ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"):
+    for name in ("MLFLOW_TRACKING_URI", "LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"):
         os.environ.pop(name, None)
     here = Path.cwd()
     with tempfile.TemporaryDirectory(prefix="tracking-") as name:
@@ -203,7 +167,7 @@ def main() -> None:
         "--runs", type=int, help=f"that count, after one that warms up (default: {RUNS}; quick: {QUICK})"
     )
     options = parser.parse_args()
-    rows = _rows.begin("tracking", options, COLUMNS)
+    rows = _rows.begin("tracking", options)
     with tempfile.TemporaryDirectory(prefix="tracking-run-") as name:
         project = options.project or (ROOT if finished(ROOT) else made(Path(name)))
         rows.add(measure(project.resolve(), options.runs or (QUICK if options.quick else RUNS)))

@@ -2,7 +2,6 @@
 
     python -m benchmarks.update                     # four shapes, about 20 minutes on 2 cores
     python -m benchmarks.update --quick             # 32 trajectories of each shape, fewer steps, one batch size for TRL
-    python -m benchmarks.update --json --shapes default
     python -m benchmarks.update --growth            # ten times the trajectories: time and memory; a cold stage
 
 default is a batch of the embedded policy at default size, sampled by the rollout stage; shared_prompt the same policy with
@@ -21,7 +20,6 @@ parameters (forward, and backward of the activations) and 6·n for their adapter
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,32 +27,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks import _rows, _runs
+from benchmarks import _rows
 from benchmarks._rows import tell
-from benchmarks._runs import child
+from benchmarks._runs import call, child
 from benchmarks._update import ATTEMPTS, GROUPS, commands
 
 SHAPES = ("default", "shared_prompt", "medium", "medium_bfloat16")
-COLUMNS = {
-    "shape": "name",
-    "TRL / ours": "ratio",
-    "ours, s": "seconds_ours",
-    "TRL, s": "seconds_trl",
-    "trained tokens/s": "tokens_per_second",
-    "of matmul peak": "peak_share",
-    "MB": "peak_memory_mb",
-    "TRL, MB": "peak_memory_mb_trl",
-    "adapters apart": "max_adapter_difference",
-}
-GROWTH_COLUMNS = {
-    "measured": "name",
-    "ratio": "ratio",
-    "seconds": "seconds",
-    "ten times the trajectories, s": "seconds_tenfold",
-    "imports alone, s": "seconds_imports",
-    "MB": "peak_memory_mb",
-    "ten times, MB": "peak_memory_mb_tenfold",
-}
 
 
 class Size(NamedTuple):
@@ -69,22 +47,11 @@ class Size(NamedTuple):
 FULL, QUICK = Size(GROUPS, 3, 3, (8, 16, 32)), Size(4, 2, 1, (16,))
 
 
-def measure(work: str, folder: Path, **options: object) -> dict[str, Any]:
-    """What a process of its own measured; see benchmarks/_update.py."""
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return _runs.last_line(child(["-m", "benchmarks._update", work, "--folder", os.fspath(folder), *words]))
-
-
-def prepare(shape: str, folder: Path, groups: int = GROUPS) -> None:
-    tell(f"{shape}: preparing")
-    words = ["--folder", os.fspath(folder), "--shape", shape, "--groups", str(groups)]
-    child(["-m", "benchmarks._update", "prepare", *words])
-
-
 def growth(folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
     """Time and memory of 128 and of 1,280 trajectories, and what a cold update stage takes beyond its imports."""
-    prepare("default", folder)
-    single, tenfold = (measure("growth", folder, count=1 + repeats, times=times) for times in (1, 10))
+    tell("growth: preparing")
+    call("_update.prepare", shape="default", folder=folder)
+    single, tenfold = (call("_update.run_growth", folder=folder, count=1 + repeats, times=times) for times in (1, 10))
     small, large = median(single["seconds"]), median(tenfold["seconds"])
     yield {
         "name": "growth",
@@ -133,16 +100,17 @@ def difference(folder: Path) -> tuple[float, float]:
 
 def compare(shape: str, folder: Path, size: Size) -> dict[str, Any]:
     """Both sides of one shape: the row that is printed. TRL's batch size is chosen first, by one timed step of each."""
-    prepare(shape, folder, size.groups)
+    tell(f"{shape}: preparing")
+    call("_update.prepare", shape=shape, folder=folder, groups=size.groups)
     rows = json.loads((folder / "shape.json").read_text())["rows"]
     trials = {}
     for batch in size.batches if len(size.batches) > 1 else ():
-        trials[batch] = median(measure("trl", folder, steps=size.steps, count=1, batch=batch)["seconds"])
+        [trials[batch]] = call("_update.run_trl", folder=folder, steps=size.steps, count=1, batch=batch)["seconds"]
         tell(f"{shape}: TRL with batches of {batch}: {trials[batch]:.2f} s a step")
     best = min(size.batches, key=lambda batch: float(trials.get(batch, 0)))
-    ours = measure("ours", folder, steps=size.steps, count=size.timed)
+    ours = call("_update.run_ours", folder=folder, steps=size.steps, count=size.timed)
     tell(f"{shape}: ours: {median(ours['seconds']):.2f} s a step")
-    trl = measure("trl", folder, steps=size.steps, count=size.timed, batch=best)
+    trl = call("_update.run_trl", folder=folder, steps=size.steps, count=size.timed, batch=best)
     apart, worst = difference(folder)
     own, theirs = median(ours["seconds"]), median(trl["seconds"])
     trained = sum(sum(row["mask"]) for row in rows)
@@ -164,11 +132,9 @@ def compare(shape: str, folder: Path, size: Size) -> dict[str, Any]:
 def main() -> None:
     quick = (
         f"{ATTEMPTS * QUICK.groups} trajectories in place of {ATTEMPTS * FULL.groups}, {QUICK.steps} + {QUICK.timed} "
-    )
-    quick += (
         f"steps in place of {FULL.steps} + {FULL.timed}, TRL at batches of {QUICK.batches[0]} alone, which need not "
+        "be its fastest; with --growth one repeat in place of three"
     )
-    quick += "be its fastest; with --growth one repeat in place of three"
     parser = _rows.parser("update", __doc__, quick)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=SHAPES)
     parser.add_argument("--growth", action="store_true", help="ten times the trajectories, and a cold stage, instead")
@@ -179,12 +145,12 @@ def main() -> None:
     size = QUICK if options.quick else FULL
     size = size._replace(timed=options.count or size.timed)
     if options.growth:
-        rows = _rows.begin("update", options, GROWTH_COLUMNS, None, " --growth")
+        rows = _rows.begin("update", options, None, " --growth")
         with tempfile.TemporaryDirectory(prefix="update-") as folder:
             for row in growth(Path(folder), 1 if options.quick else 3):
                 rows.add(row)
         return
-    rows = _rows.begin("update", options, COLUMNS, len(options.shapes) / len(SHAPES))
+    rows = _rows.begin("update", options, len(options.shapes) / len(SHAPES))
     for shape in options.shapes:
         with tempfile.TemporaryDirectory(prefix="update-") as folder:
             rows.add(compare(shape, Path(folder), size))

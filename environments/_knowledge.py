@@ -9,12 +9,13 @@ splits by province share no document that answers a question.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
+
+from environments.base import write_lines
 
 SEED = 18470214  # its provinces fall into the splits as 10, 4 and 4
 PROVINCES = 18
@@ -274,9 +275,8 @@ def main(folder: str) -> None:
         for province, entities in provinces
         for question in questions_of(entities, sources, rng)
     ]
-    for name, lines in (("documents.jsonl", rows), ("questions.jsonl", asked)):
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        (Path(folder) / name).write_text(text, encoding="utf-8")
+    write_lines(Path(folder, "documents.jsonl"), rows)
+    write_lines(Path(folder, "questions.jsonl"), asked)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ or month, or asks for the latest.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
+
+from environments.base import write_lines
 
 SEED = 20010314
 OWNERS = {"train": 10, "val": 4, "test": 5}  # inboxes of each split; no inbox is in two splits
@@ -206,9 +207,8 @@ def main(folder: str) -> None:
         taken = {words for other in others for words in questions[other]}
         questions[split] = {words: row for words, row in questions[split].items() if words not in taken}
     lines = [row for split in OWNERS for row in questions[split].values()]
-    for name, rows in (("mails.jsonl", mails), ("questions.jsonl", lines)):
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (Path(folder) / name).write_text(text, encoding="utf-8")
+    write_lines(Path(folder, "mails.jsonl"), mails)
+    write_lines(Path(folder, "questions.jsonl"), lines)
 
 
 if __name__ == "__main__":

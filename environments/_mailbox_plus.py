@@ -8,7 +8,6 @@ values, and the last mail names whose proposal was accepted), and files that sev
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from environments._languages import LANGUAGES, Language, Matter, fill
 from environments._mailbox import DAYS, FIRST_DAY
+from environments.base import write_lines
 
 SEED = 20240229
 INBOXES = {"train": 3, "val": 1, "test": 2}  # of each language; no inbox is in two splits
@@ -186,12 +186,8 @@ def main(folder: str) -> None:
     """Write mails.jsonl and questions.jsonl."""
     mails, questions = make_mailbox()
     lines = [{"split": split} | {key: row[key] for key in KEPT} for split in INBOXES for row in questions[split]]
-    for name, rows in (
-        ("mails.jsonl", [{key: mail[key] for key in MAIL} for mail in mails]),
-        ("questions.jsonl", lines),
-    ):
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (Path(folder) / name).write_text(text, encoding="utf-8")
+    write_lines(Path(folder, "mails.jsonl"), ({key: mail[key] for key in MAIL} for mail in mails))
+    write_lines(Path(folder, "questions.jsonl"), lines)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from random import Random
 from typing import Any
 
 from environments._sandbox import RunResult, run, same
+from environments.base import read_lines, write_lines
 
 SEED = 20240229
 MOST = 12  # broken programs per problem
@@ -133,10 +133,8 @@ def broken(problem: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main(folder: str) -> None:
-    with (Path(folder) / "problems.jsonl").open(encoding="utf-8") as lines:
-        rows = [row for line in lines for row in broken(json.loads(line))]
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (Path(folder) / "mutants.jsonl").write_text(text, encoding="utf-8")
+    rows = [row for problem in read_lines(Path(folder, "problems.jsonl")) for row in broken(problem)]
+    write_lines(Path(folder, "mutants.jsonl"), rows)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,12 @@ from environments.base import (
     Outcome,
     Scenario,
     Split,
+    accepted,
     count_errors,
     error,
-    is_error,
     read_text,
     split_of,
     tool,
-    tool_calls,
     use,
     weighed,
 )
@@ -125,7 +124,5 @@ class Template(Env):
 
 def _answer(messages: Sequence[Message]) -> str | None:
     """The accepted answer in lower case, or None."""
-    for name, arguments, observation in tool_calls(messages):
-        if name == "answer" and not is_error(observation):
-            return str(arguments["capital"]).strip().casefold()
-    return None
+    given = accepted(messages, "answer")
+    return None if given is None else str(given["capital"]).strip().casefold()

@@ -18,7 +18,7 @@ import re
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -238,6 +238,11 @@ def read_lines(path: Path, maker: str = "") -> list[dict[str, Any]]:
     return [json.loads(line) for line in read_text(path, maker).split("\n") if line]
 
 
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows as JSON Lines."""
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
 def sample_kinds(rng: Random, by_kind: Mapping[str, Sequence[T]], count: int, where: str) -> list[T]:
     """Equally many of each kind (none is learnt at the cost of another), shuffled. ValueError if a kind has too few."""
     chosen: list[T] = []
@@ -327,6 +332,17 @@ def tool_calls(messages: Sequence[Message]) -> list[tuple[str, dict[str, Any], M
             arguments = call["function"]["arguments"]
             calls.append((call["function"]["name"], arguments if isinstance(arguments, dict) else {}, observation))
     return calls
+
+
+def accepted(messages: Sequence[Message], tool: str) -> dict[str, Any] | None:
+    """The arguments of the first call of a tool that was answered without an error, or None."""
+    calls = (arguments for name, arguments, seen in tool_calls(messages) if name == tool and not is_error(seen))
+    return next(calls, None)
+
+
+def normalise(text: str) -> str:
+    """Lower case, no commas within numbers, punctuation as spaces, one space between words."""
+    return " ".join(re.findall(r"\w+", re.sub(r"(?<=\d),(?=\d)", "", text.lower())))
 
 
 def _shorten(value: Any, limit: int = 60) -> str:

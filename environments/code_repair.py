@@ -124,9 +124,7 @@ class CodeRepair(Env):
             return error(f"code may have {LONGEST_CODE} characters at most, not {len(code)}; make it shorter")
         name, examples = self.scenario.data["name"], self.scenario.data["examples"]
         outcome = run(code, name, [arguments for arguments, _ in examples])
-        lines = [_refused(outcome)] if outcome.refused else []
-        if outcome.problem:
-            lines.append(_failed(outcome))
+        lines = _faults(outcome)
         for answer, example in zip(outcome.answers, examples, strict=True):
             if answer.kind != "missing":
                 lines.append(shorten(_compared(name, answer, example), LONGEST_LINE))
@@ -147,10 +145,7 @@ class CodeRepair(Env):
         tests = self.scenario.data["tests"]
         outcome = run(code, self.scenario.data["name"], [arguments for arguments, _ in tests])
         # The result is the first line, so that no text from the code can come before it.
-        lines = [f"Passed {passed(outcome, tests)} of {len(tests)}."]
-        lines += [_refused(outcome)] if outcome.refused else []
-        lines += [_failed(outcome)] if outcome.problem else []
-        return "\n".join(lines)
+        return "\n".join([f"Passed {passed(outcome, tests)} of {len(tests)}.", *_faults(outcome)])
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
@@ -245,13 +240,12 @@ def _compared(name: str, answer: Answer, example: list[Any]) -> str:
     return f"{call} == {answer.value!r}: right" if right else f"{call} == {answer.value!r}, not {expected!r}"
 
 
-def _failed(outcome: RunResult) -> str:
-    return shorten(f"The code failed: {' '.join(outcome.problem.split())}", LONGEST_LINE)
-
-
-def _refused(outcome: RunResult) -> str:
+def _faults(outcome: RunResult) -> list[str]:
+    """One line on what was refused, and one on why the code failed, where there is such a thing."""
     named = "; ".join(dict.fromkeys(shorten(" ".join(refusal.split()), 80) for refusal in outcome.refused[:3]))
-    return f"Refused {len(outcome.refused)}: {named}"
+    lines = [f"Refused {len(outcome.refused)}: {named}"] if outcome.refused else []
+    problem = shorten(f"The code failed: {' '.join(outcome.problem.split())}", LONGEST_LINE)
+    return [*lines, problem] if outcome.problem else lines
 
 
 def _times_refused(call: tuple[str, dict[str, Any], Message]) -> int:

@@ -21,10 +21,12 @@ from environments.base import (
     Outcome,
     Scenario,
     Split,
+    accepted,
     count_errors,
     count_turns,
     error,
     is_error,
+    normalise,
     read_lines,
     sample_kinds,
     tool,
@@ -221,7 +223,7 @@ class EmailSearch(Env):
                 counts["read"] |= cls._has_read(arguments, text, sources)
         counts["error"] = count_errors(messages) - counts["invalid_id"]
         counts["turn"] = max(0, count_turns(messages) - NEEDED_CALLS)
-        answer = final_answer(messages)
+        answer = accepted(messages, "return_final_answer")
         if answer is None:
             counts["no_answer"] = 1
         elif cls._gives_up(answer["answer"]):
@@ -236,7 +238,7 @@ class EmailSearch(Env):
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
-        answer = final_answer(messages)
+        answer = accepted(messages, "return_final_answer")
         if answer is None or cls._gives_up(answer["answer"]):
             return False
         answered, right = cls._plain(answer["answer"]), cls._plain(scenario.data["answer"])
@@ -247,7 +249,7 @@ class EmailSearch(Env):
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
-        sources, answer = set(scenario.data["source_ids"]), final_answer(messages)
+        sources, answer = set(scenario.data["source_ids"]), accepted(messages, "return_final_answer")
         calls = [call for call in tool_calls(messages) if not is_error(call[2])]
         required = {
             "search": any(name in cls.lists for name, _, _ in calls),
@@ -359,19 +361,6 @@ def seen_ids(messages: Sequence[Message]) -> list[str]:
 def days_of(year: int, month: int) -> dict[str, str]:
     """First and last day of a month for a search. Days are compared as text, so that 31 fits every month."""
     return {"after": f"{year}-{month:02d}-01", "before": f"{year}-{month:02d}-31"}
-
-
-def final_answer(messages: Sequence[Message]) -> dict[str, Any] | None:
-    """The arguments of the accepted answer, or None."""
-    for name, arguments, observation in tool_calls(messages):
-        if name == "return_final_answer" and not is_error(observation):
-            return arguments
-    return None
-
-
-def normalise(text: str) -> str:
-    """Lower case, punctuation as spaces, one space between words."""
-    return " ".join(re.findall(r"\w+", re.sub(r"(?<=\d),(?=\d)", "", text.lower())))
 
 
 def is_unknown(answer: str) -> bool:

@@ -14,14 +14,13 @@ from random import Random
 from typing import Any, ClassVar, Literal
 
 from environments._languages import LANGUAGES, is_korean, stems, unified
-from environments.base import Message, error, tool, use
+from environments.base import Message, error, normalise, tool, use
 from environments.email_search import (
     LONGEST,
     MONTHS,
     EmailSearch,
     days_of,
     is_unknown,
-    normalise,
     seen_ids,
     shown,
     with_inboxes,

@@ -21,9 +21,11 @@ from environments.base import (
     Outcome,
     Scenario,
     Split,
+    accepted,
     count_turns,
     error,
     is_error,
+    normalise,
     read_lines,
     sample_kinds,
     split_of,
@@ -170,7 +172,7 @@ class KnowledgeSearch(Env):
         counts["invalid_id"] = sum("no document with this id" in text for text in errors)
         counts["error"] = len(errors) - counts["invalid_id"]
         counts["turn"] = max(0, count_turns(messages) - NEEDED[scenario.data["kind"]])
-        answer = final_answer(messages)
+        answer = accepted(messages, "answer")
         if answer is None:
             counts["no_answer"] = 1
         else:
@@ -185,7 +187,7 @@ class KnowledgeSearch(Env):
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         """A right answer with a supporting citation; for a question without an answer, "not known" without citations."""
-        answer = final_answer(messages)
+        answer = accepted(messages, "answer")
         if answer is None or not is_right(scenario, answer["text"]):
             return False
         supporting = {source for hop in scenario.data["sources"] for source in hop}
@@ -193,7 +195,7 @@ class KnowledgeSearch(Env):
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
-        hidden, answer = scenario.data, final_answer(messages)
+        hidden, answer = scenario.data, accepted(messages, "answer")
         calls = [(name, arguments.get("id")) for name, arguments, seen in tool_calls(messages) if not is_error(seen)]
         required = {"search": any(name == "search" for name, _ in calls)}
         for number, hop in enumerate(hidden["sources"], 1):
@@ -274,14 +276,6 @@ def extract(question: str, document: str) -> str:
     return ""
 
 
-def final_answer(messages: Sequence[Message]) -> dict[str, Any] | None:
-    """The arguments of the accepted answer, or None."""
-    for name, arguments, observation in tool_calls(messages):
-        if name == "answer" and not is_error(observation):
-            return arguments
-    return None
-
-
 def is_right(scenario: Scenario, text: str) -> bool:
     """Whether an answer is right. An answer that also names another value hedges and is wrong."""
     if not scenario.data["answer"]:
@@ -294,11 +288,6 @@ def is_right(scenario: Scenario, text: str) -> bool:
     others = {word for value in scenario.data["conflicting"] for word in normalise(value).split()}
     number_besides = right.isdigit() and any(word.isdigit() for word in extra)
     return len(extra) <= 1 and not others & set(extra) and not number_besides
-
-
-def normalise(text: str) -> str:
-    """Lower case, no commas within numbers, punctuation as spaces, one space between words."""
-    return " ".join(re.findall(r"\w+", re.sub(r"(?<=\d),(?=\d)", "", text.lower())))
 
 
 def is_unknown(text: str) -> bool:

@@ -45,7 +45,11 @@ def evaluate(
             "--adapter is needed with policy.kind: vllm; it is made by the stage update (at first initialise)"
         )
     else:
-        played, tokens = by_tokens(env, data, held_out, split, params, adapter)
+        from steps.sampling import engine
+
+        attempts = [(scenario, 0) for scenario in held_out]
+        played = engine.play(params.policy, params.evaluate, adapter, env, data, attempts, split, seed=0)
+        tokens = [sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in played]
     rewards = [by_rule(env, scenario, trajectory) for scenario, trajectory in zip(held_out, played, strict=True)]
     wins = [reward.success for reward in rewards]
     slices: dict[str, list[bool]] = {}
@@ -68,36 +72,6 @@ def evaluate(
     write_records(rewards, evaluation / "rewards.parquet")
     low, high = summary.ci95
     say(f"{split}: success {summary.success:.3f} [{low:.3f}, {high:.3f}] of {summary.n}")
-
-
-def by_tokens(
-    env: type[Env], data: Any, held_out: list[Scenario], split: str, params: EvaluateParams, adapter: Input
-) -> tuple[list[Trajectory], list[int]]:
-    """The adapter's trajectories, and the number of sampled tokens of each."""
-    from steps.policy import loading
-    from steps.policy.adapter import adapter_hash
-    from steps.policy.chat import Chat
-    from steps.sampling import engine, episodes
-
-    tools = [tool.schema for tool in env.tools().values()]
-    chat = Chat(loading.load_tokenizer(params.policy), tools, params.policy.chat_template_kwargs)
-    limits = params.evaluate
-    sampler = engine.sampler(
-        params.policy, adapter, limits.temperature, max_tokens=limits.max_tokens, stop=chat.end, seed=0
-    )
-    played = episodes.play(
-        sampler,
-        chat,
-        env,
-        data,
-        [(scenario, 0) for scenario in held_out],
-        prefix=split,
-        adapter_hash=adapter_hash(adapter),
-        context=params.policy.context,
-        max_tokens=limits.max_tokens,
-        max_turns=limits.max_turns,
-    )
-    return played, [sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in played]
 
 
 def by_messages(

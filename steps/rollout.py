@@ -34,10 +34,7 @@ def rollout(
     import environments
     from environments.base import Scenario
     from steps.core.records import read_records, write_records
-    from steps.policy import loading
-    from steps.policy.adapter import adapter_hash
-    from steps.policy.chat import Chat
-    from steps.sampling import curriculum, engine, episodes
+    from steps.sampling import curriculum, engine
 
     pool = read_records(Scenario, scenarios / "train.parquet")
     settings = params.rollout.curriculum
@@ -55,28 +52,8 @@ def rollout(
         record = [standings[place]._asdict() for place in places]
     attempts = [(scenario, attempt) for scenario in chosen for attempt in range(params.rollout.attempts)]
     env = environments.load(params.task)
-    tools = [tool.schema for tool in env.tools().values()]
-    chat = Chat(loading.load_tokenizer(params.policy), tools, params.policy.chat_template_kwargs)
-    sampler = engine.sampler(
-        params.policy,
-        adapter,
-        temperature=params.rollout.temperature,
-        max_tokens=params.rollout.max_tokens,
-        stop=chat.end,
-        seed=params.seed * 1000 + int(iteration),
-    )
-    played = episodes.play(
-        sampler,
-        chat,
-        env,
-        env.load(task_data),
-        attempts,
-        prefix=iteration,
-        adapter_hash=adapter_hash(adapter),
-        context=params.policy.context,
-        max_tokens=params.rollout.max_tokens,
-        max_turns=params.rollout.max_turns,
-    )
+    data, seed = env.load(task_data), params.seed * 1000 + int(iteration)
+    played = engine.play(params.policy, params.rollout, adapter, env, data, attempts, iteration, seed)
     write_records(played, trajectories)
     if drawn is not None:
         content = {"curriculum": settings and settings.model_dump(), "scenarios": record}

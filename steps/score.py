@@ -106,8 +106,6 @@ def by_ruler(
 
 def compared(answers: Sequence[Judgement], played: Sequence[Trajectory], rules: Sequence[Reward]) -> list[Reward]:
     """RULER's reward for each trajectory, in the trajectories' order. AssertionError where one would be lost."""
-    from steps.core.records import Reward
-
     groups = {answer.scenario_id: answer for answer in answers}
     rewards = []
     for trajectory, rule in zip(played, rules, strict=True):
@@ -121,17 +119,8 @@ def compared(answers: Sequence[Judgement], played: Sequence[Trajectory], rules: 
             score = group.scores[trajectory.id]
             components = {} if score is None else {"ruler": score}
             why = f"not scored: {group.problem}" if score is None else group.reasons.get(trajectory.id, "")
-        rewards.append(
-            Reward(
-                trajectory_id=trajectory.id,
-                scenario_id=trajectory.scenario_id,
-                name="ruler",
-                score=score,
-                success=rule.success,
-                components=components,
-                explanation=why,
-            )
-        )
+        judged = {"name": "ruler", "score": score, "components": components, "explanation": why}
+        rewards.append(rule.model_copy(update=judged))
     return rewards
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
@@ -49,18 +51,14 @@ def adapted_layers(config: Any) -> list[str] | None:
     return sorted([*latent, "o_proj"] if latent else ["q_proj", "k_proj", "v_proj", "o_proj"])
 
 
-class explained:
+@contextlib.contextmanager
+def explained(policy: Policy) -> Iterator[None]:
     """Turns the many errors with which loading a model can fail into a UserError of one sentence."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, problem: BaseException | None, trace: Any) -> None:
-        if isinstance(problem, (OSError, ValueError, RuntimeError, KeyError)):
-            reason = str(problem).strip().splitlines()[0][:200] if str(problem).strip() else kind.__name__
-            raise UserError(
-                f"policy.base_model: cannot load {self.policy.base_model!r} ({reason}); "
-                "give a folder that holds a model, or the name of one on the Hugging Face Hub that this machine can reach"
-            ) from problem
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, KeyError) as problem:
+        reason = str(problem).strip().splitlines()[0][:200] if str(problem).strip() else type(problem).__name__
+        raise UserError(
+            f"policy.base_model: cannot load {policy.base_model!r} ({reason}); "
+            "give a folder that holds a model, or the name of one on the Hugging Face Hub that this machine can reach"
+        ) from problem

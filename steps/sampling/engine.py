@@ -3,9 +3,11 @@
 Left out on purpose: text, seeds per request (vLLM's CPU sampler has none: a batch is seeded as a whole), and any server. The
 same batch, seed and adapter give the same tokens and logprobs, in a fresh process and in a warm one.
 
-    sampler = engine.sampler(policy, adapter, temperature=1.0, max_tokens=64, seed=1)
+    sampler = EngineSampler(policy, adapter, temperature=1.0, max_tokens=64, stop=2, seed=1)
     sampler.submit(0, prompt_ids)
     while sampler.pending: for sampled in sampler.step(): …
+
+`play` plays whole episodes with it, as the stages rollout and evaluate do.
 """
 
 from __future__ import annotations
@@ -20,13 +22,19 @@ from steps.core.progress import say
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import adapted_layers, explained, load_tokenizer
 from steps.policy.machine import before_training, cores
+from steps.sampling import episodes
 
 if TYPE_CHECKING:
-    from steps.core.params import Policy
+    from collections.abc import Sequence
+
+    from environments.base import Env, Scenario
+    from steps.core.params import Evaluate, Policy, Rollout
+    from steps.core.records import Trajectory
 
 # The engine of this process, by policy; at most one. Global, because stages are plain functions, and a warm process keeps
 # its engine from one stage to the next instead of starting another.
 _engines: dict[str, Engine] = {}
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM accepts as an adapter's largest
 COPIES = Path(".flywheel/adapters")  # copies of the adapters in use, by process and content hash
 
 
@@ -80,7 +88,7 @@ class Engine:
             dtype=self.policy.dtype,
             max_model_len=self.policy.context,
             enable_lora=True,
-            max_lora_rank=_allowed_rank(self.policy.lora.rank),
+            max_lora_rank=next(allowed for allowed in RANKS if allowed >= self.policy.lora.rank),
             max_loras=1,
             lora_target_modules=layers,
             enable_prefix_caching=True,
@@ -118,14 +126,16 @@ class Engine:
 
 
 class EngineSampler:
-    """A batch of requests to one adapter with one set of sampling parameters."""
+    """A batch of requests to one adapter with one set of sampling parameters, on this process's engine, which is started if
+    necessary. Temperature 0 is greedy."""
 
     def __init__(
-        self, engine: Engine, adapter: Path, temperature: float, max_tokens: int, stop: int, seed: int
+        self, policy: Policy, adapter: Path, temperature: float, max_tokens: int, stop: int, seed: int
     ) -> None:
         import torch
         from vllm import SamplingParams
 
+        engine = get(policy)
         engine.wake()
         engine.llm.reset_prefix_cache()
         self.engine = engine.llm
@@ -164,9 +174,33 @@ class EngineSampler:
         return sorted(finished)
 
 
-def sampler(policy: Policy, adapter: Path, temperature: float, max_tokens: int, stop: int, seed: int) -> EngineSampler:
-    """A sampler on this process's engine, which is started if necessary. Temperature 0 is greedy."""
-    return EngineSampler(get(policy), adapter, temperature, max_tokens, stop, seed)
+def play(
+    policy: Policy,
+    limits: Rollout | Evaluate,
+    adapter: Path,
+    env: type[Env],
+    data: Any,
+    attempts: Sequence[tuple[Scenario, int]],  # (scenario, number of the attempt)
+    prefix: str,  # of the trajectories' ids
+    seed: int,
+) -> list[Trajectory]:
+    """The trajectories of all attempts by the policy with this adapter, in the same order."""
+    from steps.policy.chat import Chat
+
+    tools = [tool.schema for tool in env.tools().values()]
+    chat = Chat(load_tokenizer(policy), tools, policy.chat_template_kwargs)
+    return episodes.play(
+        EngineSampler(policy, adapter, limits.temperature, limits.max_tokens, chat.end, seed),
+        chat,
+        env,
+        data,
+        attempts,
+        prefix=prefix,
+        adapter_hash=adapter_hash(adapter),
+        context=policy.context,
+        max_tokens=limits.max_tokens,
+        max_turns=limits.max_turns,
+    )
 
 
 def get(policy: Policy) -> Engine:
@@ -179,8 +213,3 @@ def get(policy: Policy) -> Engine:
         _engines[key] = Engine(policy)
         before_training(_engines[key].sleep)
     return _engines[key]
-
-
-def _allowed_rank(rank: int) -> int:
-    """The smallest rank at or above `rank` that vLLM accepts as its largest."""
-    return next(allowed for allowed in (8, 16, 32, 64, 128, 256, 320, 512) if allowed >= rank)

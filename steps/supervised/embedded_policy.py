@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from steps.core.progress import progress, say
@@ -195,35 +195,27 @@ def make_model(tokens: int) -> Qwen3ForCausalLM:
 def train(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, learning_rate: float, habits: Habits
 ) -> None:
-    """AdamW with a cosine schedule; the loss of assistants' turns plus that of repeats, each a mean over its tokens."""
-    import torch
-
-    optimizer, schedule = make_optimizer(model, learning_rate, steps)
+    """Learn the assistants' turns of demonstrations, and to repeat."""
     from environments.email_search import EmailSearch
     from steps.supervised.demonstrations import demonstrations
 
     demonstrated = tokenized(tokenizer, EmailSearch, demonstrations(SEED, habits))
     rng = random.Random(SEED)
-    model.train()
-    for step in range(steps):
+
+    def losses(step: int) -> dict[str, Any]:
+        """The loss of assistants' turns and that of repeats, each a mean over its tokens."""
         rows = sorted(itertools.islice(demonstrated, DEMONSTRATIONS), key=lambda row: len(row[0]))
         half = DEMONSTRATIONS // 2
-        losses = [batch_loss(model, part) * len(part) / DEMONSTRATIONS for part in (rows[:half], rows[half:])]
+        first, second = (batch_loss(model, part) * len(part) / DEMONSTRATIONS for part in (rows[:half], rows[half:]))
         repeats = batch_loss(model, [repeated_sequence(rng, len(tokenizer)) for _ in range(REPEATS)])
-        loss = losses[0] + losses[1]
-        (loss + repeats).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        progress(step + 1, steps, f"loss {loss.item():.3f}, of repeats {repeats.item():.3f}")
-        if (step + 1) % 100 == 0:
-            say(f"step {step + 1}: loss {loss.item():.4f}, of repeats {repeats.item():.4f}")
-    model.eval()
+        return {"loss": first + second, "of repeats": repeats}
+
+    fit(model, steps, learning_rate, losses)
 
 
-def make_optimizer(model: Qwen3ForCausalLM, learning_rate: float, steps: int) -> tuple[Any, Any]:
-    """AdamW, without weight decay of norms, and its schedule: a warm-up, then a cosine down to 0."""
+def fit(model: Qwen3ForCausalLM, steps: int, learning_rate: float, losses: Callable[[int], Mapping[str, Any]]) -> None:
+    """Minimise the sum of each step's `losses` (by name): AdamW, without weight decay of norms, whose rate warms up and then
+    falls as a cosine to 0."""
     import torch
 
     decay = [value for value in model.parameters() if value.dim() > 1]
@@ -233,7 +225,18 @@ def make_optimizer(model: Qwen3ForCausalLM, learning_rate: float, steps: int) ->
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, learning_rate, total_steps=steps, pct_start=min(0.5, WARM_UP / steps), cycle_momentum=False
     )
-    return optimizer, schedule
+    model.train()
+    for step in range(steps):
+        parts = losses(step)
+        sum(parts.values()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        progress(step + 1, steps, ", ".join(f"{name} {loss.item():.3f}" for name, loss in parts.items()))
+        if (step + 1) % 100 == 0:
+            say(f"step {step + 1}: " + ", ".join(f"{name} {loss.item():.4f}" for name, loss in parts.items()))
+    model.eval()
 
 
 # Token ids [T], and for each token 1 where it is learnt, 2 where it is learnt with a separate weight, otherwise 0.

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
-from steps.core.progress import progress, say
+from steps.core.progress import say
 from steps.runner.stage import Input, Output, main
 from steps.supervised import embedded_policy
 
@@ -152,28 +152,18 @@ def _json(value: Any) -> str:
 
 
 def train(model: Any, rows: Iterator[LabelledTokens], steps: int, observations: bool = False) -> None:
-    """AdamW with a cosine schedule; the mean loss of the assistants' tokens, and if asked for, of the observations'."""
-    import torch
+    """Learn the assistants' tokens, and if asked for, those of the observations."""
 
-    optimizer, schedule = embedded_policy.make_optimizer(model, LEARNING_RATE, steps)
-    model.train()
-    for step in range(steps):
+    def losses(step: int) -> dict[str, Any]:
         batch: list[LabelledTokens] = []
         while not batch or max(len(ids) for ids, _ in batch) * (len(batch) + 1) <= BATCH_TOKENS:
             batch.append(next(rows))
+        if observations:
+            batch = list(map(_with_answers, batch))
         # The weight of the environment's tokens falls to 0; otherwise the policy would write them itself.
-        loss = embedded_policy.batch_loss(
-            model, list(map(_with_answers, batch)) if observations else batch, 1 - step / steps
-        )
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        progress(step + 1, steps, f"loss {loss.item():.3f}")
-        if (step + 1) % 100 == 0:
-            say(f"step {step + 1}: loss {loss.item():.4f}")
-    model.eval()
+        return {"loss": embedded_policy.batch_loss(model, batch, 1 - step / steps)}
+
+    embedded_policy.fit(model, steps, LEARNING_RATE, losses)
 
 
 def _with_answers(row: LabelledTokens) -> LabelledTokens:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
 from steps.core.progress import measure, progress, say
+from steps.policy import loading
 from steps.policy.adapter import adapter_hash
-from steps.training import model, packing
+from steps.training import packing
 from steps.training.batches import Example, OptimizerStep, by_group, micro_batches, split_evenly
 from steps.training.loss import SamplerKl, TrlLoss, check_sampler, sampler_ratio
 
@@ -50,7 +51,7 @@ class Trainer:
         if key not in _bases or checkpoint is None:
             _bases.clear()
             torch.manual_seed(seed)
-            _bases[key] = model.load_model(policy)
+            _bases[key] = load_model(policy)
         self.model = _bases[key]
         self.model.train()
         self.weights = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
@@ -147,7 +148,8 @@ class Trainer:
                         sums[name] += metric * batch["tokens"]
                 del batch["packed"]  # large, and quick to make again for the next pass
             if not number:  # no weight has changed yet
-                drift = check_sampler(self._over_all(kl), settings.max_sampler_kl)
+                nats, tokens = zip(*_over_processes((kl.nats, kl.tokens)), strict=True)
+                drift = check_sampler(sum(nats) / sum(tokens), settings.max_sampler_kl)
             self._sum_gradients()
             norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), settings.max_grad_norm)
             sums["grad_norm"] += norm.item() / planned
@@ -304,11 +306,30 @@ class Trainer:
                     weight.grad = torch.zeros_like(weight)
                 torch.distributed.all_reduce(weight.grad)
 
-    @staticmethod
-    def _over_all(kl: SamplerKl) -> float:
-        """Nats per token, over the rows of all processes."""
-        parts = _over_processes((kl.nats, kl.tokens))
-        return sum(nats for nats, _ in parts) / sum(tokens for _, tokens in parts)
+
+def load_model(policy: Policy) -> Any:
+    """The policy's base model with a fresh adapter, drawn with torch's seed, prepared for updates: packed attention, no
+    dropout, faster layers. UserError for unsupported layers."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    from steps.training import layers
+
+    base = loading.load_model(policy)
+    packing.prepare(base)
+    for layer in base.modules():
+        if isinstance(layer, torch.nn.Dropout):  # the sampler has no dropout, so the ratios would measure it
+            layer.p = 0.0
+    lora = LoraConfig(
+        r=policy.lora.rank,
+        lora_alpha=policy.lora.alpha,
+        lora_dropout=0.0,
+        target_modules=loading.adapted_layers(base.config) or "all-linear",
+        task_type="CAUSAL_LM",
+    )
+    model = get_peft_model(base, lora)
+    layers.replace_forwards(model)
+    return model
 
 
 def set_rate(optimizer: Any, settings: Update, steps: int) -> None:

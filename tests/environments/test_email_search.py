@@ -11,7 +11,7 @@ import pytest
 
 import environments
 from environments import _mailbox
-from environments.base import Message, Scenario, Split, is_error, unwritable
+from environments.base import Message, Scenario, Split, is_error, normalise, unwritable
 from environments.email_search import (
     KINDS,
     LONGEST,
@@ -21,7 +21,6 @@ from environments.email_search import (
     Mailbox,
     build_index,
     is_unknown,
-    normalise,
 )
 from steps.core import params
 

@@ -79,16 +79,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def task(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Task:
+def task(request: pytest.FixtureRequest) -> Task:
     name: str = request.param
-    if name == "_template":
-        return Task(name, Template, template_data(tmp_path_factory.mktemp("data")))
     return Task(name, environments.load(name), ROOT / "tasks_data" / name.rpartition(".")[2])
-
-
-def template_data(folder: Path) -> Path:
-    (folder / "capitals.json").write_text(json.dumps(_new.facts()), encoding="utf-8")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -705,7 +698,7 @@ BROKEN: list[tuple[Callable[..., None], dict[str, Any], type[BaseException]]] = 
         },
         AssertionError,
     ),
-    (test_missing_data_is_named, {"load": classmethod(lambda cls, folder: _new.facts())}, FAILED),
+    (test_missing_data_is_named, {"load": classmethod(lambda cls, folder: Template.load(_new.TEMPLATE))}, FAILED),
     (
         test_gold_succeeds_and_beats_bad,
         {"reward": rewards(lambda messages: Component("alike", 1.0, "any answer"))},
@@ -777,7 +770,7 @@ def test_the_checks_can_fail(
         "look_up": Template.look_up,
         "answer": Template.answer,
     }  # tools are not inherited
-    made = Task("_template", type("Broken", (Template,), own | changes), template_data(tmp_path))
+    made = Task("_template", type("Broken", (Template,), own | changes), _new.TEMPLATE)
     given = {name: request.getfixturevalue(name) for name in inspect.signature(check).parameters if name != "task"}
     with pytest.raises(failure):
         check(made, **given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 from typing import cast
@@ -51,12 +50,13 @@ def test_a_new_task_passes_what_every_task_must_pass(tmp_path: Path) -> None:
     preset = params.load(written[-1], params.Params)
     assert preset.task == "river_names"
     env = environments.load("_template")
+    facts = env.load(_new.TEMPLATE)
     for split, count in (
         ("train", preset.scenarios.train),
         ("val", preset.scenarios.val),
         ("test", preset.scenarios.test),
     ):
-        assert len(env.scenarios(_new.facts(), cast(Split, split), count, preset.seed)) == count
+        assert len(env.scenarios(facts, cast(Split, split), count, preset.seed)) == count
     for words in (
         ("pytest", "-q", "-p", "no:cacheprovider", "tests/environments/test_environments.py", "--task", "river_names"),
         ("ruff", "check", "--no-cache", "environments/river_names.py"),
@@ -101,16 +101,18 @@ def test_names_of_the_project_are_refused_in_one_sentence(name: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_failure_on_the_way_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("suffix", [".py", ".md", ".yaml"])
+def test_a_failure_on_the_way_leaves_nothing(suffix: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = listing(root)
-    rename = Path.rename
+    write_text = Path.write_text
 
-    def fail(self: Path, target: Path) -> Path:
-        if target.suffix == ".py":
+    def fail(self: Path, text: str, **options: str) -> int:
+        write_text(self, text[:1], **options)
+        if self.suffix == suffix:
             raise OSError("no space left")
-        return rename(self, target)
+        return 1
 
-    monkeypatch.setattr(Path, "rename", fail)
+    monkeypatch.setattr(Path, "write_text", fail)
     with pytest.raises(OSError, match="no space left"):
         _new.write("rivers", root)
     assert listing(root) == before
@@ -135,11 +137,10 @@ def test_any_name_gives_a_module_with_one_environment(
 
 
 def test_the_facts_are_many_and_each_has_its_own_answer() -> None:
-    facts = _new.facts()
+    facts = environments.load("_template").load(_new.TEMPLATE)
     assert len(facts) >= 60
     assert len(set(facts.values())) == len(facts)
     assert (facts["New Zealand"], facts["Peru"], facts["Chad"]) == ("Wellington", "Lima", "N'Djamena")
-    assert json.loads(json.dumps(facts)) == facts
 
 
 def test_make_new_task_asks_for_a_name() -> None:

@@ -14,7 +14,6 @@ import pytest
 
 import environments
 from benchmarks.environments import tasks
-from environments import _new
 from environments._template import Template
 from environments.base import Env, Message, Outcome, Scenario, Split, use, words
 from steps.core.params import Criteria
@@ -379,7 +378,7 @@ def each_task() -> list[str]:
 @pytest.fixture(scope="module", params=each_task())
 def plays(request: pytest.FixtureRequest) -> list[tuple[type[Env], Scenario, str, list[Message], bool]]:
     """(task, scenario, player, transcript, whether it ended by itself) of several scenarios of each split."""
-    env, data = (Template, _new.facts()) if request.param == "_template" else loaded(request.param)
+    env, data = loaded(request.param)
     slow = request.param == "code_repair"  # a call starts a process
     chosen = [one for split in SPLITS for one in env.scenarios(data, split, 1 if slow else EACH, 7)][
         : 2 if slow else None
@@ -464,7 +463,7 @@ def cuts(scenario: Scenario, messages: Sequence[Message]) -> Iterator[int]:
     ],
 )
 def test_required_actions(task: str, player: str, required: list[dict[str, bool]]) -> None:
-    env, data = (Template, _new.facts()) if task == "_template" else loaded(task)
+    env, data = loaded(task)
     found = [dict(env.outcome(one, env(one, data).play(player)).required) for one in env.scenarios(data, "test", 12, 3)]
     assert all(one in found for one in required)
     assert all(one in required for one in found)

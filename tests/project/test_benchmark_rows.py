@@ -33,9 +33,9 @@ FAKES: dict[str, dict[str, Any]] = {
     "gate": {"measure": ROW},
     "judge": {"measure": ROW},
     "rollout": {"measure": ROW},
-    "tracking": {"measure": ROW, "finished": ["000", "001"]},
+    "tracking": {"measure": ROW, "finished": ["001"]},
     "learning": {"run_seed": {"seed": 1, "summary": SUMMARY, "curve": []}},
-    "tracing": {"run": RUN, "again": RUN},
+    "tracing": {"run": RUN},
     "update": {"compare": ROW},
     "iteration": {"compare": ROW},
 }
@@ -109,17 +109,24 @@ def test_quick_rows_come_one_by_one(
 
 
 def test_rows_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = iter((0.5, 2.0, 0.5, 2.0))
+    loads = iter((0.5, 2.0, 3.0, 4.0, 0.5, 2.0))
     monkeypatch.setattr(os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
-    columns = {"task": "name", "ours": "seconds", "base": "base", "same": "same"}
-    row = {"name": "a", "seconds": 1234.5678, "base": {"success": 0.5}, "same": True}
-    Rows(columns).add(row, base="0.500")
+    row = {"name": "a", "seconds": 1234.5678, "base": {"success": 0.5}, "parts": {"x": 1}, "same": True}
+    rows = Rows()
+    rows.add(row, base="0.500")
+    rows.add(row | {"name": "b"}, base="0.600")
+    rows.add({"name": "c"})
     assert capsys.readouterr().out.splitlines() == [
-        "| task | ours | base | same | load |",
-        "| --- | --- | --- | --- | --- |",
-        "| a | 1,235 | 0.500 | yes | 2 |",
+        "| name | seconds | same | load_before | load | base |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| a | 1,235 | yes | 0.5 | 2 | 0.500 |",
+        "| b | 1,235 | yes | 0.5 | 3 | 0.600 |",
+        "",
+        "| name | load_before | load |",
+        "| --- | --- | --- |",
+        "| c | 0.5 | 4 |",
     ]
-    Rows(columns, as_json=True).add(row, base="0.500")
+    Rows(as_json=True).add(row, base="0.500")
     assert json.loads(capsys.readouterr().out) == row | {"load_before": 0.5, "load": 2.0}
     assert [text(value) for value in (None, False, 12345, 0.00123456)] == ["", "no", "12,345", "0.001235"]
 
@@ -129,7 +136,7 @@ def test_a_row_does_not_wait_in_a_buffer(as_json: bool, monkeypatch: pytest.Monk
     """As through a pipe: what is not flushed is not in `out`."""
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, write_through=False, line_buffering=False))
-    Rows({"task": "name"}, as_json).add({"name": "the row"})
+    Rows(as_json).add({"name": "the row"})
     assert b"the row" in out.getvalue()
 
 
@@ -140,9 +147,9 @@ def test_how_long_it_takes_is_said_first(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(_rows, "slowness", lambda: 3.0)
     monkeypatch.setitem(BENCHMARKS, "gate", _rows.Benchmark(80.0, 10.0, ""))
     for quick, share, expected in ((False, 0.25, "60 seconds"), (True, 1.0, "30 seconds")):
-        _rows.begin("gate", argparse.Namespace(quick=quick, json=True), {}, share)
+        _rows.begin("gate", argparse.Namespace(quick=quick, json=True), share)
         assert f"about {expected}" in capsys.readouterr().err
-    _rows.begin("gate", argparse.Namespace(quick=True, json=True), {}, None)
+    _rows.begin("gate", argparse.Namespace(quick=True, json=True), None)
     assert "has not been measured" in capsys.readouterr().err
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,14 +198,10 @@ class Played:
         self.known = Multiplication.scenarios(Multiplication.load(ROOT / "tasks_data/multiplication"), "train", 40, 1)
         write_records(self.known, folder / "scenarios" / "train.parquet")
         (folder / "successes.json").write_text("[]\n")
-        for name in ("load_tokenizer", "sampler"):
-            patch.setattr(f"steps.sampling.engine.{name}", lambda *_, **__: None)
-        patch.setattr("steps.policy.adapter.adapter_hash", lambda _: "0" * 16)
-        patch.setattr("steps.policy.chat.Chat", lambda *_: SimpleNamespace(end=0))
-        patch.setattr("steps.sampling.episodes.play", self.play)
+        patch.setattr("steps.sampling.engine.play", self.play)
 
     def play(self, *arguments: Any, **_: Any) -> list[Trajectory]:
-        attempts: list[tuple[Scenario, int]] = arguments[4]
+        attempts: list[tuple[Scenario, int]] = arguments[5]
         self.attempts = [(scenario.id, attempt) for scenario, attempt in attempts]
         words = {"role": "assistant", "content": "0"}
         turn = Turn(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from environments.base import Message, is_error, tool_calls
-from environments.email_search import EmailSearch, final_answer
+from environments.base import Message, accepted, is_error, tool_calls
+from environments.email_search import EmailSearch
 from steps.supervised.demonstrations import MIXED, SLOPPY, Demonstrator, Habits, demonstrations
 
 FOLDER = Path(__file__).parent.parent.parent / "tasks_data" / "email_search"
@@ -76,9 +76,9 @@ def test_every_transcript_ends_with_an_answer_in_time(habits: Habits) -> None:
         assert [message["role"] for message in messages[2:]] == ["assistant", "tool"] * ((len(messages) - 2) // 2)
         name, _, observation = tool_calls(messages)[-1]
         assert (name, observation["content"]) == ("return_final_answer", "The answer was given.")
-        accepted = [call for call in tool_calls(messages) if call[2]["content"] == "The answer was given."]
-        assert len(accepted) == 1
-        assert final_answer(messages) == accepted[0][1]
+        answers = [call for call in tool_calls(messages) if call[2]["content"] == "The answer was given."]
+        assert len(answers) == 1
+        assert accepted(messages, "return_final_answer") == answers[0][1]
         turns.add(len(messages) // 2 - 1)
     assert max(turns) <= EmailSearch.max_turns
     assert habits is CAREFUL or turns == {2, 3, 4, 5, 6}

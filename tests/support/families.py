@@ -90,7 +90,7 @@ def sample(policy: Policy, adapter: Path, asked: list[list[int]], temperature: f
     """Four attempts of vLLM at each prompt."""
     from steps.sampling import engine
 
-    sampler = engine.sampler(policy, adapter, temperature, max_tokens=12, stop=2, seed=4)
+    sampler = engine.EngineSampler(policy, adapter, temperature, max_tokens=12, stop=2, seed=4)
     for key in range(4 * PROMPTS):
         sampler.submit(key, asked[key // 4])
     done: dict[int, engine.Sampled] = {}
