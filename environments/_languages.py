@@ -121,10 +121,7 @@ def _korean() -> Language:
             Matter("예산", "얼마입니까", lambda rng: f"{rng.randrange(1000, 10000)}달러", "얼마였습니까"),
             Matter("회의실", "몇 호입니까", lambda rng: f"{rng.randrange(100, 1000)}호", "몇 호였습니까"),
             Matter(
-                "마감일",
-                "언제입니까",
-                lambda rng: f"{rng.randrange(1, 13)}월 {rng.randrange(1, 29)}일",
-                "언제였습니까",
+                "마감일", "언제입니까", lambda rng: f"{rng.randrange(1, 13)}월 {rng.randrange(1, 29)}일", "언제였습니까"
             ),
             Matter("공급업체", "어디입니까", lambda rng: rng.choice(companies), "어디였습니까"),
             Matter("행사 장소", "어디입니까", lambda rng: rng.choice(cities), "어디였습니까"),
@@ -206,14 +203,8 @@ def _arabic() -> Language:
             "اتفقنا على ما يلي بشأن {matter} مشروع {project}: {value}.",
             "نود إبلاغكم بأن {matter} مشروع {project} {pronoun} {value}.",
         ),
-        requests=(
-            "هل لديكم معلومات عن {matter} مشروع {project}؟",
-            "نحتاج إلى معلومات عن {matter} مشروع {project}.",
-        ),
-        chatter=(
-            "لم يتقرر شيء بعد بشأن {matter} مشروع {project}.",
-            "سنتحدث عن {matter} مشروع {project} بعد الاجتماع.",
-        ),
+        requests=("هل لديكم معلومات عن {matter} مشروع {project}؟", "نحتاج إلى معلومات عن {matter} مشروع {project}."),
+        chatter=("لم يتقرر شيء بعد بشأن {matter} مشروع {project}.", "سنتحدث عن {matter} مشروع {project} بعد الاجتماع."),
         openers=("شكرا على رسالتكم.", "أعتذر عن تأخر الرد.", "إليكم المعلومات المطلوبة.", "تحققنا من الأمر مع الفريق."),
         closers=(
             "مع أطيب التحيات.",
@@ -223,10 +214,7 @@ def _arabic() -> Language:
         ),
         proposal=("اقتراحي بشأن {matter} مشروع {project}: {value}.", "أقترح بشأن {matter} مشروع {project}: {value}."),
         decision=("اتفقنا على اقتراح {person}.", "نوافق جميعا على اقتراح {person}."),
-        attached=(
-            "أرفقت ملفا بشأن {matter} مشروع {project}.",
-            "تجدون في المرفقات ملفا عن {matter} مشروع {project}.",
-        ),
+        attached=("أرفقت ملفا بشأن {matter} مشروع {project}.", "تجدون في المرفقات ملفا عن {matter} مشروع {project}."),
         file="{matter}_مشروع_{project}",
         questions={
             "sender": "{asks} {matter} مشروع {project} بحسب {sender}؟",

@@ -167,13 +167,7 @@ class EmailSearch(Env):
         )
         matched = f"mail match ?1 and {inbox} and owner = ?2 and sender like ?3 escape '!' and date between ?4 and ?5"
         name = "%" + re.sub(r"([%_!])", r"!\1", (sender or "").strip()) + "%"
-        values = (
-            self._match(words),
-            self.scenario.data["owner"],
-            name,
-            after or "",
-            before or "9",
-        )
+        values = (self._match(words), self.scenario.data["owner"], name, after or "", before or "9")
         rows: list[tuple[Any, ...]] = self.data.mails.execute(
             f"select date, sender, subject, id, count(*) over () from mail where {matched} order by {order} limit ?6",
             (*values, limit),

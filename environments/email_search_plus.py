@@ -15,16 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from environments._languages import LANGUAGES, is_korean, stems, unified
 from environments.base import Message, error, normalise, tool, use
-from environments.email_search import (
-    LONGEST,
-    MONTHS,
-    EmailSearch,
-    days_of,
-    is_unknown,
-    seen_ids,
-    shown,
-    with_inboxes,
-)
+from environments.email_search import LONGEST, MONTHS, EmailSearch, days_of, is_unknown, seen_ids, shown, with_inboxes
 
 CUT = 200  # characters of each email in a thread
 MOST = 8  # emails shown of a thread
