@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -42,28 +43,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files with slow tests first, which with `-n 2` are the work of one process."""
+    """Files with slow tests first, so that with `-n 2` the longest ones do not come last."""
     items.sort(key=lambda item: not has_slow_tests(item.path))  # stable: within both, the order stays
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n 2`, one process runs the files that have slow tests, which share a project that was trained once, and the
-    other process all others, one file after the other."""
+    """With `-n 2`, a file is the work of one process, and so are together the files that share a project that was trained
+    once, or a server."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class SlowTogether(LoadScopeScheduling):
+    class FilesThatShare(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "slow" if has_slow_tests(ROOT / file) else file
+            return shared_by(ROOT / file) or file
 
     config.option.loadscopereorder = False
-    return SlowTogether(config, log)
+    return FilesThatShare(config, log)
 
 
 @functools.cache
 def has_slow_tests(file: Path) -> bool:
     return "pytest.mark.slow" in file.read_text()
+
+
+@functools.cache
+def shared_by(file: Path) -> str | None:
+    """What a file shares with others: a class of this module, which it imports for a fixture of the whole session."""
+    imports = re.findall(r"^from tests\.conftest import (.+)$", file.read_text(), re.MULTILINE)
+    return next((name for name in ("Project", "MlflowServer") if any(name in line for line in imports)), None)
 
 
 def copy_project(folder: Path) -> Path:
