@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks._rows import BENCHMARKS, announcement, duration, line, slowness, tell, text
-from benchmarks._runs import ROOT
+from benchmarks._common import BENCHMARKS, ROOT, announcement, duration, line, slowness, tell, text
 
 FOLDER = ROOT / ".flywheel" / "bench"
 GRACE = 60.0  # seconds in which a benchmark that is stopped may end its own processes
@@ -95,17 +94,13 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def ending(outcome: Outcome) -> str:
-    """How a benchmark ended, as an item of a list."""
-    failure = f", failed with exit code {outcome.code}" if outcome.code else ""
-    return f"- {outcome.name}: {outcome.seconds:.0f} s{failure}"
-
-
 def table(rows: list[dict[str, Any]], outcomes: list[Outcome]) -> str:
     """Markdown of all rows, and of how each benchmark ended."""
-    revision = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    revision = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    endings = [
+        f"- {name}: {seconds:.0f} s" + (f", failed with exit code {code}" if code else "")
+        for name, seconds, code in outcomes
+    ]
     lines = [
         f"Quick forms, {time.strftime('%Y-%m-%d %H:%M')}, revision {revision.stdout.strip() or 'unknown'}, "
         f"{len(os.sched_getaffinity(0))} cores. Load: mean number of processes at work in the minute before the row.",
@@ -113,7 +108,7 @@ def table(rows: list[dict[str, Any]], outcomes: list[Outcome]) -> str:
         *HEADING,
         *(line(cells(row)) for row in rows),
         "",
-        *map(ending, outcomes),
+        *endings,
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
 """What benchmarks.update runs in processes of their own: preparing a shape, and each side's optimiser steps on it.
 
-    python -m benchmarks._runs _update.prepare '{"folder": "F", "shape": "medium"}'
-    python -m benchmarks._runs _update.run_ours '{"folder": "F", "steps": 3, "count": 3}'
+    python -m benchmarks._common _update.prepare '{"folder": "F", "shape": "medium"}'
+    python -m benchmarks._common _update.run_ours '{"folder": "F", "steps": 3, "count": 3}'
 
 A side returns `seconds` of each timed step, `memory` (MB at most), and what is its own. `steps` are made before the adapter
 is saved, and `count` timed ones after those. Folders come as text.
@@ -14,14 +14,16 @@ import os
 import random
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _trl
-from benchmarks._runs import ROOT
-from benchmarks._trl import LEARNING_RATE
+from benchmarks._common import ROOT
+from steps.core.params import Params, Policy, Update, load
+from steps.core.records import Row, Trajectory, read_records
 
 GROUPS, ATTEMPTS = 16, 8
+LEARNING_RATE = 1e-4
 
 
 def make_policy(folder: Path) -> dict[str, Any]:
@@ -49,18 +51,15 @@ def commands(folder: Path) -> dict[str, list[str]]:
     """The words of the stages score and update of a first iteration whose files are in `folder`."""
     batch, rewards = "--trajectories RUN/trajectories.parquet", "--rewards RUN/rewards.parquet"
     words = {
-        "score": f"--rubric tasks_data/email_search/rubric.md --scenarios RUN/scenarios {batch} {rewards}",
-        "update": f"{batch} {rewards} --previous RUN/checkpoint --adapter RUN/new --checkpoint RUN/next "
+        "score": f"-m steps.score --rubric tasks_data/email_search/rubric.md --scenarios RUN/scenarios {batch} {rewards}",
+        "update": f"-m steps.update {batch} {rewards} --previous RUN/checkpoint --adapter RUN/new --checkpoint RUN/next "
         "--metrics RUN/metrics.json",
     }
-    named = {stage: [word.replace("RUN", os.fspath(folder)) for word in line.split()] for stage, line in words.items()}
-    return {stage: ["-m", f"steps.{stage}", *line] for stage, line in named.items()}
+    return {stage: [word.replace("RUN", os.fspath(folder)) for word in line.split()] for stage, line in words.items()}
 
 
 def sampled_rows(folder: Path) -> list[dict[str, Any]]:
     """The first batch of a run at default size: the real stages."""
-    from steps.core.params import Params, load
-    from steps.core.records import Trajectory, read_records
     from steps.initialise import initialise
     from steps.rollout import rollout
     from steps.scenarios import scenarios
@@ -97,7 +96,6 @@ def random_rows(shared: int, own: int, vocabulary: int) -> list[dict[str, Any]]:
 
 def prepare(shape: str, folder: str, groups: int = GROUPS) -> None:
     """Write what both sides read: policy, the first rows with rewards, and the adapter that they start from."""
-    from steps.core.params import Policy
     from steps.training import grpo
 
     out = Path(folder)
@@ -126,8 +124,6 @@ def run_ours(folder: str, steps: int, count: int) -> dict[str, Any]:
     """Optimiser steps of the update stage's trainer, each on all rows; the adapter after `steps` of them in ours/."""
     import torch
 
-    from steps.core.params import Policy, Update
-    from steps.core.records import Row
     from steps.policy.machine import prepare_training
     from steps.training import batches, grpo, packing
 
@@ -171,14 +167,13 @@ def operations(trainer: Any, rows: list[Any], budget: int) -> float:
     """Floating-point operations of a step: see the top of benchmarks/update.py."""
     from steps.training import batches, packing
 
-    linear = {
-        name: layer.weight.numel() for name, layer in trainer.model.named_modules() if name.endswith("base_layer")
-    }
+    layers = (layer for name, layer in trainer.model.named_modules() if name.endswith("base_layer"))
+    linear = sum(layer.weight.numel() for layer in layers)
     head = trainer.model.get_output_embeddings().weight.numel()
     ordered = sorted((batches.Example(row, 0.0) for row in rows), key=lambda example: example.row.ids)
     packs = [packing.pack([example.row for example in batch]) for batch in batches.micro_batches(ordered, budget)]
     tokens, sampled = sum(pack.ids.shape[1] for pack in packs), sum(len(pack.targets) for pack in packs)
-    return tokens * (4 * sum(linear.values()) + 6 * trainer.trained_parameters) + sampled * 4 * head
+    return tokens * (4 * linear + 6 * trainer.trained_parameters) + sampled * 4 * head
 
 
 def run_trl(folder: str, steps: int, count: int, batch: int) -> dict[str, Any]:
@@ -201,7 +196,7 @@ def run_trl(folder: str, steps: int, count: int, batch: int) -> dict[str, Any]:
     def reward(completions: list[str], stored_reward: list[float], **_: Any) -> list[float]:
         return stored_reward
 
-    seconds = _trl.train(
+    seconds = train_with_trl(
         shape["policy"]["base_model"],
         Path(folder, "start"),
         list(dict.fromkeys(row["group"] for row in rows)),
@@ -217,10 +212,94 @@ def run_trl(folder: str, steps: int, count: int, batch: int) -> dict[str, Any]:
     return {"seconds": seconds[steps:], "memory": memory()}
 
 
+def train_with_trl(
+    base_model: str,
+    start: Path,  # checkpoint of the first adapter
+    prompts: list[Any],
+    reward: Callable[..., list[float]],
+    steps: int,
+    batch: int,
+    out: Path,
+    rollout: Callable[[list[Any], Any], dict[str, Any]] | None = None,
+    attempts: int = 8,
+    compare_after: int = 0,
+    **settings: Any,
+) -> list[float]:
+    """Train with TRL's GRPOTrainer: stock, in float32 unless `bf16`, with this project's LoRA, optimiser and first adapter.
+
+    Returns the seconds of each optimiser step on all attempts at all prompts. The adapter after `compare_after` steps is in
+    out/trl.
+    """
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig, get_peft_model
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    kind = torch.bfloat16 if settings.get("bf16") else torch.float32  # faster than float32 that autocast casts
+    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=kind)
+    lora = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(model, lora)
+    first = load_file(start / "state.safetensors")
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if value.requires_grad:
+                value.copy_(first[f"weight.{name}"])
+    seconds: list[float] = []
+
+    class Clock(TrainerCallback):
+        began = 0.0
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            Clock.began = Clock.began or time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            now = time.perf_counter()
+            seconds.append(now - self.began)
+            if state.global_step == compare_after:
+                model.save_pretrained(out / "trl")
+                now = time.perf_counter()
+            Clock.began = now
+
+    arguments = GRPOConfig(
+        output_dir=os.fspath(out / "out"),
+        max_steps=steps,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=len(prompts) * attempts // batch,
+        num_generations=attempts,
+        loss_type="dapo",
+        epsilon_high=0.28,
+        beta=0.0,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        adam_beta2=0.95,
+        max_grad_norm=1.0,
+        shuffle_dataset=False,
+        gradient_checkpointing=False,
+        use_cpu=not torch.cuda.is_available(),
+        save_strategy="no",
+        logging_steps=10_000,
+        report_to="none",
+        disable_tqdm=True,
+        seed=0,
+        **{"bf16": False, **settings},
+    )
+    GRPOTrainer(
+        model=model,
+        args=arguments,
+        reward_funcs=reward,
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+        processing_class=AutoTokenizer.from_pretrained(base_model),
+        rollout_func=rollout,
+        callbacks=[Clock()],
+    ).train()
+    return seconds
+
+
 def run_growth(folder: str, count: int, times: int) -> dict[str, Any]:
     """An update as params.yaml has it, on `times` as many trajectories, none of which shares a prompt with another batch."""
-    from steps.core.params import Params, load
-    from steps.core.records import Row
     from steps.policy.machine import prepare_training
     from steps.training import batches, grpo
 

@@ -18,9 +18,10 @@ from collections.abc import Callable
 from typing import Any
 
 import environments
-from benchmarks import _rows
-from benchmarks._runs import ROOT
+from benchmarks import _common
+from benchmarks._common import ROOT
 from environments.base import Env, Message, Scenario
+from flows.deployment.settings import tasks
 
 EPISODES = 32  # that are replayed, over and over
 SCENARIOS = 32  # made in one go
@@ -29,11 +30,6 @@ PLAINEST = "multiplication"
 SECONDS, QUICK = 2.0, 0.3  # spent on each number
 
 Play = tuple[Scenario, list[Message]]  # a scenario and an episode's turns
-
-
-def tasks() -> list[str]:
-    names = (path.stem for path in (ROOT / "environments").glob("*.py"))
-    return sorted(name for name in names if not name.startswith("_") and name != "base")
 
 
 def rate(work: Callable[[], int], seconds: float) -> float:
@@ -83,7 +79,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = _rows.parser("environments", __doc__, f"{QUICK} s for each number in place of {SECONDS:g} s")
+    parser = _common.parser("environments", __doc__, f"{QUICK} s for each number in place of {SECONDS:g} s")
     parser.add_argument(
         "--tasks", nargs="+", metavar="NAME", help="these only (default: all); a dotted module works too"
     )
@@ -92,7 +88,7 @@ def main() -> None:
     usual = QUICK if options.quick else SECONDS
     seconds = options.seconds or usual
     names = options.tasks or tasks()
-    rows = _rows.begin("environments", options, len(names) / len(tasks()) * seconds / usual)
+    rows = _common.begin("environments", options, len(names) / len(tasks()) * seconds / usual)
     plainest = measure(PLAINEST, seconds)
     for name in names:
         row = plainest if name == PLAINEST else measure(name, seconds)
@@ -101,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    _rows.command(main)
+    _common.command(main)

@@ -8,21 +8,17 @@ given mean (concentration 4). Given p, the outcomes of both policies are indepen
 p + gain × (1 - p) / (1 - mean), whose mean is higher by exactly the gain and which stays within 1. Scenarios are of three
 kinds; turns, tokens and the contamination report are in order, and there is no champion. Every decision is
 `gate.decide`'s, with the defaults of steps/core/params.py. No model is asked: what real tasks add, such as errors that
-come in
-clusters of alike scenarios, is not in it. `ratio` is the larger of the two shares of false promotions over the 0.05 that
-are allowed; `power` is the share of better challengers that are promoted, which should be at least 0.80.
+come in clusters of alike scenarios, is not in it. `ratio` is the larger of the two shares of false promotions over the
+0.05 that are allowed; `power` is the share of better challengers that are promoted, which should be at least 0.80.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from benchmarks import _rows
-
-if TYPE_CHECKING:
-    from environments.base import Scenario
-    from steps.core.params import Promote
+from benchmarks import _common
+from environments.base import Scenario
+from steps.core.params import Promote
 
 KINDS = ("a", "b", "c")
 CONCENTRATION = 4.0
@@ -52,9 +48,6 @@ def promoted(trials: int, scenarios: list[Scenario], mean: float, gain: float, p
 
 def measure(trials: int, n: int, gain: float) -> dict[str, float | str]:
     """The row."""
-    from environments.base import Scenario
-    from steps.core.params import Promote
-
     params = Promote()
     scenarios = [Scenario.make("simulated", "test", [], {"number": i, "kind": KINDS[i % len(KINDS)]}) for i in range(n)]
     shares: dict[str, float] = {}
@@ -62,7 +55,7 @@ def measure(trials: int, n: int, gain: float) -> dict[str, float | str]:
     for mean, suffix in ((0.5, ""), (0.8, "_at_0.8")):
         shares[f"false_promotions{suffix}"] = promoted(trials, scenarios, mean, 0.0, params, seed=1)
         shares[f"power{suffix}"] = promoted(trials, scenarios, mean, gain, params, seed=2)
-        _rows.tell(f"base success {mean}: done")
+        _common.tell(f"base success {mean}: done")
     seconds = (time.perf_counter() - began) / (4 * trials)
     worst = max(shares["false_promotions"], shares["false_promotions_at_0.8"])
     return {
@@ -78,16 +71,16 @@ def measure(trials: int, n: int, gain: float) -> dict[str, float | str]:
 
 
 def main() -> None:
-    parser = _rows.parser("gate", __doc__, f"{QUICK} trials of each setting in place of {TRIALS:,}")
+    parser = _common.parser("gate", __doc__, f"{QUICK} trials of each setting in place of {TRIALS:,}")
     parser.add_argument("--trials", type=int, help=f"of each of the four settings (default: {TRIALS}; quick: {QUICK})")
     parser.add_argument("--scenarios", type=int, default=400)
     parser.add_argument("--gain", type=float, default=0.10, help="in success, where there is a difference")
     options = parser.parse_args()
     usual = QUICK if options.quick else TRIALS
     trials = options.trials or usual
-    rows = _rows.begin("gate", options, trials / usual)
+    rows = _common.begin("gate", options, trials / usual)
     rows.add(measure(trials, options.scenarios, options.gain))
 
 
 if __name__ == "__main__":
-    _rows.command(main)
+    _common.command(main)

@@ -18,10 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks import _rows, _runs, _trl
-from benchmarks._rows import tell
-from benchmarks._runs import ROOT
-from benchmarks._trl import LEARNING_RATE
+from benchmarks import _common
+from benchmarks._common import ROOT, tell
+from benchmarks._update import LEARNING_RATE, train_with_trl
 from steps.sampling.engine import Sampled
 
 MAX_TOKENS = {"multiplication": 64, "email_search": 64}  # of a turn
@@ -42,7 +41,7 @@ FULL, QUICK = Size(2, 5, 16, 2), Size(1, 1, 8, 1)
 
 def ours(task: str, root: Path, size: Size) -> dict[str, Any]:
     """Medians over iterations of a run of the flow in a clone, in seconds: its stages' own work, and the rest."""
-    _runs.clone(root)
+    _common.clone(root)
     chosen = {
         "rollout.max_tokens": MAX_TOKENS[task],
         "rollout.scenarios": size.scenarios,
@@ -54,7 +53,7 @@ def ours(task: str, root: Path, size: Size) -> dict[str, Any]:
         "scenarios.val": 16,
         "scenarios.test": 16,
     }
-    _runs.train(root, ["--task", task, *_runs.settings(chosen)])
+    _common.show(root, [*_common.training(chosen), "--task", task])
     rows = json.loads((root / "run" / "summary.json").read_text())["iterations"][size.warm :]
     stages = ("rollout", "score", "update")
     seconds = {stage: median(row["seconds"][stage] for row in rows) for stage in stages}
@@ -96,7 +95,7 @@ def run_trl(task: str, folder: str, steps: int, batch: int) -> list[float]:
             for scenario, answers in pairs
         ]
 
-    return _trl.train(
+    return train_with_trl(
         params.policy.base_model,
         own / "run" / "000" / "checkpoint",
         [list(scenario.messages) for scenario in scenarios],
@@ -164,9 +163,7 @@ def in_step(env: Any, data: Any, scenarios: list[Any], trainer: Any, params: Any
         context=params.policy.context,
         max_tokens=settings.max_tokens,
     )
-    starts = [len(trajectory.turns[0].prompt_ids) for trajectory in played]
-    rows = [row for trajectory in played for [row] in [trajectory.flatten()]]
-    cut = list(zip(rows, starts, strict=True))
+    cut = [(row, len(trajectory.turns[0].prompt_ids)) for trajectory in played for [row] in [trajectory.flatten()]]
     return {
         "prompt_ids": [row.ids[:start] for row, start in cut],
         "completion_ids": [row.ids[start:] for row, start in cut],
@@ -186,7 +183,7 @@ def compare(task: str, folder: Path, size: Size) -> dict[str, Any]:
     trials = {}
     for batch in BATCHES[task][: size.batches]:
         steps = size.warm + size.timed
-        seconds = _runs.call("iteration.run_trl", task=task, folder=folder, steps=steps, batch=batch)
+        seconds = _common.call("iteration.run_trl", task=task, folder=folder, steps=steps, batch=batch)
         trials[batch] = median(seconds[size.warm :])
         tell(f"{task}: TRL with batches of {batch}: {trials[batch]:.2f} s an iteration")
     best = min(trials, key=lambda batch: trials[batch])
@@ -204,17 +201,17 @@ def compare(task: str, folder: Path, size: Size) -> dict[str, Any]:
 def main() -> None:
     quick = f"{QUICK.timed} timed iteration of {8 * QUICK.scenarios} episodes in place of {FULL.timed} of "
     quick += f"{8 * FULL.scenarios}, and TRL at the first of its batch sizes alone, which need not be its fastest"
-    parser = _rows.parser("iteration", __doc__, quick)
+    parser = _common.parser("iteration", __doc__, quick)
     parser.add_argument("--tasks", nargs="+", choices=list(MAX_TOKENS), default=list(MAX_TOKENS))
     parser.add_argument("--count", type=int, help=f"timed iterations (default: {FULL.timed}; quick: {QUICK.timed})")
     options = parser.parse_args()
     size = QUICK if options.quick else FULL
     size = size._replace(timed=options.count or size.timed)
-    rows = _rows.begin("iteration", options, len(options.tasks) / len(MAX_TOKENS))
+    rows = _common.begin("iteration", options, len(options.tasks) / len(MAX_TOKENS))
     for task in options.tasks:
         with tempfile.TemporaryDirectory(prefix="iteration-") as folder:
             rows.add(compare(task, Path(folder), size))
 
 
 if __name__ == "__main__":
-    _rows.command(main)
+    _common.command(main)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import _rows
+from benchmarks import _common
 
 GROUPS, QUICK = 1000, 300
 
@@ -74,7 +74,7 @@ def measure(groups: int, attempts: int, latency: float, connections: int, orders
 
 def main() -> None:
     quick = f"{QUICK} groups in place of {GROUPS:,}, of which the first and last calls take a larger share"
-    parser = _rows.parser("judge", __doc__, quick)
+    parser = _common.parser("judge", __doc__, quick)
     parser.add_argument("--groups", type=int, help=f"default: {GROUPS}; quick: {QUICK}")
     parser.add_argument("--attempts", type=int, default=8, help="of a group")
     parser.add_argument("--latency", type=float, default=0.2, help="seconds that an answer takes")
@@ -83,7 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     usual = QUICK if options.quick else GROUPS
     groups = options.groups or usual
-    rows = _rows.begin("judge", options, groups / usual)
+    rows = _common.begin("judge", options, groups / usual)
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         os.environ["FLYWHEEL_LEDGER_URL"] = f"sqlite:///{Path(folder) / 'ledger.db'}"
         os.environ["NO_PROXY"] = "127.0.0.1"
@@ -91,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    _rows.command(main)
+    _common.command(main)

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _rows, _runs
+from benchmarks import _common
 from benchmarks.judge import served
 
 HERE = Path(__file__).parent
@@ -29,14 +29,14 @@ QUICK: dict[str, object] = {"train.iterations": 3}
 
 def run_seed(seed: int, folder: Path, ruler: float | None, settings: dict[str, object]) -> dict[str, Any]:
     """`flows.train` with this seed in a clone of the committed tree; its summary and validation curve."""
-    root = _runs.clone(folder / f"seed{seed}")
-    words = _runs.settings({"seed": seed} | settings)
+    root = _common.clone(folder / f"seed{seed}")
+    words = _common.training({"seed": seed} | settings)
     judged = ("--task", "email_search", "--scenarios", os.fspath(root / "run" / "scenarios"), "--noise", str(ruler))
     with contextlib.nullcontext() if ruler is None else served(*judged) as address:
         if address is not None:
             score = {"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": f"noise {ruler}", "base_url": address}}}
             words += ["--set", f"score={json.dumps(score)}"]
-        _runs.train(root, words)
+        _common.show(root, words)
     summary = json.loads((root / "run" / "summary.json").read_text())
     curve = [
         json.loads((root / "run" / f"{iteration:03d}" / "evaluation" / "summary.json").read_text())
@@ -70,7 +70,7 @@ def interval(result: dict[str, Any]) -> str:
     return f"{result['success']:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def add(rows: _rows.Rows, run: dict[str, Any]) -> None:
+def add(rows: _common.Rows, run: dict[str, Any]) -> None:
     """A seed's row."""
     summary = run["summary"]
     base, trained = summary["base"], summary["trained"]
@@ -83,13 +83,13 @@ def add(rows: _rows.Rows, run: dict[str, Any]) -> None:
 
 def main() -> None:
     quick = f"seed 1 alone, {QUICK['train.iterations']} iterations in place of 10, and no files written"
-    parser = _rows.parser("learning", __doc__, quick)
+    parser = _common.parser("learning", __doc__, quick)
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--ruler", type=float, metavar="NOISE", help="learn from a simulated judge of this noise")
     options = parser.parse_args()
     usual = SEEDS[:1] if options.quick else SEEDS
     seeds = options.seeds or usual
-    rows = _rows.begin("learning", options, len(seeds) / len(usual))
+    rows = _common.begin("learning", options, len(seeds) / len(usual))
     runs = []
     with tempfile.TemporaryDirectory(prefix="learning-") as folder:
         for seed in seeds:
@@ -101,4 +101,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    _rows.command(main)
+    _common.command(main)

@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _rows
-from benchmarks._runs import ROOT
+from benchmarks import _common
+from benchmarks._common import ROOT
 
 TASKS = ("email_search", "multiplication")
 RUNS, QUICK = 5, 1  # timed runs of each side
@@ -59,22 +59,11 @@ def raw(llm: Any, folder: Path, params: Any, own_operators: bool) -> tuple[float
     from steps.core.records import Trajectory, read_records
     from steps.sampling import engine, lora_cpu
 
-    prompts: list[Any] = []
-    sampling: list[Any] = []
-    for trajectory in read_records(Trajectory, folder / "trajectories.parquet"):
-        for turn in trajectory.turns:
-            count = len(turn.completion_ids)
-            prompts.append({"prompt_token_ids": list(turn.prompt_ids)})
-            sampling.append(
-                SamplingParams(
-                    temperature=params.rollout.temperature,
-                    max_tokens=count,
-                    min_tokens=count,
-                    ignore_eos=True,
-                    logprobs=0,
-                    detokenize=False,
-                )
-            )
+    turns = [turn for row in read_records(Trajectory, folder / "trajectories.parquet") for turn in row.turns]
+    prompts = [{"prompt_token_ids": list(turn.prompt_ids)} for turn in turns]
+    counts = [len(turn.completion_ids) for turn in turns]
+    same = {"temperature": params.rollout.temperature, "ignore_eos": True, "logprobs": 0, "detokenize": False}
+    sampling = [SamplingParams(max_tokens=count, min_tokens=count, **same) for count in counts]
     lora = engine.get(params.policy).lora(folder / "adapter")
     llm.llm_engine.reset_prefix_cache()
     torch.manual_seed(0)
@@ -83,7 +72,7 @@ def raw(llm: Any, folder: Path, params: Any, own_operators: bool) -> tuple[float
     llm.generate(prompts, sampling, use_tqdm=False, lora_request=lora)
     seconds = time.perf_counter() - started
     lora_cpu.OneAdapter.enabled = True
-    return seconds, sum(parameters.max_tokens for parameters in sampling)
+    return seconds, sum(counts)
 
 
 def measure(task: str, folder: Path, runs: int) -> dict[str, Any]:
@@ -115,16 +104,16 @@ def measure(task: str, folder: Path, runs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = _rows.parser("rollout", __doc__, f"{QUICK} timed run of each side in place of {RUNS}")
+    parser = _common.parser("rollout", __doc__, f"{QUICK} timed run of each side in place of {RUNS}")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--runs", type=int, help=f"timed runs of each side (default: {RUNS}; quick: {QUICK})")
     options = parser.parse_args()
     os.chdir(ROOT)
-    rows = _rows.begin("rollout", options, len(options.tasks) / len(TASKS))
+    rows = _common.begin("rollout", options, len(options.tasks) / len(TASKS))
     with tempfile.TemporaryDirectory(prefix="rollout-") as folder:
         for task in options.tasks:
             rows.add(measure(task, Path(folder) / task, options.runs or (QUICK if options.quick else RUNS)))
 
 
 if __name__ == "__main__":
-    _rows.command(main)
+    _common.command(main)

@@ -31,7 +31,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import _rows, _runs
+from benchmarks import _common
 
 KINDS = ("none", "refusing", "hanging", "slow", "failing")
 SECONDS = 1.0  # until a slow host answers
@@ -64,7 +64,6 @@ def host(kind: str, seconds: float = SECONDS) -> Iterator[Stand]:
     taken: set[str] = set()
     over = threading.Event()
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler(taken, kind, seconds, over))
-    server.daemon_threads = True
     stand = Stand(f"http://127.0.0.1:{server.server_port}", taken)
     if kind == "refusing":
         server.server_close()  # nobody else is given a port so soon
@@ -127,11 +126,11 @@ def run(kind: str, root: Path, words: list[str], done: Path | None = None) -> Ru
     """Run Python on the words in a clone of the committed tree at `root`, beside a host of this kind; with `done`, in a copy
     of that run without what was logged."""
     if done is None:
-        _runs.clone(root)
+        _common.clone(root)
     else:
         shutil.copytree(done, root, ignore=shutil.ignore_patterns(".flywheel", "cache"))
     with host(kind) as stand:
-        seconds, shown = _runs.show(root, words, environment(root, stand.address))
+        seconds, shown = _common.show(root, words, environment(root, stand.address))
     log = root / ".flywheel" / "train.log"
     logged = log.read_text(errors="replace") if log.exists() else shown
     return Run(seconds, shown, logged, outputs(root / "dvc.lock"), len(stand.traces))
@@ -139,7 +138,7 @@ def run(kind: str, root: Path, words: list[str], done: Path | None = None) -> Ru
 
 def environment(root: Path, address: str | None) -> dict[str, str]:
     """The variables of a command in a clone, with every scenario traced, and keys for the host where there is one."""
-    variables = _runs.environment(root) | {"FLYWHEEL_TRACE_RATE": "1"}
+    variables = _common.environment(root) | {"FLYWHEEL_TRACE_RATE": "1"}
     if address is not None:
         variables |= {
             "LANGFUSE_HOST": address,
@@ -211,20 +210,19 @@ def quick_rows(folder: Path, words: list[str], hosts: Sequence[str], iterations:
 
 def main() -> None:
     quick = "one run of one iteration without a host, and each host on logging that run again with steps.tracking"
-    parser = _rows.parser("tracing", __doc__, quick)
+    parser = _common.parser("tracing", __doc__, quick)
     parser.add_argument("--iterations", type=int, help=f"of a run (default: {ITERATIONS}; quick: 1)")
     parser.add_argument("--full", action="store_true", help="with the sizes of params.yaml")
     parser.add_argument("--hosts", nargs="+", choices=KINDS[1:], default=KINDS[1:], metavar="KIND", help="default: all")
     options = parser.parse_args()
     iterations = options.iterations or (1 if options.quick else ITERATIONS)
     chosen = {"train.iterations": iterations, "train.patience": iterations} | ({} if options.full else SMALL)
-    rows = _rows.begin("tracing", options, None if options.full or options.iterations else 1.0)
+    rows = _common.begin("tracing", options, None if options.full or options.iterations else 1.0)
     with tempfile.TemporaryDirectory(prefix="tracing-") as name:
         measure = quick_rows if options.quick else full_rows
-        words = ["-m", "flows.train", *_runs.settings(chosen)]
-        for measured in measure(Path(name), words, options.hosts, iterations):
+        for measured in measure(Path(name), _common.training(chosen), options.hosts, iterations):
             rows.add(measured)
 
 
 if __name__ == "__main__":
-    _rows.command(main)
+    _common.command(main)

@@ -26,8 +26,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import _rows, _runs
-from benchmarks._runs import ROOT
+from benchmarks import _common
+from benchmarks._common import ROOT
 
 GOAL = 0.5  # seconds, together
 PARTS = ("mlflow", "traces", "ledger", "artifacts")
@@ -46,8 +46,8 @@ def finished(project: Path) -> list[str]:
 
 def made(folder: Path) -> Path:
     """A clone with a run of one iteration."""
-    root = _runs.clone(folder / "made")
-    _runs.train(root, _runs.settings({"train.iterations": 1, "train.patience": 1, "scenarios.test": 16}))
+    root = _common.clone(folder / "made")
+    _common.show(root, _common.training({"train.iterations": 1, "train.patience": 1, "scenarios.test": 16}))
     return root
 
 
@@ -150,10 +150,8 @@ def measure(source: Path, runs: int) -> dict[str, Any]:
             os.chdir(here)
         import pyarrow.parquet as pq
 
-        played = [
-            folder / "run" / number / place for place in ("trajectories.parquet", "evaluation/trajectories.parquet")
-        ]
-        collected = sum(pq.read_metadata(path).num_rows for path in played)
+        played = [folder / "run" / number, folder / "run" / number / "evaluation"]
+        collected = sum(pq.read_metadata(path / "trajectories.parquet").num_rows for path in played)
     parts = {part: round(median(seconds[part] for seconds, _ in timed), 4) for part in PARTS}
     seconds = median(sum(of.values()) for of, _ in timed)
     row: dict[str, Any] = {"name": "tracking", "ratio": round(seconds / GOAL, 3), "seconds": round(seconds, 4)}
@@ -161,17 +159,17 @@ def measure(source: Path, runs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = _rows.parser("tracking", __doc__, f"{QUICK} time in place of {RUNS}")
+    parser = _common.parser("tracking", __doc__, f"{QUICK} time in place of {RUNS}")
     parser.add_argument("--project", type=Path, help="a folder with a finished run (default: this project)")
     parser.add_argument(
         "--runs", type=int, help=f"that count, after one that warms up (default: {RUNS}; quick: {QUICK})"
     )
     options = parser.parse_args()
-    rows = _rows.begin("tracking", options)
+    rows = _common.begin("tracking", options)
     with tempfile.TemporaryDirectory(prefix="tracking-run-") as name:
         project = options.project or (ROOT if finished(ROOT) else made(Path(name)))
         rows.add(measure(project.resolve(), options.runs or (QUICK if options.quick else RUNS)))
 
 
 if __name__ == "__main__":
-    _rows.command(main)
+    _common.command(main)

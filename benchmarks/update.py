@@ -27,9 +27,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks import _rows
-from benchmarks._rows import tell
-from benchmarks._runs import call, child
+from benchmarks import _common
+from benchmarks._common import call, child, tell
 from benchmarks._update import ATTEMPTS, GROUPS, commands
 
 SHAPES = ("default", "shared_prompt", "medium", "medium_bfloat16")
@@ -135,7 +134,7 @@ def main() -> None:
         f"steps in place of {FULL.steps} + {FULL.timed}, TRL at batches of {QUICK.batches[0]} alone, which need not "
         "be its fastest; with --growth one repeat in place of three"
     )
-    parser = _rows.parser("update", __doc__, quick)
+    parser = _common.parser("update", __doc__, quick)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=SHAPES)
     parser.add_argument("--growth", action="store_true", help="ten times the trajectories, and a cold stage, instead")
     parser.add_argument(
@@ -145,16 +144,16 @@ def main() -> None:
     size = QUICK if options.quick else FULL
     size = size._replace(timed=options.count or size.timed)
     if options.growth:
-        rows = _rows.begin("update", options, None, " --growth")
+        rows = _common.begin("update", options, None, " --growth")
         with tempfile.TemporaryDirectory(prefix="update-") as folder:
             for row in growth(Path(folder), 1 if options.quick else 3):
                 rows.add(row)
         return
-    rows = _rows.begin("update", options, len(options.shapes) / len(SHAPES))
+    rows = _common.begin("update", options, len(options.shapes) / len(SHAPES))
     for shape in options.shapes:
         with tempfile.TemporaryDirectory(prefix="update-") as folder:
             rows.add(compare(shape, Path(folder), size))
 
 
 if __name__ == "__main__":
-    _rows.command(main)
+    _common.command(main)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import keyword
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -23,18 +22,16 @@ LONGEST = 40  # characters of a name
 TEMPLATE = ROOT / "tasks_data" / "_template"
 
 
-def refusal(name: str, root: Path) -> str | None:
-    """The reason why a task cannot have this name, or None."""
+def check(name: str, root: Path) -> None:
+    """ValueError with the reason where a task cannot have this name."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or len(name) > LONGEST:
-        return (
+        raise ValueError(
             f"{name!r} cannot be a task's name: choose up to {LONGEST} small letters, digits and underscores, beginning "
             "with a letter, and no word of Python's own, as in my_task"
         )
-    places = [f"environments/{name}.py", f"environments/{name}", f"tasks_data/{name}", f"tasks_data/{name}.yaml"]
-    for place in places:
+    for place in (f"environments/{name}.py", f"environments/{name}", f"tasks_data/{name}", f"tasks_data/{name}.yaml"):
         if (root / place).exists():
-            return f"the name {name} is taken: {place} exists; choose another"
-    return None
+            raise ValueError(f"the name {name} is taken: {place} exists; choose another")
 
 
 def source(name: str) -> str:
@@ -48,24 +45,22 @@ def source(name: str) -> str:
 
 def write(name: str, root: Path) -> list[Path]:
     """Write a new task and return its files. ValueError for an unusable name. On any failure no file is left behind."""
-    if problem := refusal(name, root):
-        raise ValueError(problem)
-    folder, module = root / "tasks_data" / name, root / "environments" / f"{name}.py"
-    preset = root / "tasks_data" / f"{name}.yaml"
+    check(name, root)
+    folder = root / "tasks_data" / name
     files = {
-        module: source(name),
+        root / "environments" / f"{name}.py": source(name),
         folder / "capitals.json": read_text(TEMPLATE / "capitals.json"),
         folder / "rubric.md": read_text(TEMPLATE / "rubric.md"),
-        preset: read_text(TEMPLATE / "preset.yaml").replace("_template", name),
+        root / "tasks_data" / f"{name}.yaml": read_text(TEMPLATE / "preset.yaml").replace("_template", name),
     }
     folder.mkdir()
     try:
         for path, text in files.items():
             path.write_text(text, encoding="utf-8")
     except BaseException:
-        shutil.rmtree(folder)
-        module.unlink(missing_ok=True)
-        preset.unlink(missing_ok=True)
+        for path in files:
+            path.unlink(missing_ok=True)
+        folder.rmdir()
         raise
     return list(files)
 

@@ -145,7 +145,7 @@ class CodeRepair(Env):
         tests = self.scenario.data["tests"]
         outcome = run(code, self.scenario.data["name"], [arguments for arguments, _ in tests])
         # The result is the first line, so that no text from the code can come before it.
-        return "\n".join([f"Passed {passed(outcome, tests)} of {len(tests)}.", *_faults(outcome)])
+        return "\n".join([f"Passed {passed(outcome.answers, tests)} of {len(tests)}.", *_faults(outcome)])
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
@@ -236,7 +236,7 @@ def _compared(name: str, answer: Answer, example: list[Any]) -> str:
         return f"{call} raised {' '.join(answer.value.split())}"
     if answer.kind == "odd":
         return f"{call} returned {answer.value}, not {expected!r}"
-    right = passed(RunResult("", [answer], "", [], []), [example])
+    right = passed([answer], [example])
     return f"{call} == {answer.value!r}: right" if right else f"{call} == {answer.value!r}, not {expected!r}"
 
 

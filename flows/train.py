@@ -30,7 +30,7 @@ from flows.deployment.workspace import LIMIT, workspace
 from flows.repro.parameters import set_params
 from flows.repro.pipeline import Pipeline
 from flows.terminal import report
-from flows.terminal.command import LOG, end_worker, explained, prepare, run_command
+from flows.terminal.command import LOG, explained, prepare, run_command
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
 from steps.core.errors import UserError, causes
@@ -38,6 +38,7 @@ from steps.core.masking import masked
 from steps.core.records import OUTPUTS
 from steps.project import chain
 from steps.project.chain import iteration_name
+from steps.runner import handover
 from steps.tracking import system_metrics
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
         except Exception as problem:  # the run's page shows the sentence that the command would print
             raise UserError(explained(problem)[0]) from problem
         finally:
-            end_worker()
+            handover.stop_workers(Path.cwd())
 
 
 def train_here(display: RunDisplay) -> dict[str, Any]:

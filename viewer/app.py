@@ -13,16 +13,21 @@ from __future__ import annotations
 import argparse
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.middleware.base import RequestResponseEndpoint
-    from starlette.requests import Request
-    from starlette.responses import Response
+from viewer.pages import PAGES, Pages
+from viewer.runs import Runs
 
 # Scripts and styles come only from files of this server, so that injected HTML could neither run nor send data.
 HEADERS = {
@@ -44,17 +49,6 @@ async def guarded(request: Request, answer: RequestResponseEndpoint) -> Response
 
 def application(run: Path) -> Starlette:
     """The pages of this run, which may not exist yet, and of the other runs of its project."""
-    from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
-    from starlette.middleware import Middleware
-    from starlette.middleware.base import BaseHTTPMiddleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.routing import Mount, Route
-    from starlette.staticfiles import StaticFiles
-
-    from viewer.pages import PAGES, Pages
-    from viewer.runs import Runs
-
     pages = Pages(Runs(run))
 
     def problem(request: Request, error: Exception) -> Response:

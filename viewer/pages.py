@@ -6,22 +6,22 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup, escape
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
 from steps.core.errors import UserError
-from viewer.query import OUTCOMES, SORTS, holds, parse
-from viewer.runs import HERE
+from viewer import charts
+from viewer.group import LIKELY, asked, full, opinion
+from viewer.index import OUTCOMES, SORTS, AttemptGroup, Index, ListRow, Query, TrajectoryFile, holds, line, parse
+from viewer.runs import HERE, OpenedRun, Runs
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
-    from starlette.requests import Request
-    from starlette.responses import Response
-
     from steps.analytics.analysis import Analysis
-    from viewer.index import AttemptGroup, Index
-    from viewer.query import Query
-    from viewer.runs import OpenedRun, Runs
 
 PAGES = Path(__file__).parent / "templates"
 LINES = {"group": 50, "attempt": 100}  # lines of a list per page
@@ -30,15 +30,22 @@ HEADS = {name: name.capitalize() for name in SORTS} | {"question": "Scenario", "
 STATE = "run other q said iteration kind outcome stop min max error by sort order page".split()
 STATE += "at scenario attempt tokens before after change".split()
 
+Batches = dict[str, TrajectoryFile]  # by key
+CHANGES = ("fixed", "broken", "solved", "unsolved", "unscored")
+
+
+class ScenarioChange(NamedTuple):
+    """A scenario before and after."""
+
+    before: ListRow
+    after: ListRow
+    change: str  # fixed or broken: success rose or fell; solved or unsolved: it stayed above 0 or at 0; unscored
+
 
 class Pages:
     """The pages of all runs."""
 
     def __init__(self, runs: Runs) -> None:
-        from jinja2 import Environment, FileSystemLoader
-
-        from viewer import tokens
-
         self.runs = runs
         self.counted: dict[Path, tuple[object, Analysis]] = {}  # by run: the versions of its files, and their analysis
         self.counting = threading.Lock()
@@ -47,13 +54,11 @@ class Pages:
         )
         self.templates.filters |= FILTERS
         self.templates.globals |= {"runs": runs.all, "link": link, "none": None}
-        self.templates.globals |= {"likely": tokens.LIKELY, "outcomes": OUTCOMES}
+        self.templates.globals |= {"likely": LIKELY, "outcomes": OUTCOMES}
 
     def html(
         self, template: str, request: Request, opened: OpenedRun | None, code: int = 200, **values: Any
     ) -> Response:
-        from starlette.responses import HTMLResponse
-
         run = opened.choice if opened else self.runs.named(request.query_params.get("run", HERE))
         same = {} if run.name == HERE else {"run": run.name}  # the parameter that every link keeps
         common = {
@@ -99,9 +104,6 @@ class Pages:
 
     def group(self, request: Request, opened: OpenedRun) -> Response:
         """The attempts at a scenario side by side; the filters decide which groups are before and after."""
-        from viewer.group import asked, full, opinion
-        from viewer.index import line
-
         parameters, index = request.query_params, opened.index
         query = parse(parameters)
         group = index.find(parameters.get("at", ""), parameters.get("scenario", ""))
@@ -124,23 +126,20 @@ class Pages:
 
     def compare(self, request: Request, opened: OpenedRun) -> Response:
         """Scenarios before and after training, or in two runs; or the attempts at a scenario side by side."""
-        from viewer import compare as view_compare
-        from viewer.group import asked, full
-
         parameters = request.query_params
         query, carried, index = parse(parameters), state(request), opened.index
         name = parameters.get("other", "")
         other = self.runs.open(name) if name else opened
         later = other.index
-        before, after = view_compare.chosen(
+        before, after = chosen(
             index.batches, later.batches if name else None, parameters.get("before", ""), parameters.get("after", "")
         )
         carried |= {"before": before.key, "after": after.key}
         whose = (f"{title(opened)} {before.key}", f"{title(other)} {after.key}") if name else (before.key, after.key)
         change, scenario = parameters.get("change", ""), parameters.get("scenario", "")
-        if change not in ("", *view_compare.CHANGES):
-            raise UserError(f"change={change[:40]} is not known: one of {', '.join(view_compare.CHANGES)}")
-        every = view_compare.pairs(before, after)
+        if change not in ("", *CHANGES):
+            raise UserError(f"change={change[:40]} is not known: one of {', '.join(CHANGES)}")
+        every = pairs(before, after)
         counts = Counter(pair.change for pair in every)
         shown_pairs = [
             pair
@@ -156,9 +155,9 @@ class Pages:
             "before": before.key,
             "after": after.key,
             "whose": whose,
-            "changes": view_compare.CHANGES,
+            "changes": CHANGES,
             "change": change,
-            "counts": {name: counts[name] for name in view_compare.CHANGES if counts[name]},
+            "counts": {name: counts[name] for name in CHANGES if counts[name]},
             "pairs": shown_pairs,
             "pairs_total": len(every),
             "scenario": scenario,
@@ -185,7 +184,6 @@ class Pages:
         from steps.analytics import analysis
         from steps.core.records import OUTPUTS
         from steps.training.fates import FATES
-        from viewer import charts
 
         run = opened.choice.folder
         version = [batch.version for batch in opened.index.batches.values()]
@@ -210,6 +208,55 @@ class Pages:
             left=charts.LEFT,
             right=charts.RIGHT,
         )
+
+
+def pairs(before: TrajectoryFile, after: TrajectoryFile) -> list[ScenarioChange]:
+    """The scenarios in both batches, in the order of the first."""
+    later = {group.scenario: group for group in after.groups}
+    changes = []
+    for group in before.groups:
+        if group.scenario in later:
+            first, second = (line(side, side.attempts, ()) for side in (group, later[group.scenario]))
+            changes.append(ScenarioChange(first, second, change(first.success, second.success)))
+    return changes
+
+
+def change(before: float | None, after: float | None) -> str:
+    if before is None or after is None:
+        return "unscored"
+    if before == after:
+        return "solved" if after else "unsolved"
+    return "fixed" if after > before else "broken"
+
+
+def chosen(batches: Batches, others: Batches | None, before: str, after: str) -> tuple[TrajectoryFile, TrajectoryFile]:
+    """The batches with these names; the second belongs to another run (`others`) or to the same (None).
+
+    Without names: within a run its first evaluation (of the base policy) and the best other batch of that kind; between
+    two runs the best batch of each. UserError for a name that does not exist.
+    """
+    later = batches if others is None else others
+    for key, available in ((before, batches), (after, later)):
+        if key and key not in available:
+            raise UserError(f"there is no batch {key[:80]}: one of {', '.join(available) or 'none'}")
+    if not later:
+        raise UserError("the other run has no trajectories yet")
+    evaluations = [batch for batch in batches.values() if batch.kind == "evaluation"] or list(batches.values())
+    first = batches[before] if before else evaluations[0] if others is None else max(evaluations, key=rates)
+    if after:
+        return first, later[after]
+    same = [batch for batch in later.values() if batch.kind == first.kind and batch is not first]
+    return first, max(same or ([first] if others is None else later.values()), key=rates)
+
+
+def rates(batch: TrajectoryFile) -> tuple[float, float, int]:
+    """The criteria of flows.train: mean success, mean reward, then the earliest. Lowest of all if nothing is scored."""
+    attempts = [attempt for group in batch.groups for attempt in group.attempts]
+    rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
+    if not rewards:
+        return -1.0, 0.0, 0
+    success = sum(bool(attempt.success) for attempt in attempts) / len(attempts)
+    return success, sum(rewards) / len(rewards), -int(batch.iteration)
 
 
 def neighbours(index: Index, query: Query, group: AttemptGroup, carried: dict[str, str]) -> dict[str, Any]:
@@ -263,8 +310,6 @@ def link(path: str, current: Mapping[str, str], **changes: object) -> str:
 
 def breaks(text: str) -> Markup:
     """The escaped text of a token with visible line breaks."""
-    from markupsafe import Markup, escape
-
     return Markup(str(escape(text)).replace("\n", '<i class="dim">↵</i>\n'))
 
 

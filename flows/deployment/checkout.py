@@ -5,10 +5,6 @@
 
 Prefect starts a process for each flow run and runs the pull steps in it. This command has another process, so that the
 flow's own process imports the project's code only once, and from the worktree. The flow run is that of PREFECT__FLOW_RUN_ID.
-
-The flows that judge a run (evaluate, promote, rescore) work in a worktree with its code, its description, and its data from
-DVC's cache or remote. Their results are kept in .flywheel/, and the worktree is removed. flows/reproduce.py makes such a
-worktree, too, and runs the run again.
 """
 
 from __future__ import annotations
@@ -130,7 +126,8 @@ def have(path: Path) -> None:
 def restored() -> Iterator[None]:
     """Inside, the data of the judged run are there, if the current folder is a worktree of `flows.deployment.checkout`.
 
-    Such a flow counts under the machine's limit, and its worktree is removed afterwards. Elsewhere nothing happens.
+    Such a flow counts under the machine's limit, and its worktree is removed afterwards; its results stay in .flywheel/.
+    Elsewhere nothing happens.
     """
     path = Path.cwd().resolve()
     root = path.parents[len(WORKTREES.parts)] if len(path.parents) > len(WORKTREES.parts) else path

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from base64 import b64encode
 from pathlib import Path
@@ -63,7 +62,7 @@ class Services:
             try:
                 urllib.request.urlopen(request, timeout=5).close()
                 return
-            except (OSError, urllib.error.URLError) as problem:
+            except OSError as problem:
                 if self.running[name].poll() is not None or time.monotonic() > until:
                     raise UserError(f"{name} did not start ({problem}): see {self.folder / name}.log") from None
                 time.sleep(0.3)

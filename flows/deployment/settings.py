@@ -11,13 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 from flows.deployment.workspace import NAME
 from steps.core.masking import masked
 
-ROOT = Path(__file__).parent.parent.parent
-
 
 def tasks() -> list[str]:
     """The tasks that come with the project."""
-    names = (path.stem for path in (ROOT / "environments").glob("*.py"))
-    return sorted(name for name in names if not name.startswith("_") and name != "base")
+    folder = Path(__file__).parent.parent.parent / "environments"
+    return sorted(path.stem for path in folder.glob("[!_]*.py") if path.stem != "base")
 
 
 def plainly(schema: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ def run_command(work: Callable[[], int | None]) -> int:
         return print_problem(problem, interrupted=bool(interrupts))
     finally:
         logging.getLogger("prefect").setLevel(logging.WARNING)  # hides that Prefect's own server ends as well
-        end_worker()
+        handover.stop_workers(Path.cwd())
 
 
 def stop_once() -> None:
@@ -125,8 +125,3 @@ def print_problem(problem: BaseException, interrupted: bool) -> int:
     text, code = explained(problem, f"; log: {LOG}")
     print(f"error: {text}", file=sys.stderr)
     return code
-
-
-def end_worker() -> None:
-    """End this project's warm workers."""
-    handover.stop_workers(Path.cwd())

@@ -19,7 +19,7 @@ def work():
     exec("os.kill(os.getpid(), signal.SIGINT); [None for _ in range(10**6)]")
     return 0
 
-command.end_worker = lambda: os.kill(os.getpid(), signal.SIGINT)
+command.handover.stop_workers = lambda _: os.kill(os.getpid(), signal.SIGINT)
 sys.exit(command.run_command(work))
 """
 

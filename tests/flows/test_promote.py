@@ -484,7 +484,7 @@ def test_the_exit_code_says_whether_it_was_promoted(
     project.trained("007", wins)
     monkeypatch.setattr(promote, "promote", promote.promote.fn)  # without Prefect's engine and its server
     monkeypatch.setattr(promote, "prepare", lambda: None)
-    monkeypatch.setattr(command, "end_worker", lambda: None)
+    monkeypatch.setattr(command.handover, "stop_workers", lambda _: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # for good, as in a process that ends then
     monkeypatch.setattr(sys, "argv", ["promote", "--dry-run"])
     assert promote.main() == code

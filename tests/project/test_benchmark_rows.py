@@ -19,9 +19,8 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as runner
-from benchmarks import _rows
-from benchmarks._rows import BENCHMARKS, Rows, announcement, text
-from benchmarks._runs import ROOT
+from benchmarks import _common
+from benchmarks._common import BENCHMARKS, ROOT, Rows, announcement, text
 
 INTERVAL = {"success": 0.5, "ci95": [0.4, 0.6], "n": 10, "iteration": 1}
 SUMMARY = {"base": INTERVAL | {"success": 0.25}, "trained": INTERVAL, "iterations": [{}], "wall_seconds": 1.0}
@@ -92,7 +91,7 @@ def test_quick_rows_come_one_by_one(
     module = import_module(f"benchmarks.{name}")
     for attribute, result in FAKES[name].items():
         monkeypatch.setattr(module, attribute, fake(result))
-    monkeypatch.setattr(_rows, "slowness", lambda: 1.0)
+    monkeypatch.setattr(_common, "slowness", lambda: 1.0)
     monkeypatch.setattr(os, "chdir", lambda _: None)
     for variable in ("FLYWHEEL_LEDGER_URL", "NO_PROXY"):  # the judge's benchmark sets them for good
         monkeypatch.setenv(variable, os.environ.get(variable, ""))
@@ -144,12 +143,12 @@ def test_how_long_it_takes_is_said_first(capsys: pytest.CaptureFixture[str], mon
     expected = "x: about 3 minutes (an estimate: 2 minutes on 2 idle cores, times 2.0 for this machine"
     assert announcement("x", 100.0, 2.0).startswith(expected)
     assert announcement("x", 30.0, 2.0).startswith("x: about 60 seconds (")
-    monkeypatch.setattr(_rows, "slowness", lambda: 3.0)
-    monkeypatch.setitem(BENCHMARKS, "gate", _rows.Benchmark(80.0, 10.0, ""))
+    monkeypatch.setattr(_common, "slowness", lambda: 3.0)
+    monkeypatch.setitem(BENCHMARKS, "gate", _common.Benchmark(80.0, 10.0, ""))
     for quick, share, expected in ((False, 0.25, "60 seconds"), (True, 1.0, "30 seconds")):
-        _rows.begin("gate", argparse.Namespace(quick=quick, json=True), share)
+        _common.begin("gate", argparse.Namespace(quick=quick, json=True), share)
         assert f"about {expected}" in capsys.readouterr().err
-    _rows.begin("gate", argparse.Namespace(quick=True, json=True), None)
+    _common.begin("gate", argparse.Namespace(quick=True, json=True), None)
     assert "has not been measured" in capsys.readouterr().err
 
 
@@ -158,7 +157,7 @@ def test_slowness_counts_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((0.0, 0.3, 1.0))
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert _rows.slowness(0.5) == pytest.approx(_rows.REFERENCE / 2 * _rows.CORES)
+    assert _common.slowness(0.5) == pytest.approx(_common.REFERENCE / 2 * _common.CORES)
 
 
 def test_the_gates_quick_form_for_real() -> None:
@@ -179,7 +178,7 @@ def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(SystemExit) as end:
-        _rows.command(interrupted)
+        _common.command(interrupted)
     assert end.value.code == 130
     assert capsys.readouterr().err == "Stopped.\n"
 

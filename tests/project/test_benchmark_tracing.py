@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from benchmarks import tracing
-from benchmarks._runs import ROOT
+from benchmarks._common import ROOT
 from benchmarks.tracing import Run, host, lost, outputs, row, warnings
 from steps.tracing.sender import langfuse
 from tests.tracing.test_tracing import traced

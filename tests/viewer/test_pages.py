@@ -16,8 +16,8 @@ from environments.base import Message, Scenario, Split
 from steps.analytics.analysis import Analysis, GroupSummary, Pattern, Percentiles
 from steps.core.records import Judgement, Order, Reward, Trajectory, Turn, write_records
 from tests.conftest import ROOT
-from viewer import app, charts, compare, group, index, pages, tokens
-from viewer.query import parse
+from viewer import app, charts, group, index, pages
+from viewer.index import parse
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 
@@ -304,31 +304,31 @@ def test_tokens_have_their_logprobs(client: TestClient) -> None:
     [(0.0, 0), (1e-6, 0), (-0.05, 0), (-0.06, 1), (-0.36, 2), (-0.92, 3), (-2.31, 4), (-4.61, 5), (-800.0, 5)],
 )
 def test_bands(logprob: float, place: int) -> None:
-    assert tokens.band(logprob) == place
+    assert group.band(logprob) == place
 
 
 def test_text_of_tokens_is_the_tokenizers() -> None:
-    words = tokens.tokenizer(ROOT / "none", index.TrajectoryFile(ROOT, "001", "rollout"))
+    words = group.tokenizer(ROOT / "none", index.TrajectoryFile(ROOT, "001", "rollout"))
     assert words is not None  # by params.yaml beside it: the embedded policy
     said = '<tool_call>\n{"name": "search_emails", "arguments": {"keywords": ["Nova"]}}\n</tool_call><|im_end|>'
     ids = words.encode(said).ids
-    assert "".join(token.text for token in tokens.tokens(ids, [-0.1] * len(ids), words)) == said
+    assert "".join(token.text for token in group.tokens(ids, [-0.1] * len(ids), words)) == said
 
 
 def test_tokenizer_of_a_hugging_face_name_is_taken_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert tokens.find("some/model", None, tmp_path) is None
+    assert group.find("some/model", None, tmp_path) is None
     kept = tmp_path / "models--some--model"
     for commit in ("abc", "def"):
         (kept / "snapshots" / commit).mkdir(parents=True)
         (kept / "snapshots" / commit / "tokenizer.json").write_text("{}")
     (kept / "refs").mkdir()
     (kept / "refs" / "main").write_text("abc")
-    assert tokens.find("some/model", None, tmp_path) == kept / "snapshots" / "abc" / "tokenizer.json"
-    assert tokens.find("some/model", "def", tmp_path) == kept / "snapshots" / "def" / "tokenizer.json"
-    assert tokens.load(str(kept / "snapshots" / "abc" / "tokenizer.json"), 1) is None  # no tokenizer after all
+    assert group.find("some/model", None, tmp_path) == kept / "snapshots" / "abc" / "tokenizer.json"
+    assert group.find("some/model", "def", tmp_path) == kept / "snapshots" / "def" / "tokenizer.json"
+    assert group.load(str(kept / "snapshots" / "abc" / "tokenizer.json"), 1) is None  # no tokenizer after all
 
 
 def test_a_prompt_that_does_not_extend_begins_a_row() -> None:
@@ -420,7 +420,7 @@ def test_compare_side_by_side(client: TestClient) -> None:
     ],
 )
 def test_changes(before: float | None, after: float | None, expected: str) -> None:
-    assert compare.change(before, after) == expected
+    assert pages.change(before, after) == expected
 
 
 # --- Analytics
