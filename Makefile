@@ -111,7 +111,7 @@ check-task: dev  ## test a task by the rules for every task (NAME=my_task, or it
 
 test: check  ## run make check and all tests (ARGS="-k name")
 	@echo "test: pytest"
-	@$(RUN) python -m pytest -n 2 $(ARGS)
+	@OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 $(ARGS)
 
 faults: dev  ## test that a run goes on after DVC is stopped at any of 600 places (ARGS="--points 50")
 	@$(RUN) python -m tests.support.interrupted --points 300 $(ARGS)

@@ -296,7 +296,9 @@ def test_a_server_that_does_not_answer_holds_nothing_up(project: Project, monkey
     assert taken < 30  # of the 60 for which it hangs
     assert ["the upload goes on by itself" in message for message in messages] == [True]
     assert "k" * 40 not in "".join(
-        path.read_text(errors="replace") for path in (project.root / ".flywheel").rglob("*.log")
+        path.read_text(errors="replace")
+        for path in (project.root / ".flywheel").rglob("*.log")
+        if path.exists()  # wandb links to a log before it writes one
     )
 
 
