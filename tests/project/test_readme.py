@@ -91,7 +91,8 @@ def module_commands(text: str) -> list[list[str]]:
 @functools.cache
 def planned(*words: str) -> tuple[int, str]:
     """What make would do: exit code and output."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    of_make = ("MAKE", "MFLAGS", "ARGS", "TASK", "NAME", "GPU", "DEV")  # of the make that runs this test
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(of_make)}
     plan = ["make", "--dry-run", "--old-file=install", *words[1:]]
     done = subprocess.run(plan, cwd=ROOT, env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout if done.returncode == 0 else done.stderr
