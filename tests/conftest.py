@@ -215,6 +215,30 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def here(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A project's folder with an empty store, which is the current folder, as it is for every stage."""
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / ".flywheel").mkdir()
+    shutil.copy(empty_store, tmp_path / ".flywheel/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        os.environ.pop(name)
+
+
+@pytest.fixture
+def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger of the test's own, in the project's folder, for commands that ask a server and try again soon."""
+    from steps.llm import client
+
+    monkeypatch.setenv("FLYWHEEL_LEDGER_URL", f"sqlite:///{tmp_path}/ledger.db")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(client, "SHORTEST", 0.01)
+    monkeypatch.chdir(ROOT)
+
+
 class MlflowServer(NamedTuple):
     url: str
     artifacts: Path  # the folder where it keeps artifacts

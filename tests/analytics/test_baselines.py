@@ -13,18 +13,11 @@ import environments
 from environments.base import Scenario
 from steps.analytics import baselines
 from steps.core.records import Reward, Trajectory, Turn, write_records
-from steps.llm import client
 from tests.conftest import ROOT, python
 from tests.conftest import run as command
 from tests.support.openai_server import Body, Server, last
 
-
-@pytest.fixture(autouse=True)
-def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLYWHEEL_LEDGER_URL", f"sqlite:///{tmp_path}/ledger.db")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(client, "SHORTEST", 0.01)
-    monkeypatch.chdir(ROOT)
+pytestmark = pytest.mark.usefixtures("own_ledger")
 
 
 def rows(capsys: pytest.CaptureFixture[str], run: Path, *more: str) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from environments.multiplication import Multiplication, split_of_pair
 from steps.core.errors import UserError
 from steps.data import generate
 from steps.data.generated import essence, read_generated
-from steps.llm import client
 from tests.conftest import ROOT
 from tests.support.openai_server import Body, Server, last
 
@@ -22,12 +21,7 @@ DATA = Multiplication.load(ROOT / "tasks_data" / "multiplication")
 OTHER = [(a, b) for a in range(2, 100) for b in range(2, 100)]
 
 
-@pytest.fixture(autouse=True)
-def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLYWHEEL_LEDGER_URL", f"sqlite:///{tmp_path}/state/ledger.db")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(client, "SHORTEST", 0.01)
-    monkeypatch.chdir(ROOT)
+pytestmark = pytest.mark.usefixtures("own_ledger")
 
 
 def candidate(a: int, b: int, difficulty: int = 3, **data: Any) -> dict[str, Any]:

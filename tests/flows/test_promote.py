@@ -5,11 +5,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,21 +130,13 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
-    """The current folder, with an empty store."""
-    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / ".flywheel").mkdir()
-    shutil.copy(empty_store, tmp_path / ".flywheel/mlflow.db")
-    monkeypatch.chdir(tmp_path)
-    project = Project(tmp_path)
+def project(here: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    project = Project(here)
     monkeypatch.setattr(judging, "run_stage", project.evaluate)
     monkeypatch.delenv("FLYWHEEL_LEDGER_URL", raising=False)
     # The real one needs Prefect's server.
     monkeypatch.setattr(judging, "show_page", lambda verdict, _: project.pages.append(verdict))
-    yield project
-    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
-        os.environ.pop(name)
+    return project
 
 
 def test_the_first_champion_is_champion_already(project: Project, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,19 +75,6 @@ class Run:
 
     def alias(self, name: str) -> str:
         return str(store.connect(self.root).get_model_version_by_alias("toy", name).version)
-
-
-@pytest.fixture
-def here(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A project's folder with an empty store, which is the current folder, as it is for every stage."""
-    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / ".flywheel").mkdir()
-    shutil.copy(empty_store, tmp_path / ".flywheel/mlflow.db")
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
-        os.environ.pop(name)
 
 
 def test_a_better_adapter_is_registered(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -351,19 +351,25 @@ def test_attempts_that_sampled_the_same_say_so(own: Path) -> None:
         assert page.index("attempt 2 <") < page.index("the same tokens as attempt 0")
 
 
-def test_judges_reasons(own: Path) -> None:
-    one = scenario(0)
-    ids = tuple(f"001-{one.id}-{attempt}" for attempt in range(3))
-    said = Judgement(
-        scenario_id=one.id,
+def write_judgement(run: Path, scores: tuple[float | None, ...], reason: str) -> Scenario:
+    """A judge's scores for the first group of iteration 001, with its reason for the first attempt."""
+    judged = scenario(0)
+    ids = tuple(f"001-{judged.id}-{attempt}" for attempt in range(len(scores)))
+    judgement = Judgement(
+        scenario_id=judged.id,
         judge="j",
-        scores=dict(zip(ids, (0.75, None, 0.25), strict=True)),
-        reasons={ids[0]: "it counted <b>well</b>"},
-        orders=(Order(attempts=ids, scores=(0.75, None, 0.25), calls=()),),
+        scores=dict(zip(ids, scores, strict=True)),
+        reasons={ids[0]: reason},
+        orders=(Order(attempts=ids, scores=scores, calls=()),),
     )
-    (own / "001" / "judgements.jsonl").write_text(said.model_dump_json() + "\n")
+    (run / "001" / "judgements.jsonl").write_text(judgement.model_dump_json() + "\n")
+    return judged
+
+
+def test_judges_reasons(own: Path) -> None:
+    judged = write_judgement(own, (0.75, None, 0.25), "it counted <b>well</b>")
     with browse(own) as client:
-        page = read(client, "/group", at="001/rollout", scenario=one.id)
+        page = read(client, "/group", at="001/rollout", scenario=judged.id)
         assert "judge 0.75 it counted <b>well</b>" in page
         assert "judge –" in page
         assert "shown in 1 order." in page

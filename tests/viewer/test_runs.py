@@ -13,10 +13,9 @@ import yaml
 from starlette.testclient import TestClient
 
 from flows.deployment import workspace
-from steps.core.records import Judgement, Order
 from steps.project.git import git
 from tests.conftest import ROOT
-from tests.viewer.test_pages import Text, browse, make_run, read, scenario
+from tests.viewer.test_pages import Text, browse, make_run, read, scenario, write_judgement
 from viewer import runs as view_runs
 
 # Of a run in dvc.yaml: which stage makes what. {} is an iteration's name.
@@ -78,25 +77,11 @@ def entry(project: Path, run: Path, path: str) -> dict[str, str]:
     return {"path": path, "hash": "md5", "md5": store(project, run.parent / path)}
 
 
-def judged(run: Path) -> None:
-    """The judge's reasons for a group of 001."""
-    one = scenario(0)
-    ids = tuple(f"001-{one.id}-{attempt}" for attempt in range(3))
-    said = Judgement(
-        scenario_id=one.id,
-        judge="j",
-        scores=dict.fromkeys(ids, 0.5),
-        reasons={ids[0]: "it counted well"},
-        orders=(Order(attempts=ids, scores=(0.5, 0.5, 0.5), calls=()),),
-    )
-    (run / "001" / "judgements.jsonl").write_text(said.model_dump_json() + "\n")
-
-
 def make_team(folder: Path) -> Path:
     """No run of its own; nightly (of 2 iterations) and short (1) are kept; late is at work, and kept from before."""
     project = make_project(folder / "project")
     long = make_run(folder / "long" / "run", iterations=2)
-    judged(long)
+    write_judgement(long, (0.5, 0.5, 0.5), "it counted well")
     short = make_run(folder / "short" / "run", iterations=1)
     # What dvc.lock says of 009 is left from another run: the chain has no such iteration.
     stale = {"evaluate@009": {"outs": [{"path": "run/009/evaluation", "md5": "0" * 32 + ".dir"}]}}
