@@ -19,7 +19,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from flows.deployment.services import Services, key
+from flows.deployment.keys import key
+from flows.deployment.services import Services
 from flows.terminal.command import stop_once
 from steps.core import dotenv, params
 from steps.core.errors import UserError
