@@ -18,6 +18,8 @@ INTERNAL = {
     "FLYWHEEL_LOG": "a flow, for its stages",
     "FLYWHEEL_PROGRESS": "a flow, for its stages",
     "FLYWHEEL_ROOT": "flows/ui.py, for the worker's flow runs",
+    "FLYWHEEL_SERVE_HOST": "flows/serving/server.py, for the guard in vLLM's process",
+    "FLYWHEEL_SWAP_TOKEN": "flows/serving/server.py, for the guard in vLLM's process",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "flows/ui.py, for MLflow's server",
     "PREFECT_CLI_PROMPT": "flows/ui.py, for Prefect's commands",
     "PREFECT_LOCAL_STORAGE_PATH": "flows/ui.py and the Makefile, beside PREFECT_HOME",

@@ -210,6 +210,40 @@ def test_vllms_stock_server_answers_alike(published: Path, served: Served) -> No
         assert tuple(post(served.port, served.token, body)["token_ids"]) == turn.completion_ids
 
 
+PROBES = [
+    ("GET", "/v1/models", None),
+    ("GET", "/metrics", None),
+    ("GET", "/openapi.json", None),
+    ("GET", "/ping", None),
+    ("POST", "/invocations", {"model": "email_search", "prompt": "a", "max_tokens": 1}),
+    ("POST", "/tokenize", {"model": "email_search", "prompt": "a"}),
+    ("POST", "/adapters", {"name": "email_search", "src": "/tmp", "load_inplace": True}),
+    ("DELETE", "/adapters/email_search", None),
+    ("POST", "/v1/load_lora_adapter", {"lora_name": "email_search", "lora_path": "/tmp", "load_inplace": True}),
+    ("POST", "/v1/unload_lora_adapter", {"lora_name": "email_search"}),
+]
+
+
+def status(served: Served, method: str, path: str, body: Any, **headers: str) -> int:
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **headers}
+    request = urllib.request.Request(f"http://127.0.0.1:{served.port}{path}", data, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as problem:
+        return problem.code
+
+
+@pytest.mark.parametrize(("method", "path", "body"), PROBES)
+def test_the_real_server_is_guarded(served: Served, method: str, path: str, body: Any) -> None:
+    key = {"Authorization": f"Bearer {served.token}"}
+    assert status(served, method, path, body) == 401
+    assert status(served, method, path, body, **key, Host="evil.example") == 421
+    assert status(served, method, path, body, **key) == (403 if "adapter" in path else 200)
+    assert status(served, "GET", "/health", None, Host="evil.example") == 200
+
+
 def test_the_server_follows_the_alias_without_a_restart(published: Path, served: Served) -> None:
     process, port, token, log = served
     known = params.load(published / "params.yaml", params.RegisterParams)
