@@ -90,6 +90,8 @@ def serve(root: Path, alias: str, host: str, port: int, seconds: float) -> None:
         services.start("serve", *server.command(follower.policy, follower.adapter))
         services.wait("serve", f"{server.page}/health")
         say(f"serving: {server.page}/v1, model {settings.model}, key in {KEY}; following @{alias}; Ctrl-C stops it")
+        options = ("" if port == PORT else f" SERVE_PORT={port}") + ("" if host == HOST else f' ARGS="--host {host}"')
+        say(f"to ask it, in another terminal: make ask{options}")
         while services.running["serve"].poll() is None:
             time.sleep(seconds)
             follower.follow(server)

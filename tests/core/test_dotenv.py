@@ -19,6 +19,7 @@ INTERNAL = {
     "FLYWHEEL_PROGRESS": "a flow, for its stages",
     "FLYWHEEL_ROOT": "flows/ui.py, for the worker's flow runs",
     "FLYWHEEL_SERVE_HOST": "flows/serving/server.py, for the guard in vLLM's process",
+    "FLYWHEEL_SERVE_KEY": "flows/ask.py, for itself",
     "FLYWHEEL_SWAP_TOKEN": "flows/serving/server.py, for the guard in vLLM's process",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "flows/ui.py, for MLflow's server",
     "PREFECT_CLI_PROMPT": "flows/ui.py, for Prefect's commands",

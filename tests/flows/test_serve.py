@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from steps.core.records import Trajectory, Turn, read_records
 from steps.policy.adapter import adapter_hash
 from steps.registry import publish
 from steps.registry.model import read_registry
-from tests.conftest import ROOT, Project, end, free_port, python, start
+from tests.conftest import ROOT, Project, end, free_port, python, run, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -242,6 +243,15 @@ def test_the_real_server_is_guarded(served: Served, method: str, path: str, body
     assert status(served, method, path, body, **key, Host="evil.example") == 421
     assert status(served, method, path, body, **key) == (403 if "adapter" in path else 200)
     assert status(served, "GET", "/health", None, Host="evil.example") == 200
+
+
+def test_the_served_champion_plays_an_episode(published: Path, served: Served) -> None:
+    done = run(python("flows.ask", "--port", str(served.port), "--scenario", "2"), published)
+    assert done.returncode == 0, done.stderr
+    assert "question: What " in done.stdout
+    assert re.search(r"^turn 1: search_emails\(", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^success: (yes|no); expected: ", done.stdout, re.MULTILINE)
+    assert "ended: the environment said that it is done" in done.stdout, done.stdout
 
 
 def test_the_server_follows_the_alias_without_a_restart(published: Path, served: Served) -> None:
