@@ -5,6 +5,7 @@ Stock PEFT and vLLM's stock OpenAI server, which flows.serve starts, answer with
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -68,13 +69,12 @@ def _as_test(folder: Path) -> Path:
 
 def test_the_champion_as_a_peft_folder_and_merged(published: Path, tmp_path: Path) -> None:
     import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoTokenizer
 
     known = params.load(published / "params.yaml", params.RegisterParams)
     version = export.export(published, known, "champion", tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == "tasks_data/embedded_policy"
+    assert config["base_model_name_or_path"] == str(published / "tasks_data/embedded_policy")
     weights = "adapter_model.safetensors"
     made = {adapter_hash(path): path for path in published.glob("run/*/adapter")}
     trained = made[version.tags["adapter_hash"]]
@@ -86,14 +86,29 @@ def test_the_champion_as_a_peft_folder_and_merged(published: Path, tmp_path: Pat
         export.export(published, known, "champion", tmp_path / "adapter")
 
     export.export(published, known, "champion", tmp_path / "merged", merged=True)
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    base = AutoModelForCausalLM.from_pretrained(ROOT / "tasks_data/embedded_policy")
-    adapted = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
+    merged, _ = as_its_readme_says(tmp_path / "merged")
+    adapted, tokenizer = as_its_readme_says(tmp_path / "adapter")
     ids = torch.arange(5, 45)[None]
+    shipped = AutoTokenizer.from_pretrained(ROOT / "tasks_data/embedded_policy")
+    asked = [{"role": "user", "content": "What is the budget for Falcon?"}]
+    assert tokenizer.apply_chat_template(asked) == shipped.apply_chat_template(asked)
+    new = tmp_path / "new"
+    new.touch()
+    modes = {path.stat().st_mode for name in ("adapter", "merged") for path in (tmp_path / name).iterdir()}
+    assert modes == {new.stat().st_mode}
     with torch.no_grad():
         assert torch.allclose(merged(ids).logits, adapted(ids).logits, atol=1e-3)
         with adapted.disable_adapter():
             assert not torch.allclose(merged(ids).logits, adapted(ids).logits, atol=1e-3)
+
+
+def as_its_readme_says(folder: Path) -> tuple[Any, Any]:
+    """(model, tokenizer) as the exported README loads them, in that folder."""
+    [snippet] = re.findall(r"```python\n(.+?)```", (folder / "README.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    with contextlib.chdir(folder):
+        exec(compile(snippet, "README.md", "exec"), names)
+    return names["model"].eval(), names["tokenizer"]
 
 
 class Hub(BaseHTTPRequestHandler):
