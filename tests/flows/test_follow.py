@@ -203,8 +203,9 @@ def test_what_cannot_be_followed_is_said_once_and_the_rest_goes_on(
     spoil: Any,
     cause: str,
 ) -> None:
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious/file").write_text("of the user's")
+    (tmp_path / "precious").mkdir()  # as an adapter of the user's own
+    for name in ("adapter_config.json", "adapter_model.safetensors", "file"):
+        (tmp_path / "precious" / name).write_text("of the user's")
     registry.champion = "2"
     spoil(registry, vllm)
     for _ in range(3):
