@@ -62,7 +62,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev environment train new-task check-task test faults bench check format reproduce mlflow prefect ui serve view browser ledger lock clean distclean
+.PHONY: help install dev environment train new-task check-task test faults bench check format reproduce mlflow prefect ui serve ask view browser ledger lock clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -156,6 +156,11 @@ ui: install  ## start MLflow, Prefect with a worker and the deployments, and the
 
 serve: install  ## serve the champion by vLLM's OpenAI server at http://127.0.0.1:8000 (SERVE_PORT=8001)
 	@exec env $(RUN) python -m flows.serve --port $(SERVE_PORT) $(ARGS)
+
+# A question may hold $, quotes and backticks: it is taken literally, and reaches the command through the environment.
+ask: override export Q := $(value Q)
+ask: install  ## ask the served champion (Q="What is …?", or ARGS="--scenario 7": a scenario of the test split)
+	@exec env $(RUN) python -m flows.ask --port $(SERVE_PORT) $(ARGS) $(if $(Q),-- "$$Q")
 
 ledger: install  ## rebuild the ledger's index of run/ (stored answers of models stay)
 	@$(RUN) python -m steps.lineage rebuild

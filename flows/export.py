@@ -1,10 +1,12 @@
 """Export: writes a registered version to a folder, as adapter or merged into its base model, with its card; also to a hub.
 
-    python -m flows.export --to out                              # the champion's PEFT folder and its card
+    python -m flows.export --to out                              # the champion's PEFT folder, tokenizer and card
     python -m flows.export --version 3 --merged --to out         # whole weights, which need no PEFT
     HF_TOKEN=… python -m flows.export --to out --push me/agent   # and up to the Hugging Face Hub (HF_ENDPOINT names another)
 
-Nothing is overwritten: the folder must not exist. The token is read from the environment and written to no file.
+README.md in the folder has the card, and says how to load the files with transformers and with vLLM. An adapter names its
+base model by the absolute path of its folder, or by its name on the hub. Nothing is overwritten: the folder must not exist.
+The token is read from the environment and written to no file.
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from flows.serving.server import HOST, SERVER, adapter_options, model_options
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.core.terminal import exit_code
+from steps.policy.loading import load_model, load_tokenizer
 from steps.registry import card
 from steps.registry.model import fetched, policy_of, read_registry
 
@@ -34,33 +39,75 @@ def export(root: Path, settings: params.RegisterParams, name: str, to: Path, mer
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=to.parent) as folder:
         result = fetched(model, version, Path(folder) / "adapter")
-        policy = policy_of(version, result, settings.policy)
+        policy = absolute(root, policy_of(version, result, settings.policy))
         if merged:
             result = merge(policy, result, Path(folder) / "merged")
         else:  # the adapter's own configuration names the base model, with its revision
             path = result / "adapter_config.json"
             base = {"base_model_name_or_path": policy.base_model, "revision": policy.revision}
             path.write_text(json.dumps(json.loads(path.read_text()) | base, indent=2, sort_keys=True) + "\n")
+        load_tokenizer(policy).save_pretrained(result)
         # An older version without a card gets one made from its tags.
         text = version.description if card.is_card(version.description) else card.card(version.tags)
         readme = card.readme(f"{model.name}, version {version.version}", version.tags, text, merged)
-        (result / "README.md").write_text(readme)
+        (result / "README.md").write_text(f"{readme.rstrip()}\n\n{usage(policy, model.name, merged)}")
+        make_readable(result)
         result.rename(to)
     return version
 
 
-def merge(policy: Policy, adapter: Path, to: Path) -> Path:
-    """Write the base model with the adapter merged into its weights, and the tokenizer, to the folder `to`."""
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def absolute(root: Path, policy: Policy) -> Policy:
+    """The policy with a base model that loads from any folder: a folder by its absolute path, a name on a hub as it is."""
+    folder = root / policy.base_model
+    return policy.model_copy(update={"base_model": str(folder.resolve())}) if folder.is_dir() else policy
 
-    dtype = getattr(torch, policy.dtype)
-    base = AutoModelForCausalLM.from_pretrained(policy.base_model, revision=policy.revision, dtype=dtype)
-    whole = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
-    whole.save_pretrained(to)
-    AutoTokenizer.from_pretrained(policy.base_model, revision=policy.revision).save_pretrained(to)
+
+def merge(policy: Policy, adapter: Path, to: Path) -> Path:
+    """Write the base model with the adapter merged into its weights to the folder `to`."""
+    from peft import PeftModel
+
+    PeftModel.from_pretrained(load_model(policy), str(adapter)).merge_and_unload().save_pretrained(to)
     return to
+
+
+PEFT = """\
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base = AutoModelForCausalLM.from_pretrained({base}, dtype={dtype}{revision})
+model = PeftModel.from_pretrained(base, ".")
+tokenizer = AutoTokenizer.from_pretrained(".")
+"""
+MERGED = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".", dtype={dtype})
+tokenizer = AutoTokenizer.from_pretrained(".")
+"""
+
+
+def usage(policy: Policy, name: str, merged: bool) -> str:
+    """The section of README.md that says how to load the files."""
+    revision = f", revision={policy.revision!r}" if policy.revision else ""
+    snippet = (MERGED if merged else PEFT).format(
+        base=json.dumps(policy.base_model), dtype=json.dumps(policy.dtype), revision=revision
+    )
+    loaded = policy.model_copy(update={"base_model": ".", "revision": None}) if merged else policy
+    words = model_options(loaded) + (["--served-model-name", name] if merged else adapter_options(policy, name, "."))
+    libraries = "transformers" if merged else "transformers and PEFT"
+    command = shlex.join(["python", "-m", SERVER, *words])
+    return (
+        f"## Use\n\nIn this folder, with {libraries}:\n\n```python\n{snippet}```\n\n"
+        f"As an OpenAI-compatible server on this machine, with vLLM; the model is `{name}`:\n\n"
+        f"```sh\n{command} --host {HOST}\n```\n"
+    )
+
+
+def make_readable(folder: Path) -> None:
+    """Give every file the mode that a new one has here: some were written for their owner alone."""
+    os.umask(mask := os.umask(0o077))
+    for path in (folder, *folder.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
 
 
 def push(folder: Path, repository: str) -> str:

@@ -17,7 +17,8 @@ import socket
 import sys
 from pathlib import Path
 
-from flows.deployment.services import Services, key
+from flows.deployment.keys import key, write_private
+from flows.deployment.services import Services
 from flows.terminal.command import stop_once
 from steps.core import dotenv
 from steps.core.errors import UserError
@@ -58,9 +59,7 @@ def write_variables(path: Path, variables: dict[str, str]) -> None:
     names = ("PREFECT_HOME", "PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_URI", "DO_NOT_TRACK")
     lines = [f"export {name}={shlex.quote(variables[name])}\n" for name in names]
     lines.append(f"export PATH={shlex.quote(os.fspath(Path(sys.executable).parent))}:$PATH\n")
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.writelines(lines)
+    write_private(path, "".join(lines))
 
 
 def serve(root: Path, prefect_port: int, mlflow_port: int, view_port: int, runs: int = 1) -> None:

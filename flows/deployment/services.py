@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -80,12 +79,3 @@ def headers(environment: dict[str, str]) -> dict[str, str]:
     """The headers of a request to Prefect's API, where the environment holds its key."""
     key = environment.get("PREFECT_API_AUTH_STRING", "")
     return {"Authorization": f"Basic {b64encode(key.encode()).decode()}"} if key else {}
-
-
-def key(path: Path, user: str = "flywheel:") -> str:
-    """An API's key, which the first call makes, readable by its owner alone. Prefect's is `user:password`."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(f"{user}{secrets.token_urlsafe(24)}\n")
-    return path.read_text().strip()

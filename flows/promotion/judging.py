@@ -25,7 +25,7 @@ from steps.core.params import Policy, PromoteParams
 from steps.project import chain, lock, store
 from steps.registry import gate, publish, verdict_report
 from steps.registry.gate import Verdict
-from steps.registry.model import RegisteredModel, fetched, logged_model, policy_of, read_registry
+from steps.registry.model import RegisteredModel, fetched, logged_model, policy_of, read_registry, tagged_adapter
 from steps.runner.stage import command, is_warm
 
 OWN = {"challenger": "best", "base": "base"}  # the sides that the run itself has tested -> their keys in chain.yaml
@@ -58,7 +58,7 @@ def challenge(settings: VersionSettings, also_champion: bool = False) -> Challen
             return None
         champion = None
     best = tested(root, parameters, challenger)
-    folder = RUN / "promote" / str(challenger.tags["adapter_hash"])
+    folder = RUN / "promote" / tagged_adapter(challenger)
     folder.mkdir(parents=True, exist_ok=True)
     verdict = judge(parameters, folder, best, model, champion)
     write(verdict, folder, best)
@@ -196,7 +196,7 @@ def run_of(model: RegisteredModel, challenger: Any, parameters: PromoteParams) -
     if run_id and client.get_run(run_id).info.lifecycle_stage == "active":
         return str(run_id)
     experiment = store.experiment(client, Path.cwd(), parameters.task)
-    adapter = challenger.tags["adapter_hash"]
+    adapter = tagged_adapter(challenger)
     if runs := client.search_runs([experiment], f"tags.promotion = '{adapter}'"):
         return str(runs[0].info.run_id)
     tags = publish.about(parameters) | {"promotion": adapter, "adapter_hash": adapter}

@@ -134,24 +134,55 @@ def logged_model(version: Any) -> str:
     return source.removeprefix("models:/")
 
 
-def fetched(registry: RegisteredModel, version: Any, folder: Path) -> Path:
-    """Download a version's adapter into `folder`, unless it is there already. UserError where its hash is another one."""
-    from steps.policy.adapter import adapter_hash
+def tagged_adapter(version: Any) -> str:
+    """The hash of the adapter that a version holds, from its tag. UserError where that is no hash: folders are named by it,
+    and anybody who may write to the registry can set it."""
+    tag = version.tags.get("adapter_hash")
+    if not re.fullmatch(r"[0-9a-f]{16}", tag or ""):
+        raise UserError(
+            f"{version.name} version {version.version} has {f'{tag[:80]!r} as' if tag else 'no'} tag adapter_hash, which "
+            "the stage register sets to 16 hexadecimal digits: use another version (`python -m flows.rollback --to N "
+            "--why TEXT` moves champion), or register the adapter again"
+        )
+    return str(tag)
 
-    expected = version.tags.get("adapter_hash")
-    if not (folder.is_dir() and adapter_hash(folder) == expected):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+
+def fetched(registry: RegisteredModel, version: Any, folder: Path) -> Path:
+    """Download a version's adapter to `folder`, unless it is there already. UserError where its hash is another one.
+
+    The files are complete and checked before the folder has its name; what it held before is replaced then.
+    """
+    expected = tagged_adapter(version)
+    if holds(folder, expected):
+        return folder
+    temporary = folder.with_name(f".tmp-{os.getpid()}.{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
         with explained(address(Path.cwd())):
             # The public function is in mlflow.artifacts, which flows do not import; MLflow's own upload uses this one.
             store = registry.client._tracking_client._get_artifact_repo(logged_model(version), resource="logged_model")
-            store.download_artifacts("", str(folder))
-        if not (folder / "adapter_config.json").is_file() or adapter_hash(folder) != expected:
+            store.download_artifacts("", str(temporary))
+        if not holds(temporary, expected):
             raise UserError(
                 f"what MLflow holds of {registry.name} version {version.version} is not adapter {expected}: its files were "
                 "changed or lost; put champion on a whole one with `python -m flows.rollback`"
             )
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+def holds(folder: Path, adapter: str) -> bool:
+    """Whether the folder holds this adapter, whole."""
+    from steps.policy.adapter import adapter_hash
+
+    try:
+        return adapter_hash(folder) == adapter
+    except OSError:  # a file is missing, or the whole folder
+        return False
 
 
 def policy_of(version: Any, adapter: Path, policy: Policy) -> Policy:

@@ -5,8 +5,10 @@ Stock PEFT and vLLM's stock OpenAI server, which flows.serve starts, answer with
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,7 +30,7 @@ from steps.core.records import Trajectory, Turn, read_records
 from steps.policy.adapter import adapter_hash
 from steps.registry import publish
 from steps.registry.model import read_registry
-from tests.conftest import ROOT, Project, end, free_port, python, start
+from tests.conftest import ROOT, Project, end, free_port, python, run, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -67,13 +69,12 @@ def _as_test(folder: Path) -> Path:
 
 def test_the_champion_as_a_peft_folder_and_merged(published: Path, tmp_path: Path) -> None:
     import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoTokenizer
 
     known = params.load(published / "params.yaml", params.RegisterParams)
     version = export.export(published, known, "champion", tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == "tasks_data/embedded_policy"
+    assert config["base_model_name_or_path"] == str(published / "tasks_data/embedded_policy")
     weights = "adapter_model.safetensors"
     made = {adapter_hash(path): path for path in published.glob("run/*/adapter")}
     trained = made[version.tags["adapter_hash"]]
@@ -85,14 +86,29 @@ def test_the_champion_as_a_peft_folder_and_merged(published: Path, tmp_path: Pat
         export.export(published, known, "champion", tmp_path / "adapter")
 
     export.export(published, known, "champion", tmp_path / "merged", merged=True)
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    base = AutoModelForCausalLM.from_pretrained(ROOT / "tasks_data/embedded_policy")
-    adapted = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
+    merged, _ = as_its_readme_says(tmp_path / "merged")
+    adapted, tokenizer = as_its_readme_says(tmp_path / "adapter")
     ids = torch.arange(5, 45)[None]
+    shipped = AutoTokenizer.from_pretrained(ROOT / "tasks_data/embedded_policy")
+    asked = [{"role": "user", "content": "What is the budget for Falcon?"}]
+    assert tokenizer.apply_chat_template(asked) == shipped.apply_chat_template(asked)
+    new = tmp_path / "new"
+    new.touch()
+    modes = {path.stat().st_mode for name in ("adapter", "merged") for path in (tmp_path / name).iterdir()}
+    assert modes == {new.stat().st_mode}
     with torch.no_grad():
         assert torch.allclose(merged(ids).logits, adapted(ids).logits, atol=1e-3)
         with adapted.disable_adapter():
             assert not torch.allclose(merged(ids).logits, adapted(ids).logits, atol=1e-3)
+
+
+def as_its_readme_says(folder: Path) -> tuple[Any, Any]:
+    """(model, tokenizer) as the exported README loads them, in that folder."""
+    [snippet] = re.findall(r"```python\n(.+?)```", (folder / "README.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    with contextlib.chdir(folder):
+        exec(compile(snippet, "README.md", "exec"), names)
+    return names["model"].eval(), names["tokenizer"]
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -208,6 +224,49 @@ def test_vllms_stock_server_answers_alike(published: Path, served: Served) -> No
     for turn in turns:
         body = {"prompt": list(turn.prompt_ids), "max_tokens": len(turn.completion_ids), "return_token_ids": True}
         assert tuple(post(served.port, served.token, body)["token_ids"]) == turn.completion_ids
+
+
+PROBES = [
+    ("GET", "/v1/models", None),
+    ("GET", "/metrics", None),
+    ("GET", "/openapi.json", None),
+    ("GET", "/ping", None),
+    ("POST", "/invocations", {"model": "email_search", "prompt": "a", "max_tokens": 1}),
+    ("POST", "/tokenize", {"model": "email_search", "prompt": "a"}),
+    ("POST", "/adapters", {"name": "email_search", "src": "/tmp", "load_inplace": True}),
+    ("DELETE", "/adapters/email_search", None),
+    ("POST", "/v1/load_lora_adapter", {"lora_name": "email_search", "lora_path": "/tmp", "load_inplace": True}),
+    ("POST", "/v1/unload_lora_adapter", {"lora_name": "email_search"}),
+]
+
+
+def status(served: Served, method: str, path: str, body: Any, **headers: str) -> int:
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **headers}
+    request = urllib.request.Request(f"http://127.0.0.1:{served.port}{path}", data, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as problem:
+        return problem.code
+
+
+@pytest.mark.parametrize(("method", "path", "body"), PROBES)
+def test_the_real_server_is_guarded(served: Served, method: str, path: str, body: Any) -> None:
+    key = {"Authorization": f"Bearer {served.token}"}
+    assert status(served, method, path, body) == 401
+    assert status(served, method, path, body, **key, Host="evil.example") == 421
+    assert status(served, method, path, body, **key) == (403 if "adapter" in path else 200)
+    assert status(served, "GET", "/health", None, Host="evil.example") == 200
+
+
+def test_the_served_champion_plays_an_episode(published: Path, served: Served) -> None:
+    done = run(python("flows.ask", "--port", str(served.port), "--scenario", "2"), published)
+    assert done.returncode == 0, done.stderr
+    assert "question: What " in done.stdout
+    assert re.search(r"^turn 1: search_emails\(", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^success: (yes|no); expected: ", done.stdout, re.MULTILINE)
+    assert "ended: the environment said that it is done" in done.stdout, done.stdout
 
 
 def test_the_server_follows_the_alias_without_a_restart(published: Path, served: Served) -> None:

@@ -32,9 +32,11 @@ class Server:
         key: str | None = None,  # the only one that is let in
         usage: tuple[int, int] | None = (100, 10),
         finish_reason: str | None = None,
+        models: dict[str, str] | None = None,  # name -> path, as /v1/models lists them
     ) -> None:
         self.answer, self.fail, self.seconds = answer, fail, seconds
         self.retry_after, self.key, self.usage, self.finish_reason = retry_after, key, usage, finish_reason
+        self.models = models or {}
         self.bodies: list[Body] = []
         self.times: list[float] = []  # of each call's arrival
         self.answered: list[Body] = []
@@ -49,6 +51,9 @@ class Server:
 
             def do_POST(self) -> None:
                 server.handle(self)
+
+            def do_GET(self) -> None:
+                server.list_models(self)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -87,6 +92,11 @@ class Server:
         finally:
             with self.lock:
                 self.at_once -= 1
+
+    def list_models(self, request: BaseHTTPRequestHandler) -> None:
+        if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return send(request, 401, {"error": {"message": "no key"}})
+        return send(request, 200, {"data": [{"id": name, "root": path} for name, path in self.models.items()]})
 
     def respond(self, request: BaseHTTPRequestHandler, body: Body, number: int) -> None:
         given = request.headers.get("Authorization")

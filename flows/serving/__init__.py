@@ -1,0 +1,1 @@
+"""Serving a registered version by vLLM: the server's command and its guard."""

@@ -1,0 +1,70 @@
+"""The guard of the served model, which vLLM's server loads by `--middleware`: who may call what.
+
+vLLM's own check of the key covers only some paths (`/v1` and a few more), while `/invocations`, `/adapters`, `/metrics` and
+others answer anybody. Here every request needs the key, and must name this server as its host, against DNS rebinding: a
+foreign page whose name points at 127.0.0.1 still sends that name. Only `/health` needs neither. Adapters are loaded and
+removed by flows/serve.py alone, which sends a second secret, so that what has the champion's name is the champion.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+# The variables of vLLM's process that set the guard up.
+KEY = "VLLM_API_KEY"  # what clients send; vLLM checks it too
+SWAP_TOKEN = "FLYWHEEL_SWAP_TOKEN"  # what flows/serve.py sends beside the key, in SWAP_HEADER
+HOST = "FLYWHEEL_SERVE_HOST"  # the address at which the server listens
+SWAP_HEADER = "x-flywheel-swap"
+
+
+class Guard:
+    """ASGI middleware that refuses what the caller may not do; everything else reaches the application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.key, self.swap_token = os.environ.get(KEY, "").strip(), os.environ.get(SWAP_TOKEN, "").strip()
+        if not (self.key and self.swap_token):
+            raise RuntimeError(f"{KEY} or {SWAP_TOKEN} is empty: without them the server would answer anybody")
+        self.hosts = {"127.0.0.1", "localhost", os.environ.get(HOST, "").lower()} - {""}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_health = scope["type"] == "http" and scope["path"] == "/health" and scope["method"] in ("GET", "HEAD")
+        if scope["type"] == "lifespan" or is_health or (refusal := self.refusal(scope)) is None:
+            return await self.app(scope, receive, send)
+        status, text = refusal
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close", "code": 1008, "reason": text})
+        answer = JSONResponse({"error": {"message": text, "type": "refused", "code": status}}, status)
+        return await answer(scope, receive, send)
+
+    def refusal(self, scope: Scope) -> tuple[int, str] | None:
+        """(status, reason) where a request is refused, else None."""
+        headers = Headers(scope=scope)
+        names = [host_name(value) for value in headers.getlist("host")]
+        if len(names) != 1 or names[0] not in self.hosts:
+            return 421, f"this server answers only to the hosts {', '.join(sorted(self.hosts))}"
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not same(token.strip(), self.key):
+            return 401, "the key is missing or wrong: send 'Authorization: Bearer' with what .flywheel/serve.key holds"
+        if "adapter" in scope["path"].lower() and not same(headers.get(SWAP_HEADER, ""), self.swap_token):
+            return 403, "adapters come from the registry alone: move the alias that this server follows"
+        return None
+
+
+def host_name(header: str) -> str:
+    """The name in a Host header, without the port and the brackets of IPv6; empty where it is none."""
+    parts = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/@\s]+))(?::\d*)?", header.strip())
+    return (parts[1] or parts[2]).lower() if parts else ""
+
+
+def same(given: str, expected: str) -> bool:
+    return secrets.compare_digest(given.encode(), expected.encode())

@@ -1,0 +1,115 @@
+"""vLLM's OpenAI server for a registered version: its command, its variables, and the swap of its adapter."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from flows.serving import guard
+from steps.core.errors import UserError
+
+if TYPE_CHECKING:
+    from steps.core.params import Policy
+
+SERVER = "vllm.entrypoints.openai.api_server"
+KEY = Path(".flywheel/serve.key")
+HOST, PORT = "127.0.0.1", 8000
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's ranks, of which the smallest that is large enough is set
+
+
+class Server(NamedTuple):
+    """Where the server listens, the model's name there, and the secrets that its guard asks for."""
+
+    host: str
+    port: int
+    name: str
+    key: str
+    swap_token: str = ""  # only flows/serve.py has it
+
+    @property
+    def page(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    def environment(self) -> dict[str, str]:
+        """The variables of vLLM's process."""
+        guarded = {guard.KEY: self.key, guard.SWAP_TOKEN: self.swap_token, guard.HOST: self.host}
+        return guarded | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+    def command(self, policy: Policy, adapter: Path) -> list[str]:
+        """The command line of vLLM's server, after `python -m`."""
+        words = [SERVER, "--host", self.host, "--port", str(self.port)]
+        words += ["--middleware", f"{guard.__name__}.{guard.Guard.__name__}", *model_options(policy)]
+        words += ["--served-model-name", f"{self.name}-base", *adapter_options(policy, self.name, str(adapter))]
+        return [*words, "--gpu-memory-utilization", str(policy.gpu_memory)]
+
+    def models(self) -> dict[str, str]:
+        """The served models: their names, and the paths of their files. UserError where this server does not answer."""
+        try:
+            served = json.loads(self._call("/v1/models"))["data"]
+            return {str(model["id"]): str(model.get("root")) for model in served}
+        except urllib.error.HTTPError as problem:
+            advice = f"another server than that of `make serve` may listen there, or its key is not that in {KEY}"
+            raise UserError(f"{self.page} refuses the request (status {problem.code}): {advice}") from None
+        except OSError as problem:
+            start = "start one with `make serve` in another terminal and wait for its line 'serving:'"
+            raise UserError(f"no model is served at {self.page} ({problem}): {start}") from None
+        except (ValueError, LookupError, TypeError, AttributeError, http.client.HTTPException):
+            raise UserError(f"what listens at {self.page} is no model server: name the port of `make serve`") from None
+
+    def swap(self, adapter: Path) -> None:
+        """Have the server load another adapter under the same name. UserError where it does not: it keeps what it has."""
+        body = json.dumps({"lora_name": self.name, "lora_path": str(adapter), "load_inplace": True}).encode()
+        try:
+            self._call("/v1/load_lora_adapter", body)
+        except urllib.error.HTTPError as problem:
+            answer = problem.read().decode(errors="replace")
+            raise UserError(f"the server refuses {adapter}: {answer[:300]}") from None
+        except (OSError, http.client.HTTPException) as problem:
+            raise UserError(f"the server did not answer the swap to {adapter}: {problem}") from None
+
+    def _call(self, path: str, body: bytes | None = None) -> bytes:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
+        headers |= {guard.SWAP_HEADER: self.swap_token} if self.swap_token else {}
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the key is for this machine alone
+        with direct.open(urllib.request.Request(f"{self.page}{path}", body, headers), timeout=120) as answer:
+            return bytes(answer.read())
+
+
+def model_options(policy: Policy) -> list[str]:
+    """vLLM's options for the base model and its tool calls."""
+    words = ["--model", policy.base_model, "--dtype", policy.dtype, "--max-model-len", str(policy.context)]
+    words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    return words + (["--revision", policy.revision] if policy.revision else [])
+
+
+def adapter_options(policy: Policy, name: str, folder: str) -> list[str]:
+    """vLLM's options for an adapter on it."""
+    rank = next(rank for rank in RANKS if rank >= policy.lora.rank)
+    return ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name}={folder}"]
+
+
+def checked_host(host: str) -> str:
+    """The address to listen at. UserError for one that stands for several, because requests must name it as their host."""
+    try:
+        is_several = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        is_several = not host.strip() or host != host.strip()
+    if is_several:
+        raise UserError(
+            f"--host {host!r} is no address that a client could name: give this machine's own, such as 10.0.0.5"
+        )
+    return host
+
+
+def served_key(root: Path) -> str:
+    """The key that a running server asks for. UserError where there is none."""
+    path = root / KEY
+    text = path.read_text().strip() if path.is_file() else ""
+    if not text:
+        raise UserError(f"{path} holds no key: `make serve`, which makes it, was never started in this folder")
+    return text

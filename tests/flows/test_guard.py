@@ -1,0 +1,163 @@
+"""The guard of the served model, on an application with the paths that vLLM's server has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from flows.serving import guard
+from flows.serving.guard import Guard, host_name
+from flows.serving.server import Server
+from steps.core.params import Policy
+
+KEY, SWAP_TOKEN = "a-key", "a-swap-token"
+MODELS = (
+    "/v1/models",
+    "/v1/chat/completions",
+    "/invocations",
+    "/ping",
+    "/metrics",
+    "/openapi.json",
+    "/tokenize",
+    "/no-such",
+)
+ADAPTERS = (
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
+    ("POST", "/adapters"),
+    ("DELETE", "/adapters/email_search"),
+    ("DELETE", "/adapters/email%5Fsearch"),
+    ("POST", "/v1/load_lora_adapter/"),
+)
+
+
+async def reached(request: Request) -> Response:
+    return PlainTextResponse("reached")
+
+
+async def heard(socket: WebSocket) -> None:
+    await socket.accept()
+    await socket.send_text("reached")
+    await socket.close()
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    for name, value in Server("10.0.0.5", 8000, "email_search", KEY, SWAP_TOKEN).environment().items():
+        monkeypatch.setenv(name, value)
+    everything = Route("/{path:path}", reached, methods=["GET", "POST", "DELETE", "OPTIONS", "HEAD"])
+    mounted = Mount("/metrics", routes=[Route("/", reached)])
+    routes = [WebSocketRoute("/v1/realtime", heard), mounted, everything]
+    app = Starlette(routes=routes, middleware=[Middleware(Guard)])
+    with TestClient(app, base_url="http://127.0.0.1:8000", follow_redirects=False) as test_client:
+        yield test_client
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("path", MODELS)
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+def test_every_path_asks_for_the_key(client: TestClient, path: str, method: str) -> None:
+    for headers in (
+        {},
+        bearer(""),
+        bearer("wrong"),
+        bearer(KEY + "x"),
+        {"authorization": KEY},
+        {"authorization": f"Basic {KEY}"},
+    ):
+        answer = client.request(method, path, headers=headers)
+        assert (answer.status_code, "serve.key" in answer.json()["error"]["message"]) == (401, True), headers
+    assert client.request(method, path, headers=bearer(KEY)).status_code != 401
+
+
+def test_health_alone_is_open(client: TestClient) -> None:
+    assert client.get("/health", headers={"host": "any.example"}).text == "reached"
+    for method, path in (("POST", "/health"), ("GET", "/health/"), ("GET", "/health/x")):
+        assert client.request(method, path).status_code == 401, (method, path)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "LOCALHOST:9", "10.0.0.5:8000"])
+def test_the_servers_own_names_are_hosts(client: TestClient, host: str) -> None:
+    assert client.get("/v1/models", headers=bearer(KEY) | {"host": host}).text == "reached"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8000",
+        "127.0.0.1.evil.example",
+        "localhost@evil.example",
+        "",
+        "10.0.0.6",
+        "[::1]:8000",
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/invocations", "/adapters"])
+def test_another_host_is_refused_even_with_the_key(client: TestClient, host: str, path: str) -> None:
+    answer = client.post(path, headers=bearer(KEY) | {"host": host, guard.SWAP_HEADER: SWAP_TOKEN})
+    assert (answer.status_code, "127.0.0.1, localhost" in answer.json()["error"]["message"]) == (421, True)
+
+
+@pytest.mark.parametrize(("method", "path"), ADAPTERS)
+def test_a_client_with_the_key_cannot_change_adapters(client: TestClient, method: str, path: str) -> None:
+    for headers in ({}, {guard.SWAP_HEADER: ""}, {guard.SWAP_HEADER: KEY}):
+        answer = client.request(method, path, headers=bearer(KEY) | headers)
+        assert (answer.status_code, "registry alone" in answer.json()["error"]["message"]) == (403, True)
+    ours = bearer(KEY) | {guard.SWAP_HEADER: SWAP_TOKEN}
+    assert client.request(method, path, headers=ours).text == "reached"
+    assert client.request(method, path, headers={guard.SWAP_HEADER: SWAP_TOKEN}).status_code == 401
+
+
+def test_a_websocket_is_guarded_too(client: TestClient) -> None:
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/realtime"):
+        pass
+    with client.websocket_connect("/v1/realtime", headers=bearer(KEY) | {"host": "127.0.0.1"}) as socket:
+        assert socket.receive_text() == "reached"
+
+
+@pytest.mark.parametrize("missing", [guard.KEY, guard.SWAP_TOKEN])
+@pytest.mark.parametrize("value", ["", "  \n"])
+def test_without_its_secrets_the_server_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, missing: str, value: str
+) -> None:
+    monkeypatch.setenv(guard.KEY, KEY)
+    monkeypatch.setenv(guard.SWAP_TOKEN, SWAP_TOKEN)
+    monkeypatch.setenv(missing, value)
+    with pytest.raises(RuntimeError, match="is empty: without them the server would answer anybody"):
+        Guard(Starlette())
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("A.b:80", "a.b"),
+        ("[::1]:8000", "::1"),
+        ("[::1]", "::1"),
+        ("a b", ""),
+        ("a/b", ""),
+        ("a:80:80", ""),
+        ("a:x", ""),
+    ],
+)
+def test_the_name_in_a_host_header(header: str, name: str) -> None:
+    assert host_name(header) == name
+
+
+def test_the_server_is_started_with_its_guard() -> None:
+    words = Server("10.0.0.5", 8000, "toy", KEY, SWAP_TOKEN).command(Policy(), Path("/adapters/a"))
+    assert words[words.index("--middleware") + 1] == "flows.serving.guard.Guard"
+    assert words[words.index("--host") + 1] == "10.0.0.5"
+    assert not {KEY, SWAP_TOKEN} & set(words), "a secret in the command line could be read by everybody on the machine"
