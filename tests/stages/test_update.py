@@ -512,13 +512,20 @@ def test_what_a_process_writes_beside_the_first_is_thrown_away(batch: Batch, mon
 
 @pytest.mark.slow
 def test_two_processes_make_the_update_of_one(batch: Batch) -> None:
-    """Some steps have one row, and so none for one of the two. With `--cpu`, accelerate would start one process:
-    `--multi_gpu` is what it calls several, with GPUs or without.
+    """Some steps have one trajectory with a gradient or none at all, and so nothing for one of the two or for both.
+
+    With `--cpu`, accelerate would start one process: `--multi_gpu` is what it calls several, with GPUs or without.
     """
     for name, attempt in batch.trajectories.items():  # a little off, so that there is a KL to compare
         batch.change_turn(name, logprobs=tuple(value - 0.01 for value in attempt.turns[0].logprobs))
+        if name.startswith(("s2", "s3")):
+            batch.score(name, 1.0)  # flat groups
     batch.write()
-    params = {"seed": 3, "policy": batch.policy.model_dump(), "update": SETTINGS | {"steps_per_generation": 16}}
+    params = {
+        "seed": 3,
+        "policy": batch.policy.model_dump(),
+        "update": SETTINGS | {"steps_per_generation": 16, "beta": 0},
+    }
     (batch.folder / "params.yaml").write_text(yaml.safe_dump(params))
     accelerate = str(Path(sys.executable).parent / "accelerate")
     launch = [accelerate, "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
