@@ -152,7 +152,7 @@ def run_ours(folder: str, steps: int, count: int) -> dict[str, Any]:
                 for place, logp in zip(places, logps, strict=False):
                     row.logprobs[place] = logp
         examples = [
-            batches.Example(row, gain or 0.0, group) for row, gain, group in zip(rows, gains, groups, strict=True)
+            batches.Example([row], gain or 0.0, group) for row, gain, group in zip(rows, gains, groups, strict=True)
         ]
         began = time.perf_counter()
         trainer.train(examples, update, 1.0, seed=number)
@@ -170,8 +170,11 @@ def operations(trainer: Any, rows: list[Any], budget: int) -> float:
     layers = (layer for name, layer in trainer.model.named_modules() if name.endswith("base_layer"))
     linear = sum(layer.weight.numel() for layer in layers)
     head = trainer.model.get_output_embeddings().weight.numel()
-    ordered = sorted((batches.Example(row, 0.0) for row in rows), key=lambda example: example.row.ids)
-    packs = [packing.pack([example.row for example in batch]) for batch in batches.micro_batches(ordered, budget)]
+    ordered = sorted((batches.Example([row], 0.0) for row in rows), key=lambda example: example.ids)
+    packs = [
+        packing.pack([row for example in batch for row in example.rows])
+        for batch in batches.micro_batches(ordered, budget)
+    ]
     tokens, sampled = sum(pack.ids.shape[1] for pack in packs), sum(len(pack.targets) for pack in packs)
     return tokens * (4 * linear + 6 * trainer.trained_parameters) + sampled * 4 * head
 
@@ -312,7 +315,7 @@ def run_growth(folder: str, count: int, times: int) -> dict[str, Any]:
     for batch in range(times):
         for row, gain in zip(rows, gains, strict=True):
             own = Row([10 + batch, *row["ids"][1:]], row["mask"], [-0.1 * sampled for sampled in row["mask"]])
-            examples.append(batches.Example(own, gain or 0.0, f"{batch} {row['group']}"))
+            examples.append(batches.Example([own], gain or 0.0, f"{batch} {row['group']}"))
     seconds = []
     for _ in range(count):
         trainer = grpo.Trainer(params.policy, checkpoint=Path(folder, "start"))

@@ -1,9 +1,10 @@
 """Update: one GRPO update of the LoRA adapter on a scored batch.
 
-Decides once what becomes of each trajectory (steps/training/fates.py), trains on the rows of those that bear a signal, and
-writes every fate to fates.json. Optimiser state and step count are carried on in the checkpoint. On several GPUs, or in
-several processes of one machine: `accelerate launch --multi_gpu --num_processes 2 -m steps.update …` with the options of
-dvc.yaml (accelerate means several processes by --multi_gpu, without a GPU too).
+Decides once what becomes of each trajectory (steps/training/fates.py), makes TRL's optimiser steps on all that are not
+quarantined, or with update.without_signal: drop on those that have a signal, and writes every fate to fates.json. Optimiser
+state and step count are carried on in the checkpoint. On several GPUs, or in several processes of one machine:
+`accelerate launch --multi_gpu --num_processes 2 -m steps.update …` with the options of dvc.yaml (accelerate means several
+processes by --multi_gpu, without a GPU too).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def update(
 
     from steps.policy.machine import prepare_training
     from steps.training import batches, contract, grpo
-    from steps.training.fates import TRAINED, fate
+    from steps.training.fates import TRAINED, WITHOUT_SIGNAL, fate
 
     batch, judged = read_batch(trajectories, rewards)
     prepare_training()
@@ -63,11 +64,11 @@ def update(
     }
     if len(fate_by_id) != len(batch):
         raise AssertionError(f"{len(batch)} trajectories have {len(fate_by_id)} ids: some would be lost")
+    counted = TRAINED if params.update.without_signal == "drop" else (*TRAINED, *WITHOUT_SIGNAL)
     examples = [
-        batches.Example(row, gain, trajectory.scenario_id)
+        batches.Example(rows[trajectory.id], gain or 0.0, trajectory.scenario_id, trajectory.id in masked)
         for trajectory, gain in zip(batch, gains, strict=True)
-        if gain is not None and fate_by_id[trajectory.id] in TRAINED
-        for row in rows[trajectory.id]
+        if fate_by_id[trajectory.id] in counted
     ]
 
     temperature = params.rollout.temperature
@@ -82,7 +83,7 @@ def update(
         "quarantined": len(bad),
         "without_signal": len(fate_by_id) - trained - len(bad),
         "truncated": len(cut),
-        "rows": len(examples),
+        "rows": sum(len(rows[name]) for name, kind in fate_by_id.items() if kind in TRAINED),
         "zero_variance_groups": flat,
         "groups": len(set(groups)),
         "reward_mean": fmean(scored) if scored else 0.0,

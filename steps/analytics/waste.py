@@ -30,7 +30,7 @@ class Waste(Record):
     tokens: dict[str, int]  # sampled, by fate
     shares: dict[str, float]  # of the sampled tokens, by fate: they sum to 1 exactly; all 0 where none was sampled
     sampled: int  # tokens
-    trained: int  # tokens in the training rows: gradient + at_mean
+    trained: int  # tokens of the fates gradient and at_mean
     seconds: dict[str, float]  # by stage, of those that were measured
     judge_cost: float | None  # money of this iteration's judge; None where none was asked
     seconds_per_gradient_token: float | None  # of all measured stages; None where no token bears a gradient

@@ -282,6 +282,9 @@ class Update(Section):
     """What becomes of episodes that max_tokens or the context cut off: learnt from, left out, or given a lower reward."""
     truncation_penalty: float | None = Field(None, gt=0)
     """Taken from the reward of such an episode. Default: 0.5; read with truncated_completions: penalise."""
+    without_signal: Literal["count", "drop"] = "count"
+    """What becomes of trajectories that are unscored, masked, or of a group whose scores are all equal. count: they are in
+    the loss's averages and, unless masked, in its KL term, as in TRL. drop: in neither, so that the others weigh more."""
     vllm_importance_sampling_correction: bool = False
     """Take ratios to the trainer's own logprobs, and weight the loss by trainer / sampler."""
     vllm_importance_sampling_mode: (
@@ -296,7 +299,7 @@ class Update(Section):
     max_sampler_kl: float = Field(1e-3, gt=0)
     """KL divergence between sampler and trainer, in nats per token before the update, above which the stage fails."""
     tokens_per_micro_batch: int = Field(4096, ge=64)
-    """Tokens in one forward pass; a prefix that rows share counts once."""
+    """Tokens in one forward pass; a prefix that rows share counts once, and a trajectory is never divided."""
     gradient_checkpointing: bool = False
     """Compute activations a second time in place of keeping them: less memory, more time."""
 

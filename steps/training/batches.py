@@ -1,7 +1,8 @@
-"""The parts of an update: rows with their advantages, optimiser steps of whole groups, micro-batches by tokens."""
+"""The parts of an update: trajectories with their advantages, optimiser steps, micro-batches by tokens."""
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -10,14 +11,37 @@ from steps.core.records import Row
 from steps.training import packing
 
 STD_FLOOR = 1e-4  # added to a standard deviation of rewards, as TRL does
+ROUNDING = 1e-9  # an advantage, or a difference of rewards, that is not more than this is none
 
 
 class Example(NamedTuple):
-    """A training row, its trajectory's advantage, and the group that it was compared with."""
+    """A trajectory of an update: its training rows, its advantage, and the group that it was compared with.
 
-    row: Row
-    advantage: float
+    The loss takes it as TRL takes a row: its sampled tokens are averaged, and have one ratio, together.
+    """
+
+    rows: Sequence[Row]
+    advantage: float  # 0 where the trajectory has no signal
     group: str = ""
+    is_masked: bool = False  # it counts as a trajectory, and none of its tokens does
+
+    @property
+    def ids(self) -> list[list[int]]:
+        """Of each row. Sorted by it, trajectories with a common beginning are side by side."""
+        return [row.ids for row in self.rows]
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens that the loss counts."""
+        return 0 if self.is_masked else sum(sum(row.mask) for row in self.rows)
+
+    @property
+    def has_signal(self) -> bool:
+        return not self.is_masked and abs(self.advantage) > ROUNDING
+
+    def has_gradient(self, beta: float) -> bool:
+        """Whether the trajectory can change anything, with this weight of the KL term."""
+        return self.has_signal or (beta > 0 and not self.is_masked)
 
 
 def advantages(
@@ -25,9 +49,9 @@ def advantages(
 ) -> tuple[list[float | None], int]:
     """Group-normalised advantages, and how many groups had no signal.
 
-    A group's baseline is the mean of its scored attempts, however many there are. None marks an attempt that is not trained
-    on: it has no score, or all scores of its group are equal. `scale` divides by the group's standard deviation, the
-    batch's, or not at all (GRPO; Hu et al. 2025, REINFORCE++; Dr. GRPO), each plus 1e-4 as in TRL.
+    A group's baseline is the mean of its scored attempts, however many there are. None marks an attempt without a signal: it
+    has no score, or all scores of its group are equal; TRL's advantage of it is 0. `scale` divides by the group's standard
+    deviation, the batch's, or not at all (GRPO; Hu et al. 2025, REINFORCE++; Dr. GRPO), each plus 1e-4 as in TRL.
     """
     from statistics import fmean, stdev
 
@@ -35,7 +59,7 @@ def advantages(
     for reward, group in zip(rewards, groups, strict=True):
         if reward is not None:
             scored[group].append(reward)
-    flat = {group for group, values in scored.items() if max(values) - min(values) < 1e-9}
+    flat = {group for group, values in scored.items() if max(values) - min(values) < ROUNDING}
     all_scores = [reward for reward in rewards if reward is not None]
     batch_std = stdev(all_scores) if len(all_scores) > 1 else 0.0
     result: list[float | None] = []
@@ -50,39 +74,68 @@ def advantages(
 
 
 class OptimizerStep(NamedTuple):
-    """One optimiser step: this process's micro-batches, and the rows, sampled tokens and groups of all processes."""
+    """One optimiser step: this process's micro-batches, and what the step of all processes counts."""
 
-    batches: list[dict[str, Any]]
-    rows: int
-    tokens: float
-    groups: frozenset[str]
+    batches: list[dict[str, Any]]  # of the trajectories that have a gradient; the others are only counted
+    trajectories: int
+    tokens: int  # sampled ones, of trajectories that are not masked
+    computed: int  # those of them that have a gradient
+    groups: frozenset[str]  # with a trajectory that has a gradient
 
 
 def by_group(examples: Sequence[Example]) -> dict[str, list[Example]]:
-    """The rows of each group, in the order given."""
+    """The trajectories of each group, in the order given."""
     groups: dict[str, list[Example]] = defaultdict(list)
     for example in examples:
         groups[example.group].append(example)
     return groups
 
 
-def split_evenly(rows: list[Example], parts: int) -> list[list[Example]]:
+def split_evenly(examples: list[Example], parts: int) -> list[list[Example]]:
     """`parts` lists whose lengths differ by at most one, in order."""
-    return [rows[len(rows) * part // parts : len(rows) * (part + 1) // parts] for part in range(parts)]
+    count = len(examples)
+    return [examples[count * part // parts : count * (part + 1) // parts] for part in range(parts)]
 
 
-def micro_batches(rows: Sequence[Example], budget: int) -> Iterator[list[Example]]:
-    """Sorted rows in order, split into batches. The tokens that rows do not share with the row before are at most `budget`
-    per batch, and all tokens, which are attention's keys, at most 8 times as many. One row alone may be longer."""
+def split_steps(examples: Sequence[Example], steps: int, draw: random.Random) -> list[list[Example]]:
+    """The trajectories of each optimiser step of a pass: as many in each, and with as many of groups that have a signal.
+
+    TRL shuffles single trajectories, which gives each step about the same share of both kinds. Here `draw` orders whole
+    groups, so that trajectories that share a prompt stay together; only the end of a step cuts a group.
+    """
+    groups = by_group(examples)
+    with_signal: list[Example] = []
+    without: list[Example] = []
+    for group in draw.sample(sorted(groups), len(groups)):
+        kind = with_signal if any(example.has_signal for example in groups[group]) else without
+        kind += groups[group]
+    placed = [
+        ((index + 0.5) / len(kind), example) for kind in (with_signal, without) for index, example in enumerate(kind)
+    ]
+    return split_evenly([example for _, example in sorted(placed, key=lambda pair: pair[0])], steps)
+
+
+def micro_batches(examples: Sequence[Example], budget: int) -> Iterator[list[Example]]:
+    """Sorted trajectories in order, split into batches. The tokens that rows do not share with the row before are at most
+    `budget` per batch, and all tokens, which are attention's keys, at most 8 times as many. One trajectory alone may have
+    more."""
     batch: list[Example] = []
     own = whole = 0
-    for example in rows:
-        length = len(example.row.ids)
-        fresh = length - (packing.shared(example.row.ids, batch[-1].row.ids) if batch else 0)
+    for example in examples:
+        length = sum(map(len, example.ids))
+        fresh = _unshared(example, batch[-1].ids[-1] if batch else [])
         if batch and (own + fresh > budget or whole + length > 8 * budget):
             yield batch
-            batch, own, whole, fresh = [], 0, 0, length
+            batch, own, whole, fresh = [], 0, 0, _unshared(example, [])
         batch.append(example)
         own, whole = own + fresh, whole + length
     if batch:
         yield batch
+
+
+def _unshared(example: Example, before: list[int]) -> int:
+    """Tokens of a trajectory's rows that each does not share with the row before it; `before`: that of the first."""
+    return sum(
+        len(ids) - packing.shared(ids, previous)
+        for ids, previous in zip(example.ids, [before, *example.ids], strict=False)
+    )

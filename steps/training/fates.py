@@ -1,5 +1,8 @@
 """What becomes of each trajectory in an update: learnt from, or why not. Each has exactly one fate.
 
+A trajectory without a signal pushes the policy nowhere. It still counts in the averages of the loss, and for the KL to the
+base policy unless it is masked, as in TRL; with update.without_signal: drop it does not. A quarantined one counts nowhere.
+
 The stage update decides it and writes it to fates.json as {trajectory id: fate}, in the order of the batch;
 steps/analytics/waste.py sums the sampled tokens by it.
 """
@@ -18,6 +21,7 @@ Fate = Literal[
 ]
 FATES: tuple[Fate, ...] = get_args(Fate)
 TRAINED: tuple[Fate, ...] = ("gradient", "at_mean")
+WITHOUT_SIGNAL: tuple[Fate, ...] = ("unscored", "zero_variance", "truncated")
 
 
 def fate(is_quarantined: bool, score: float | None, advantage: float | None, is_masked: bool) -> Fate:

@@ -1,10 +1,11 @@
 """GRPO on stored trajectories (Shao et al. 2024, arXiv:2402.03300): a plain loop over packed micro-batches.
 
-The loss is TRL's own (steps/training/loss.py). Left out of TRL's trainer: data loading, generation, padding and
-compilation, which would take longer than the update itself here.
+The loss is TRL's own (steps/training/loss.py), and so is each optimiser step's gradient, on whole groups: trajectories
+without a signal count in its averages and in its KL term. Those whose gradient is zero are counted and not computed. Left
+out of TRL's trainer: data loading, generation, padding and compilation, which would take longer than the update itself here.
 
-Under `accelerate launch` each process takes a share of every optimiser step's rows, and gradients are summed. The steps are
-then the same as in one process, within rounding.
+Under `accelerate launch` each process takes a share of every optimiser step's trajectories, and gradients are summed. The
+steps are then the same as in one process, within rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from steps.core.progress import measure, progress, say
 from steps.policy import loading
 from steps.policy.adapter import adapter_hash
 from steps.training import packing
-from steps.training.batches import Example, OptimizerStep, by_group, micro_batches, split_evenly
+from steps.training.batches import Example, OptimizerStep, by_group, micro_batches, split_evenly, split_steps
 from steps.training.loss import SamplerKl, TrlLoss, check_sampler, sampler_ratio
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ class Trainer:
         return optimizer
 
     def train(self, examples: Sequence[Example], settings: Update, temperature: float, seed: int) -> dict[str, float]:
-        """Make `num_iterations` × `steps_per_generation` optimiser steps; returns metrics, means over tokens or steps.
+        """Make `num_iterations` × `steps_per_generation` optimiser steps; returns metrics, means over steps or over the
+        tokens of trajectories that have a gradient.
 
         UserError where the trajectories were sampled by another policy, or the schedule ends too early.
         """
@@ -123,22 +125,23 @@ class Trainer:
         optimizer = self._optimizer(settings)
         optimizer.zero_grad()  # clear a refused update's gradients
         loss = TrlLoss(settings, self.model, temperature, self.policy.context)
-        kl, drift = SamplerKl(), 0.0
+        kl = SamplerKl()
+        common: dict[str, float] = {}  # metrics that are the same in every process
         corrected = bool(settings.vllm_importance_sampling_correction)
         if corrected:
             self._correct(steps, settings, temperature, kl)
         else:
             self._sample(examples, steps[0].groups, settings, temperature, seed, kl)
-        sums: dict[str, float] = defaultdict(float)
+        sums: dict[str, float] = defaultdict(float, loss=0.0)
         extremes: dict[str, list[float]] = defaultdict(list)
         for number in range(planned):
             step = steps[number % len(steps)]
             set_rate(optimizer, settings, self.steps)
             for batch in step.batches:
-                batch["packed"] = packing.pack([example.row for example in batch["examples"]], *self._place)
+                batch["packed"] = self._pack(batch["examples"])
                 if settings.beta and "ref_per_token_logps" not in batch:
                     batch["ref_per_token_logps"] = self._reference(batch["packed"], temperature)
-                sums["loss"] += self._accumulate(loss, batch, step) / planned
+                sums["loss"] += self._accumulate(loss, batch, step, len(steps)) / planned
                 if not number and not corrected:
                     kl.add(loss.logps, batch)
                 for name, metric in loss.take_metrics().items():
@@ -148,8 +151,9 @@ class Trainer:
                         sums[name] += metric * batch["tokens"]
                 del batch["packed"]  # large, and quick to make again for the next pass
             if not number:  # no weight has changed yet
-                nats, tokens = zip(*_over_processes((kl.nats, kl.tokens)), strict=True)
-                drift = check_sampler(sum(nats) / sum(tokens), settings.max_sampler_kl)
+                nats, tokens = (sum(values) for values in zip(*_over_processes((kl.nats, kl.tokens)), strict=True))
+                if tokens:
+                    common["sampler_kl"] = check_sampler(nats / tokens, settings.max_sampler_kl)
             self._sum_gradients()
             norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), settings.max_grad_norm)
             sums["grad_norm"] += norm.item() / planned
@@ -164,8 +168,8 @@ class Trainer:
             name: {kind: optimizer.state[weight][kind] for kind in ("exp_avg", "exp_avg_sq")}
             for name, weight in self.weights.items()
         }
-        total = sum(step.tokens for step in steps) * settings.num_iterations
-        common = {"sampler_kl": drift, "grad_norm": sums.pop("grad_norm")}  # the same in every process
+        total = sum(step.computed for step in steps) * settings.num_iterations
+        common["grad_norm"] = sums.pop("grad_norm")
         return common | self._metrics(_over_processes((dict(sums), dict(extremes))), total)
 
     @staticmethod
@@ -189,18 +193,18 @@ class Trainer:
         seed: int,
         kl: SamplerKl,
     ) -> None:
-        """Add to `kl` one row of each group that is not in the first step (`first`), whose logprobs cost nothing extra."""
+        """Add to `kl` one trajectory of each group with a gradient that is not in the first step (`first`): the logprobs
+        of those cost nothing extra."""
         import torch
 
-        groups = by_group(examples)
+        groups = by_group([example for example in examples if example.has_gradient(settings.beta)])
         draw = random.Random(f"sampler {seed} {self.steps}")
         chosen = [draw.choice(groups[group]) for group in sorted(groups.keys() - first)]
         rank, processes = _process()
-        own = split_evenly(sorted(chosen, key=lambda example: example.row.ids), processes)[rank]
+        own = split_evenly(sorted(chosen, key=lambda example: example.ids), processes)[rank]
         with torch.no_grad():
-            for rows in micro_batches(own, settings.tokens_per_micro_batch):
-                packed = packing.pack([example.row for example in rows], *self._place)
-                kl.add(packing.token_logps(self.model, packed, temperature)[0], self._batch(rows, 1.0))
+            for part in micro_batches(own, settings.tokens_per_micro_batch):
+                kl.add(packing.token_logps(self.model, self._pack(part), temperature)[0], self._batch(part, 0))
 
     def _set_checkpointing(self, on: bool) -> None:
         """Keep only each layer's input, and compute the rest again in the backward pass."""
@@ -217,32 +221,46 @@ class Trainer:
         return head.dtype, head.device
 
     def _steps(self, examples: Sequence[Example], settings: Update, seed: int) -> list[OptimizerStep]:
-        """The rows of each optimiser step of a pass: groups in a seeded order, cut only where a step ends."""
-        groups = by_group(examples)
-        order = random.Random(f"update {seed} {self.steps}").sample(sorted(groups), len(groups))
-        rows = [example for group in order for example in groups[group]]
-        total = sum(sum(example.row.mask) for example in rows)
-        count = min(settings.steps_per_generation, len(rows))
+        """The optimiser steps of a pass, on trajectories in a seeded order."""
+        count = min(settings.steps_per_generation, len(examples))
         if count < settings.steps_per_generation:
-            say(f"{count} optimiser steps per pass, not {settings.steps_per_generation}: no more rows carry a signal")
-        window = total / count  # tokens by which dapo and cispo divide, as in TRL
+            say(
+                f"{count} optimiser steps per pass, not {settings.steps_per_generation}: there are no more trajectories"
+            )
+        total = sum(example.tokens for example in examples)
         rank, processes = _process()
         steps = []
-        for chosen in split_evenly(rows, count):
-            chosen.sort(key=lambda example: example.row.ids)
-            own = split_evenly(chosen, processes)[rank]
-            batches = [self._batch(part, window) for part in micro_batches(own, settings.tokens_per_micro_batch)]
-            tokens = float(sum(sum(example.row.mask) for example in chosen))
-            steps.append(OptimizerStep(batches, len(chosen), tokens, frozenset(example.group for example in chosen)))
+        for part in split_steps(examples, count, random.Random(f"update {seed} {self.steps}")):
+            computed = sorted(
+                (example for example in part if example.has_gradient(settings.beta)), key=lambda example: example.ids
+            )
+            own = split_evenly(computed, processes)[rank]
+            step = OptimizerStep(
+                [self._batch(chosen, total) for chosen in micro_batches(own, settings.tokens_per_micro_batch)],
+                trajectories=len(part),
+                tokens=sum(example.tokens for example in part),
+                computed=sum(example.tokens for example in computed),
+                groups=frozenset(example.group for example in computed),
+            )
+            steps.append(step)
         return steps
 
-    def _batch(self, examples: Sequence[Example], window: float) -> dict[str, Any]:
-        """A micro-batch under TRL's names, with sampled tokens only."""
+    def _pack(self, examples: Sequence[Example]) -> packing.Packed:
+        rows = [row for example in examples for row in example.rows]
+        return packing.pack(rows, *self._place, counts=[len(example.rows) for example in examples])
+
+    def _batch(self, examples: Sequence[Example], total: int) -> dict[str, Any]:
+        """A micro-batch under TRL's names, with sampled tokens only; `total`: sampled tokens of the whole pass."""
         import torch
 
         _, device = self._place
         sampled = [
-            [logprob for logprob, is_sampled in zip(example.row.logprobs, example.row.mask, strict=True) if is_sampled]
+            [
+                logprob
+                for row in example.rows
+                for logprob, is_sampled in zip(row.logprobs, row.mask, strict=True)
+                if is_sampled
+            ]
             for example in examples
         ]
         logps = torch.tensor(packing.padded(sampled), dtype=torch.float32, device=device)
@@ -256,7 +274,7 @@ class Trainer:
             "advantages": torch.tensor([example.advantage for example in examples], device=device),
             "old_per_token_logps": logps,
             "sampling_per_token_logps": logps,
-            "num_items_in_batch": torch.tensor(window, device=device),
+            "num_items_in_batch": torch.tensor(float(total), device=device),
             "tokens": float(mask.sum()),
         }
 
@@ -273,7 +291,7 @@ class Trainer:
 
         with torch.no_grad():
             for batch in (batch for step in steps for batch in step.batches):
-                packed = packing.pack([example.row for example in batch["examples"]], *self._place)
+                packed = self._pack(batch["examples"])
                 old, _ = packing.token_logps(self.model, packed, temperature)
                 kl.add(old, batch)
                 batch["old_per_token_logps"] = old
@@ -282,28 +300,32 @@ class Trainer:
                 )
 
     @staticmethod
-    def _accumulate(loss: TrlLoss, batch: dict[str, Any], step: OptimizerStep) -> float:
+    def _accumulate(loss: TrlLoss, batch: dict[str, Any], step: OptimizerStep, steps: int) -> float:
         """Backward pass of a micro-batch's share of its step's loss. Any split of a step gives the same gradient.
 
-        TRL divides by the number of micro-batches, as if they were equal; here each is weighted by its rows, for bnpo by
-        its tokens. dapo and cispo divide by the tokens of the step's window themselves.
+        TRL divides by the number of micro-batches, as if they were equal; here each is weighted by its trajectories, for
+        bnpo by its tokens. dapo and cispo divide by the tokens of an average step, which TRL takes from the whole pass.
+        What the step counts without computing it has a share, too, and adds nothing.
         """
-        share = len(batch["examples"]) / step.rows
+        share = len(batch["examples"]) / step.trajectories
         if loss.loss_type == "bnpo":
             share = batch["tokens"] / step.tokens
-        loss.current_gradient_accumulation_steps = loss.args.steps_per_generation = 1 / share
+        loss.weigh(share, steps)
         value = loss(batch)
         value.backward()
         return float(value.detach())
 
     def _sum_gradients(self) -> None:
-        """Sum over processes: each has the gradient of its own rows' share of the step's loss."""
-        if _process()[1] > 1:
-            import torch
+        """Sum over processes: each has the gradient of its own trajectories' share of the step's loss.
 
-            for weight in self.weights.values():
-                if weight.grad is None:  # this process had no row of the step
-                    weight.grad = torch.zeros_like(weight)
+        It is zero, and not None, where nothing was computed: AdamW's moments move the weights then too, as in TRL.
+        """
+        import torch
+
+        for weight in self.weights.values():
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            if _process()[1] > 1:
                 torch.distributed.all_reduce(weight.grad)
 
 

@@ -3,7 +3,7 @@
 `GRPOTrainer._compute_loss` (variants as TRL documents them) is called with a stand-in that has only the attributes which
 it reads. A setting that a new version of TRL reads is then an error, and not ignored.
 
-Shapes: B rows of a micro-batch, S sampled tokens of the longest.
+Shapes: B trajectories of a micro-batch, S sampled tokens of the longest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class TrlLoss:
     """The part of a GRPOTrainer that `_compute_loss` reads: one process, no extras.
 
-    Rows hold their sampled tokens only, [B, S]: the whole rows go through the model in packed form.
+    What is a row to TRL is a trajectory here, with its sampled tokens only, [B, S]: those of all its training rows, where it
+    has several. The whole training rows go through the model in packed form.
     """
 
     top_entropy_quantile = 1.0
@@ -57,6 +58,11 @@ class TrlLoss:
         self._packed = batch["packed"]
         return GRPOTrainer._compute_loss(self, self.model, batch)
 
+    def weigh(self, share: float, steps: int) -> None:
+        """Make the next micro-batch this share of its optimiser step, in a pass of so many steps."""
+        self.current_gradient_accumulation_steps = 1 / share
+        self.args.steps_per_generation = steps / share
+
     def take_metrics(self) -> dict[str, float]:
         """TRL's metrics, averaged over the calls since they were last taken."""
         taken = {name: sum(values) / len(values) for name, values in self._metrics["train"].items()}
@@ -73,7 +79,7 @@ def sampler_ratio(old: Any, sampling: Any, mask: Any, settings: Update) -> Any:
     """Truncated importance sampling between sampler and trainer (Yao et al. 2025), in TRL's four modes: [B, S] or [B, 1].
 
     `truncate` clamps the ratio to the bounds, `mask` sets a ratio outside them to zero; both for single tokens, or for the
-    product over a row.
+    product over a trajectory.
     """
     difference = (old - sampling) * mask
     level, _, what = str(settings.vllm_importance_sampling_mode).partition("_")
@@ -88,7 +94,7 @@ def sampler_ratio(old: Any, sampling: Any, mask: Any, settings: Update) -> Any:
 
 
 class SamplerKl:
-    """KL(sampler ‖ trainer) of all rows that are added, in nats per token: the k3 estimate (Schulman 2020)."""
+    """KL(sampler ‖ trainer) of all that is added, in nats per token: the k3 estimate (Schulman 2020)."""
 
     def __init__(self) -> None:
         self.nats = self.tokens = 0.0

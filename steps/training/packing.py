@@ -9,13 +9,14 @@ arXiv:2506.05433.)
 Linear layers see [1, U, width] and need no change; a model's attention is replaced by `attention`, through transformers'
 AttentionInterface. Logits are computed for sampled tokens only, block by block, and never kept.
 
-Shapes: B rows, S sampled tokens of the longest row, N unique sampled tokens, V vocabulary, W width, H heads, D head size.
+Shapes: B trajectories of one row or more, S sampled tokens of the longest, N unique sampled tokens, V vocabulary, W width,
+H heads, D head size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
@@ -41,7 +42,7 @@ class AttentionCall(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Rows as the model sees them, and where each row's sampled tokens are among the results."""
+    """Rows as the model sees them, and where each trajectory's sampled tokens are among the results."""
 
     ids: torch.Tensor  # [1, U]
     positions: torch.Tensor  # [1, U] in the row
@@ -49,7 +50,7 @@ class Packed(NamedTuple):
     back: torch.Tensor  # [U] place of a token's result in the concatenated results of the calls
     before: torch.Tensor  # [N] place of the token before each sampled one; its hidden state predicts the sampled one
     targets: torch.Tensor  # [N] sampled token ids
-    rows: torch.Tensor  # [B, S] places of a row's sampled tokens among the N
+    rows: torch.Tensor  # [B, S] places of a trajectory's sampled tokens among the N
     mask: torch.Tensor  # [B, S] 1 for a sampled token, 0 for padding
 
 
@@ -62,11 +63,17 @@ def shared(row: Any, other: Any) -> int:
     return int(different[0]) if len(different) else length
 
 
-def pack(rows: Sequence[Row], dtype: Any = None, device: Any = None) -> Packed:
-    """Pack rows for a model of this dtype. In sorted order each row shares most with the row before it."""
+def pack(rows: Sequence[Row], dtype: Any = None, device: Any = None, counts: Sequence[int] | None = None) -> Packed:
+    """Pack rows for a model of this dtype. In sorted order each row shares most with the row before it.
+
+    `counts`: of how many rows each trajectory consists, in order; its sampled tokens become one row of the results. Without
+    it each row is a trajectory. ValueError where there is nothing to pack.
+    """
     import numpy as np
     import torch
 
+    if not any(row.ids for row in rows):
+        raise ValueError(f"there is nothing to pack: {len(rows)} rows without a token; leave the forward pass out")
     tokens = [np.asarray(row.ids, dtype=np.int64) for row in rows]
     order = sorted(range(len(rows)), key=lambda index: rows[index].ids)
     paths: list[np.ndarray] = [np.empty(0, np.int64)] * len(rows)
@@ -85,6 +92,8 @@ def pack(rows: Sequence[Row], dtype: Any = None, device: Any = None) -> Packed:
         before[path[1:]] = path[:-1]
     number = np.cumsum(is_sampled) - 1  # of a sampled token among all of them
     sampled = [number[path[np.asarray(row.mask, bool)]] for path, row in zip(paths, rows, strict=True)]
+    if counts is not None:
+        sampled = [np.concatenate(sampled[begin:end]) for begin, end in pairwise(accumulate(counts, initial=0))]
     calls, back = _calls(paths, starts, total)
 
     def tensor(values: Any, kind: Any = torch.long) -> torch.Tensor:
@@ -237,7 +246,7 @@ def _mask(*arguments: Any, **more: Any) -> Any:
 
 
 def token_logps(model: Any, packed: Packed, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprobs and entropies (nats) of the rows' sampled tokens: two [B, S], 0 where padded. Entropies have no gradient."""
+    """Logprobs and entropies (nats) of the sampled tokens: two [B, S], 0 where padded. Entropies have no gradient."""
     from steps.training.layers import log_softmax
 
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -63,7 +63,7 @@ class Counting(grpo.Trainer):
     def train(
         self, examples: Sequence[Example], settings: params.Update, temperature: float, seed: int
     ) -> dict[str, float]:
-        Counting.tokens = sum(step.tokens for step in self._steps(examples, settings, seed))
+        Counting.tokens = sum(step.computed for step in self._steps(examples, settings, seed))
         return {}
 
     def _batch(self, examples: Sequence[Example], window: float) -> dict[str, Any]:
@@ -84,12 +84,12 @@ def updated(
     monkeypatch: pytest.MonkeyPatch,
     **knobs: Any,
 ) -> Path:
-    """run/001 as rollout, score and the real stage update leave it."""
+    """run/001 as rollout, score and the real stage update leave it, which computes only what bears a signal."""
     from steps import update
 
     folder = root / "run" / "001"
     (folder / "timings").mkdir(parents=True)
-    (root / "params.yaml").write_text(json.dumps({"task": "toy", "update": knobs}))
+    (root / "params.yaml").write_text(json.dumps({"task": "toy", "update": {"without_signal": "drop"} | knobs}))
     rewards = [
         Reward(trajectory_id=one.id, scenario_id=one.scenario_id, name="rule", score=score, success=(score or 0) > 0.5)
         for one, score in zip(played, scores, strict=True)

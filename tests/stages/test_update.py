@@ -258,8 +258,8 @@ def test_a_batch_of_everything_is_counted_to_the_last(batch: Batch, capsys: pyte
     assert "8 of 24 trajectories trained on, 2 groups without signal" in said
 
 
-def test_unscored_attempts_and_failed_episodes_neither_bias_nor_stop(batch: Batch) -> None:
-    """The update is the one of a batch without them."""
+def test_unscored_attempts_and_failed_episodes_can_be_dropped(batch: Batch) -> None:
+    """The update is then the one of a batch without them."""
     batch.score("s0/0", None)
     batch.add("s1", 1, batch.trajectories["s1/1"].turns, "error")
     batch.score("s1/1", -100.0)
@@ -267,12 +267,13 @@ def test_unscored_attempts_and_failed_episodes_neither_bias_nor_stop(batch: Batc
     batch.score("s2/2", None)
     for attempt in range(6):
         batch.score(f"s3/{attempt}", None)
-    measured = batch.update("with")
+    measured = batch.update("with", without_signal="drop")
     assert counts(measured) == (24, 15, 2, 7)
+    assert counts(batch.update("counted")) == (24, 15, 2, 7)
     batch.drop("s0/0", "s1/1", "s2/2", *(f"s3/{attempt}" for attempt in range(6)))
     without = batch.update("without")
     assert counts(without) == (15, 15, 0, 0)
-    assert batch.adapter("with") == batch.adapter("without")
+    assert batch.adapter("with") == batch.adapter("without") != batch.adapter("counted")
     assert measured["reward_mean"] == without["reward_mean"]
     assert measured["reward_std"] == without["reward_std"]
 
@@ -288,7 +289,7 @@ def test_truncated_episodes_are_kept(batch: Batch) -> None:
 
 
 def test_truncated_episodes_are_masked_and_still_compared_with(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not trained on; the others' advantages are as they were."""
+    """They count as trajectories, and their tokens nowhere; the others' advantages are as they were."""
     seen: list[list[Example]] = []
     real = Trainer.train
 
@@ -304,11 +305,13 @@ def test_truncated_episodes_are_masked_and_still_compared_with(batch: Batch, mon
         f"s{scenario}/5" for scenario in range(4)
     }
     assert set(batch.fates("kept").values()) == {"gradient"}
-    masked, kept = seen
-    cut = [row for one in batch.trajectories.values() if one.stop_reason == "length" for row in one.flatten()]
+    batch.update("dropped", truncated_completions="mask", without_signal="drop")
+    masked, kept, rest = seen
+    cut = [played.flatten() for played in batch.trajectories.values() if played.stop_reason == "length"]
     assert len(cut) == 4
-    assert [example for example in kept if example.row not in cut] == masked
-    assert {example.group for example in masked} == {"s0", "s1", "s2", "s3"}
+    assert [example._replace(is_masked=example.rows in cut) for example in kept] == masked
+    assert [example for example in kept if example.rows not in cut] == rest
+    assert {example.group for example in rest} == {"s0", "s1", "s2", "s3"}
 
 
 def test_truncated_episodes_are_penalised(batch: Batch) -> None:
@@ -418,15 +421,32 @@ def test_two_trajectories_with_one_id_are_refused(batch: Batch) -> None:
 # --- Nothing to learn from
 
 
-def test_flat_groups_leave_the_adapter_as_it_was(batch: Batch) -> None:
+def test_flat_groups_leave_the_adapter_as_it_was_where_they_are_dropped(batch: Batch) -> None:
     for name in batch.rewards:
         batch.score(name, float(name[1]))
-    measured = batch.update()
+    measured = batch.update(without_signal="drop")
     assert counts(measured) == (24, 0, 0, 24)
     assert (measured["zero_variance_groups"], measured["rows"], measured["optimizer_steps"]) == (4, 0, 0)
     assert "loss" not in measured
     assert batch.adapter() == files(batch.folder / "previous-adapter")
     assert files(batch.folder / "new/checkpoint") == files(batch.folder / "previous")
+
+
+def test_flat_groups_alone_have_the_gradient_of_the_kl_term(batch: Batch) -> None:
+    for name in batch.rewards:
+        batch.score(name, float(name[1]))
+    measured = batch.update("with KL", beta=0.01)
+    assert counts(measured) == (24, 0, 0, 24)
+    assert (measured["rows"], measured["optimizer_steps"]) == (0, 2)
+    assert measured["loss"] == pytest.approx(
+        0.01 * measured["kl"], rel=0.2
+    )  # of two steps, with a little change between
+    assert measured["sampler_kl"] < 1e-9
+    assert batch.adapter("with KL") != files(batch.folder / "previous-adapter")
+    measured = batch.update("without KL", beta=0)
+    assert (measured["optimizer_steps"], measured["loss"], measured["grad_norm"]) == (2, 0, 0)
+    assert "sampler_kl" not in measured, "nothing was computed, so nothing was compared"
+    assert batch.adapter("without KL") == files(batch.folder / "previous-adapter")
 
 
 def test_a_batch_of_failures_leaves_the_adapter_as_it_was(batch: Batch) -> None:
@@ -473,7 +493,8 @@ def test_what_a_process_writes_beside_the_first_is_thrown_away(batch: Batch, mon
     for name in batch.rewards:
         batch.score(name, 1.0)  # nothing to train: there is no other process here
     batch.write()
-    (batch.folder / "params.yaml").write_text(yaml.safe_dump({"policy": batch.policy.model_dump()}))
+    params = {"policy": batch.policy.model_dump(), "update": {"without_signal": "drop"}}
+    (batch.folder / "params.yaml").write_text(yaml.safe_dump(params))
     names = {"trajectories": "trajectories.parquet", "rewards": "rewards.parquet", "previous": "previous"}
     names |= {"adapter": "new/adapter", "checkpoint": "new/checkpoint", "metrics": "new/metrics.json"}
     arguments = {name: str(batch.folder / path) for name, path in (names | {"params": "params.yaml"}).items()}
@@ -491,13 +512,20 @@ def test_what_a_process_writes_beside_the_first_is_thrown_away(batch: Batch, mon
 
 @pytest.mark.slow
 def test_two_processes_make_the_update_of_one(batch: Batch) -> None:
-    """Some steps have one row, and so none for one of the two. With `--cpu`, accelerate would start one process:
-    `--multi_gpu` is what it calls several, with GPUs or without.
+    """Some steps have one trajectory with a gradient or none at all, and so nothing for one of the two or for both.
+
+    With `--cpu`, accelerate would start one process: `--multi_gpu` is what it calls several, with GPUs or without.
     """
     for name, attempt in batch.trajectories.items():  # a little off, so that there is a KL to compare
         batch.change_turn(name, logprobs=tuple(value - 0.01 for value in attempt.turns[0].logprobs))
+        if name.startswith(("s2", "s3")):
+            batch.score(name, 1.0)  # flat groups
     batch.write()
-    params = {"seed": 3, "policy": batch.policy.model_dump(), "update": SETTINGS | {"steps_per_generation": 16}}
+    params = {
+        "seed": 3,
+        "policy": batch.policy.model_dump(),
+        "update": SETTINGS | {"steps_per_generation": 16, "beta": 0},
+    }
     (batch.folder / "params.yaml").write_text(yaml.safe_dump(params))
     accelerate = str(Path(sys.executable).parent / "accelerate")
     launch = [accelerate, "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]

@@ -123,11 +123,11 @@ def sampled_by(model: Any, rows: list[Row], temperature: float, noise: float = 0
 
 
 def with_advantages(rows: list[Row], seed: int = 0, sizes: Sequence[int] = ()) -> list[Example]:
-    """Random advantages, in groups of the given sizes; the rest are groups of their own."""
+    """A trajectory of each row, with a random advantage, in groups of the given sizes; the rest are groups of their own."""
     rng = random.Random(seed)
     names = [f"group {number}" for number, size in enumerate(sizes) for _ in range(size)]
     names += [f"row {number}" for number in range(len(rows) - len(names))]
-    return [Example(row, rng.gauss(0, 1), name) for row, name in zip(rows, names, strict=True)]
+    return [Example([row], rng.gauss(0, 1), name) for row, name in zip(rows, names, strict=True)]
 
 
 def files(folder: Path) -> dict[str, bytes]:

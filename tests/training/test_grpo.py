@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from steps.core.progress import take_measurements
 from steps.core.records import Row
 from steps.policy.adapter import adapter_hash
 from steps.training import grpo, packing
-from steps.training.batches import Example, advantages, micro_batches, split_evenly
+from steps.training.batches import Example, advantages, micro_batches, split_evenly, split_steps
 from steps.training.grpo import Trainer, set_rate
 from tests.support import tiny
 from tests.support.tiny import (
@@ -98,11 +99,11 @@ def test_unknown_scales_and_lengths_that_disagree_are_errors() -> None:
 
 
 def examples_of(lengths: list[int]) -> list[Example]:
-    return [Example(Row([1] * length, [0] + [1] * (length - 1), [-0.5] * length), 1.0) for length in lengths]
+    return [Example([Row([1] * length, [0] + [1] * (length - 1), [-0.5] * length)], 1.0) for length in lengths]
 
 
 def ordered(rows: list[Row]) -> list[Example]:
-    return sorted(with_advantages(rows), key=lambda example: example.row.ids)
+    return sorted(with_advantages(rows), key=lambda example: example.ids)
 
 
 @pytest.mark.parametrize("alike", [0.0, 0.7, 1.0])
@@ -113,8 +114,8 @@ def test_micro_batches_lose_nothing_and_keep_to_the_budget(budget: int, alike: f
     assert [example for batch in batches for example in batch] == examples
 
     def fits(batch: list[Example]) -> bool:
-        unique = packing.pack([example.row for example in batch]).ids.shape[1]
-        return unique <= budget and sum(len(example.row.ids) for example in batch) <= 8 * budget
+        rows = [row for example in batch for row in example.rows]
+        return packing.pack(rows).ids.shape[1] <= budget and sum(len(row.ids) for row in rows) <= 8 * budget
 
     assert all(len(batch) == 1 or fits(batch) for batch in batches)
     for batch, following in pairwise(batches):
@@ -123,14 +124,22 @@ def test_micro_batches_lose_nothing_and_keep_to_the_budget(budget: int, alike: f
 
 def test_micro_batches_by_hand() -> None:
     def batched(words: str, budget: int) -> list[list[str]]:
-        examples = [Example(Row([ord(one) for one in word], [], []), 1.0) for word in words.split()]
-        return [["".join(map(chr, example.row.ids)) for example in batch] for batch in micro_batches(examples, budget)]
+        rows = [[Row([ord(letter) for letter in row], [], []) for row in word.split("+")] for word in words.split()]
+        examples = [Example(trajectory, 1.0) for trajectory in rows]
+        return [
+            ["+".join("".join(map(chr, ids)) for ids in example.ids) for example in batch]
+            for batch in micro_batches(examples, budget)
+        ]
 
     assert batched("abcde abcxy abz q", 8) == [["abcde", "abcxy", "abz"], ["q"]]  # 5 + 2 + 1, then 1
     assert batched("abcde abcxy abz q", 7) == [["abcde", "abcxy"], ["abz", "q"]]  # 5 + 2; 3 + 1
     assert batched("abcde abcxy abz q", 9) == [["abcde", "abcxy", "abz", "q"]]
     assert batched("abcdef x y", 2) == [["abcdef"], ["x", "y"]]  # longer by itself
     assert batched(" ".join(["abcd"] * 9), 4) == [["abcd"] * 8, ["abcd"]]  # 32 tokens in all
+    # trajectories of several rows stay whole, and share with the last row before them
+    assert batched("abcd+abx+y abcd yz", 6) == [["abcd+abx+y"], ["abcd", "yz"]]  # 4 + 1 + 1, 4; 4 + 2
+    assert batched("abcd+abx abxyz q", 8) == [["abcd+abx", "abxyz", "q"]]  # 4 + 1, 2, 1
+    assert batched("abcd+abx abxyz q", 7) == [["abcd+abx", "abxyz"], ["q"]]
     assert list(micro_batches([], 10)) == []
 
 
@@ -144,7 +153,103 @@ def test_split_evenly(count: int, parts: int, lengths: list[int]) -> None:
     assert [example for part in split for example in part] == examples
 
 
-def test_fewer_rows_than_steps_make_fewer_steps(policy: Policy) -> None:
+@pytest.mark.parametrize(("flat", "steps"), [(0, 4), (3, 4), (7, 8), (8, 5), (9, 8), (10, 8)])
+def test_each_step_has_as_many_trajectories_and_as_many_with_a_signal(flat: int, steps: int) -> None:
+    """Of 10 groups of 8, some flat. Groups are in one piece within a step, and in another order with another seed."""
+    examples = [
+        Example([], 0.0 if group < flat else float(attempt) - 3, f"group {group}", is_masked=attempt == 5)
+        for group in range(10)
+        for attempt in range(8)
+    ]
+    parts = split_steps(examples, steps, random.Random(1))
+    assert sorted(example for step in parts for example in step) == sorted(examples)
+    for kind in (lambda _: True, lambda example: int(example.group[6:]) < flat):
+        counts = [sum(map(kind, step)) for step in parts]
+        assert max(counts) - min(counts) <= 2 - (sum(counts) == 80), counts
+    for step in parts:
+        kept = [[example.group for example in step if (int(example.group[6:]) < flat) == is_flat] for is_flat in (0, 1)]
+        for names in kept:
+            assert sum(name != other for name, other in pairwise(names)) == max(0, len(set(names)) - 1)
+    assert split_steps(examples, steps, random.Random(2)) != parts
+
+
+FLAT = "flat group"
+
+
+@pytest.fixture
+def with_flat_groups(policy: Policy) -> tuple[Trainer, list[Example]]:
+    """18 trajectories with a signal, one of them masked, and a flat group of 6."""
+    trainer = moved(Trainer(policy, seed=1))
+    examples = with_advantages(sampled_by(trainer.model, random_rows(24, 1, alike=0.5), 1.0), sizes=[6, 6, 6])
+    examples[0] = examples[0]._replace(is_masked=True)
+    return trainer, [*examples[:18], *(example._replace(advantage=0.0, group=FLAT) for example in examples[18:])]
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize(("beta", "computed"), [(0.0, 17), (0.02, 23)])
+def test_what_has_no_gradient_is_counted_and_not_computed(
+    with_flat_groups: tuple[Trainer, list[Example]],
+    monkeypatch: pytest.MonkeyPatch,
+    beta: float,
+    computed: int,
+    corrected: bool,
+) -> None:
+    trainer, examples = with_flat_groups
+    update = Update(beta=beta, steps_per_generation=3, vllm_importance_sampling_correction=corrected)
+    steps = trainer._steps(examples, update, seed=3)
+    assert [step.trajectories for step in steps] == [8, 8, 8]
+    assert (
+        sum(step.tokens for step in steps)
+        == sum(example.tokens for example in examples)
+        == steps[0].batches[0]["num_items_in_batch"]
+    )
+    assert sum(step.computed for step in steps) == sum(
+        example.tokens for example in examples if beta or example.advantage
+    )
+    assert any(FLAT in step.groups for step in steps) == bool(beta)
+    packed: list[Any] = []
+    real = packing.pack
+
+    def record(rows: list[Row], *others: Any, **more: Any) -> Any:
+        packed.extend(rows)
+        return real(rows, *others, **more)
+
+    monkeypatch.setattr(packing, "pack", record)
+    measured = trainer.train(examples, update, 1.0, seed=3)
+    seen = [example for example in examples if any(row is other for row in example.rows for other in packed)]
+    assert seen == [example for example in examples if not example.is_masked and (beta or example.group != FLAT)]
+    assert len(seen) == computed
+    assert measured["sampler_kl"] < 1e-9
+
+
+def test_a_step_without_a_gradient_is_a_step_of_adamw(policy: Policy) -> None:
+    """Its moments go on moving the weights, as they do in TRL, where such a gradient is zero."""
+    import torch
+
+    update = Update(beta=0, steps_per_generation=1, learning_rate=1e-2, weight_decay=0.1, **LOOSE)
+    trainer = moved(Trainer(policy, seed=4))
+    examples = with_advantages(random_rows(6, 1))
+    trainer.train(examples, update, 1.0, seed=5)
+    moments = deepcopy(trainer.moments)
+    optimizer = trainer._optimizer(update)
+    before = [value.detach().clone() for value in trainer.weights.values()]
+    for value in trainer.weights.values():
+        value.grad = torch.zeros_like(value)
+    optimizer.step()
+    expected = [value.detach().clone() for value in trainer.weights.values()]
+    assert all((value != other).any() for value, other in zip(before, expected, strict=True))
+    with torch.no_grad():
+        for value, old in zip(trainer.weights.values(), before, strict=True):
+            value.copy_(old)
+    trainer.moments = moments
+    measured = trainer.train([example._replace(advantage=0.0) for example in examples], update, 1.0, seed=5)
+    assert measured == {"loss": 0.0, "grad_norm": 0.0}
+    assert trainer.steps == 2
+    for value, other in zip(trainer.weights.values(), expected, strict=True):
+        torch.testing.assert_close(value.detach(), other, rtol=1e-6, atol=1e-9)
+
+
+def test_fewer_trajectories_than_steps_make_fewer_steps(policy: Policy) -> None:
     trainer = moved(Trainer(policy, seed=1))
     rows = sampled_by(trainer.model, random_rows(3, seed=2), 1.0)
     trainer.train(with_advantages(rows), Update(steps_per_generation=4, num_iterations=2), 1.0, seed=1)
@@ -152,21 +257,21 @@ def test_fewer_rows_than_steps_make_fewer_steps(policy: Policy) -> None:
 
 
 def test_a_batch_is_its_sampled_tokens(policy: Policy) -> None:
-    first = Example(Row([1, 2, 3, 4, 5], [0, 1, 0, 0, 1], [0, -3, 0, 0, -4]), -1.0)
-    second = Example(Row([7, 8, 9], [0, 0, 1], [0, 0, -2]), 2.0)
+    first = Example([Row([1, 2, 3, 4, 5], [0, 1, 0, 0, 1], [0, -3, 0, 0, -4])], -1.0)
+    second = Example([Row([7, 8, 9], [0, 0, 1], [0, 0, -2]), Row([6, 7, 8], [0, 1, 1], [0, -5, -6])], 2.0)
     expected = {
         "prompt_ids": [[], []],
         "prompt_mask": [[], []],
-        "completion_ids": [[0, 0], [0, 0]],
-        "completion_mask": [[1, 1], [1, 0]],
+        "completion_ids": [[0, 0, 0], [0, 0, 0]],
+        "completion_mask": [[1, 1, 0], [1, 1, 1]],
         "advantages": [-1, 2],
-        "old_per_token_logps": [[-3, -4], [-2, 0]],
-        "sampling_per_token_logps": [[-3, -4], [-2, 0]],
-        "num_items_in_batch": 4,
+        "old_per_token_logps": [[-3, -4, 0], [-2, -5, -6]],
+        "sampling_per_token_logps": [[-3, -4, 0], [-2, -5, -6]],
+        "num_items_in_batch": 9,
     }
-    batch = Trainer(policy)._batch([first, second], 4.0)
+    batch = Trainer(policy)._batch([first, second], 9)
     assert {name: batch[name].tolist() for name in expected} == expected
-    assert (batch["tokens"], batch["examples"]) == (3.0, [first, second])
+    assert (batch["tokens"], batch["examples"]) == (5.0, [first, second])
 
 
 # --- Steps
@@ -190,15 +295,15 @@ def test_a_step_takes_whole_groups_in_a_seeded_order(policy: Policy) -> None:
     order = random.Random("update 3 16").sample([f"group {number}" for number in range(6)], 6)
     rows = [example for group in order for example in examples if example.group == group]
     expected = [
-        sorted(part, key=lambda example: example.row.ids) for part in (rows[:6], rows[6:12], rows[12:18], rows[18:])
+        sorted(part, key=lambda example: example.ids) for part in (rows[:6], rows[6:12], rows[12:18], rows[18:])
     ]
     assert rows_of_steps(trainer, examples, update, 3) == expected
     steps = trainer._steps(examples, update, 3)
-    assert [(step.rows, step.tokens) for step in steps] == [
-        (len(part), sum(sum(example.row.mask) for example in part)) for part in expected
+    assert [(step.trajectories, step.tokens, step.computed) for step in steps] == [
+        (len(part), *[sum(example.tokens for example in part)] * 2) for part in expected
     ]
-    windows = {float(batch["num_items_in_batch"]) for step in steps for batch in step.batches}
-    assert windows == {sum(sum(example.row.mask) for example in examples) / 4}
+    totals = {float(batch["num_items_in_batch"]) for step in steps for batch in step.batches}
+    assert totals == {sum(example.tokens for example in examples)}
     assert rows_of_steps(trainer, examples, update, 4) != expected
     trainer.steps = 20
     assert rows_of_steps(trainer, examples, update, 3) != expected

@@ -1,4 +1,4 @@
-"""The loss of an update: its gradient against the formulas in float64 and against TRL's own trainer on padded rows, the
+"""The loss of an update: its gradient against the formulas in float64, whole updates against TRL's own trainer, the
 sampler's share in it by hand, and trajectories of another policy refused.
 
 On a random Qwen3 of a few thousand parameters; the trainer, TRL's loss and PEFT are the real ones.
@@ -18,7 +18,6 @@ from steps.core.records import Row
 from steps.training.batches import Example
 from steps.training.grpo import Trainer
 from steps.training.loss import TrlLoss, check_sampler, sampler_kl, sampler_ratio
-from tests.support import tiny
 from tests.support.tiny import (
     LOOSE,
     moved,
@@ -31,6 +30,7 @@ from tests.support.tiny import (
     weights,
     with_advantages,
 )
+from tests.training import against_trl
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LOSSES = ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo"]
@@ -62,9 +62,17 @@ def update_of(loss_type: str, **knobs: Any) -> Update:
 
 
 def noisy_examples(model: Any, seed: int) -> list[Example]:
-    """Rows that share prompts, in uneven groups; their noise moves ratios out of the clipping range on both sides."""
+    """Rows that share prompts, in uneven groups; their noise moves ratios out of the clipping range on both sides.
+
+    Two trajectories have several rows; of one, only the KL term learns.
+    """
     rows = random_rows(24, seed, longest=20, alike=0.5)
-    return with_advantages(sampled_by(model, rows, TEMPERATURE, noise=0.4), seed, sizes=[5, 1, 7, 2, 6])
+    examples = with_advantages(sampled_by(model, rows, TEMPERATURE, noise=0.4), seed, sizes=[5, 1, 7, 2, 6])
+    for number, count in ((0, 2), (6, 3)):
+        rows = [row for example in examples[number : number + count] for row in example.rows]
+        examples[number : number + count] = [examples[number]._replace(rows=rows)]
+    examples[2] = examples[2]._replace(advantage=0.0)
+    return examples
 
 
 def parts_of(trainer: Trainer, examples: list[Example], update: Update) -> list[list[Example]]:
@@ -80,24 +88,27 @@ def expected_loss(
 ) -> Any:
     """The loss of one optimiser step, from the formulas alone.
 
-    Clipped surrogate (cispo: a clipped weight of the logprob; gspo: the ratio of the row's mean) and k3 estimate of the KL
-    for each sampled token; then averaged within each row and over rows (grpo, gspo), over all tokens (bnpo), over rows
-    times a constant (dr_grpo), over the tokens of an average step (dapo, cispo). Ratios are to the sampler's logprobs, or to
-    those of the policy `before`, weighted by how far the sampler was from it.
+    Clipped surrogate (cispo: a clipped weight of the logprob; gspo: the ratio of the trajectory's mean) and k3 estimate of
+    the KL for each sampled token; then averaged within each trajectory and over trajectories (grpo, gspo), over all tokens
+    (bnpo), over trajectories times a constant (dr_grpo), over the tokens of an average step (dapo, cispo). Ratios are to the
+    sampler's logprobs, or to those of the policy `before`, weighted by how far the sampler was from it.
     """
     import torch
 
     sums, counts = [], []
-    for row, advantage, _ in examples:
-        places = torch.tensor(row.mask[1:]).nonzero()[:, 0]
-        new = plain_logps(model, row, TEMPERATURE)[places]
-        old = sampling = torch.tensor(row.logprobs[1:], dtype=torch.float64)[places]
+    for example in examples:
+        advantage = example.advantage
+        new = sampled_logps(model, example)
+        old = sampling = torch.tensor(
+            [value for row in example.rows for value, mask in zip(row.logprobs, row.mask, strict=True) if mask],
+            dtype=torch.float64,
+        )
         with torch.no_grad(), model.disable_adapter():
-            reference = plain_logps(model, row, TEMPERATURE)[places]
+            reference = sampled_logps(model, example)
         weight: Any = 1.0
         if before is not None:
             with torch.no_grad():
-                old = plain_logps(before, row, TEMPERATURE)[places]
+                old = sampled_logps(before, example)
             weight = importance(update, old - sampling)
         ratio = (new - old).mean().exp() if update.loss_type == "gspo" else (new - old).exp()
         if update.loss_type == "cispo":
@@ -111,7 +122,7 @@ def expected_loss(
         if update.use_bias_correction_kl:
             kl = kl * ratio
         sums.append((update.beta * kl - weight * gain).sum())
-        counts.append(len(places))
+        counts.append(len(new))
     total = torch.stack(sums)
     by_rows = (total / torch.tensor(counts)).mean()
     by_window = total.sum() / (tokens / update.steps_per_generation)
@@ -125,8 +136,17 @@ def expected_loss(
     }[update.loss_type]
 
 
+def sampled_logps(model: Any, example: Example) -> Any:
+    """Logprobs of a trajectory's sampled tokens, row after row, float64."""
+    import torch
+
+    return torch.cat(
+        [plain_logps(model, row, TEMPERATURE)[torch.tensor(row.mask[1:]).nonzero()[:, 0]] for row in example.rows]
+    )
+
+
 def importance(update: Update, difference: Any) -> Any:
-    """Weights of a row's sampled tokens: ratios of trainer to sampler within bounds."""
+    """Weights of a trajectory's sampled tokens: ratios of trainer to sampler within bounds."""
     import torch
 
     level, _, what = str(update.vllm_importance_sampling_mode).partition("_")
@@ -162,7 +182,7 @@ def test_gradient_equals_that_of_the_formulas(
     assert len(gradients) == len(parts) == steps
     assert 0.05 < clipped_share(measured) < 0.95
 
-    tokens = sum(sum(example.row.mask) for example in examples)
+    tokens = sum(example.tokens for example in examples)
     losses = []
     for found, part in zip(gradients, parts, strict=True):
         loss = expected_loss(update, model, part, policy.context, tokens)
@@ -173,121 +193,43 @@ def test_gradient_equals_that_of_the_formulas(
     assert measured["loss"] == pytest.approx(sum(losses) / steps, rel=1e-5, abs=3e-6)  # a small rest of terms near 1
 
 
-def trl_trainer(model: Any, update: Update, context: int, folder: Path) -> Any:
-    """TRL's own trainer around a stock model. Its forward pass alone is replaced: by one with all logits, in float32."""
-    import torch
-    from datasets import Dataset
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-    from trl import GRPOConfig, GRPOTrainer
-
-    arguments = GRPOConfig(
-        output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        num_generations=2,
-        per_device_train_batch_size=2,
-        loss_type="grpo" if update.loss_type == "gspo" else update.loss_type,
-        importance_sampling_level="sequence" if update.loss_type == "gspo" else "token",
-        beta=update.beta,
-        use_bias_correction_kl=bool(update.use_bias_correction_kl),
-        epsilon=update.epsilon or 0.2,
-        epsilon_high=update.epsilon_high,
-        max_completion_length=context,
-    )
-    words = Tokenizer(models.WordLevel({str(token): token for token in range(tiny.VOCABULARY)}, unk_token="0"))
-    trainer = GRPOTrainer(
-        model=model,
-        args=arguments,
-        reward_funcs=lambda **_: [0.0],
-        train_dataset=Dataset.from_dict({"prompt": ["1"]}),
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="1"),
-    )
-    trainer.args.steps_per_generation = update.steps_per_generation
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.use_vllm = trainer.vllm_importance_sampling_correction = update.vllm_importance_sampling_correction
-
-    def forward(model: Any, ids: Any, attention: Any, count: int, **_: Any) -> Any:
-        logits = model(input_ids=ids, attention_mask=attention).logits[:, -count - 1 : -1].float() / TEMPERATURE
-        logps = torch.log_softmax(logits, -1)
-        chosen = logps.gather(-1, ids[:, -count:, None])[..., 0]
-        return chosen, -(logps.exp() * logps).sum(-1), None
-
-    trainer._get_per_token_logps_and_entropies = forward
-    return trainer
+@pytest.fixture
+def against(policy: Policy, tmp_path: Path) -> against_trl.Side:
+    return against_trl.Side(policy, tmp_path)
 
 
-def trl_batch(model: Any, examples: list[Example], tokens: int, update: Update) -> dict[str, Any]:
-    """What TRL's trainer makes of trajectories: prompts [B, P] padded on the left, the rest [B, T] on the right."""
-    import torch
-
-    prompts = [row.mask.index(1) for row, _, _ in examples]
-    longest = max(prompts)
-    after = max(len(row.ids) - prompt for (row, _, _), prompt in zip(examples, prompts, strict=True))
-
-    def left(values: list[list[Any]]) -> Any:
-        return torch.tensor([[0] * (longest - len(one)) + one for one in values])
-
-    def right(values: list[list[Any]]) -> Any:
-        return torch.tensor([one + [0] * (after - len(one)) for one in values])
-
-    def rest(name: str) -> Any:
-        return right([getattr(row, name)[prompt:] for (row, _, _), prompt in zip(examples, prompts, strict=True)])
-
-    def by_row(of: Any) -> Any:
-        with torch.no_grad():
-            found = [[0.0, *plain_logps(of, row, TEMPERATURE).tolist()] for row, _, _ in examples]
-        return right([one[prompt:] for one, prompt in zip(found, prompts, strict=True)])
-
-    batch = {
-        "prompt_ids": left([row.ids[:prompt] for (row, _, _), prompt in zip(examples, prompts, strict=True)]),
-        "prompt_mask": left([[1] * prompt for prompt in prompts]),
-        "completion_ids": rest("ids"),
-        "completion_mask": right([[1] * (len(e.row.ids) - p) for e, p in zip(examples, prompts, strict=True)]),
-        "tool_mask": rest("mask"),
-        "advantages": torch.tensor([advantage for _, advantage, _ in examples]),
-        "old_per_token_logps": rest("logprobs"),
-        "num_items_in_batch": torch.tensor(float(tokens)),
-    }
-    with model.disable_adapter():
-        batch["ref_per_token_logps"] = by_row(model)
-    if update.vllm_importance_sampling_correction:
-        batch["old_per_token_logps"] = by_row(model)
-        difference = (batch["old_per_token_logps"] - rest("logprobs")) * batch["tool_mask"]
-        batch["importance_sampling_ratio"] = torch.stack([importance(update, one) for one in difference])
-    return batch
-
-
-@pytest.mark.parametrize("knobs", [{}, CORRECTED], ids=["plain", "corrected"])
-@pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("loss_type", LOSSES)
-def test_loss_and_gradient_are_those_of_trl_on_padded_rows(
-    policy: Policy, gradients: list[list[Any]], tmp_path: Path, loss_type: str, steps: int, knobs: dict[str, Any]
-) -> None:
-    """An adapter near the base policy: far from it single terms of the KL drown the rest, and its digits, in rounding."""
-    import torch
+def test_whole_updates_are_those_of_trl(against: against_trl.Side, loss_type: str) -> None:
+    """With flat groups, and with unscored, cut-off and divided trajectories: each reward scaling, with and without KL."""
+    seed = LOSSES.index(loss_type)
+    batch = against.batch(seed)
+    assert any(score is None for score in batch.scores)
+    assert any(trajectory.stop_reason == "length" for trajectory in batch.trajectories)
+    assert any(len(trajectory.flatten()) > 1 for trajectory in batch.trajectories)
+    for update in against_trl.settings_of(seed, (loss_type,)):
+        both = against.compare(batch, update)
+        assert both.metrics["zero_variance_groups"] >= 3
+        assert both.gap < against_trl.LIMIT, update
+        assert both.size > 1e-3, "a gradient this small would equal anything"
+        assert both.metrics["loss"] == pytest.approx(sum(both.losses) / len(both.losses), rel=1e-5, abs=1e-5)
+        if update.beta and update.steps_per_generation == 1:  # all trajectories are computed, and so in the means
+            assert both.metrics["kl"] == pytest.approx(both.theirs["kl"][0], rel=1e-4)
+            assert both.metrics["entropy"] == pytest.approx(both.theirs["entropy"][0], rel=1e-5)
 
-    for seed in range(3):
-        trainer = moved(Trainer(policy, seed=1), size=0.05, seed=seed)
-        model = twin(trainer, tmp_path / f"adapter {seed}", double=False)
-        examples = noisy_examples(model, seed)
-        update = update_of(loss_type, steps_per_generation=steps, tokens_per_micro_batch=64, **knobs)
-        parts = parts_of(trainer, examples, update)
-        gradients.clear()
-        measured = trainer.train(examples, update, TEMPERATURE, seed=9)
 
-        theirs = trl_trainer(model, update, policy.context, tmp_path / "trl")
-        tokens = sum(sum(example.row.mask) for example in examples)
-        losses = []
-        for found, part in zip(gradients, parts, strict=True):
-            loss = theirs._compute_loss(model, trl_batch(model, part, tokens, update))
-            assert relative(found, torch.autograd.grad(loss, weights(model))) < 1e-5
-            losses.append(loss.item())
-        assert measured["loss"] == pytest.approx(sum(losses) / steps, rel=1e-5, abs=1e-5)  # a small rest of large terms
-        for name, values in theirs._metrics["train"].items():
-            if steps == 1 and not name.startswith("clip_ratio"):  # of rows with gspo, and of the worst row
-                assert measured[name] == pytest.approx(values[0], rel=1e-5, abs=1e-5), name
+@pytest.mark.parametrize(
+    ("knobs", "least"), [({"without_signal": "drop"}, 0.3), ({"truncated_completions": "mask"}, 0.1)], ids=str
+)
+def test_other_updates_than_trls_are_seen(against: against_trl.Side, knobs: dict[str, Any], least: float) -> None:
+    """What the user asks for beside TRL is not TRL's: the comparison above can fail."""
+    update = update_of("grpo", without_signal="count")
+    batch = against.batch(2)
+    ours, parts, _ = against.ours(batch, update.model_copy(update=knobs))
+    whole = [list(range(len(batch.trajectories)))]
+    theirs, _ = against.trl.gradients(batch, update, whole)
+    assert against.compare(batch, update).gap < against_trl.LIMIT
+    assert len(parts) == 1
+    assert relative(ours[0], theirs[0]) > least
 
 
 def test_metrics_are_those_of_the_formulas(policy: Policy, tmp_path: Path) -> None:
@@ -297,14 +239,14 @@ def test_metrics_are_those_of_the_formulas(policy: Policy, tmp_path: Path) -> No
     model = twin(trainer, tmp_path)
     examples = noisy_examples(model, seed=5)
     kl = entropy = clipped = difference = 0.0
-    tokens = sum(sum(example.row.mask) for example in examples)
+    tokens = sum(example.tokens for example in examples)
     with torch.no_grad():
-        for row, advantage, _ in examples:
+        for row, advantage in [(row, example.advantage) for example in examples for row in example.rows]:
             places = torch.tensor(row.mask[1:]).nonzero()[:, 0]
             new = plain_logps(model, row, TEMPERATURE)[places]
             gap = new - torch.tensor(row.logprobs[1:], dtype=torch.float64)[places]
             difference += float((gap.exp() - 1 - gap).sum())
-            clipped += float((gap.exp() < 0.8 if advantage < 0 else gap.exp() > 1.28).sum())
+            clipped += float(((gap.exp() < 0.8) if advantage < 0 else (gap.exp() > 1.28) & (advantage > 0)).sum())
             with model.disable_adapter():
                 gap = plain_logps(model, row, TEMPERATURE)[places] - new
             kl += float((gap.exp() - 1 - gap).sum())
@@ -337,7 +279,7 @@ def test_a_second_pass_compares_with_the_policy_before_the_first(
     gradients.clear()
     again = moved(Trainer(policy, seed=1))
     again.train(examples, update.model_copy(update={"num_iterations": 2}), TEMPERATURE, seed=9)
-    tokens = sum(sum(example.row.mask) for example in examples)
+    tokens = sum(example.tokens for example in examples)
     first, second = (
         torch.autograd.grad(
             expected_loss(update, model, examples, policy.context, tokens, before if knobs else None), weights(model)
@@ -363,7 +305,7 @@ def test_a_gradient_step_raises_what_was_good_and_lowers_what_was_bad(policy: Po
     rows = sampled_by(trainer.model, random_rows(2, seed=7), 1.0)
     before = [sum(row.logprobs) for row in rows]
     update = Update(beta=0, steps_per_generation=1, learning_rate=1e-2)
-    trainer.train([Example(rows[0], 1.0), Example(rows[1], -1.0)], update, 1.0, seed=1)
+    trainer.train([Example([rows[0]], 1.0), Example([rows[1]], -1.0)], update, 1.0, seed=1)
     with torch.no_grad():
         after = [sum(row.logprobs) for row in sampled_by(trainer.model, rows, 1.0)]
     assert after[0] > before[0]
@@ -426,7 +368,7 @@ def test_corrected_gradient_equals_that_of_the_formulas(
     model = twin(trainer, tmp_path)
     examples = noisy_examples(model, seed=5)
     trainer.train(examples, update, TEMPERATURE, seed=9)
-    tokens = sum(sum(example.row.mask) for example in examples)
+    tokens = sum(example.tokens for example in examples)
 
     def gradient(update: Update) -> Any:
         loss = expected_loss(update, model, examples, policy.context, tokens, before=model)

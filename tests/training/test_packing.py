@@ -297,6 +297,27 @@ def test_an_output_layer_with_a_bias() -> None:
     assert relative(mine, theirs) < 1e-5
 
 
+def test_rows_of_one_trajectory_are_one_row_of_the_results(policy: Policy) -> None:
+    import torch
+
+    trainer = moved(Trainer(policy, seed=1))
+    rows = [row("abcde", "01101"), row("abxy", "0011"), row("zab", "001"), row("abcz", "0001")]
+    alone, joined = (packing.pack(rows, torch.float32, counts=counts) for counts in (None, [2, 1, 1]))
+    with torch.no_grad():
+        single, _ = packing.token_logps(trainer.model, alone, 1.0)
+        logps, entropies = packing.token_logps(trainer.model, joined, 1.0)
+    assert joined.mask.tolist() == [[1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
+    assert torch.equal(logps[0], torch.cat([single[0, :3], single[1, :2]]))
+    assert torch.equal(logps[1:, :1], single[2:, :1])
+    assert logps.shape == entropies.shape == (3, 5)
+
+
+@pytest.mark.parametrize("rows", [[], [Row([], [], [])]], ids=["no rows", "an empty row"])
+def test_nothing_to_pack_is_one_sentence(rows: list[Row]) -> None:
+    with pytest.raises(ValueError, match=rf"^there is nothing to pack: {len(rows)} rows without a token; leave"):
+        packing.pack(rows)
+
+
 # --- Models that it does not fit
 
 
