@@ -19,8 +19,8 @@ LATEST_DAYS = 9  # until an order on its way arrives, at most
 POLICY = f"""You are the support agent of an online shop. The customer hears what you say without a tool call.
 Today is {{today}}. The shop's policy:
 1. The status of an order is public. For anything else check first who the customer is: verify_identity, with the name \
-and postcode that the customer gave you. The order must be the verified customer's own. After {CHECKS} failed checks with different \
-details, refuse.
+and postcode that the customer gave you. The order must be the verified customer's own. After {CHECKS} failed checks with \
+different details, refuse.
 2. Refund: the price of the item, up to {REFUND_DAYS} days after delivery. An item that the customer says arrived damaged \
 is refunded up to {DAMAGE_DAYS} days after delivery. Gift cards are never refunded, final sale items only if damaged. A \
 refund of more than {LIMIT} that is due is not paid by you: escalate it.
@@ -33,7 +33,8 @@ customer and looked into the order.
 7. When the customer knows the result, call close."""
 
 KINDS = ("refund", "exchange", "status", "address", "cancel", "complaint")
-ALLOWED = 0.4  # share of the cases of difficulty 2 and more that the policy plainly allows
+# Share of the cases of difficulty 2 and more that the policy plainly allows; with fewer, always refusing would do well.
+ALLOWED = 0.65
 # How a case can relate to the policy. The policy plainly allows the first variant of each kind.
 VARIANTS = {
     "refund": tuple("fine,late,gift card,final sale,damaged late,damaged sale,large,damaged old,large late".split(",")),
