@@ -91,7 +91,7 @@ def run_trl(task: str, folder: str, steps: int, batch: int) -> list[float]:
             completions = columns["transcript"]
         pairs = zip((by_prompt[json.dumps(prompt)] for prompt in prompts), completions, strict=True)
         return [
-            sum(part.value for part in env.reward(scenario, [*scenario.messages, *answers]))
+            sum(part.value for part in env.components(scenario, [*scenario.messages, *answers]))
             for scenario, answers in pairs
         ]
 

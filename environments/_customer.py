@@ -7,9 +7,10 @@ something or say that something was done, and nothing else.
 from __future__ import annotations
 
 import re
+from datetime import date, timedelta
 from random import Random
 
-from environments._shop import ACCIDENTS, DAMAGES, Record
+from environments._shop import ACCIDENTS, DAMAGES, LATEST_DAYS, Record, bare
 
 MONTHS = "january february march april may june july august september october november december".split()
 PATIENCE = 4  # after this many turns that neither ask nor say anything useful, the customer leaves
@@ -114,6 +115,12 @@ def says_day(text: str, day: str) -> bool:
     return bool(re.search(rf"(?<!\d)(?:{numbers}|{th} (?:of )?{name}|{name} (?:the )?{th})(?!\d)", text.lower()))
 
 
+def settles_day(text: str, day: str, today: str) -> bool:
+    """Whether a text names a day and none of the others on which a parcel may arrive: a list of days is no answer."""
+    others = {(date.fromisoformat(today) + timedelta(ahead)).isoformat() for ahead in range(1, LATEST_DAYS + 1)} - {day}
+    return says_day(text, day) and not any(says_day(text, other) for other in others)
+
+
 def opening(case: Record) -> str:
     rng = Random(f"opening {case['kind']} {case['seed']}")
     wishes = COMPLAINTS[case["variant"]] if case["kind"] == "complaint" else WISHES[case["kind"]]
@@ -136,7 +143,9 @@ class Customer:
         self.turn = 0
         self.patience = PATIENCE
         self.insisted = 0
-        self.codes = int(case["difficulty"] == 1 and case["kind"] != "complaint")  # postcodes stated so far
+        introduced = case["difficulty"] == 1 and case["kind"] != "complaint"  # the opening holds name and postcode
+        self.name_stated = introduced
+        self.codes = int(introduced)  # postcodes stated so far
         self.reason_told = False
 
     def answer(self, text: str) -> str:
@@ -165,10 +174,16 @@ class Customer:
             + wish[0].format(item=case["wish"]["item"], reason=case["reason"])
         )
 
+    def has_stated(self, name: str, postcode: str) -> bool:
+        """Whether the customer gave this whole name and this whole postcode; spaces and capitals do not matter."""
+        codes = [bare(code) for code in self.case["postcodes"][: self.codes]]
+        return self.name_stated and bare(name) == bare(self.case["customers"][0]["name"]) and bare(postcode) in codes
+
     def _detail(self, detail: str) -> str:
         case = self.case
         wish = case["wish"]
         if detail == "name":
+            self.name_stated = True
             return f"My name is {case['customers'][0]['name']}."
         if detail == "order":
             return f"The order is {wish['order']}."

@@ -204,18 +204,19 @@ def questions_of(
     asked: list[dict[str, Any]] = []
 
     def ask(kind: str, text: str, difficulty: int, key: str, last: Entity, hops: list[list[str]]) -> None:
+        """`hops` are the documents of each step: they hold the answer, or are where it would be if there were one."""
         right = last.facts.get(key, "")
         former = [value for value in dict.fromkeys(facts.get(key, "") for facts in last.former) if value != right]
         others = sorted(values[TYPES[key]] - {right} - set(former))
         conflicting = former + rng.sample(others, min(len(others), 8))  # the first is the most tempting
         row = {"kind": kind, "difficulty": difficulty, "question": text, "answer": right, "conflicting": conflicting}
-        asked.append(row | {"sources": hops if right else []})
+        asked.append(row | {"sources": hops if right else [], "where": [] if right else hops})
 
     for entity in entities:
         for key, attribute in ATTRIBUTES[entity.kind].items():
             text = attribute.asks.format(x=entity.shown)
             if key not in entity.facts:
-                ask("unanswerable", text, 2, key, entity, [])
+                ask("unanswerable", text, 2, key, entity, [sources[entity.name, ""]])
             elif attribute.changes and entity.former:
                 ask("superseded", text, 2 + len(entity.former), key, entity, [sources[entity.name, key]])
             else:
@@ -244,7 +245,7 @@ def questions_of(
             hops = [sources[entity.name, first], sources[middle.name, key]]
             ask("two-hop", text, 5 if changed else 3, key, middle, hops)
         else:
-            ask("unanswerable", text, 4, key, middle, [])
+            ask("unanswerable", text, 4, key, middle, [sources[entity.name, first], sources[middle.name, ""]])
     return asked
 
 
@@ -261,10 +262,12 @@ def main(folder: str) -> None:
     numbers = list(range(1, sum(len(documents) for _, _, documents in written) + 1))
     rng.shuffle(numbers)
     rows: list[dict[str, Any]] = []
-    sources: dict[tuple[str, str], list[str]] = {}  # documents that state the current value, by entity and attribute
+    # Documents that state the current value, by entity and attribute; those of the entity where the attribute is empty.
+    sources: dict[tuple[str, str], list[str]] = {}
     for _, entity, documents in written:
         for document in documents:
             document["id"] = f"d{numbers.pop():03d}"
+            sources.setdefault((entity.name, ""), []).append(document["id"])
             for key, value in document.pop("facts").items():
                 if entity.facts[key] == value:
                     sources.setdefault((entity.name, key), []).append(document["id"])

@@ -7,6 +7,7 @@ that the episode and its reward need nothing else. `POLICY` states the rules to 
 from __future__ import annotations
 
 import json
+import re
 from datetime import date, timedelta
 from random import Random
 from typing import Any
@@ -14,10 +15,12 @@ from typing import Any
 Record = dict[str, Any]
 
 REFUND_DAYS, DAMAGE_DAYS, LIMIT, CHECKS = 30, 90, 200, 2
+LATEST_DAYS = 9  # until an order on its way arrives, at most
 POLICY = f"""You are the support agent of an online shop. The customer hears what you say without a tool call.
 Today is {{today}}. The shop's policy:
 1. The status of an order is public. For anything else check first who the customer is: verify_identity, with the name \
-and postcode that the customer gave you. The order must be the verified customer's own. After {CHECKS} failed checks, refuse.
+and postcode that the customer gave you. The order must be the verified customer's own. After {CHECKS} failed checks with \
+different details, refuse.
 2. Refund: the price of the item, up to {REFUND_DAYS} days after delivery. An item that the customer says arrived damaged \
 is refunded up to {DAMAGE_DAYS} days after delivery. Gift cards are never refunded, final sale items only if damaged. A \
 refund of more than {LIMIT} that is due is not paid by you: escalate it.
@@ -30,7 +33,8 @@ customer and looked into the order.
 7. When the customer knows the result, call close."""
 
 KINDS = ("refund", "exchange", "status", "address", "cancel", "complaint")
-ALLOWED = 0.4  # share of the cases of difficulty 2 and more that the policy plainly allows
+# Share of the cases of difficulty 2 and more that the policy plainly allows; with fewer, always refusing would do well.
+ALLOWED = 0.65
 # How a case can relate to the policy. The policy plainly allows the first variant of each kind.
 VARIANTS = {
     "refund": tuple("fine,late,gift card,final sale,damaged late,damaged sale,large,damaged old,large late".split(",")),
@@ -120,7 +124,7 @@ def _dates(status: str, days: int, today: date) -> Record:
         delivered = today - timedelta(days)
         ordered = delivered - timedelta(5)
         return {"status": status, "ordered": ordered.isoformat(), "delivered": delivered.isoformat()}
-    ordered, arrives = today - timedelta(2), today + timedelta(1 + days % 9)
+    ordered, arrives = today - timedelta(2), today + timedelta(1 + days % LATEST_DAYS)
     return {"status": status, "ordered": ordered.isoformat(), "arrives": arrives.isoformat()}
 
 
@@ -197,6 +201,11 @@ def broken_rule(kind: str, order: Record, item: Record, today: str, damaged: boo
     if item["sale"] == "gift card" or (item["sale"] == "final sale" and not damaged):
         return "excluded"
     return "late" if days > (DAMAGE_DAYS if damaged else REFUND_DAYS) else None
+
+
+def bare(text: str) -> str:
+    """Letters and digits alone, in lower case, so that spelling does not matter in a comparison."""
+    return re.sub(r"\W+", "", text).lower()
 
 
 def essence(data: Record) -> str:

@@ -11,19 +11,22 @@ is malformed, names no tool or has wrong arguments returns an observation with a
 from __future__ import annotations
 
 import hashlib
-import inspect
+import itertools
 import json
 import math
 import re
-import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from environments._tools import Tool as Tool
+from environments._tools import make_tool, text_of
+from environments._tools import tool as tool
 
 Message = dict[str, Any]  # as in the OpenAI chat format: role, content, and an assistant's tool_calls
 Split = Literal["train", "val", "test"]
@@ -66,22 +69,7 @@ class Outcome(NamedTuple):
     accuracy: float | None = None  # where nothing is expected: how near to a success, 0 to 1, by the task's own measure
 
 
-class Tool(NamedTuple):
-    """A method that the policy can call: its schema, and the pydantic model that checks its arguments."""
-
-    name: str
-    schema: dict[str, Any]  # as in the OpenAI tools format
-    arguments: type[BaseModel]
-
-
-F = typing.TypeVar("F", bound=Callable[..., str])
 T = typing.TypeVar("T")
-
-
-def tool(method: F) -> F:
-    """Mark a method of an `Env` as a tool. The `Args:` section of its docstring describes each argument in one line."""
-    method.is_tool = True  # type: ignore[attr-defined]
-    return method
 
 
 class Env(ABC):
@@ -111,13 +99,25 @@ class Env(ABC):
 
     @classmethod
     @abstractmethod
-    def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
-        """The components of a transcript's rule reward; the reward is their sum."""
+    def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component] | float:
+        """The components of a transcript's rule reward, which is their sum; or the reward as a single number."""
 
     @classmethod
     @abstractmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         """Whether the transcript did what was asked."""
+
+    @classmethod
+    def components(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
+        """The components of `reward`; a single number is one component. TypeError for what is neither."""
+        parts = cls.reward(scenario, messages)
+        if isinstance(parts, int | float):
+            return [Component("reward", float(parts), f"{cls.__name__}.reward gives one number")]
+        if isinstance(parts, list | tuple) and all(isinstance(part, Component) for part in parts):
+            return list(parts)
+        raise TypeError(
+            f"{cls.__name__}.reward must return a number or a list of Component(name, value, why), not {_shorten(parts)}"
+        )
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
@@ -189,8 +189,10 @@ class Env(ABC):
     def tools(cls) -> dict[str, Tool]:
         """The tools by name, in the order of their definition."""
         if "_tools" not in cls.__dict__:
-            methods = [value for value in vars(cls).values() if getattr(value, "is_tool", False)]
-            cls._tools = {entry.name: entry for entry in map(_make_tool, methods)}
+            marked = [
+                value for value in vars(cls).values() if getattr(getattr(value, "__func__", value), "is_tool", False)
+            ]
+            cls._tools = {entry.name: entry for entry in map(make_tool, marked)}
         return cls._tools
 
     _tools: ClassVar[dict[str, Tool]]
@@ -213,7 +215,8 @@ class Env(ABC):
             checked = tools[name].arguments.model_validate(arguments)
         except ValidationError as problem:
             return error(f"wrong arguments for {name}: {_say(problem)}")
-        return str(getattr(self, name)(**{key: getattr(checked, key) for key in type(checked).model_fields}))
+        result = getattr(self, name)(**{key: getattr(checked, key) for key in type(checked).model_fields})
+        return text_of(name, result)
 
 
 SHARES: dict[Split, float] = {"train": 0.7, "val": 0.15, "test": 0.15}
@@ -266,6 +269,16 @@ def count_errors(messages: Sequence[Message]) -> int:
 def count_turns(messages: Sequence[Message]) -> int:
     """The number of turns that the policy took."""
     return sum(message["role"] == "assistant" for message in messages)
+
+
+def count_calls(messages: Sequence[Message]) -> int:
+    """The number of calls that were answered; a turn without any counts as one."""
+    calls = 0
+    for place, message in enumerate(messages):
+        if message["role"] == "assistant":
+            answers = itertools.takewhile(lambda later: later["role"] == "tool", messages[place + 1 :])
+            calls += max(1, min(len(message.get("tool_calls") or ()), len(list(answers))))
+    return calls
 
 
 def weighed(counts: Mapping[str, float], table: Mapping[str, tuple[float, str]]) -> list[Component]:
@@ -359,42 +372,3 @@ def _say(problem: ValidationError) -> str:
         f"{'.'.join(map(str, finding['loc']))[:60] or 'arguments'}: {finding['msg'][:1].lower()}{finding['msg'][1:]}"
         for finding in problem.errors(include_url=False, include_input=False)[:3]
     )
-
-
-JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
-
-
-def _json_type(hint: Any) -> dict[str, Any]:
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return _json_type(next(kind for kind in inner if kind is not type(None)))
-    if origin is Literal:
-        return {"type": "string", "enum": list(inner)}
-    if origin is list:
-        return {"type": "array", "items": _json_type(inner[0])}
-    if hint in JSON_TYPES:
-        return {"type": JSON_TYPES[hint]}
-    raise TypeError(f"a tool's argument cannot be of type {hint}")
-
-
-def _make_tool(method: Callable[..., str]) -> Tool:
-    """The schema of a method in the form that the chat templates of Qwen, Llama and others expect."""
-    hints = typing.get_type_hints(method)
-    summary, _, details = inspect.cleandoc(method.__doc__ or "").partition("Args:")
-    described = dict(re.findall(r"^\s*(\w+): (.+)$", details, re.MULTILINE))
-    properties: dict[str, Any] = {}
-    fields: dict[str, Any] = {}
-    required: list[str] = []
-    for parameter in list(inspect.signature(method).parameters.values())[1:]:
-        name = parameter.name
-        if name not in described:
-            raise TypeError(f"{method.__qualname__}: the docstring does not describe {name}")
-        properties[name] = _json_type(hints[name]) | {"description": described[name]}
-        must = parameter.default is parameter.empty
-        fields[name] = (hints[name], ... if must else parameter.default)
-        required += [name] if must else []
-    parameters = {"type": "object", "properties": properties, "required": required}
-    function = {"name": method.__name__, "description": " ".join(summary.split()), "parameters": parameters}
-    strict = ConfigDict(extra="forbid", strict=True)
-    model = create_model(f"{method.__name__}_arguments", __config__=strict, **fields)
-    return Tool(method.__name__, {"type": "function", "function": function}, model)

@@ -44,7 +44,7 @@ SYSTEM = (
 )
 
 REWARD = {  # value, and why
-    "tests": (0.5, "the share of hidden tests passed: half a function is worth something"),
+    "tests": (0.5, "the share of hidden tests passed, unless the broken code is handed in as it was"),
     "solved": (0.5, "all hidden tests passed: half a function is not worth half"),
     "no_submission": (-0.3, "the episode ended without a submission: less than one that passes nothing"),
     "refused": (-0.2, "the code tried what is not allowed: files, processes, network"),
@@ -154,7 +154,7 @@ class CodeRepair(Env):
         if result is None:
             counts["no_submission"] = 1
         else:
-            counts["tests"] = result[0] / result[1]
+            counts["tests"] = 0 if is_unchanged(scenario, messages) else result[0] / result[1]
             counts["solved"] = int(cls.success(scenario, messages))
         counts["refused"] = min(MOST_REFUSED, sum(map(_times_refused, tool_calls(messages))))
         counts["error"] = count_errors(messages)
@@ -260,6 +260,16 @@ def submitted(messages: Sequence[Message]) -> tuple[int, int] | None:
         if match:
             return int(match[1]), int(match[2])
     return None
+
+
+def is_unchanged(scenario: Scenario, messages: Sequence[Message]) -> bool:
+    """Whether the broken code was handed in as it was; spaces and comments make no difference."""
+    codes = (str(arguments.get("code")) for name, arguments, _ in tool_calls(messages) if name == "submit")
+    return any(_bare(code) == _bare(scenario.data["broken"]) for code in codes)
+
+
+def _bare(code: str) -> str:
+    return "".join(re.sub(r"#.*", "", code).split())
 
 
 def shorten(text: str, most: int) -> str:

@@ -22,8 +22,8 @@ from environments.base import (
     Scenario,
     Split,
     accepted,
+    count_calls,
     count_errors,
-    count_turns,
     error,
     is_error,
     normalise,
@@ -216,7 +216,7 @@ class EmailSearch(Env):
             elif name in cls.readers and not is_error(observation):
                 counts["read"] |= cls._has_read(arguments, text, sources)
         counts["error"] = count_errors(messages) - counts["invalid_id"]
-        counts["turn"] = max(0, count_turns(messages) - NEEDED_CALLS)
+        counts["turn"] = max(0, count_calls(messages) - NEEDED_CALLS)
         answer = accepted(messages, "return_final_answer")
         if answer is None:
             counts["no_answer"] = 1

@@ -38,6 +38,7 @@ from environments.base import (
 MAKER = "_knowledge"  # of the data
 SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all provinces
 KINDS = ("one-hop", "two-hop", "superseded", "unanswerable")
+RARE = "unanswerable"  # one scenario of eight is of this kind, so that giving up every time earns little
 MOST_ROWS = 10
 MOST_CITED = 10
 LONGEST = 300  # characters of a query or an answer
@@ -51,6 +52,7 @@ REWARD = {  # value, and why
     "correct": (1.0, "the answer is right"),
     "wrong": (-0.8, "a wrong answer misleads: it costs more than saying that it is not known"),
     "unknown": (-0.3, "an answer that the documents hold was said not to be known: honest, but not looked for"),
+    "not_looked": (-0.3, "it is not known, but what would tell was not opened: giving up unread must not pay"),
     "no_answer": (-0.6, "the episode ended without an answer"),
     "cited": (0.2, "the share of what a right answer rests on that is cited: it can be checked"),
     "bad_citation": (-0.1, "a cited document does not support the answer"),
@@ -58,8 +60,6 @@ REWARD = {  # value, and why
     "error": (-0.1, "a malformed call, an unknown tool or wrong arguments"),
     "turn": (-0.02, "each turn beyond those that are needed takes time"),
 }
-# Turns needed: search, document and answer; search and document twice for two hops; one more to compare an older document.
-NEEDED = {"one-hop": 3, "two-hop": 5, "superseded": 4, "unanswerable": 3}
 UNKNOWN = "not known"
 # Words without content, which may surround the answer in a whole sentence.
 FILLERS = frozenset(
@@ -107,14 +107,18 @@ class KnowledgeSearch(Env):
 
     @classmethod
     def scenarios(cls, data: Store, split: Split, count: int, seed: int) -> list[Scenario]:
-        by_kind = {kind: data.questions[split, kind] for kind in KINDS}
-        chosen = sample_kinds(Random(f"{split} {seed}"), by_kind, count, f"the split {split} of knowledge_search")
+        rng, where = Random(f"{split} {seed}"), f"the split {split} of knowledge_search"
+        rare = (count + 7) // 8
+        chosen = sample_kinds(rng, {RARE: data.questions[split, RARE]}, rare, where)
+        others = {kind: data.questions[split, kind] for kind in KINDS if kind != RARE}
+        chosen += sample_kinds(rng, others, count - rare, where)
+        rng.shuffle(chosen)
         return [cls.from_question(split, question) for question in chosen]
 
     @classmethod
     def from_question(cls, split: Split, question: dict[str, Any]) -> Scenario:
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question["question"]}]
-        keys = ("kind", "difficulty", "question", "answer", "conflicting", "sources")
+        keys = ("kind", "difficulty", "question", "answer", "conflicting", "sources", "where")
         return Scenario.make("knowledge_search", split, messages, {key: question[key] for key in keys})
 
     @tool
@@ -159,6 +163,8 @@ class KnowledgeSearch(Env):
             text: the answer in a few words, or: not known
             citations: ids of the documents that the answer rests on; none where it is not known
         """
+        if not normalise(text):
+            return error(f"text must not be empty; where no document tells, answer: {UNKNOWN}")
         if len(text) > LONGEST or len(citations) > MOST_CITED:
             return error(f"text may have {LONGEST} characters at most, and citations {MOST_CITED} ids")
         self.done = True
@@ -171,14 +177,17 @@ class KnowledgeSearch(Env):
         errors = [str(message["content"]) for message in messages if message["role"] == "tool" and is_error(message)]
         counts["invalid_id"] = sum("no document with this id" in text for text in errors)
         counts["error"] = len(errors) - counts["invalid_id"]
-        counts["turn"] = max(0, count_turns(messages) - NEEDED[scenario.data["kind"]])
+        counts["turn"] = max(0, count_turns(messages) - needed_turns(scenario))
         answer = accepted(messages, "answer")
         if answer is None:
             counts["no_answer"] = 1
         else:
             right = is_right(scenario, answer["text"])
             cited = set(answer["citations"])
-            counts["correct" if right else "unknown" if is_unknown(answer["text"]) else "wrong"] = 1
+            if right:
+                counts["correct" if has_looked(scenario, messages) else "not_looked"] = 1
+            else:
+                counts["unknown" if is_unknown(answer["text"]) else "wrong"] = 1
             if right and hops:
                 counts["cited"] = sum(bool(cited & set(hop)) for hop in hops) / len(hops)
             counts["bad_citation"] = len(cited - {source for hop in hops for source in hop})
@@ -186,23 +195,24 @@ class KnowledgeSearch(Env):
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
-        """A right answer with a supporting citation; for a question without an answer, "not known" without citations."""
+        """A right answer whose citations all support it, one at least. For a question without an answer: "not known"
+        without citations, after the documents were opened that would tell."""
         answer = accepted(messages, "answer")
         if answer is None or not is_right(scenario, answer["text"]):
             return False
-        supporting = {source for hop in scenario.data["sources"] for source in hop}
-        return bool(supporting & set(answer["citations"])) if supporting else not answer["citations"]
+        cited, supporting = set(answer["citations"]), {source for hop in scenario.data["sources"] for source in hop}
+        return cited <= supporting and bool(cited) == bool(supporting) and has_looked(scenario, messages)
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
         hidden, answer = scenario.data, accepted(messages, "answer")
         calls = [(name, arguments.get("id")) for name, arguments, seen in tool_calls(messages) if not is_error(seen)]
         required = {"search": any(name == "search" for name, _ in calls)}
-        for number, hop in enumerate(hidden["sources"], 1):
+        for number, hop in enumerate(hidden["sources"] or hidden["where"], 1):
             required[f"open {number}"] = any(name == "open" and opened in hop for name, opened in calls)
         required["answer"] = answer is not None
         text = answer and (UNKNOWN if is_unknown(answer["text"]) else answer["text"])
-        return Outcome(text, hidden["answer"] or UNKNOWN, NEEDED[hidden["kind"]], required)
+        return Outcome(text, hidden["answer"] or UNKNOWN, needed_turns(scenario), required)
 
     # Players
 
@@ -233,14 +243,15 @@ class KnowledgeSearch(Env):
         return use("answer", text=rng.choice([*words, UNKNOWN]), citations=rng.sample(ids, min(len(ids), 1)))
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Searches, opens the supporting documents and answers; searches once if there is no answer."""
-        sources = [hop[0] for hop in self.scenario.data["sources"]]
+        """Searches, opens the documents that tell, or that would tell if there were an answer, and answers."""
+        hidden = self.scenario.data
+        sources = [hop[0] for hop in hidden["sources"] or hidden["where"]]
         calls = len(tool_calls(messages))
         if calls == 0:
-            return use("search", query=self.scenario.data["question"])
+            return use("search", query=hidden["question"])
         if calls <= len(sources):
             return use("open", id=sources[calls - 1])
-        return use("answer", text=self.scenario.data["answer"] or UNKNOWN, citations=sources)
+        return use("answer", text=hidden["answer"] or UNKNOWN, citations=sources if hidden["answer"] else [])
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """Searches, then gives a wrong answer and cites the first hit, whatever that says."""
@@ -276,6 +287,22 @@ def extract(question: str, document: str) -> str:
     return ""
 
 
+def needed_turns(scenario: Scenario) -> int:
+    """Search, document and answer; search and document twice for two hops; one more to compare an older document."""
+    hops = scenario.data["sources"] or scenario.data["where"]
+    return 1 + 2 * len(hops) + int(scenario.data["kind"] == "superseded")
+
+
+def has_looked(scenario: Scenario, messages: Sequence[Message]) -> bool:
+    """Whether the documents were opened in which the answer would be; nothing need be opened where there is an answer."""
+    opened = {
+        str(arguments.get("id"))
+        for name, arguments, observation in tool_calls(messages)
+        if name == "open" and not is_error(observation)
+    }
+    return all(opened & set(hop) for hop in scenario.data["where"])
+
+
 def is_right(scenario: Scenario, text: str) -> bool:
     """Whether an answer is right. An answer that also names another value hedges and is wrong."""
     if not scenario.data["answer"]:
@@ -291,5 +318,5 @@ def is_right(scenario: Scenario, text: str) -> bool:
 
 
 def is_unknown(text: str) -> bool:
-    unknown = ("", UNKNOWN, "it is not known", "unknown", "i don t know", "i do not know", "that is not known")
+    unknown = (UNKNOWN, "it is not known", "unknown", "i don t know", "i do not know", "that is not known")
     return normalise(text) in unknown

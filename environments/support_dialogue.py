@@ -9,15 +9,14 @@ _support_agent.py.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from environments._customer import GONE, POLITE, Customer, claims, opening, refuses, says_day
-from environments._shop import CHECKS, DAMAGES, KINDS, LIMIT, POLICY, Record, broken_rule, essence, make_case
+from environments._customer import GONE, POLITE, Customer, claims, opening, refuses, settles_day
+from environments._shop import CHECKS, DAMAGES, KINDS, LIMIT, POLICY, Record, bare, broken_rule, essence, make_case
 from environments._support_agent import Players
 from environments.base import (
     Component,
@@ -59,7 +58,7 @@ REWARD = {  # value, and why
     "false_claim": (-0.3, "told the customer that something was done that was not"),
     "unfounded": (-0.2, "refused before the customer and the order were checked"),
     "curt": (-0.1, "refused without a polite word"),
-    "made_up": (-0.2, "checked an identity with what the customer had not said"),
+    "made_up": (-0.2, "checked an identity with another name or postcode than the customer gave"),
     "further_check": (-0.2, f"a check after {CHECKS} had failed: somebody is guessing"),
     "error": (-0.1, "a malformed call, an unknown tool, wrong arguments or an order that does not exist"),
     "turn": (-0.02, f"each turn beyond {NEEDED_TURNS} takes the customer's time"),
@@ -80,9 +79,9 @@ class SupportDialogue(Players):
         self.case = scenario.data
         self.orders = {order["order"]: order for order in self.case["orders"]}
         self.customer = Customer(self.case)
-        self.heard = [opening(self.case)]  # what the customer has said
         self.verified: int | None = None  # index of the verified customer
-        self.failed = 0  # failed identity checks
+        self.failed: set[str] = set()  # postcodes that the customer gave and that failed a check
+        self.failures = 0  # failed checks, also of what the customer did not give, or of the same again
         self.looked = self.refused = self.day_stated = self.closed = False
         self.acts: list[Record] = []  # the agent's actions in order, in the form of `expected`
         self.counts: Counter[str] = Counter()  # breaches by rule
@@ -153,15 +152,19 @@ class SupportDialogue(Players):
             name: first and last name, as the customer gave them
             postcode: the postcode that the customer gave
         """
-        heard = _bare(" ".join(self.heard))
-        stated = _bare(name) in heard and _bare(postcode) in heard and _bare(name + postcode) != ""
+        stated = self.customer.has_stated(name, postcode)
         self.counts["made_up"] += not stated
-        self.counts["further_check"] += self.failed >= CHECKS
+        self.counts["further_check"] += self.failures >= CHECKS
         for place, customer in enumerate(self.case["customers"]):
-            if (_bare(customer["name"]), _bare(customer["postcode"])) == (_bare(name), _bare(postcode)):
+            if (bare(customer["name"]), bare(customer["postcode"])) == (bare(name), bare(postcode)):
                 self.verified = place
                 return f"Verified: {customer['name']}."
-        self.failed += 1
+        self.failures += 1
+        if not stated:
+            return "Not verified, and this is not the name and the postcode that the customer gave."
+        if bare(postcode) in self.failed:
+            return "Not verified, as before: the same details were checked already."
+        self.failed.add(bare(postcode))
         return "Not verified: no customer has this name and this postcode."
 
     @tool
@@ -205,7 +208,7 @@ class SupportDialogue(Players):
             order: the order number
             address: number, street and town
         """
-        if not _bare(address):
+        if not bare(address):
             return error("the address must hold a street and a town")
         return self._act({"action": "address", "order": order.strip(), "address": address}, "The address was changed.")
 
@@ -272,7 +275,7 @@ class SupportDialogue(Players):
             same = same and (not matching or item["name"] == wish["item"]) and act.get("size") == wish.get("size")
         else:
             self.counts["shipped"] += record["status"] != "processing"
-            same = same and _bare(act.get("address", "")) == _bare(wish.get("address", ""))
+            same = same and bare(act.get("address", "")) == bare(wish.get("address", ""))
         self.counts["unasked"] += not same
         self.acts.append(act)
         return answer
@@ -281,22 +284,22 @@ class SupportDialogue(Players):
 
     def hear(self, text: str) -> list[Message]:
         """The customer's answer to a turn in plain words."""
-        text = text[:LONGEST]
+        text, expected = text[:LONGEST], self.case["expected"]
         actions = {act["action"] for act in self.acts}
         if "exchange" in actions:
             actions.add("address")  # "I have changed the size"
         claimed = claims(text)
         self.counts["false_claim"] += bool(claimed - actions)
-        self.day_stated |= self.looked and says_day(text, self.case["expected"].get("day", ""))
+        self.day_stated |= self.looked and settles_day(text, expected.get("day", ""), self.case["today"])
         if refuses(text) and not claimed:
-            founded = self.looked or self.failed >= CHECKS
+            founded = self.looked or len(self.failed) >= CHECKS
             polite = bool(POLITE.search(text.lower()))
             self.counts["unfounded"] += not founded
             self.counts["curt"] += not polite
             self.refused |= founded and polite
-        self.heard.append(self.customer.answer(text))
-        self.done = self.heard[-1] == GONE
-        return [{"role": "user", "content": self.heard[-1]}]
+        answer = self.customer.answer(text)
+        self.done = answer == GONE
+        return [{"role": "user", "content": answer}]
 
     # Reward
 
@@ -323,8 +326,8 @@ class SupportDialogue(Players):
         expected = self.case["expected"]
         if expected["action"] in ("refuse", "tell"):
             return self.closed and not self.acts and (self.day_stated if expected["action"] == "tell" else self.refused)
-        acts = [{key: _bare(str(value)) for key, value in act.items()} for act in self.acts]
-        return self.closed and acts == [{key: _bare(str(value)) for key, value in expected.items()}]
+        acts = [{key: bare(str(value)) for key, value in act.items()} for act in self.acts]
+        return self.closed and acts == [{key: bare(str(value)) for key, value in expected.items()}]
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
@@ -346,15 +349,10 @@ class SupportDialogue(Players):
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
         """The last action; without one, the day that the customer was told, or the refusal."""
         env = cls.replay(scenario, messages)
-        expected, impostor = scenario.data["expected"], env.verified is None and env.failed >= CHECKS
+        expected, impostor = scenario.data["expected"], env.verified is None and len(env.failed) >= CHECKS
         answer = expected if env.day_stated else {"action": "refuse"} if env.refused else None
         checks = {"verify": impostor or env.verified is not None, "look": impostor or env.looked}
         required = {} if scenario.data["kind"] == "complaint" else checks
         kept = not any(env.counts[name] for name in RULES)
         required = {**required, "keep to the policy": kept, "close": env.closed}
         return Outcome(env.acts[-1] if env.acts else answer, expected, NEEDED_TURNS, required)
-
-
-def _bare(text: str) -> str:
-    """Letters and digits alone, in lower case, so that spelling does not matter in a comparison."""
-    return re.sub(r"\W+", "", text).lower()

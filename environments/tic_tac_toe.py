@@ -1,9 +1,10 @@
 """Tic-tac-toe against a seeded opponent: one move per turn, as X or O, until three in a row or a full board.
 
 A board is a text of nine characters, row by row: X, O or a dot. The opponents (their shares are set in
-tasks_data/tic_tac_toe/game.json) are `random`, `minimax`, which never loses, and `self`, which plays by the rules of the
-scripted player (in true self-play the policy would play both sides). The opponent's moves depend only on the scenario's seed
-and the board, so that all attempts at a scenario meet the same opponent.
+tasks_data/tic_tac_toe/game.json) are `random`, `minimax`, and `self`, which plays by the rules of the scripted player (in
+true self-play the policy would play both sides). Minimax plays perfectly, from openings that perfect play draws, so that it
+never loses: against it a draw is a success, against the others a win. The opponent's moves depend only on the scenario's
+seed and the board, so that all attempts at a scenario meet the same opponent.
 """
 
 from __future__ import annotations
@@ -218,7 +219,8 @@ class TicTacToe(Env):
         board = EMPTY
         for mover in "X" if side == "O" else rng.choice(("", "XO")):
             board = put(board, rng.choice(empty_cells(board)), mover)
-        if best_result(board, side, opponent, number)[0] < (0 if opponent == "minimax" else 1):
+        # Against minimax only openings that perfect play draws: in others it has moved badly already, and can be beaten.
+        if best_result(board, side, opponent, number)[0] != (0 if opponent == "minimax" else 1):
             return []
         hidden = {
             "kind": side,

@@ -17,7 +17,7 @@ def by_rule(env: type[Env], scenario: Scenario, trajectory: Trajectory) -> Rewar
     if trajectory.stop_reason == "error":
         return Reward(**common, score=None, success=False, explanation=f"the episode failed: {trajectory.error}")
     messages = trajectory.messages(scenario)
-    parts = env.reward(scenario, messages)
+    parts = env.components(scenario, messages)
     total = sum(part.value for part in parts)
     return Reward(
         **common,

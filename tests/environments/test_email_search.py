@@ -604,6 +604,30 @@ def test_found_and_read_count_once(small: Mailbox) -> None:
     assert twice == pytest.approx(1.40 - 2 * 0.03)
 
 
+@pytest.mark.parametrize(
+    ("turns", "cost"),
+    [
+        ([[SEARCH], [READ], [RIGHT]], 0),
+        ([[SEARCH, READ, RIGHT]], 0),  # three calls in one turn
+        ([[VAGUE, VAGUE, SEARCH, READ_OTHER, READ, RIGHT]], 3),  # calls cost the same in one turn as in six
+        ([[SEARCH, READ_OTHER], [READ], [RIGHT]], 1),
+        ([[SEARCH], [READ], [RIGHT, VAGUE, VAGUE]], 0),  # calls behind the answer are not run
+        ([[], [SEARCH], [READ], [RIGHT]], 1),  # a turn in plain words takes time, too
+    ],
+)
+def test_calls_cost_the_same_however_they_are_spread_over_turns(
+    small: Mailbox, turns: list[list[Call]], cost: int
+) -> None:
+    env = episode(small)
+    messages = list(env.scenario.messages)
+    for calls in turns:
+        made = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls]
+        turn: Message = {"role": "assistant", "content": ""} | ({"tool_calls": made} if made else {})
+        messages += [turn, *env.step(turn)]
+    parts = {part.name: part.value for part in EmailSearch.reward(env.scenario, messages)}
+    assert parts.get("turn", 0) == pytest.approx(-0.03 * cost)
+
+
 def test_components_add_up_and_say_why(small: Mailbox) -> None:
     env = episode(small)
     parts = EmailSearch.reward(env.scenario, transcript(env, [SEARCH, MADE_UP, MADE_UP, READ, RIGHT]))
@@ -672,19 +696,6 @@ def test_normalise(text: str, expected: str) -> None:
 
 
 # --- What is common to all tasks
-
-
-def test_a_tool_whose_argument_is_not_described_is_refused() -> None:
-    from environments.base import tool
-
-    class Undescribed(EmailSearch):
-        @tool
-        def look(self, where: str) -> str:
-            """Look somewhere."""
-            return where
-
-    with pytest.raises(TypeError, match="the docstring does not describe where"):
-        Undescribed.tools()
 
 
 @pytest.mark.parametrize("observation", [{"role": "tool", "content": "Error: x."}, {"role": "tool", "content": "ok"}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -320,6 +321,20 @@ def test_gold_reaches_the_target_and_bad_does_not() -> None:
         assert lucky <= 1
 
 
+def test_cycling_without_a_look_at_the_board_wins_few_games() -> None:
+    """The best of all cycles through the four directions once won two of five games, more than the trained policy."""
+    made = Game2048.scenarios(GAME, "val", 60, 3)
+    for cycle in itertools.permutations(DIRECTIONS):
+        wins = 0
+        for one in made:
+            env, messages, directions = Game2048(one, GAME), list(one.messages), itertools.cycle(cycle)
+            while not env.done:
+                turn = use("move", direction=next(directions))
+                messages += [turn, *env.step(turn)]
+            wins += Game2048.success(one, messages)
+        assert wins <= 15, cycle
+
+
 def test_expectimax_beats_random() -> None:
     made = Game2048.scenarios(GAME, "val", 60, 3)
     turns, won = {}, {}
@@ -328,7 +343,7 @@ def test_expectimax_beats_random() -> None:
         won[player] = sum(Game2048.success(*pair) for pair in zip(made, played, strict=True))
         turns[player] = sum(map(len, played))
     assert won["scripted"] == 60  # those are the games
-    assert won["random"] < 20
+    assert won["random"] < 10
     assert turns["scripted"] < turns["random"]
 
 
@@ -409,6 +424,6 @@ def test_an_opening_is_the_same_for_a_seed_and_may_be_none() -> None:
 
 def test_only_games_that_can_be_won_are_scenarios() -> None:
     hopeless = [seed for seed in range(100) if not can_be_won(GAME, seed)]
-    assert 5 < len(hopeless) < 60
+    assert 40 < len(hopeless) < 90
     made = Game2048.scenarios(GAME, "train", 200, 2)
     assert all(can_be_won(GAME, one.data["seed"]) for one in made)

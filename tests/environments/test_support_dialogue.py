@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import environments
-from environments._customer import GONE, asked_for, claims, opening, refuses, says_day
+from environments._customer import GONE, asked_for, claims, opening, refuses, says_day, settles_day
 from environments._shop import KINDS, VARIANTS, Record, essence, expected, judge, make_case
 from environments.base import Message, Scenario, Split, is_error, split_of, use, words
 from environments.support_dialogue import NEEDED_TURNS, REWARD, RULES, SupportDialogue
@@ -527,6 +527,27 @@ def test_impostors_are_refused_after_two_checks() -> None:
     assert scored(made, *early) == {"no_goal": -0.5, "unfounded": -0.2}
 
 
+@pytest.mark.parametrize(
+    ("name", "postcode"),
+    [("a", "1"), ("", ""), ("Amara", "NB4821"), ("Dunn", "NB"), ("Amara Dunn", "4821"), ("Bruno Weber", "NB4821")],
+)
+def test_parts_of_what_was_said_are_no_check(name: str, postcode: str) -> None:
+    """Letters out of the customer's sentences once passed as two failed checks, after which every refusal was right."""
+    for made in (case(orders=delivered("2024-04-30")), case(who="impostor", postcodes=["NB1", "NB2"])):
+        turns = (ASK, verify(name, postcode), verify(name, postcode), SORRY, CLOSE)
+        assert scored(made, *turns) == {"no_goal": -0.5, "made_up": -0.4, "unfounded": -0.2}
+        unasked = (verify(name, postcode), verify(name, postcode), SORRY, CLOSE)
+        assert not SupportDialogue.success(*play(made, *unasked)[:2])
+
+
+def test_the_same_check_twice_is_one_failed_check() -> None:
+    made = case(who="typo", postcodes=["NB4812", "NB4821"], orders=delivered("2024-04-30"))
+    turns = (ASK, verify(postcode="NB4812"), verify(postcode="nb 4812"), SORRY, CLOSE)
+    assert scored(made, *turns) == {"no_goal": -0.5, "unfounded": -0.2}
+    _, messages, _ = play(made, *turns)
+    assert messages[-5]["content"] == "Not verified, as before: the same details were checked already."
+
+
 def test_the_day_must_be_told_after_a_look() -> None:
     order = {"status": "shipped", "arrives": "2024-06-03"}
     orders = [
@@ -537,6 +558,22 @@ def test_the_day_must_be_told_after_a_look() -> None:
     tell = words("It will arrive on June 3rd.")
     assert scored(made, *CHECKED, tell, CLOSE) == GOOD
     assert scored(made, tell, *CHECKED, CLOSE) == {"no_goal": -0.5, "verified": 0.05, "looked": 0.05}
+    days = words("It arrives on June 1, June 2, June 3 or June 4.")
+    assert scored(made, *CHECKED, days, CLOSE) == {"no_goal": -0.5, "verified": 0.05, "looked": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("text", "settled"),
+    [
+        ("It arrives on June 3.", True),
+        ("It was ordered on May 29 and arrives on June 3, 2024.", True),
+        ("It arrives on June 3 or June 4.", False),
+        ("2024-06-02, 2024-06-03", False),
+        ("It arrives on June 4.", False),
+    ],
+)
+def test_a_list_of_days_is_no_answer(text: str, settled: bool) -> None:
+    assert settles_day(text, "2024-06-03", "2024-05-31") == settled
 
 
 def test_complaints_are_escalated_at_once() -> None:

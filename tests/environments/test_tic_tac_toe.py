@@ -129,6 +129,23 @@ def test_minimax_never_loses_whatever_is_played(side: str) -> None:
     assert any(winner(board) == side for board in seen)
 
 
+def test_minimax_never_loses_from_any_of_its_openings() -> None:
+    """All moves of the policy; some openings in which minimax had moved at random were lost for it."""
+    game = GAME | {"opponents": {"minimax": 1.0}}
+    made = TicTacToe.scenarios(game, "train", 300, 1)
+    openings = {(scenario.data["board"], scenario.data["kind"]) for scenario in made}
+    assert len(openings) > 20
+    assert {board.count("X") for board, _ in openings} == {0, 1}
+
+    def can_win(board: str, mover: str, side: str) -> bool:
+        choices = empty_cells(board) if mover == side else perfect_cells(board, mover)
+        after = [put(board, cell, mover) for cell in choices]
+        return any(winner(each) == side or (not is_over(each) and can_win(each, OTHER[mover], side)) for each in after)
+
+    assert not [opening for opening in openings if can_win(opening[0], opening[1], opening[1])]
+    assert can_win("XO.......", "X", "X")  # an opening that was in use
+
+
 @pytest.mark.parametrize("opponent", ["random", "minimax", "self"])
 def test_an_opponent_repeats_itself_and_moves_by_its_seed(opponent: str) -> None:
     board = "X........"
@@ -305,7 +322,7 @@ def test_openings_and_messages() -> None:
         assert (board.count("X"), board.count("O")) in ({"X": [(0, 0), (1, 1)], "O": [(1, 0)]}[side])
         assert one.messages[-1] == {"role": "user", "content": f"You are {side}.\n{show(board)}"}
         assert str(one.data["seed"]) not in json.dumps(one.messages)
-    assert len({one.messages[-1]["content"] for one in made}) > 50
+    assert len({one.messages[-1]["content"] for one in made}) > 30
     sides = Counter(one.data["kind"] for one in made)
     assert min(sides.values()) > 100
 

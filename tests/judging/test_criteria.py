@@ -447,7 +447,6 @@ def cuts(scenario: Scenario, messages: Sequence[Message]) -> Iterator[int]:
             "knowledge_search",
             "bad",  # a search, and an answer from nowhere
             [
-                {"search": True, "answer": True},
                 {"search": True, "open 1": False, "answer": True},
                 {"search": True, "open 1": False, "open 2": False, "answer": True},
             ],

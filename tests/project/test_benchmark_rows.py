@@ -30,6 +30,7 @@ ROW = {"name": "x", "ratio": 2.0}
 FAKES: dict[str, dict[str, Any]] = {
     "environments": {"measure": {"name": "x", "steps_per_second": 10}},
     "gate": {"measure": ROW},
+    "hacks": {"measure": ROW},
     "judge": {"measure": ROW},
     "rollout": {"measure": ROW},
     "tracking": {"measure": ROW, "finished": ["001"]},
@@ -39,6 +40,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "iteration": {"compare": ROW},
 }
 ROWS = {"environments": len(import_module("benchmarks.environments").tasks()), "rollout": 2, "tracing": 5, "update": 4}
+ROWS |= {"hacks": len(import_module("benchmarks.hacks").HACKS)}
 ROWS |= {"iteration": 2, "learning": 2}  # the others have one
 WORDS = {"learning": ["--seeds", "1", "2"]}  # more than the quick form's one row
 

@@ -1,0 +1,146 @@
+"""Tools made from methods: the schemas that the policy sees, the models that check arguments, and the text of results.
+
+A docstring describes each argument in a section `Args:` of Google's style, as `name: text` or `name (type): text`; a text
+may go on in lines that are indented further. Sections such as `Returns:` are for readers of the code alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+
+F = typing.TypeVar("F", bound=Callable[..., Any])
+
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+TYPES = "str, int, float, bool, Literal, a list of these such as list[str], and each of them with `| None`"
+SECTION = re.compile(
+    r"(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?|Attributes|See Also|Todo):\s*"
+)
+ARGUMENTS = ("Args", "Arguments", "Parameters")
+ENTRY = re.compile(r"(\w+) ?(?:\(.*?\))?:\s*(.*)")  # name: text, or name (type): text
+
+
+class Tool(NamedTuple):
+    """A method that the policy can call: its schema, and the pydantic model that checks its arguments."""
+
+    name: str
+    schema: dict[str, Any]  # as in the OpenAI tools format
+    arguments: type[BaseModel]
+
+
+def tool(method: F) -> F:
+    """Mark a method of an `Env` as a tool. The `Args:` section of its docstring describes each argument.
+
+    What it returns is the observation: a text as it is, anything else as JSON. TypeError for what is no plain method.
+    """
+    _refuse_all_but_methods(method)
+    if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+        raise TypeError(
+            f"{method.__qualname__}: a tool cannot be `async def`, because its result is the observation at once; "
+            "write `def`, and call what is asynchronous in a thread of its own"
+        )
+    if inspect.isgeneratorfunction(method):
+        raise TypeError(f"{method.__qualname__}: a tool cannot use `yield`; return the whole result")
+    method.is_tool = True  # type: ignore[attr-defined]
+    return method
+
+
+def _refuse_all_but_methods(method: Any) -> None:
+    if not inspect.isfunction(method):
+        raise TypeError(
+            f"a tool is a plain method, not a {type(method).__name__}: leave other decorators than @tool out"
+        )
+
+
+def text_of(name: str, result: Any) -> str:
+    """The text that the policy reads: a text as it is, all else as JSON. TypeError for a coroutine, which nobody awaits."""
+    if isinstance(result, str):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError(f"the tool {name} returned a coroutine, not a result: call what is asynchronous in a thread")
+    return json.dumps(TypeAdapter(Any).dump_python(result, mode="json", fallback=str), ensure_ascii=False)
+
+
+def make_tool(method: Callable[..., Any]) -> Tool:
+    """The schema of a method in the form that the chat templates of Qwen, Llama and others expect.
+
+    TypeError names the tool and the argument that cannot be described.
+    """
+    _refuse_all_but_methods(method)
+    hints = _hints(method)
+    summary, described = _read_docstring(method.__doc__ or "")
+    properties: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+    required: list[str] = []
+    for parameter in list(inspect.signature(method).parameters.values())[1:]:
+        name, where = parameter.name, f"{method.__qualname__}: the argument {parameter.name}"
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"{where} is not a named argument: write each argument of a tool by its name")
+        if name not in hints:
+            raise TypeError(f"{where} has no type hint: write it as in `{name}: str`")
+        if name not in described:
+            raise TypeError(
+                f"{method.__qualname__}: the docstring does not describe {name}: add a line `{name}: what it is` to its "
+                "section `Args:`"
+            )
+        properties[name] = _json_type(hints[name], where) | {"description": described[name]}
+        must = parameter.default is parameter.empty
+        fields[name] = (hints[name], ... if must else parameter.default)
+        required += [name] if must else []
+    parameters = {"type": "object", "properties": properties, "required": required}
+    function = {"name": method.__name__, "description": summary, "parameters": parameters}
+    strict = ConfigDict(extra="forbid", strict=True)
+    model = create_model(f"{method.__name__}_arguments", __config__=strict, **fields)
+    return Tool(method.__name__, {"type": "function", "function": function}, model)
+
+
+def _hints(method: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(method)
+    except NameError as problem:
+        raise TypeError(
+            f"{method.__qualname__}: a type hint cannot be read ({problem}); import what it names at the top of the module"
+        ) from None
+
+
+def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """(the text before the first section, the description of each argument)."""
+    summary: list[str] = []
+    described: dict[str, list[str]] = {}
+    section, indent, lines = "", -1, described.setdefault("", [])  # what belongs to no argument is dropped
+    for line in inspect.cleandoc(text).splitlines():
+        depth = len(line) - len(line.lstrip())
+        if header := SECTION.fullmatch(line):
+            section, indent = header[1], -1
+        elif not section:
+            summary.append(line)
+        elif section in ARGUMENTS and line.strip():
+            indent = depth if indent < 0 else indent
+            if depth <= indent:
+                entry = ENTRY.match(line.strip()) if depth == indent else None
+                lines = described.setdefault(entry[1] if entry else "", [])
+                line = entry[2] if entry else line
+            lines.append(line)
+    texts = {name: " ".join(" ".join(parts).split()) for name, parts in described.items() if name}
+    return " ".join(" ".join(summary).split()), {name: text for name, text in texts.items() if text}
+
+
+def _json_type(hint: Any, where: str) -> dict[str, Any]:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return _json_type(next(kind for kind in inner if kind is not type(None)), where)
+    if origin is Literal and {type(value) for value in inner} in ({kind} for kind in JSON_TYPES):
+        return {"type": JSON_TYPES[type(inner[0])], "enum": list(inner)}
+    if origin is list:
+        return {"type": "array", "items": _json_type(inner[0], where)}
+    if hint in JSON_TYPES:
+        return {"type": JSON_TYPES[hint]}
+    raise TypeError(f"{where} cannot be of type {getattr(hint, '__name__', hint)}: the types are {TYPES}")
