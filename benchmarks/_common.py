@@ -44,8 +44,8 @@ class Benchmark(NamedTuple):
     ratio: str
 
 
-# Full forms: as earlier runs were recorded. Quick forms: the seconds of one `make bench` on 2 idle cores (9:34 in all), divided by
-# `slowness` there and then (0.65).
+# Full forms: as earlier runs were recorded. Quick forms: the seconds of one `make bench` on 2 idle cores (9:34 in all),
+# divided by `slowness` there and then (0.65).
 BENCHMARKS = {
     "environments": Benchmark(60, 15, "steps per second / those of multiplication"),
     "gate": Benchmark(60, 14, "false promotions / the 0.05 that are allowed"),
