@@ -1,7 +1,7 @@
 """A baseline for greedy success: the base policy, untrained, with a fixed bias on the logit of one token.
 
-Greedy decoding hides how close two tokens are. A policy that just misses the right one at many scenarios can jump with a bias
-that teaches it nothing, so training has to be compared with this jump as well. The token and its bias are chosen on the
+Greedy decoding hides how close two tokens are. A policy that just misses the right one at many scenarios can jump with a
+bias that teaches it nothing, so training has to be compared with this jump as well. The token and its bias are chosen on the
 validation split, and measured on another.
 """
 

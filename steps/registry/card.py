@@ -119,16 +119,11 @@ def checked(report: Mapping[str, Any] | None) -> str | None:
 
 def evaluated(tags: Mapping[str, str], evaluations: Mapping[str, Evaluation]) -> list[str]:
     """The base policy and the adapter side by side, from the evaluations or, without them, from the version's tags."""
-    lines = [
-        "",
-        "## Evaluation",
-        "",
-        "| test split | success | 95 % interval | sampled | reward | turns | tokens | scenarios |",
-    ]
-    lines.append("|---|---:|---|---:|---:|---:|---:|---:|")
+    lines = ["", "## Evaluation", "", "| test split | success | 95 % interval | reward | turns | tokens | scenarios |"]
+    lines.append("|---|---:|---|---:|---:|---:|---:|")
     for who, prefix in (("base policy", "base"), ("this adapter", "test")):
         summary = evaluations.get(prefix)
-        keys = ("success", "ci95", "sampled_success", "reward", "turns", "tokens", "n")
+        keys = ("success", "ci95", "reward", "turns", "tokens", "n")
         values = [getattr(summary, key) if summary else parsed(tags.get(f"{prefix}_{key}")) for key in keys]
         lines.append(f"| {who} | {' | '.join(map(number, values))} |")
     slices = {prefix: summary.slices for prefix, summary in evaluations.items()}
