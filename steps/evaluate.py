@@ -1,6 +1,7 @@
 """Evaluate: one attempt at each scenario of a split that an adapter was not trained on, greedy by default.
 
-Writes a summary, and every trajectory with its reward, so that two policies can be compared scenario by scenario. With a
+Writes a summary, and every trajectory with its reward, so that two policies can be compared scenario by scenario. A policy
+sampled by vLLM makes further attempts at temperature 1, of which sampled.parquet holds the rewards. With a
 policy.kind other than vllm (steps/sampling/players.py) there is no adapter: the option is not needed, and not read.
 """
 
@@ -14,11 +15,12 @@ from steps.core.stats import mean, wilson
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Any
 
     from environments.base import Env, Scenario
     from steps.core.params import EvaluateParams
-    from steps.core.records import Trajectory
+    from steps.core.records import Reward, Trajectory
 
 
 def evaluate(
@@ -29,7 +31,7 @@ def evaluate(
     split: str = "val",
     adapter: Input | None = None,
 ) -> None:
-    """Write summary.json, trajectories.parquet and rewards.parquet."""
+    """Write summary.json, trajectories.parquet and rewards.parquet; with sampled attempts sampled.parquet, too."""
     import environments
     from environments.base import Scenario
     from steps.core.records import Evaluation, read_records, write_records
@@ -38,6 +40,7 @@ def evaluate(
     env = environments.load(params.task)
     held_out = read_records(Scenario, scenarios / f"{split}.parquet")
     data = env.load(task_data)
+    sampled: list[Reward] = []
     if params.policy.kind != "vllm":
         played, tokens = by_messages(env, data, held_out, split, params)
     elif adapter is None:
@@ -50,6 +53,7 @@ def evaluate(
         attempts = [(scenario, 0) for scenario in held_out]
         played = engine.play(params.policy, params.evaluate, adapter, env, data, attempts, split, seed=0)
         tokens = [sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in played]
+        sampled = sample(env, data, held_out, adapter, params)
     rewards = [by_rule(env, scenario, trajectory) for scenario, trajectory in zip(held_out, played, strict=True)]
     wins = [reward.success for reward in rewards]
     slices: dict[str, list[bool]] = {}
@@ -65,13 +69,43 @@ def evaluate(
         turns=mean([len(trajectory.turns) for trajectory in played]),
         tokens=mean(tokens),
         slices={name: mean(values) for name, values in sorted(slices.items())},
+        **sampled_summary(sampled, len(held_out)),
     )
     evaluation.mkdir()
     (evaluation / "summary.json").write_text(summary.model_dump_json(indent=2) + "\n")
     write_records(played, evaluation / "trajectories.parquet")
     write_records(rewards, evaluation / "rewards.parquet")
+    if sampled:
+        write_records(sampled, evaluation / "sampled.parquet")
     low, high = summary.ci95
-    say(f"{split}: success {summary.success:.3f} [{low:.3f}, {high:.3f}] of {summary.n}")
+    beside = "" if summary.sampled_success is None else f", sampled {summary.sampled_success:.3f}"
+    say(f"{split}: success {summary.success:.3f} [{low:.3f}, {high:.3f}] of {summary.n}{beside}")
+
+
+def sample(env: type[Env], data: Any, held_out: list[Scenario], adapter: Path, params: EvaluateParams) -> list[Reward]:
+    """The rewards of `evaluate.sampled_attempts` attempts at each scenario at temperature 1, by scenario and attempt."""
+    from steps.judging.rule import by_rule
+    from steps.sampling import engine
+
+    attempts = [(scenario, number) for scenario in held_out for number in range(params.evaluate.sampled_attempts)]
+    if not attempts:
+        return []
+    limits = params.evaluate.model_copy(update={"temperature": 1.0})
+    played = engine.play(params.policy, limits, adapter, env, data, attempts, "sampled", seed=1)
+    return [by_rule(env, scenario, trajectory) for (scenario, _), trajectory in zip(attempts, played, strict=True)]
+
+
+def sampled_summary(rewards: list[Reward], scenarios: int) -> dict[str, Any]:
+    """The fields of an Evaluation on sampled attempts. Attempts at one scenario are alike, so for the interval's width each
+    scenario counts once, however many attempts there are."""
+    if not rewards:
+        return {}
+    success = mean([reward.success for reward in rewards])
+    return {
+        "sampled_attempts": len(rewards) // scenarios,
+        "sampled_success": success,
+        "sampled_ci95": wilson(success * scenarios, scenarios),
+    }
 
 
 def by_messages(

@@ -68,17 +68,18 @@ class RunDisplay:
             f"{reward:+.3f}" if reward is not None else "",
             f"{point.success:.3f}",
             f"{low:.2f} – {high:.2f}",
+            f"{point.sampled:.3f}" if point.sampled is not None else "",
             f"{spent:.1f} s" if spent is not None else "",
         )
         self.rows.append(cells)
         start = f"iteration {cells[0]:>4}   reward {cells[1]:>6}"
-        self._line(f"{start}   validation success {cells[2]} [{cells[3]}]   {cells[4]}")
+        self._line(f"{start}   validation success {cells[2]} [{cells[3]}]   sampled {cells[4] or '–'}   {cells[5]}")
 
     def __rich__(self) -> Group:
         return Group(self._table(), self._current_stage())
 
     def _table(self) -> Table:
-        titles = ("iteration", "train reward", "validation success", "95 %", "time")
+        titles = ("iteration", "train reward", "validation success", "95 %", "sampled", "time")
         columns = [Column(title, justify="right") for title in titles]
         table = Table(*columns, box=None, pad_edge=False, header_style="bold")
         for cells in self.rows:

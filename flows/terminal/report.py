@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +20,13 @@ class Point(NamedTuple):
     success: float  # share of the scenarios
     ci95: tuple[float, float]  # of the success
     reward: float  # mean
+    sampled: float | None = None  # success of attempts at temperature 1, where they were made
 
 
 def point(iteration: int) -> Point:
     evaluation = read(RUN / iteration_name(iteration) / "evaluation" / "summary.json")
-    return Point(iteration, evaluation["success"], tuple(evaluation["ci95"]), evaluation["reward"])
+    sampled = evaluation.get("sampled_success")
+    return Point(iteration, evaluation["success"], tuple(evaluation["ci95"]), evaluation["reward"], sampled)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -50,10 +53,12 @@ def iteration_row(iteration: int) -> dict[str, Any]:
     spent = seconds(iteration)
     overhead = RUN / iteration_name(iteration) / "timings" / "overhead.json"
     tokens = metrics["tokens"] * metrics["collected"]
+    measured = point(iteration)
     return {
         "iteration": iteration,
         "reward": metrics["reward_mean"],
-        "success": point(iteration).success,
+        "success": measured.success,
+        "sampled_success": measured.sampled,
         "tokens_per_second": round(tokens / spent["rollout"], 1) if spent.get("rollout") else None,
         "seconds": spent,
         "overhead_seconds": read(overhead)["seconds"] if overhead.exists() else None,
@@ -64,11 +69,11 @@ def summary(task: str, best: int, iterations: int, version: str | None, wall: fl
     """The content of run/summary.json, which is a report and not an output of a DVC stage. `wall` is in seconds."""
     base, trained = (read(RUN / folder / "test" / "summary.json") for folder in (BASE, iteration_name(best)))
     receipt = read(RUN / "receipt.json")
-    keys = ("success", "ci95", "n")
+    keys = ("success", "ci95", "n", "sampled_success", "sampled_ci95")
     return {
         "task": task,
-        "base": {key: base[key] for key in keys},
-        "trained": {key: trained[key] for key in keys} | {"iteration": best},
+        "base": {key: base.get(key) for key in keys},
+        "trained": {key: trained.get(key) for key in keys} | {"iteration": best},
         "iterations": [iteration_row(iteration) for iteration in range(1, iterations + 1)],
         "registered": {"name": receipt["name"], "version": version} if version else None,
         "wall_seconds": round(wall, 2),
@@ -76,16 +81,26 @@ def summary(task: str, best: int, iterations: int, version: str | None, wall: fl
 
 
 def draw(points: list[Point], best: int, path: Path) -> None:
-    """Draw the learning curve: validation success with its 95 % interval, and below it the mean reward on validation."""
+    """Draw the learning curve: validation success with its 95 % interval, beside it that of sampled attempts, and below the
+    mean reward on validation."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(7, 5), sharex=True, height_ratios=(2, 1), layout="constrained")
-    steps, successes, intervals, rewards = zip(*points, strict=True)
+    steps, successes, intervals, rewards, sampled = zip(*points, strict=True)
     upper.fill_between(steps, *zip(*intervals, strict=True), alpha=0.2, linewidth=0)
-    upper.plot(steps, successes, marker="o")
+    upper.plot(steps, successes, marker="o", label="as evaluated: greedy by default")
+    if any(share is not None for share in sampled):
+        upper.plot(
+            steps,
+            [math.nan if share is None else share for share in sampled],
+            linestyle="--",
+            marker=".",
+            label="sampled",
+        )
+        upper.legend(loc="lower right")
     upper.axvline(best, linestyle=":", color="grey")
     upper.annotate(f"best: {best}", (best, 0.03), xytext=(4, 0), textcoords="offset points", color="grey")
     upper.set(ylabel="validation success (95 %)", ylim=(0, 1))

@@ -1,6 +1,7 @@
 """Compares random and scripted players, and large models that are only prompted, with the policy trained for a task.
 
     python -m steps.analytics.baselines --task tic_tac_toe
+    python -m steps.analytics.baselines --task email_search --bias
     python -m steps.analytics.baselines --task email_search --model gpt-5-mini --price-in 0.25 --price-out 2
 
 Where run/ holds a run of the task, all players get its test scenarios, and the base and the trained policy are in the table.
@@ -110,6 +111,24 @@ def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]
     return results
 
 
+def biased(task: str, split: str, run: Path, env: type[Env], data: Any, chosen: list[Scenario]) -> PlayerResult:
+    """The base policy with the one-token bias that is best on the run's validation scenarios."""
+    from steps.analytics.token_bias import BiasedPolicy
+    from steps.core.params import Params, load
+    from steps.policy.loading import load_tokenizer
+
+    params, adapter = load("params.yaml", Params), run / "000" / "adapter"
+    if params.policy.kind != "vllm" or not adapter.is_dir():
+        raise UserError(f"--bias needs policy.kind: vllm and {adapter}, the run's first adapter; `make train` makes it")
+    player = BiasedPolicy(params.policy, params.evaluate, adapter, env, data)
+    bias = player.choose(read_records(Scenario, run / "scenarios" / "val.parquet"))
+    played, rewards = player.play(chosen, bias)
+    text = load_tokenizer(params.policy).decode([bias.token])
+    tokens = mean([sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in played])
+    turns = [len(trajectory.turns) for trajectory in played]
+    return result(task, f"base, {text!r} {bias.size:+g}", split, rewards, turns, tokens=tokens)
+
+
 def choose(task: str, env: type[Env], data: Any, words: argparse.Namespace) -> tuple[list[Scenario], bool]:
     """(the scenarios to play, whether they are those of the run)."""
     kept = words.run / "scenarios" / f"{words.split}.parquet"
@@ -139,7 +158,13 @@ def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> 
     for player in words.players:
         policy = Policy(kind=player, endpoint=endpoint if player == "openai" else None)
         results.append(play(task, words.split, env, data, policy, chosen))
-    return results + (of_run(task, words.split, words.run, words.chain, chosen) if of_the_run else [])
+    if of_the_run:
+        results += of_run(task, words.split, words.run, words.chain, chosen)
+    if words.bias:
+        if not of_the_run:
+            raise UserError(f"--bias needs a run of {task} in {words.run}: its base policy is what gets the bias")
+        results.append(biased(task, words.split, words.run, env, data, chosen))
+    return results
 
 
 def show(results: Sequence[PlayerResult]) -> None:
@@ -203,6 +228,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="for scenarios that are drawn anew (default: 1)")
     kinds = ("random", "scripted", "openai")
     parser.add_argument("--players", nargs="+", choices=kinds, help="default: all possible ones")
+    bias = "also play the run's base policy with a bias on one token's logit, the best on validation (two minutes)"
+    parser.add_argument("--bias", action="store_true", help=bias)
     parser.add_argument("--json", action="store_true", help="print one JSON object per line, not tables")
     parser.add_argument("--run", type=Path, default=RUN, metavar="PATH", help=f"default: {RUN}")
     parser.add_argument("--chain", type=Path, default=CHAIN, metavar="PATH", help=f"default: {CHAIN}")

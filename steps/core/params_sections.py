@@ -336,10 +336,13 @@ class Update(Section):
 
 
 class Evaluate(Section):
-    """How a policy is evaluated: one attempt at each scenario."""
+    """How a policy is evaluated: one attempt at each scenario, which decides, and sampled attempts beside it."""
 
     temperature: float = Field(0.0, ge=0, le=2)
     """0 is greedy; above 0 the random draws are the same for every policy."""
+    sampled_attempts: int = Field(1, ge=0, le=64)
+    """More attempts at each scenario, at temperature 1. Their success is shown beside the greedy one, which can jump where a
+    single token's probability crosses another's; it decides nothing. Only for policy.kind vllm."""
     max_tokens: int = Field(64, ge=1)
     """Most tokens of one turn."""
     max_turns: int | None = Field(None, ge=1)

@@ -143,7 +143,7 @@ class Judgement(Record):
 
 
 class Evaluation(Record):
-    """A policy on a split: greedy, one attempt a scenario."""
+    """A policy on a split: one attempt at each scenario, greedy by default, and beside it sampled ones."""
 
     split: str
     adapter_hash: str
@@ -154,6 +154,9 @@ class Evaluation(Record):
     turns: float  # mean
     tokens: float  # mean of sampled tokens
     slices: dict[str, float] = {}  # success by slice
+    sampled_attempts: int = 0  # at each scenario, at temperature 1; 0: none were made
+    sampled_success: float | None = None  # share of those attempts
+    sampled_ci95: tuple[float, float] | None = None  # Wilson interval, as if each scenario counted once
 
 
 def write_records(records: Iterable[BaseModel], path: Path) -> None:

@@ -26,7 +26,7 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     """The 95 % interval of a share by Wilson (1927), which stays within 0 and 1 for small n too; n is 1 or more."""
     share = successes / n
     centre = share + z * z / (2 * n)

@@ -130,7 +130,14 @@ class EngineSampler:
     necessary. Temperature 0 is greedy."""
 
     def __init__(
-        self, policy: Policy, adapter: Path, temperature: float, max_tokens: int, stop: int, seed: int
+        self,
+        policy: Policy,
+        adapter: Path,
+        temperature: float,
+        max_tokens: int,
+        stop: int,
+        seed: int,
+        logit_bias: dict[int, float] | None = None,  # nats, by token id
     ) -> None:
         import torch
         from vllm import SamplingParams
@@ -148,6 +155,7 @@ class EngineSampler:
             ignore_eos=True,  # a turn ends with the template's token, not with the model's
             logprobs=0 if temperature > 0 else None,
             detokenize=False,
+            logit_bias=logit_bias,
         )
         torch.manual_seed(seed)
 
@@ -183,6 +191,7 @@ def play(
     attempts: Sequence[tuple[Scenario, int]],  # (scenario, number of the attempt)
     prefix: str,  # of the trajectories' ids
     seed: int,
+    logit_bias: dict[int, float] | None = None,
 ) -> list[Trajectory]:
     """The trajectories of all attempts by the policy with this adapter, in the same order."""
     from steps.policy.chat import Chat
@@ -190,7 +199,7 @@ def play(
     tools = [tool.schema for tool in env.tools().values()]
     chat = Chat(load_tokenizer(policy), tools, policy.chat_template_kwargs)
     return episodes.play(
-        EngineSampler(policy, adapter, limits.temperature, limits.max_tokens, chat.end, seed),
+        EngineSampler(policy, adapter, limits.temperature, limits.max_tokens, chat.end, seed, logit_bias),
         chat,
         env,
         data,

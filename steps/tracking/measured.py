@@ -70,6 +70,9 @@ class MeasuredRun:
         plain = summary.model_dump(include={"n", "success", "reward", "turns", "tokens"})
         values = plain | {"ci95_low": low, "ci95_high": high}
         values |= {f"success_{kind}": share for kind, share in summary.slices.items()}
+        if summary.sampled_success is not None and summary.sampled_ci95 is not None:
+            low, high = summary.sampled_ci95
+            values |= {"sampled_success": summary.sampled_success, "sampled_ci95_low": low, "sampled_ci95_high": high}
         return named({f"{prefix}/{key}": value for key, value in values.items()})
 
     def _read(self, name: str, md5: str | None = None) -> str | None:

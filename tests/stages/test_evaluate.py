@@ -1,0 +1,113 @@
+"""The stage evaluate without a model: the decisive attempts, and the sampled ones beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.base import Message, Scenario
+from environments.multiplication import Multiplication
+from flows.terminal import report
+from steps.core.params import Evaluate, EvaluateParams, Policy
+from steps.core.records import Evaluation, Reward, Trajectory, Turn, read_records, write_records
+from steps.core.stats import wilson
+from steps.evaluate import evaluate
+from tests.conftest import ROOT
+
+DATA = ROOT / "tasks_data/multiplication"
+SCENARIOS = 12
+
+
+class FakeEngine:
+    """In place of vLLM: greedy attempts are wrong, and sampled ones right where the attempt's number is even."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, str, int]] = []  # temperature, prefix, seed
+
+    def play(
+        self,
+        policy: Policy,
+        limits: Evaluate,
+        adapter: Path,
+        env: type,
+        data: Any,
+        attempts: Any,
+        prefix: str,
+        seed: int,
+    ) -> list[Trajectory]:
+        self.calls.append((limits.temperature, prefix, seed))
+        return [self.episode(scenario, number, prefix, limits.temperature > 0) for scenario, number in attempts]
+
+    def episode(self, scenario: Scenario, number: int, prefix: str, is_sampled: bool) -> Trajectory:
+        answer = scenario.data["answer"] if is_sampled and number % 2 == 0 else -1
+        message: Message = {"role": "assistant", "content": str(answer)}
+        turn = Turn(
+            prompt_ids=(1,), completion_ids=(2,), logprobs=(), message=message, observations=(), finish_reason="stop"
+        )
+        name = f"{prefix}-{scenario.id}-{number}"
+        common = {"scenario_id": scenario.id, "attempt": number, "adapter_hash": "0" * 16, "stop_reason": "done"}
+        return Trajectory.model_validate({"id": name, "turns": (turn,)} | common)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    fake = FakeEngine()
+    monkeypatch.setattr("steps.sampling.engine.play", fake.play)
+    return fake
+
+
+def evaluated(folder: Path, **settings: Any) -> tuple[Evaluation, Path]:
+    scenarios: Sequence[Scenario] = Multiplication.scenarios(Multiplication.load(DATA), "val", SCENARIOS, 1)
+    (folder / "scenarios").mkdir(exist_ok=True)
+    write_records(scenarios, folder / "scenarios/val.parquet")
+    params = EvaluateParams(task="multiplication", policy=Policy(), evaluate=Evaluate(**settings))
+    out = folder / f"evaluation-{len(settings)}-{settings.get('sampled_attempts')}"
+    evaluate(DATA, folder / "scenarios", out, params, adapter=folder / "adapter")
+    return Evaluation.model_validate_json((out / "summary.json").read_text()), out
+
+
+def test_sampled_success_stands_beside_the_greedy_one(tmp_path: Path, engine: FakeEngine) -> None:
+    summary, out = evaluated(tmp_path)
+    assert engine.calls == [(0.0, "val", 0), (1.0, "sampled", 1)]
+    assert (summary.success, summary.sampled_success, summary.sampled_attempts) == (0.0, 1.0, 1)
+    assert summary.sampled_ci95 == wilson(SCENARIOS, SCENARIOS)
+    assert len(read_records(Reward, out / "sampled.parquet")) == SCENARIOS
+    assert not any(reward.success for reward in read_records(Reward, out / "rewards.parquet"))
+
+
+def test_attempts_at_one_scenario_do_not_narrow_the_interval(tmp_path: Path, engine: FakeEngine) -> None:
+    summary, out = evaluated(tmp_path, sampled_attempts=4)
+    assert (summary.sampled_success, summary.sampled_attempts) == (0.5, 4)
+    assert summary.sampled_ci95 == wilson(SCENARIOS / 2, SCENARIOS)
+    assert len(read_records(Reward, out / "sampled.parquet")) == 4 * SCENARIOS
+
+
+def test_none_are_made_where_none_are_wanted(tmp_path: Path, engine: FakeEngine) -> None:
+    summary, out = evaluated(tmp_path, sampled_attempts=0)
+    assert engine.calls == [(0.0, "val", 0)]
+    assert (summary.sampled_success, summary.sampled_ci95, summary.sampled_attempts) == (None, None, 0)
+    assert not (out / "sampled.parquet").exists()
+
+
+def test_the_curve_and_the_summary_show_it(tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary, _ = evaluated(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for folder in ("run/000/evaluation", "run/000/test", "run/001/evaluation", "run/001/test"):
+        Path(folder).mkdir(parents=True)
+        Path(folder, "summary.json").write_text(summary.model_dump_json())
+    before = summary.model_dump(exclude={"sampled_success", "sampled_ci95", "sampled_attempts"})  # an older run's
+    Path("run/000/test/summary.json").write_text(json.dumps(before))
+    Path("run/receipt.json").write_text("{}")
+    Path("run/001/metrics.json").write_text('{"reward_mean": 0.1, "tokens": 1, "collected": 1}')
+    shown = report.summary("multiplication", 1, 1, None, 1.0)
+    assert shown["base"]["sampled_success"] is None
+    assert shown["trained"]["sampled_success"] == 1.0
+    assert [row["sampled_success"] for row in shown["iterations"]] == [1.0]
+    points = [report.point(0)._replace(sampled=None), report.point(1)]
+    report.draw(points, 1, tmp_path / "with.png")
+    report.draw([point._replace(sampled=None) for point in points], 1, tmp_path / "without.png")
+    assert (tmp_path / "with.png").read_bytes() != (tmp_path / "without.png").read_bytes()
