@@ -24,7 +24,7 @@ from flows.terminal.command import stop_once
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.progress import say
-from steps.core.terminal import exit_code
+from steps.core.terminal import served
 from steps.registry.model import fetched, policy_of, read_registry
 
 KEY = Path(".flywheel/serve.key")
@@ -100,7 +100,7 @@ def main(words: list[str] | None = None) -> int:
 
     stop_once()
     dotenv.load(Path.cwd())
-    return exit_code(lambda: serve(Path.cwd(), options.alias, options.port, options.seconds))
+    return served(lambda: serve(Path.cwd(), options.alias, options.port, options.seconds))
 
 
 if __name__ == "__main__":
