@@ -132,24 +132,11 @@ format: dev  ## format the code and fix what ruff can fix
 reproduce: install  ## run the stale stages by dvc repro, without a flow (ARGS=--force: all stages)
 	@$(RUN) dvc repro $(ARGS)
 
-# port_free(port, variable): a taken port is one sentence here, and a page of traceback in the servers.
-port_free = .venv/bin/python -c "import socket; socket.create_server(('127.0.0.1', $(1))).close()" 2>/dev/null || { \
-	echo "Port $(1) on 127.0.0.1 is in use: stop what listens there, or choose another, as in 'make $@ $(2)=$$(( $(1) + 1 ))'." >&2; exit 1; }
-
 mlflow: install  ## serve MLflow's pages at http://127.0.0.1:5000 (MLFLOW_PORT=5001)
-	@$(call port_free,$(MLFLOW_PORT),MLFLOW_PORT)
-	@mkdir -p "$(STATE)/mlartifacts"
-	@echo "mlflow: http://127.0.0.1:$(MLFLOW_PORT) (Ctrl-C stops it)"
-	@MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(RUN) mlflow server --host 127.0.0.1 --port $(MLFLOW_PORT) --workers 1 \
-		--backend-store-uri "sqlite:///$(STATE)/mlflow.db" --default-artifact-root "file://$(STATE)/mlartifacts" $(ARGS)
+	@exec env $(RUN) python -m flows.ui --only mlflow --mlflow-port $(MLFLOW_PORT) $(ARGS)
 
 prefect: install  ## serve Prefect at http://127.0.0.1:4200 (PREFECT_PORT=4201)
-	@$(call port_free,$(PREFECT_PORT),PREFECT_PORT)
-	@mkdir -p "$(PREFECT_HOME)"
-	@echo "prefect: http://127.0.0.1:$(PREFECT_PORT) (Ctrl-C stops it)"
-	@echo "prefect: to run on it: PREFECT_API_URL=http://127.0.0.1:$(PREFECT_PORT)/api make train"
-	@PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS="http://127.0.0.1:$(PREFECT_PORT),http://localhost:$(PREFECT_PORT)" \
-		$(RUN) prefect server start --host 127.0.0.1 --port $(PREFECT_PORT) $(ARGS)
+	@exec env $(RUN) python -m flows.ui --only prefect --prefect-port $(PREFECT_PORT) $(ARGS)
 
 ui: install  ## start MLflow, Prefect with a worker and the deployments, and the viewer of trajectories (ARGS="--runs 2")
 	@exec env $(RUN) python -m flows.ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT) --view-port $(VIEW_PORT) $(ARGS)

@@ -5,12 +5,14 @@
 Prefect runs two automations by itself: a new challenger starts `evaluate`, and a failed run sends a notification. That goes
 to FLYWHEEL_NOTIFY_URL, a webhook that takes {"text": ...}, as Slack's, Mattermost's and many others do. Where it is not set,
 the automation exists and is switched off. The address is a secret: a secret field of a Prefect block holds it, and no page
-shows it. What exists already is brought up to date, by its name.
+shows it. What exists already is brought up to date, by its name. Schedules stay as people set them: where `train` has none,
+`nightly` is made, switched off; of two that start the same run at the same times one stays.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -23,7 +25,10 @@ from steps.core.terminal import exit_code
 
 if TYPE_CHECKING:
     from prefect.automations import Automation
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import DeploymentSchedule
 
+NIGHTLY = "0 2 * * *"  # UTC
 BLOCK = "flywheel-notify"
 FAILED = "{{ flow.name }} / {{ flow_run.name }} is {{ flow_run.state.name }}: {{ flow_run.state.message }}"
 
@@ -39,6 +44,7 @@ def deploy(runs: int = 1) -> None:
         if process.returncode:
             output = " ".join((process.stderr or process.stdout).split())
             raise UserError(f"`prefect deploy --all` failed: {output[-600:]}")
+        tidy_schedules(client)
         deployment = client.read_deployment_by_name("evaluate/evaluate").id
         url = os.environ.get("FLYWHEEL_NOTIFY_URL", "").strip()
         for automation in (evaluation(deployment), notification(url)):
@@ -50,6 +56,33 @@ def deploy(runs: int = 1) -> None:
                 automation.update()
             else:
                 automation.create()
+
+
+def tidy_schedules(client: SyncPrefectClient) -> None:
+    """Make the schedule `nightly` of the deployment `train` if it has no schedule, and remove doubles of those it has."""
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.client.schemas.schedules import CronSchedule
+
+    deployment = client.read_deployment_by_name("train/train")
+    kept = set[str]()
+    for schedule in sorted(
+        deployment.schedules, key=lambda entry: not entry.active
+    ):  # of two, the one that is on stays
+        if (content := content_of(schedule)) in kept:
+            client.delete_deployment_schedule(deployment.id, schedule.id)
+        kept.add(content)
+    if not kept:
+        nightly = CronSchedule(cron=NIGHTLY, timezone="UTC")
+        client.create_deployment_schedules(
+            deployment.id, [DeploymentScheduleCreate(schedule=nightly, active=False, slug="nightly")]
+        )
+
+
+def content_of(schedule: DeploymentSchedule) -> str:
+    """When a schedule starts which run, as a text that is the same for two that do the same."""
+    times = schedule.schedule.model_dump(mode="json")
+    times["timezone"] = times.get("timezone") or "UTC"
+    return json.dumps([times, schedule.parameters], sort_keys=True)
 
 
 def evaluation(deployment: Any) -> Automation:

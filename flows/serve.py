@@ -22,16 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from flows.deployment.keys import key
-from flows.deployment.services import Services
+from flows.deployment.services import Services, plain
 from flows.serving.server import HOST, KEY, PORT, Server, checked_host
 from flows.terminal.command import stop_once
 from steps.core import dotenv, params
 from steps.core.errors import UserError, masked
 from steps.core.progress import say
-from steps.core.terminal import exit_code
+from steps.core.terminal import served
 from steps.registry.model import fetched, policy_of, read_registry, tagged_adapter
 
 SERVED = Path(".flywheel/served")  # adapters, by their hash
+# The variables that vLLM may have beside every server's: those of its libraries, with the Hub's token, and of a proxy to it.
+VLLMS = "VLLM_ HF_ TORCH TRITON_ CUDA_ NVIDIA_ NCCL_ MKL_ KMP_ LD_ http_proxy https_proxy HTTP_PROXY HTTPS_PROXY".split()
 
 
 class Follower:
@@ -85,7 +87,7 @@ def serve(root: Path, alias: str, host: str, port: int, seconds: float) -> None:
     except (OSError, OverflowError) as problem:
         raise UserError(f"port {port} on {host} cannot be used ({problem}): choose another with --port") from None
     follower = Follower(root, settings, alias)
-    with Services(root / ".flywheel", os.environ | server.environment()) as services:
+    with Services(root / ".flywheel", plain(os.environ, *VLLMS) | server.environment()) as services:
         say(f"starting vLLM with {settings.model} version {follower.version.version} …")
         services.start("serve", *server.command(follower.policy, follower.adapter))
         services.wait("serve", f"{server.page}/health")
@@ -110,7 +112,7 @@ def main(words: list[str] | None = None) -> int:
 
     stop_once()
     dotenv.load(Path.cwd())
-    return exit_code(lambda: serve(Path.cwd(), **vars(options)))
+    return served(lambda: serve(Path.cwd(), **vars(options)))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
     python -m flows.ui                     # `make ui`; Ctrl-C stops all of it
     python -m flows.ui --prefect-port 4300 --mlflow-port 5300 --view-port 8700
     python -m flows.ui --runs 2            # two at a time: on a machine with two GPUs, or for small policies
+    python -m flows.ui --only mlflow       # `make mlflow`; `--only prefect` is `make prefect`
 
-Prefect's API and pages ask for a key, which is made once and kept in .flywheel/prefect.key, readable by its owner alone. All
-state is in .flywheel/. `. .flywheel/ui.env` sets the variables that another shell needs to use the services.
+Prefect and MLflow ask for keys, which are made once and kept in .flywheel/prefect.key and .flywheel/mlflow.key. All state is
+in .flywheel/, which its owner alone can open. `. .flywheel/ui.env` sets the variables that another shell needs to use the
+services; after `--only mlflow` it is .flywheel/mlflow.env.
 """
 
 from __future__ import annotations
@@ -17,98 +19,146 @@ import socket
 import sys
 from pathlib import Path
 
+from flows.deployment import mlflow_server
 from flows.deployment.keys import key, write_private
-from flows.deployment.services import Services
-from flows.terminal.command import stop_once
+from flows.deployment.services import MASK, Services, plain, private
+from flows.terminal.command import stop_once, without_proxy
 from steps.core import dotenv
 from steps.core.errors import UserError
 from steps.core.progress import say
-from steps.core.terminal import exit_code
-from steps.project import store
+from steps.core.terminal import served
 
 KEY = Path(".flywheel/prefect.key")
 POOL = "local"  # the work pool
+PORTS = {"prefect": 4200, "mlflow": 5000, "view": 8600}
+# What a shell needs to use a service: the variables of .flywheel/ui.env.
+SHELL = {
+    "prefect": ("PREFECT_HOME", "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"),
+    "mlflow": ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
+}
 
 
 def environment(root: Path, prefect_port: int, mlflow_port: int) -> dict[str, str]:
-    """The variables of all services, and of everything that the worker runs."""
-    state = root / ".flywheel"
-    home = state / "prefect"
+    """The variables of the worker and of everything that it runs. The servers get a part of them."""
+    home = root / ".flywheel" / "prefect"
     auth, page = key(root / KEY), f"http://127.0.0.1:{prefect_port}"
-    inherited = os.environ | dotenv.values(root)
-    return inherited | {
-        "PATH": os.pathsep.join((os.fspath(Path(sys.executable).parent), os.environ.get("PATH", ""))),
-        "PREFECT_HOME": str(home),
-        "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
-        "PREFECT_MEMO_STORE_PATH": str(home / "memo_store.toml"),
-        "PREFECT_API_URL": f"{page}/api",
-        "PREFECT_SERVER_API_AUTH_STRING": auth,
-        "PREFECT_API_AUTH_STRING": auth,
-        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"{page},http://localhost:{prefect_port}",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_CLI_PROMPT": "false",
-        "FLYWHEEL_ROOT": str(root),  # where prefect.yaml's pull steps find the project
-        "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{mlflow_port}",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "DO_NOT_TRACK": "1",
-    }
+    return (
+        os.environ
+        | dotenv.values(root)
+        | {
+            "PATH": os.pathsep.join((os.fspath(Path(sys.executable).parent), os.environ.get("PATH", ""))),
+            "PREFECT_HOME": str(home),
+            "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
+            "PREFECT_MEMO_STORE_PATH": str(home / "memo_store.toml"),
+            "PREFECT_API_URL": f"{page}/api",
+            "PREFECT_SERVER_API_AUTH_STRING": auth,
+            "PREFECT_API_AUTH_STRING": auth,
+            "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"{page},http://localhost:{prefect_port}",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_CLI_PROMPT": "false",
+            "FLYWHEEL_ROOT": str(root),  # where prefect.yaml's pull steps find the project
+            "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{mlflow_port}",
+            "MLFLOW_TRACKING_USERNAME": mlflow_server.USER,
+            "MLFLOW_TRACKING_PASSWORD": key(root / mlflow_server.KEY, user=""),
+            "DO_NOT_TRACK": "1",
+        }
+    )
 
 
-def write_variables(path: Path, variables: dict[str, str]) -> None:
-    """Write a file that sets what a shell needs to use these services. It holds the key: only its owner can read it."""
-    names = ("PREFECT_HOME", "PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_URI", "DO_NOT_TRACK")
-    lines = [f"export {name}={shlex.quote(variables[name])}\n" for name in names]
+def write_variables(path: Path, variables: dict[str, str], names: list[str]) -> None:
+    """Write a file that sets what a shell needs to use these services. It holds keys: only its owner can read it."""
+    names = [*names, "DO_NOT_TRACK", "NO_PROXY", "no_proxy"]
+    lines = [f"export {name}={shlex.quote(variables[name])}\n" for name in names if name in variables]
     lines.append(f"export PATH={shlex.quote(os.fspath(Path(sys.executable).parent))}:$PATH\n")
     write_private(path, "".join(lines))
 
 
-def serve(root: Path, prefect_port: int, mlflow_port: int, view_port: int, runs: int = 1) -> None:
-    """Start all services, print their addresses, and stay until Ctrl-C or until one of them ends."""
-    for name, port in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port), ("--view-port", view_port)):
+def check_ports(ports: dict[str, int]) -> None:
+    """UserError where one of them is in use."""
+    for name, port in ports.items():
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError:
-            raise UserError(f"port {port} on 127.0.0.1 is in use: choose another with {name}") from None
-    state = root / ".flywheel"
-    (state / "mlartifacts").mkdir(parents=True, exist_ok=True)
-    (state / "prefect").mkdir(exist_ok=True)
-    store.connect(root)  # makes the store if there is none
-    variables = environment(root, prefect_port, mlflow_port)
+            other = f"--{name}-port {port + 1} (with make: {name.upper()}_PORT={port + 1})"
+            raise UserError(
+                f"port {port} on 127.0.0.1 is in use: stop what listens there, or choose another, as {other}"
+            ) from None
+
+
+def start_prefect(services: Services, port: int) -> None:
+    """Prefect's server. Its notifications may need a proxy."""
+    variables = plain(services.environment, "PREFECT_", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+    words = ("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port))
+    services.start("prefect", *words, environment=variables)
+
+
+def start_mlflow(services: Services, port: int) -> None:
+    """MLflow's server, which reads its key from the file, and needs none of what logs a client in."""
+    settings = plain(services.environment, "MLFLOW_").items()
+    variables = {name: value for name, value in settings if not name.startswith("MLFLOW_TRACKING_")}
+    services.start("mlflow", "flows.deployment.mlflow_server", "--port", str(port), environment=variables)
+
+
+def start_worker(services: Services, runs: int) -> None:
+    """The deployments, and the worker that runs them. It has the user's own variables, because runs need them."""
+    say("setting up the work pool, the limit and the deployments …")
+    services.call("prefect", "work-pool", "create", POOL, "--type", "process", "--overwrite")
+    services.call("flows.deploy", "--runs", str(runs))
+    services.start("worker", "prefect", "worker", "start", "--pool", POOL)
+
+
+def serve(root: Path, ports: dict[str, int], only: str | None = None, runs: int = 1) -> None:
+    """Start all services (or `only` one), print their addresses, and stay until Ctrl-C or until one of them ends."""
+    os.umask(MASK)
+    dotenv.load(root)
+    without_proxy()
+    chosen = {name: port for name, port in ports.items() if only in (None, name)}
+    check_ports(chosen)
+    state = private(root / ".flywheel")
+    private(state / "prefect")
+    variables = environment(root, ports["prefect"], ports["mlflow"])
+    pages = {name: f"http://127.0.0.1:{port}" for name, port in chosen.items()}
     with Services(state, variables) as services:
-        say("starting MLflow and Prefect …")
-        stores = ["--backend-store-uri", f"sqlite:///{state}/mlflow.db"]
-        stores += ["--default-artifact-root", (state / "mlartifacts").as_uri()]
-        address = ("--host", "127.0.0.1", "--port")
-        services.start("mlflow", "mlflow", "server", *address, str(mlflow_port), "--workers", "1", *stores)
-        services.start("prefect", "prefect", "server", "start", *address, str(prefect_port))
-        services.start("view", "viewer", "--port", str(view_port))
-        services.wait("prefect", f"{variables['PREFECT_API_URL']}/health")
-        say("setting up the work pool, the limit and the deployments …")
-        services.call("prefect", "work-pool", "create", POOL, "--type", "process", "--overwrite")
-        services.call("flows.deploy", "--runs", str(runs))
-        services.start("worker", "prefect", "worker", "start", "--pool", POOL)
-        services.wait("mlflow", f"http://127.0.0.1:{mlflow_port}/health")
-        services.wait("view", f"http://127.0.0.1:{view_port}/")
-        say(f"Prefect: http://127.0.0.1:{prefect_port}   (its pages ask for the key in {root / KEY})")
-        say(f"MLflow:  http://127.0.0.1:{mlflow_port}")
-        say(f"Trajectories: http://127.0.0.1:{view_port}")
-        write_variables(state / "ui.env", variables)
-        say("in another terminal, for the commands `prefect`, `python -m flows.…` and `make train`: . .flywheel/ui.env")
-        say("Ctrl-C stops all of it.")
+        say(f"starting {' and '.join(title for title in ('MLflow', 'Prefect') if title.lower() in chosen)} …")
+        if "mlflow" in chosen:
+            start_mlflow(services, ports["mlflow"])
+        if "prefect" in chosen:
+            start_prefect(services, ports["prefect"])
+        if "view" in chosen:
+            services.start("view", "viewer", "--port", str(ports["view"]), environment=plain(variables))
+        if "prefect" in chosen:
+            services.wait("prefect", f"{pages['prefect']}/api/health")
+            if only is None:
+                start_worker(services, runs)
+            say(f"Prefect: {pages['prefect']}   (its pages ask for the key in {KEY}: paste its whole line)")
+        if "mlflow" in chosen:
+            services.wait("mlflow", f"{pages['mlflow']}/health")
+            sign_in = f"user name: {mlflow_server.USER}, password: the text in {mlflow_server.KEY}"
+            say(f"MLflow:  {pages['mlflow']}   ({sign_in})")
+        if "view" in chosen:
+            services.wait("view", f"{pages['view']}/")
+            say(f"Trajectories: {pages['view']}")
+        file = state / f"{only or 'ui'}.env"
+        write_variables(file, variables, [variable for name in chosen for variable in SHELL.get(name, ())])
+        shown = file.relative_to(root)
+        say(f"in another terminal, for the commands `prefect`, `python -m flows.…` and `make train`: . {shown}")
+        say(f"Logs are in {state.relative_to(root)}/. Ctrl-C stops all of it.")
         services.watch()
 
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.ui", description=(__doc__ or "").split("\n\n")[0])
-    for service, port in (("prefect", 4200), ("mlflow", 5000), ("view", 8600)):
-        parser.add_argument(f"--{service}-port", type=int, default=port)
+    for service, port in PORTS.items():
+        parser.add_argument(f"--{service}-port", type=int, default=port, help=f"(default: {port})")
+    parser.add_argument("--only", choices=[*SHELL], help="start this server alone")
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
     options = parser.parse_args(words)
     if options.runs < 1:
         parser.error(f"--runs {options.runs}: at least one run must be able to train")
 
     stop_once()
-    return exit_code(lambda: serve(Path.cwd(), **vars(options)))
+    ports = {name: getattr(options, f"{name}_port") for name in PORTS}
+    return served(lambda: serve(Path.cwd(), ports, options.only, options.runs))
 
 
 if __name__ == "__main__":

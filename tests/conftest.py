@@ -242,20 +242,25 @@ def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class MlflowServer(NamedTuple):
     url: str
     artifacts: Path  # the folder where it keeps artifacts
+    variables: dict[str, str]  # what a client needs
 
 
 @pytest.fixture(scope="session")
 def mlflow_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[MlflowServer]:
-    """A real MLflow server with a store of its own."""
+    """MLflow's server as `make mlflow` runs it, with a store of its own."""
     folder = tmp_path_factory.mktemp("mlflow")
-    shutil.copy(empty_store, folder / "mlflow.db")
-    port, artifacts = free_port(), folder / "artifacts"
-    words = python("mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1")
-    words += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(artifacts)]
-    process = start(words, folder, folder / "log", MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false")
+    state = folder / ".flywheel"
+    state.mkdir()
+    shutil.copy(empty_store, state / "mlflow.db")
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    words = python("flows.deployment.mlflow_server", "--port", str(port))
+    process = start(words, folder, folder / "log", PYTHONPATH=os.fspath(ROOT), HOME=os.fspath(folder))
     try:
-        wait_for(f"http://127.0.0.1:{port}/health", process)
-        yield MlflowServer(f"http://127.0.0.1:{port}", artifacts)
+        wait_for(f"{url}/health", process)
+        password = (state / "mlflow.key").read_text().strip()
+        variables = {"MLFLOW_TRACKING_USERNAME": "flywheel", "MLFLOW_TRACKING_PASSWORD": password}
+        yield MlflowServer(url, state / "mlartifacts", variables | {"MLFLOW_TRACKING_URI": url})
     finally:
         end(process)
 

@@ -25,7 +25,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from steps.core.errors import UserError
-from steps.core.terminal import exit_code
+from steps.core.terminal import served
 from viewer.pages import PAGES, Pages
 from viewer.runs import Runs
 
@@ -94,4 +94,4 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=8600, help="on 127.0.0.1; 0 takes any free port (default: 8600)")
     parser.add_argument("--run", type=Path, default=Path("run"), help="a run's folder (default: run)")
     options = parser.parse_args(words)
-    return exit_code(lambda: serve(options.run, options.port))
+    return served(lambda: serve(options.run, options.port))

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from steps.core.errors import UserError
 from viewer import charts
@@ -73,10 +73,16 @@ class Pages:
         return HTMLResponse(self.templates.get_template(template).render(common | values), code)
 
     def page(self, answer: Callable[[Request, OpenedRun], Response]) -> Callable[[Request], Response]:
-        """A page of the run that the address names, or a page that waits until the run has trajectories."""
+        """A page of the run that the address names, or a page that waits until the run has trajectories.
+
+        An address that names none leads to one that does, unless it is the folder's own run.
+        """
 
         def shown(request: Request) -> Response:
-            opened = self.runs.open(request.query_params.get("run") or HERE)
+            name = request.query_params.get("run") or self.runs.default()
+            if name != HERE and not request.query_params.get("run"):
+                return RedirectResponse(link(request.url.path, dict(request.query_params), run=name))
+            opened = self.runs.open(name)
             return answer(request, opened) if opened.index.batches else self.html("waiting.html", request, opened)
 
         return shown

@@ -37,6 +37,7 @@ class RunChoice(NamedTuple):
     about: str  # the text of the choice
     folder: Path  # the run/ folder
     commit: str = ""  # of a kept run
+    written: float = 0.0  # seconds since 1970: the last trajectories, or when the run was kept
 
 
 @dataclass(frozen=True)  # a tuple has an `index` of its own
@@ -60,19 +61,25 @@ class Runs:
         """The runs by name, the latest kept ones first. A kept run that is at work again appears as its worktree."""
         runs = {HERE: RunChoice(HERE, f"{self.run} (this folder)", self.run)}
         for path in sorted((self.root / WORKTREES).glob("*/")):
-            runs[path.name] = RunChoice(path.name, f"{path.name} (at work or stopped)", path / "run")
-        shape = "--format=%(refname:lstrip=2) %(objectname) %(committerdate:short)"
+            about, folder = f"{path.name} (at work or stopped)", path / "run"
+            runs[path.name] = RunChoice(path.name, about, folder, written=written(folder))
+        shape = "--format=%(refname:lstrip=2) %(objectname) %(committerdate:short) %(committerdate:unix)"
         listed = git(self.root, "for-each-ref", shape, "--sort=-committerdate", "refs/runs")
-        for name, commit, day in map(str.split, listed.splitlines()):
+        for name, commit, day, second in map(str.split, listed.splitlines()):
             if "/" not in name and name not in runs:  # git allows neither .. nor a dot in front
                 folder = self.root / LAID_OUT / name / "run"
-                runs[name] = RunChoice(name, f"{name} (kept, {day})", folder, commit)
+                runs[name] = RunChoice(name, f"{name} (kept, {day})", folder, commit, float(second))
         return runs
 
     def named(self, name: str) -> RunChoice:
         """The run of this name, or the folder's own run if there is none."""
         runs = self.all()
         return runs.get(name, runs[HERE])
+
+    def default(self) -> str:
+        """The run that is shown where none is named: the folder's own, or the newest one while that has no trajectories."""
+        newest = max(self.all().values(), key=lambda choice: choice.written)
+        return HERE if written(self.run) else newest.name
 
     def open(self, name: str) -> OpenedRun:
         """Open a run; the last OPEN indexes stay in memory. UserError if there is no run of this name."""
@@ -88,6 +95,15 @@ class Runs:
                 del self.indexes[next(iter(self.indexes))]
         index.refresh()
         return OpenedRun(choice, index, lacks(name, missing))
+
+
+def written(run: Path) -> float:
+    """When the last trajectories of a run were written; 0 if it has none."""
+    times = [0.0]
+    for pattern in ("*/trajectories.parquet", "*/*/trajectories.parquet"):
+        with suppress(FileNotFoundError):  # a run that is being removed
+            times += [path.stat().st_mtime for path in run.glob(pattern)]
+    return max(times)
 
 
 def project(run: Path) -> Path:

@@ -48,7 +48,14 @@ def judged(root: Path, name: str, settings: dict[str, Any]) -> Path:
     if path.exists():
         workspace.remove(root, path)
     run = settings.get("run") or run_of_version(root, settings.get("model"), settings.get("version") or "challenger")
-    restore(root, path, source(root, run))
+    made = source(root, run)
+    if changed := made.changed_code():
+        raise UserError(
+            f"the run {run} had uncommitted changes to {', '.join(changed[:5])}, and a deployment runs committed code "
+            "alone: commit them and train again, or judge the version by hand with python -m flows.evaluate"
+        )
+    listed = made.difference.partition("diff --git ")[0]
+    restore(root, path, made._replace(difference=listed))  # made.files has all of params.yaml
     return path
 
 
@@ -74,6 +81,12 @@ class Source(NamedTuple):
     difference: str  # between the run's working tree and the commit, as git_state writes it
     files: dict[str, str]  # texts by name, which replace the commit's
 
+    def changed_code(self) -> list[str]:
+        """The tracked files that the difference changes, without those that describe a run."""
+        described = {f"a/{file} b/{file}" for file in workspace.KEPT}
+        pairs = re.findall(r"^diff --git (.+)$", self.difference, re.MULTILINE)
+        return [pair.partition(" ")[0].removeprefix("a/") for pair in pairs if pair not in described]
+
 
 def source(root: Path, name: str) -> Source:
     """The source of a run, by its name, a git revision or the id of its MLflow run, with what was logged there.
@@ -90,6 +103,8 @@ def source(root: Path, name: str) -> Source:
         commit = run.data.tags.get("git_commit")
         if commit is None:
             raise UserError(f"the MLflow run {name} has no git commit: it was made outside a repository")
+        if not re.fullmatch(r"[0-9a-f]{40,64}", commit):
+            raise UserError(f"the MLflow run {name} has no commit's hash in its tag git_commit, but {commit[:80]!r}")
         logged = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
         if missing := [file for file in workspace.KEPT if file not in logged]:
             raise UserError(f"the MLflow run {name} has no {', '.join(missing)}: it was never finished")
@@ -102,16 +117,25 @@ def source(root: Path, name: str) -> Source:
 
 
 def restore(root: Path, path: Path, run: Source) -> None:
-    """Make a worktree that is as the run's working tree was."""
+    """Make a worktree that is as the run's working tree was.
+
+    UserError where the difference makes a symbolic link: what is written later could follow it out of the worktree. Git
+    itself refuses a difference that leaves the folder.
+    """
     workspace.add(root, path, run.commit)
     listed, _, patch = run.difference.partition("diff --git ")
     if untracked := re.findall(r"^\?\? (.+)$", listed, re.MULTILINE):
         say(f"files that git did not track are not restored: {', '.join(untracked[:5])}")
     if patch:
-        (path / ".patch").write_text(f"diff --git {patch}")
-        git(path, "apply", "--whitespace=nowarn", ".patch")
-        (path / ".patch").unlink()
+        with tempfile.NamedTemporaryFile("w", prefix="flywheel-", suffix=".patch") as file:
+            file.write(f"diff --git {patch}")
+            file.flush()
+            git(path, "apply", "--whitespace=nowarn", file.name)
+        different = git(path, "diff", "--name-only", "-z", "HEAD") + git(path, "ls-files", "--others", "-z")
+        if links := [name for name in different.split("\0") if name and (path / name).is_symlink()]:
+            raise UserError(f"the run's git.diff makes a symbolic link of {links[0]}: such a run is not restored")
     for name, text in run.files.items():
+        (path / name).unlink(missing_ok=True)  # a link in the commit would be written through
         (path / name).write_text(text)
 
 

@@ -1,65 +1,83 @@
-"""The processes that `make ui` and `make serve` start. They end together, and their APIs ask for keys."""
+"""The processes that `make ui`, `make mlflow`, `make prefect` and `make serve` start.
+
+They end together, also where the process that started them is killed (flows/deployment/guardian.py). Their APIs ask for
+keys. Only the owner can read what they write, and a server gets none of the secrets that it does not need (`plain`).
+"""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 import urllib.request
-from base64 import b64encode
+from collections.abc import Mapping
 from pathlib import Path
 
 from steps.core.errors import UserError
 
 PATIENCE = 180.0  # seconds for a server to answer
+MASK = 0o077  # nobody but the owner
+# The variables that every server may have. Keys, tokens and addresses with passwords in them are not among these.
+PLAIN = "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR VIRTUAL_ENV DO_NOT_TRACK NO_PROXY no_proxy".split()
+PLAIN_PREFIXES = ("LC_", "PYTHON", "XDG_", "OMP_", "SSL_CERT_")
 
 
 class Services:
     """Processes that run until `with` ends, each in a process group of its own. Logs are written to `folder`."""
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.folder, self.environment = folder, environment
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.folder, self.environment = private(folder), environment
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.guardian: subprocess.Popen[bytes]
 
     def __enter__(self) -> Services:
+        command, root = [sys.executable, "-m", "flows.deployment.guardian"], Path(__file__).parent.parent.parent
+        self.guardian = subprocess.Popen(
+            command, cwd=root, env={}, stdin=subprocess.PIPE, bufsize=0, start_new_session=True
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
-        for wait, number in ((15, signal.SIGINT), (5, signal.SIGKILL)):
-            for process in reversed(self.running.values()):
-                if process.poll() is None:
-                    os.killpg(process.pid, number)
-            until = time.monotonic() + wait
-            while time.monotonic() < until and any(process.poll() is None for process in self.running.values()):
-                time.sleep(0.1)
+        assert self.guardian.stdin is not None
+        self.guardian.stdin.close()
+        while self.guardian.poll() is None:  # it waits until every process has ended and was collected here
+            for process in self.running.values():
+                process.poll()
+            time.sleep(0.05)
 
-    def start(self, name: str, *words: str) -> None:
+    def start(self, name: str, *words: str, environment: Mapping[str, str] | None = None) -> None:
         """Start `python -m <words>` as the service `name`, whose output goes to <name>.log."""
-        log = (self.folder / f"{name}.log").open("ab")
-        command = [sys.executable, "-m", *words]
-        self.running[name] = subprocess.Popen(
-            command, env=self.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        assert self.guardian.stdin is not None
+        command, variables = [sys.executable, "-m", *words], self.environment if environment is None else environment
+        with open(self.folder / f"{name}.log", "ab", opener=owners) as log:
+            self.running[name] = subprocess.Popen(
+                command,
+                env=variables,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                umask=MASK,
+            )
+        self.guardian.stdin.write(f"{self.running[name].pid}\n".encode())
 
     def call(self, *words: str) -> None:
         """Run `python -m <words>` to its end. UserError with its output where it fails."""
         command = [sys.executable, "-m", *words]
         process = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+            command, env=self.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, umask=MASK
         )
         if process.returncode:
             output = " ".join((process.stderr or process.stdout).split())
             raise UserError(f"`{' '.join(words)}` failed: {output[-600:]}")
 
     def wait(self, name: str, address: str) -> None:
-        """Wait until the service answers at the address. UserError where it ends first, or takes too long."""
+        """Wait until the service answers at the address, which needs no key. UserError if it ends first or is slow."""
         until = time.monotonic() + PATIENCE
-        request = urllib.request.Request(address, headers=headers(self.environment))
         while True:
             try:
-                urllib.request.urlopen(request, timeout=5).close()
+                urllib.request.urlopen(address, timeout=5).close()
                 return
             except OSError as problem:
                 if self.running[name].poll() is not None or time.monotonic() > until:
@@ -75,7 +93,22 @@ class Services:
             time.sleep(0.5)
 
 
-def headers(environment: dict[str, str]) -> dict[str, str]:
-    """The headers of a request to Prefect's API, where the environment holds its key."""
-    key = environment.get("PREFECT_API_AUTH_STRING", "")
-    return {"Authorization": f"Basic {b64encode(key.encode()).decode()}"} if key else {}
+def plain(environment: Mapping[str, str], *prefixes: str) -> dict[str, str]:
+    """The variables that every server may have, and those with these prefixes."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in PLAIN or name.startswith((*PLAIN_PREFIXES, *prefixes))
+    }
+
+
+def private(folder: Path) -> Path:
+    """A folder that its owner alone can enter, whatever is in it; made if there is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    return folder
+
+
+def owners(path: str, flags: int) -> int:
+    """Opens a file that its owner alone can read, if it is a new one."""
+    return os.open(path, flags, 0o600)

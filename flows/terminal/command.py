@@ -70,11 +70,19 @@ def stop_once() -> None:
         signal.signal(number, stop)
 
 
+def without_proxy() -> None:
+    """Have this process and those that it starts reach servers on this machine directly. A proxy would see their keys."""
+    listed = [host for name in ("no_proxy", "NO_PROXY") for host in os.environ.get(name, "").split(",") if host]
+    hosts = ["*"] if "*" in listed else [*listed, "127.0.0.1", "localhost"]  # a * counts only where it stands alone
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys(hosts))
+
+
 def prepare() -> None:
     """Prepare the process for Prefect: variables of .env, this Python first on PATH, Prefect's folder and its server."""
     if not Path("dvc.yaml").exists():
         raise UserError(f"{Path.cwd()} holds no dvc.yaml: run this from the project's root")
     dotenv.load(Path.cwd())
+    without_proxy()
     binaries = os.fspath(Path(sys.executable).parent)
     os.environ["PATH"] = os.pathsep.join((binaries, os.environ.get("PATH", "")))
     os.environ["DVC_NO_ANALYTICS"] = "1"

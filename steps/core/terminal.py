@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+INTERRUPTED = 130  # the exit code after Ctrl-C
+
 
 def command_parser(name: str, about: str | None, **options: Any) -> argparse.ArgumentParser:
     """The parser of `python -m <name>`; its help begins with the first paragraph of `about`, the module's docstring."""
@@ -37,7 +39,7 @@ def exit_code(function: Callable[[], None], display: ProgressDisplay | None = No
         function()
         return 0
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except Exception as error:
         text, code = explain(error)
     finally:
@@ -46,6 +48,12 @@ def exit_code(function: Callable[[], None], display: ProgressDisplay | None = No
             display.clear()
     print(text if text.startswith("Traceback") else f"error: {text}", file=sys.stderr)
     return code
+
+
+def served(function: Callable[[], None]) -> int:
+    """`exit_code` for a server, which ends by Ctrl-C when all is well: that is 0, so that make reports no error."""
+    code = exit_code(function)
+    return 0 if code == INTERRUPTED else code
 
 
 def console(width: int, soft_wrap: bool = False) -> Console:

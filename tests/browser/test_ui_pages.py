@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, HttpCredentials, Locator, Page, ViewportSize, expect
 
-from tests.browser.conftest import shot
+from tests.browser.conftest import SIZE, shot
 from tests.conftest import copy_project
 from tests.support.ui_server import SMALL, Ui
 
@@ -97,8 +97,19 @@ def test_a_schedule_is_switched_on_and_another_is_set(ui: Ui, prefect: Page) -> 
     assert schedules["weekly"]["schedule"]["cron"] == "0 6 * * 1"
 
 
-def test_two_runs_are_compared_in_mlflow_and_the_curve_and_a_trace_are_opened(ui: Ui, page: Page) -> None:
+@pytest.fixture
+def signed_in(ui: Ui, browser: Browser) -> Iterator[Page]:
+    """A page whose browser answers MLflow's question for user name and password, as a person would."""
+    credentials: HttpCredentials = {"username": "flywheel", "password": ui.mlflow_key}
+    size: ViewportSize = {"width": SIZE["width"], "height": SIZE["height"]}
+    context = browser.new_context(http_credentials=credentials, viewport=size, color_scheme="light")
+    yield context.new_page()
+    context.close()
+
+
+def test_two_runs_are_compared_in_mlflow_and_the_curve_and_a_trace_are_opened(ui: Ui, signed_in: Page) -> None:
     """Of the two runs that the tests before made."""
+    page = signed_in
     pages = f"http://127.0.0.1:{ui.mlflow}/#/experiments/1"
     page.goto(f"{pages}/runs")
     names = page.locator(".ag-row").get_by_role("link", name=re.compile("email_search seed"))

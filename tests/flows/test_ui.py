@@ -7,6 +7,7 @@ import signal
 import time
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from steps.project.git import git
 from tests.conftest import copy_project, python, run
 from tests.support.ui_server import Ui, webhook
 
+SECRETS = {"OPENAI_API_KEY": "sk-key-of-a-provider", "http_proxy": "http://user:password@127.0.0.1:9"}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -26,7 +28,9 @@ def hook() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture(scope="module")
 def ui(tmp_path_factory: pytest.TempPathFactory, hook: tuple[str, list[str]]) -> Iterator[Ui]:
-    server = Ui(copy_project(tmp_path_factory.mktemp("ui")), runs=2, environment={"FLYWHEEL_NOTIFY_URL": hook[0]})
+    server = Ui(
+        copy_project(tmp_path_factory.mktemp("ui")), runs=2, environment={"FLYWHEEL_NOTIFY_URL": hook[0], **SECRETS}
+    )
     try:
         yield server
     finally:
@@ -115,6 +119,48 @@ def test_prefect_asks_for_its_key_and_other_pages_are_not_let_in(ui: Ui) -> None
         assert answer.headers.get("access-control-allow-origin") in (None, f"http://127.0.0.1:{ui.prefect}")
 
 
+def test_mlflow_asks_for_its_key(ui: Ui) -> None:
+    """The runs of the other tests have logged through it, with the key that the worker has."""
+    address = f"http://127.0.0.1:{ui.mlflow}/api/2.0/mlflow/experiments/search?max_results=9"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(address, timeout=30)
+    password = b64encode(f"flywheel:{ui.mlflow_key}".encode()).decode()
+    request = urllib.request.Request(address, headers={"Authorization": f"Basic {password}"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert {"email_search", "multiplication"} <= {entry["name"] for entry in json.load(answer)["experiments"]}
+    assert ui.mlflow_key not in ui.log.read_text()
+
+
+def test_servers_have_no_keys_of_others_and_files_are_the_owners(ui: Ui) -> None:
+    services = {name: json.dumps(variables) for name, variables in ui.services().items()}
+    servers = ("-m flows.deployment.mlflow_server", "-m prefect server", "-m viewer")
+    [worker] = [
+        variables for name, variables in services.items() if name not in (*servers, "-m flows.deployment.guardian")
+    ]
+    assert SECRETS["OPENAI_API_KEY"] in worker, "runs need it"
+    for name in servers:
+        assert SECRETS["OPENAI_API_KEY"] not in services[name]
+        assert ui.mlflow_key not in services[name]
+        assert (ui.key in services[name]) == (name == "-m prefect server")
+    state = ui.folder / ".flywheel"
+    open_to_others = [
+        path for path in (*state.iterdir(), *(state / "prefect").iterdir()) if path.lstat().st_mode & 0o077
+    ]
+    assert open_to_others == []
+
+
+def test_starting_again_leaves_the_schedules_as_they_were_set(ui: Ui) -> None:
+    deployment = ui.deployment("train")
+    for cron in ("0 2 * * *", "0 2 * * *", "0 6 * * 1"):
+        times = {"cron": cron, "timezone": "UTC"}
+        ui.ask(f"deployments/{deployment['id']}/schedules", [{"schedule": times, "active": False}])
+    variables = {"PREFECT_API_URL": f"http://127.0.0.1:{ui.prefect}/api", "PREFECT_API_AUTH_STRING": ui.key}
+    process = run(python("flows.deploy", "--runs", "2"), ui.folder, 280, **variables)
+    assert process.returncode == 0, process.stderr
+    crons = [entry["schedule"]["cron"] for entry in ui.deployment("train")["schedules"]]
+    assert sorted(crons) == ["0 2 * * *", "0 6 * * 1"]
+
+
 def test_a_run_beside_another_is_what_it_is_alone(ui: Ui) -> None:
     process = run(python("flows.reproduce", "nightly", "--json"), ui.folder, seconds=600)
     assert process.returncode == 0, process.stderr[-3000:]
@@ -128,7 +174,7 @@ def test_one_stop_ends_all_of_it(ui: Ui) -> None:
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
         ui.process.send_signal(number)
         time.sleep(0.3)
-    assert ui.process.wait(240) == 130
+    assert ui.process.wait(240) == 0
     for port in (ui.prefect, ui.mlflow, ui.view):
         with pytest.raises(urllib.error.URLError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)

@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from flows.deployment import checkout, workspace
+from flows.deployment.checkout import Source
 from flows.deployment.workspace import WORKTREES
 from steps.core.errors import UserError
-from steps.project.git import git
+from steps.project import store
+from steps.project.git import git, git_state
 from steps.project.store import variables
 from tests.conftest import ROOT
 
@@ -89,6 +92,86 @@ def test_a_judging_run_has_the_tree_of_the_judged_run_and_begins_anew(project: P
     assert not (path / "half").exists()
     with pytest.raises(UserError, match=r"no run or revision 'lost'.*latest runs: kept"):
         checkout.judged(project, "lucky-owl", {"run": "lost"})
+
+
+def difference(project: Path) -> str:
+    """How the working tree stands to the commit, as MLflow has it of a run; the tree is put back."""
+    git(project, "add", "--intent-to-add", "--all")
+    text = f"{git_state(project)[1]}"
+    git(project, "reset", "--quiet", "--hard")
+    git(project, "clean", "--quiet", "--force", "-d")
+    return text
+
+
+def logged(project: Path, difference: str, **files: str) -> Source:
+    """A run of MLflow's at the project's commit."""
+    return Source(git(project, "rev-parse", "HEAD"), difference, files)
+
+
+def test_a_link_that_a_difference_makes_is_refused(project: Path, tmp_path: Path) -> None:
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.write_text("before")
+    (project / "params.yaml").unlink()
+    (project / "params.yaml").symlink_to(outside)
+    path, run = project / WORKTREES / "again", {"params.yaml": "written through"}
+    with pytest.raises(UserError, match=r"git.diff makes a symbolic link of params.yaml"):
+        checkout.restore(project, path, Source(git(project, "rev-parse", "HEAD"), difference(project), run))
+    assert outside.read_text() == "before"
+    workspace.remove(project, path)
+    (project / "run").symlink_to(outside.parent)
+    with pytest.raises(UserError, match=r"git.diff makes a symbolic link of run"):
+        checkout.restore(project, path, logged(project, difference(project)))
+
+
+def test_a_link_in_the_commit_is_replaced_not_followed(project: Path, tmp_path: Path) -> None:
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.write_text("before")
+    (project / "chain.yaml").symlink_to(outside)
+    git(project, "add", "chain.yaml")
+    git(project, "commit", "--quiet", "--message", "link")
+    path = project / WORKTREES / "again"
+    checkout.restore(project, path, logged(project, "", **{"chain.yaml": "iterations: {}\n"}))
+    assert (path / "chain.yaml").read_text() == "iterations: {}\n"
+    assert outside.read_text() == "before"
+
+
+@pytest.mark.parametrize("place", ["../../../out.txt", "/tmp/out.txt", ".git/hooks/post-checkout"])
+def test_a_difference_cannot_leave_the_worktree(project: Path, place: str) -> None:
+    text = f"diff --git a/{place} b/{place}\nnew file mode 100644\n--- /dev/null\n+++ b/{place}\n@@ -0,0 +1 @@\n+x\n"
+    before = set(project.parent.rglob("out.txt"))
+    with pytest.raises(UserError, match="git apply failed"):
+        checkout.restore(project, project / WORKTREES / "again", logged(project, text))
+    assert set(project.parent.rglob("out.txt")) == before
+
+
+def test_a_deployment_runs_the_commits_code_alone(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "steps.py").write_text("print('committed')\n")
+    git(project, "add", "--all")
+    git(project, "commit", "--quiet", "--message", "code")
+    (project / "params.yaml").write_text("seed: 2\n")
+    (project / "notes").touch()
+    ours = logged(project, f"?? notes\n{git_state(project)[1]}", **{"params.yaml": "seed: 2\n"})
+    monkeypatch.setattr(checkout, "source", lambda root, name: ours)
+    path = checkout.judged(project, "owl", {"run": "0" * 32})
+    assert (path / "params.yaml").read_text() == "seed: 2\n"
+    git(project, "reset", "--quiet", "--hard")
+    for file in ("steps.py", "über.py"):
+        (project / file).write_text("print('patched')\n")
+        changed = logged(project, difference(project), **ours.files)
+        monkeypatch.setattr(checkout, "source", lambda root, name, changed=changed: changed)
+        with pytest.raises(UserError, match=r"uncommitted changes to .*\.py.*committed code alone: commit them"):
+            checkout.judged(project, "owl", {"run": "0" * 32})
+        assert not path.exists()
+    checkout.restore(project, path, changed)  # `flows.reproduce`, which a person starts, has it as it was
+    assert (path / "über.py").read_text() == "print('patched')\n"
+
+
+def test_a_commit_must_be_a_hash(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tag comes from MLflow's store, and goes to git's command line."""
+    run = SimpleNamespace(data=SimpleNamespace(tags={"git_commit": "--force"}), info=None)
+    monkeypatch.setattr(store, "connect", lambda root: SimpleNamespace(get_run=lambda name: run))
+    with pytest.raises(UserError, match=r"no commit's hash in its tag git_commit, but '--force'"):
+        checkout.source(project, "0" * 32)
 
 
 def test_loading_a_flow_from_a_worktree_takes_no_module_of_the_project_from_elsewhere(tmp_path: Path) -> None:

@@ -34,8 +34,9 @@ FORBIDDEN = {
     "flows": {"benchmarks", "viewer"},
     "viewer": {"benchmarks", "flows", "prefect"},
 }
-# The third writes traces into MLflow's store, with MLflow's own entities and conversion.
+# `to_mlflow` writes traces into MLflow's store, with MLflow's own entities and conversion; `mlflow_server` runs its server.
 MAY_IMPORT_MLFLOW = {
+    "flows/deployment/mlflow_server.py",
     "steps/project/store.py",
     "steps/registry/publish.py",
     "steps/tracking/tracker.py",

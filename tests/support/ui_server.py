@@ -45,7 +45,25 @@ class Ui:
     def key(self) -> str:
         return (self.folder / ".flywheel/prefect.key").read_text().strip()
 
-    def ask(self, path: str, body: dict[str, Any] | None = None, key: str | None = None) -> Any:
+    @property
+    def mlflow_key(self) -> str:
+        return (self.folder / ".flywheel/mlflow.key").read_text().strip()
+
+    def services(self) -> dict[str, dict[str, str]]:
+        """The environment of each service, by the first words of its command."""
+        found = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended
+                parent = process.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+                words = process.joinpath("cmdline").read_text().split("\0")
+                if parent == str(self.process.pid):
+                    variables = process.joinpath("environ").read_text().split("\0")
+                    found[" ".join(words[1 : 4 if words[2] == "prefect" else 3])] = dict(
+                        entry.split("=", 1) for entry in variables if entry
+                    )
+        return found
+
+    def ask(self, path: str, body: object = None, key: str | None = None) -> Any:
         headers = {"content-type": "application/json"}
         if key != "":
             headers["Authorization"] = f"Basic {b64encode((key or self.key).encode()).decode()}"

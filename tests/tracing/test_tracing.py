@@ -662,7 +662,8 @@ def test_mlflows_database(store: tuple[Any, str, str], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_mlflows_server_gets_all(mlflow_server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
+    for name, value in mlflow_server.variables.items():
+        monkeypatch.setenv(name, value)
     client = register.connect(tmp_path)
     experiment = register.experiment(client, tmp_path, "traces")
     run = client.create_run(experiment).info.run_id

@@ -554,7 +554,8 @@ def test_by_hand(project: Project) -> None:
 
 @pytest.mark.slow
 def test_through_a_server(project: Project, mlflow_server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
+    for name, value in mlflow_server.variables.items():
+        monkeypatch.setenv(name, value)
     tracker, messages = project.log()
     assert (messages, tracker.logged) == ([], ["001", "002"])
     again, _ = project.log()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -128,7 +129,7 @@ def test_runs_there_are(team: Path, client: TestClient) -> None:
     assert found["late"].about == "late (at work or stopped)"
     assert not found["late"].commit
     assert found["nightly"].about.startswith("nightly (kept, 20")
-    page = client.get("/").text
+    page = client.get("/?run=.").text
     assert all(f'<option value="{name}"' in page for name in found)
     assert '<option value="." selected>' in page
     assert '<option value="short" selected>' in client.get("/?run=short").text
@@ -168,6 +169,21 @@ def test_other_names_are_none(team: Path, client: TestClient, name: str) -> None
 def test_a_ref_with_a_slash_is_no_run(own: Path) -> None:
     git(own, "update-ref", "refs/runs/a/b", "HEAD")
     assert list(view_runs.Runs(own / "run").all()) == [".", "nightly"]
+
+
+def test_the_newest_run_is_shown_while_the_folder_has_none(own: Path, tmp_path: Path) -> None:
+    with browse(own / "run") as client:
+        page = client.get("/?kind=rollout")
+        assert dict(page.url.params) == {"kind": "rollout", "run": "nightly"}
+        assert '<option value="nightly" selected>' in page.text
+        assert client.get("/?run=.").url.params.get("run") == ".", "the empty folder can be chosen"
+        shutil.copytree(tmp_path / "kept" / "run", own / view_runs.WORKTREES / "late" / "run")
+        for year, newest in ((1990, "nightly"), (2090, "late")):
+            for path in (own / view_runs.WORKTREES).rglob("trajectories.parquet"):
+                os.utime(path, ((year - 1970) * 31_557_600,) * 2)
+            assert client.get("/").url.params.get("run") == newest
+        shutil.copytree(tmp_path / "kept" / "run", own / "run")
+        assert "run" not in client.get("/").url.params, "a run in the folder itself comes first"
 
 
 # --- A kept run
