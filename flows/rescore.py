@@ -45,7 +45,7 @@ def rescore(settings: RescoreSettings) -> list[dict[str, Any]]:
         rubric = Path(settings.rubric) if settings.rubric else None
         folder = write_settings(Path(settings.params), settings.assignments(), rubric, settings.label)
         rows = [judge(folder, number, settings.update) for number in iterations]
-        (folder / "comparison.json").write_text(json.dumps(rows, indent=2) + "\n")
+        write_text(folder / "comparison.json", json.dumps(rows, indent=2) + "\n")
         show_page(rows)
         print_end(rows, folder, iterations)
         return rows

@@ -23,17 +23,21 @@ from typing import TYPE_CHECKING, Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import TerminationSignal
 
 from flows.deployment import pages
 from flows.deployment.settings import TrainSettings
 from flows.deployment.workspace import LIMIT, workspace
+from flows.repro import folder_lock
 from flows.repro.parameters import set_params
 from flows.repro.pipeline import Pipeline
 from flows.terminal import report
 from flows.terminal.command import LOG, explained, prepare, run_command
 from flows.terminal.display import RunDisplay
+from flows.terminal.recorded import result_of
 from flows.terminal.report import RUN, Point
 from steps.core.errors import UserError, causes
+from steps.core.files import write_text
 from steps.core.masking import masked
 from steps.core.records import OUTPUTS
 from steps.project import chain
@@ -44,8 +48,9 @@ from steps.tracking import system_metrics
 if TYPE_CHECKING:
     from prefect.futures import PrefectFuture
 
+    from steps.tracking.lasting import LastingMlflow
     from steps.tracking.system_metrics import Sample
-    from steps.tracking.tracker import MlflowTracker, Tracker
+    from steps.tracking.tracker import Tracker
 
 
 @task(task_run_name="{stage}", cache_policy=NO_CACHE)
@@ -69,20 +74,20 @@ def index(iterations: list[str], display: RunDisplay) -> None:
     from steps.project.ledger import Ledger
 
     try:
-        with Ledger() as ledger:
+        with Ledger(patience=5) as ledger:
             lineage_index.index(Path.cwd(), ledger, iterations)
     except UserError as problem:
         display.say(f"The ledger was not written: {problem}; `make ledger` does it later.")
 
 
-def open_trackers(display: RunDisplay) -> tuple[MlflowTracker, list[Tracker]]:
+def open_trackers(display: RunDisplay) -> tuple[LastingMlflow, list[Tracker]]:
     """MLflow's tracker, and all trackers: MLflow's first, whose metrics Weights & Biases gets."""
-    from steps.tracking import tracker, wandb
+    from steps.tracking import lasting, tracker, wandb
 
     display.begin("opening MLflow's store")
     log = partial(log_message, display)
-    mlflow = tracker.MlflowTracker(Path.cwd(), log)
-    weights_and_biases = wandb.start(mlflow.root, mlflow.params, mlflow.metrics, log)
+    mlflow = lasting.LastingMlflow(tracker.MlflowTracker(Path.cwd(), log), log)
+    weights_and_biases = wandb.start(Path.cwd(), mlflow.params, mlflow.metrics, log)
     return mlflow, [mlflow, weights_and_biases] if weights_and_biases else [mlflow]
 
 
@@ -101,7 +106,13 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
 
     prepare()
     display = RunDisplay()
-    with concurrency(LIMIT, occupy=1, strict=True), workspace(), display.shown(LOG, get_run_logger()):
+    place = concurrency(LIMIT, occupy=1, strict=True)
+    with (
+        place,
+        workspace() as folder,
+        folder_lock.held(folder, f"deployed run {folder.name}"),
+        display.shown(LOG, get_run_logger()),
+    ):
         try:
             set_params(settings.assignments(), task=settings.chosen)
             return train_here(display)
@@ -121,7 +132,8 @@ def train_here(display: RunDisplay) -> dict[str, Any]:
     try:
         return _train(mlflow, trackers, display, started)
     except BaseException as problem:
-        interrupted = any(isinstance(link, KeyboardInterrupt) for link in causes(problem))
+        signals = (KeyboardInterrupt, TerminationSignal)  # the second is what Prefect makes of SIGTERM
+        interrupted = any(isinstance(link, signals) for link in causes(problem))
         for tracker in trackers:
             tracker.finish("KILLED" if interrupted else "FAILED")
         if interrupted and isinstance(problem, Exception):  # by whatever Ctrl-C met: Prefect must see it as what it is
@@ -129,7 +141,7 @@ def train_here(display: RunDisplay) -> dict[str, Any]:
         raise
 
 
-def _train(mlflow: MlflowTracker, trackers: list[Tracker], display: RunDisplay, started: float) -> dict[str, Any]:
+def _train(mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, started: float) -> dict[str, Any]:
     params = mlflow.params
     chain.write_chain(1, 1)
     run = partial(run_stage, pipeline=Pipeline(Path.cwd()), display=display)
@@ -160,8 +172,8 @@ def _train(mlflow: MlflowTracker, trackers: list[Tracker], display: RunDisplay, 
     mlflow.log_artifact(RUN / "learning_curve.png")
     index([chain.BASE, iteration_name(chosen)], display)
     pages.end(RUN / "learning_curve.png", mlflow.where())
-    summary = write_summary(params.task, chosen, len(curve) - 1, started)
-    if registered and summary["registered"]:
+    summary = write_summary(params.task, chosen, len(curve) - 1, started, display)
+    if registered and summary["registered"] and summary["registered"]["version"]:
         pages.challenger(**summary["registered"])
     return summary
 
@@ -199,14 +211,21 @@ def best(curve: list[Point]) -> Point:
     return max(curve[1:] or curve[:1], key=lambda point: (point.success, point.reward, -point.iteration))
 
 
-def write_summary(task: str, chosen: int, iterations: int, started: float) -> dict[str, Any]:
-    """Write run/summary.json, and return its content."""
+def write_summary(task: str, chosen: int, iterations: int, started: float, display: RunDisplay) -> dict[str, Any]:
+    """Write run/summary.json, and return its content. A registry that is away leaves the version's number open."""
     from steps.registry.model import registered_version
 
-    receipt = report.read(RUN / "receipt.json")
-    version = registered_version(receipt["name"], receipt["adapter_hash"]) if receipt["registered"] else None
+    receipt, version, is_away = report.read(RUN / "receipt.json"), None, False
+    if receipt["registered"]:
+        try:
+            version = registered_version(receipt["name"], receipt["adapter_hash"])
+        except UserError as problem:
+            is_away = True
+            display.say(f"The registry cannot be asked for the number of the version: {problem}")
     summary = report.summary(task, chosen, iterations, version, time.monotonic() - started)
-    (RUN / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    if is_away:
+        summary["registered"] = {"name": receipt["name"], "version": None}
+    write_text(RUN / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
 
@@ -220,7 +239,9 @@ def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
             f"{who:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {result['n']} scenarios{sampled}"
         )
     iteration = summary["trained"]["iteration"]
-    if entry := summary["registered"]:
+    if (entry := summary["registered"]) and entry["version"] is None:
+        say(f"Registered iteration {iteration} in {entry['name']}; `make mlflow` shows the version's number.")
+    elif entry:
         say(f"Registered iteration {iteration} as models:/{entry['name']}/{entry['version']}.")
     else:
         say(f"Not registered: {report.read(RUN / 'receipt.json')['reason']}.")
@@ -249,18 +270,13 @@ def main() -> int:
         prepare()
         print(f"train: {params.task}, {params.policy.base_model}; log: {LOG}", flush=True)
         display = RunDisplay()
-
-        @flow(name="train", log_prints=False)
-        def train() -> dict[str, Any]:
-            return train_here(display)
-
         with display.shown(LOG):
             display.begin("starting Prefect")
-            summary = train()
+            summary = result_of("train", partial(train_here, display), display.say)
         print_end(display.say, summary)
         return 0
 
-    return run_command(work)
+    return run_command(work, writes=not options.dry_run)
 
 
 if __name__ == "__main__":

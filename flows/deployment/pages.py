@@ -1,6 +1,7 @@
 """What Prefect's pages show of a run: a table of its iterations, its progress, the learning curve, and what the agent did.
 
-Nothing is made without a server that keeps it (PREFECT_API_URL). A failing artifact ends no run. All of them are masked.
+Nothing is made without a server that keeps it (PREFECT_API_URL). A failing artifact ends no run, and after one that
+took longer than PATIENCE no more are made. All of them are masked.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ import functools
 import logging
 import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec
 
+from flows.terminal.limits import TakesTooLong, limit
 from flows.terminal.report import RUN, Point
 from steps.core.masking import Masker, masked
 from steps.project.chain import iteration_name
 
 SAMPLES = 2  # trajectories shown of each iteration: the best and the worst
 LONGEST = 1500  # characters shown of a message
+PATIENCE = 20.0  # seconds for an artifact
+HANGS = threading.Event()  # set once an artifact has taken longer
 CHALLENGER = "flywheel.challenger.new"  # the Prefect event for a new version
 
 
@@ -31,10 +36,13 @@ def shown(make: Callable[Words, None]) -> Callable[Words, None]:
 
     @functools.wraps(make)
     def guarded(*words: Words.args, **options: Words.kwargs) -> None:
-        if os.environ.get("PREFECT_API_URL"):
+        if os.environ.get("PREFECT_API_URL") and not HANGS.is_set():
             try:
-                make(*words, **options)
-            except Exception as problem:
+                with limit(PATIENCE):
+                    make(*words, **options)
+            except (Exception, TakesTooLong) as problem:
+                if isinstance(problem, TakesTooLong):
+                    HANGS.set()
                 logger = logging.getLogger("prefect.flow_runs")
                 logger.warning("an artifact of this run was not kept: %s", masked(str(problem)))
 

@@ -21,6 +21,7 @@ from flows.repro.pipeline import StageFailed
 from flows.terminal.report import RUN, read
 from steps.core import params
 from steps.core.errors import UserError
+from steps.core.files import write_text
 from steps.core.params import Policy, PromoteParams
 from steps.project import chain, lock, store
 from steps.registry import gate, publish, verdict_report
@@ -125,7 +126,7 @@ def evaluated(who: str, folder: Path, parameters: PromoteParams, policy: Policy,
         return evaluation
     key.unlink(missing_ok=True)
     path = folder / f"{who}.yaml"
-    path.write_text(yaml.safe_dump(settings))
+    write_text(path, yaml.safe_dump(settings))
     arguments = {
         "task_data": data,
         "scenarios": RUN / "scenarios",
@@ -135,17 +136,18 @@ def evaluated(who: str, folder: Path, parameters: PromoteParams, policy: Policy,
     }
     arguments |= {"adapter": adapter} if adapter else {}
     run_stage("evaluate", who, {name: str(value) for name, value in arguments.items()})
-    key.write_text(inputs)
+    write_text(key, inputs)
     return evaluation
 
 
 @task(task_run_name="{stage} {iteration}", cache_policy=NO_CACHE)
 def run_stage(stage: str, iteration: str, arguments: dict[str, str]) -> None:
     """Run a stage on these paths, without DVC. StageFailed where it fails; KeyboardInterrupt on Ctrl-C."""
-    if code := command(f"steps.{stage}", stage, arguments, is_warm()):
-        if code == 130:
-            raise KeyboardInterrupt
-        raise StageFailed(f"{stage} {iteration}", code)
+    code, text = command(f"steps.{stage}", stage, arguments, is_warm())
+    if code == 130:
+        raise KeyboardInterrupt
+    if code:
+        raise StageFailed(f"{stage} {iteration}", code, text)
 
 
 def inputs_of(settings: dict[str, Any], data: Path, adapter: Path | None) -> str:
@@ -167,9 +169,9 @@ def write(verdict: Verdict, folder: Path, best: dict[str, str]) -> None:
 
     paths = {side: RUN / best[OWN[side]] / "test" if side in OWN else folder / side for side in verdict.sides}
     evaluations = {side: {"path": path.as_posix(), "md5": folder_md5(path)} for side, path in paths.items()}
-    (folder / "evaluations.json").write_text(json.dumps(evaluations, indent=2) + "\n")
-    (folder / "verdict.json").write_text(verdict.text())
-    (folder / "verdict.md").write_text(verdict_report.table(verdict))
+    write_text(folder / "evaluations.json", json.dumps(evaluations, indent=2) + "\n")
+    write_text(folder / "verdict.json", verdict.text())
+    write_text(folder / "verdict.md", verdict_report.table(verdict))
     verdict_report.picture(verdict, folder / "verdict.png")
 
 

@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,9 @@ from dvc.stage import cache, run
 from dvc.stage.exceptions import StageCmdFailedError
 from dvc.utils.serialize import dumps_yaml, modify_yaml, parse_yaml
 
+from flows.repro.process import run_process
 from steps.core.files import write_text
+from steps.runner import death
 from steps.runner.stage import command, find, is_warm, parse
 
 
@@ -40,7 +43,7 @@ def replaced(lock_file: LockFile) -> Iterator[None]:
         (rwlock, "_edit_rwlock", lambda _: edit_rwlock),
         (cache.StageCache, "_load", loading_whole_runs),
         (cache.StageCache, "save", saving_whole_runs),
-        (run, "_run", running_in_worker),
+        (run, "_run", lambda _: run_command),
     ]
     with contextlib.ExitStack() as stack:
         for owner, name, replacement in parts:
@@ -121,7 +124,7 @@ def edit_rwlock(lock_dir: str, fs: Any, hardlink: bool) -> Iterator[dict[str, An
             lock = rwlock.SCHEMA({})
         lock["read"], lock["write"] = defaultdict(list, lock["read"]), defaultdict(dict, lock["write"])
         yield lock
-        write_text(path, json.dumps(lock))
+        write_text(path, json.dumps(lock), lasting=False)  # an empty one is read as one without locks
 
 
 # --- The run cache. Upstream: DVC writes an entry under a temporary name into the folder of finished entries, and then takes
@@ -171,26 +174,31 @@ def place(source: Path, target: Path) -> None:
 
 
 # --- A stage's command. Upstream: DVC starts every command with a shell, and offers no way to run one in its own process
-# (no issue is known). A shell and another Python cost 0.03 s per stage.
+# (no issue is known). A shell and another Python cost 0.03 s per stage. It also does not keep what a command printed.
 
 
-def running_in_worker(original: Callable[..., None]) -> Callable[..., None]:
+class CommandFailed(StageCmdFailedError):
+    """A stage's command ended with an error; `text` is the error as it was printed, without the word `error:`."""
+
+    def __init__(self, line: str, code: int, text: str) -> None:
+        super().__init__(line, code)
+        self.code, self.text = code, text
+
+
+def run_command(executable: str, line: str, **options: Any) -> None:
     """In place of `dvc.stage.run._run`: this process hands a stage over to the warm worker, as the stage's command would.
 
-    What DVC records stays the same, and all other commands run as usual.
+    What DVC records stays the same. All other commands run as processes of their own.
     """
-
-    def run_command(executable: str, line: str, **options: Any) -> None:
-        words = shlex.split(line)
-        module = words[2] if words[:2] == ["python", "-m"] else ""
-        if not module.startswith("steps.") or not is_warm():
-            original(executable, line, **options)
-            return
-        name = module.rpartition(".")[2]
-        arguments = parse(find(module, name), module, words[3:])
-        if code := command(module, name, arguments, warm=True):
-            if code == 130:
-                raise KeyboardInterrupt
-            raise StageCmdFailedError(line, code)
-
-    return run_command
+    words = shlex.split(line)
+    module = words[2] if words[:2] == ["python", "-m"] else ""
+    name, kills = module.rpartition(".")[2], death.oom_kills()
+    if module.startswith("steps.") and is_warm():
+        code, text = command(module, name, parse(find(module, name), module, words[3:]), warm=True)
+    else:
+        code, text = run_process(run._make_cmd(executable, line), **options)
+        text = text or death.cause(code, kills, name)
+    if code in (130, -signal.SIGINT):
+        raise KeyboardInterrupt
+    if code:
+        raise CommandFailed(line, code, text)

@@ -20,6 +20,8 @@ def set_params(
     Nothing is written where the result is not valid, which is a UserError, and nothing with `dry_run`.
     """
     text = before = path.read_text(encoding="utf-8") if path.exists() else ""
+    if path.exists() and not text.strip():
+        return params.parse(text, path, Params)  # which says that it is empty: it is damaged, and not to be filled up
     if task is not None:
         text = with_task(text, path, task)
     if assignments:

@@ -1,56 +1,70 @@
 """What the commands of flows share: preparing the process before Prefect starts, and how a command ends.
 
-Ctrl-C on a terminal reaches all of a command's processes. It ends the command with one sentence, whatever it is doing.
+Ctrl-C on a terminal reaches all of a command's processes. It ends the command with one sentence, whatever it is doing, and
+so do SIGTERM and a terminal that is closed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.repro import folder_lock
 from flows.repro.pipeline import StageFailed
-from flows.terminal.display import last_error
+from flows.terminal.limits import TakesTooLong, limit
 from steps.core import dotenv
 from steps.core.errors import UserError, explain
 from steps.runner import handover
 
 LOG = Path(".flywheel/train.log")
+HEALTH = 10.0  # seconds for Prefect's server to say that it works
+
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C. After a plain KeyboardInterrupt in `exec`, which imports use, CPython 3.11 ends the process by the signal
-    instead of with its exit code, even where the exception was caught.
+    """Ctrl-C, or another signal to stop. After a plain KeyboardInterrupt in `exec`, which imports use, CPython 3.11 ends the
+    process by the signal instead of with its exit code, even where the exception was caught.
     """
 
 
-def run_command(work: Callable[[], int | None]) -> int:
-    """The exit code that `work` returns (None: 0), or that of its error, which is printed. Ends this project's workers.
+def run_command(work: Callable[[], int | None], writes: bool = True) -> int:
+    """The exit code that `work` returns (None: 0), or that of its error, which is printed. 130: Ctrl-C; 143: SIGTERM.
 
-    Ctrl-C is ignored from then on, because the process has nothing left to do but end.
+    With `writes`, no other such command runs in this folder meanwhile. The workers that ran this command's stages end with
+    it. Signals to stop are ignored from then on, because the process has nothing left to do but end.
     """
-    interrupts: list[int] = []
+    received: list[int] = []
 
-    def interrupt(number: int, _: object) -> None:
-        interrupts.append(number)
+    def stop(number: int, _: object) -> None:
+        received.append(number)
         raise Stopped
 
-    signal.signal(signal.SIGINT, interrupt)
-    try:
+    for number in STOPPING:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # `nohup` ignores that one
+            signal.signal(number, stop)
+    with contextlib.ExitStack() as stack:
         try:
-            return work() or 0
+            try:
+                if writes and Path("dvc.yaml").exists():  # elsewhere `prepare` says what is wrong
+                    stack.enter_context(folder_lock.held(Path.cwd(), folder_lock.command_line()))
+                return work() or 0
+            finally:
+                for number in STOPPING:
+                    signal.signal(number, signal.SIG_IGN)
+        except BaseException as problem:
+            return print_problem(problem, received)
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except BaseException as problem:
-        return print_problem(problem, interrupted=bool(interrupts))
-    finally:
-        logging.getLogger("prefect").setLevel(logging.WARNING)  # hides that Prefect's own server ends as well
-        handover.stop_workers(Path.cwd())
+            logging.getLogger("prefect").setLevel(logging.WARNING)  # hides that Prefect's own server ends as well
+            handover.end_own_workers()
 
 
 def stop_once() -> None:
@@ -90,8 +104,9 @@ def prepare() -> None:
         Path(home).mkdir(parents=True, exist_ok=True)  # Prefect does not make it
     if api := os.environ.get("PREFECT_API_URL"):
         try:
-            urllib.request.urlopen(f"{api.rstrip('/')}/health", timeout=10).close()
-        except (OSError, ValueError) as problem:
+            with limit(HEALTH):  # urllib's own is for each read
+                urllib.request.urlopen(f"{api.rstrip('/')}/health", timeout=HEALTH).close()
+        except (OSError, ValueError, TakesTooLong) as problem:
             raise UserError(
                 f"PREFECT_API_URL is {api}, where no Prefect server answers ({problem}): start it with `make prefect`, or "
                 "unset the variable and the flow runs by itself"
@@ -118,18 +133,19 @@ def own_server() -> None:
     Server()  # Prefect keeps one server per port and process: from now on it uses this one
 
 
-def explained(problem: BaseException, log: str = "") -> tuple[str, int]:
-    """(what went wrong, exit code). Where a stage failed: the error that the stage itself wrote, and `log`."""
+def explained(problem: BaseException, log: Path | None = None) -> tuple[str, int]:
+    """(what went wrong, exit code). Where a stage failed: its own sentence, and `log`, which has the rest."""
     if isinstance(problem, StageFailed):
-        return f"{last_error(LOG) or problem} (stage {problem.stage}{log})", max(problem.code, 1)
+        return problem.sentence(log), max(problem.code, 1)
     return explain(problem)
 
 
-def print_problem(problem: BaseException, interrupted: bool) -> int:
-    """Print one sentence where the user can do something about it, else the traceback; the exit code."""
-    if interrupted or isinstance(problem, KeyboardInterrupt):  # DVC and Prefect wrap it in errors of their own
+def print_problem(problem: BaseException, received: Sequence[int] = ()) -> int:
+    """Print one sentence where the user can do something about it, else the traceback; the exit code. `received` are the
+    signals to stop that have come."""
+    if received or isinstance(problem, KeyboardInterrupt):  # DVC and Prefect wrap it in errors of their own
         print("Stopped. The same command goes on from here.", file=sys.stderr)
-        return 130
-    text, code = explained(problem, f"; log: {LOG}")
+        return 128 + (received[0] if received else signal.SIGINT)
+    text, code = explained(problem, LOG)
     print(f"error: {text}", file=sys.stderr)
     return code

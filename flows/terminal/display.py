@@ -144,12 +144,3 @@ def mask_logs() -> None:
     for place in (*loggers, *logging.getLogger().handlers):
         if not any(isinstance(filter_, MaskingFilter) for filter_ in place.filters):
             place.addFilter(MaskingFilter())
-
-
-def last_error(log: Path) -> str | None:
-    """The last `error:` line of a log, without that word; None where there is none."""
-    with contextlib.suppress(OSError):
-        for line in reversed(log.read_text(errors="replace").splitlines()):
-            if line.startswith("error: "):
-                return line.removeprefix("error: ")
-    return None

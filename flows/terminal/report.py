@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from steps.core.files import write_json
 from steps.core.records import OUTPUTS
 from steps.project.chain import BASE, iteration_name
 
@@ -44,7 +45,7 @@ def seconds(iteration: int) -> dict[str, float]:
 def keep_overhead(iteration: int, overhead: float) -> None:
     """Keep the seconds that an iteration took beyond its stages' own work: DVC, Prefect, MLflow, the hand-over."""
     path = RUN / iteration_name(iteration) / "timings" / "overhead.json"
-    path.write_text(json.dumps({"seconds": round(overhead, 4)}) + "\n")
+    write_json(path, {"seconds": round(overhead, 4)})
 
 
 def iteration_row(iteration: int) -> dict[str, Any]:
@@ -110,6 +111,9 @@ def draw(points: list[Point], best: int, path: Path) -> None:
     for axis in (upper, lower):
         axis.grid(alpha=0.3)
     temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, dpi=120, format="png", metadata={"Software": None})
-    plt.close(figure)
-    temporary.replace(path)
+    try:
+        figure.savefig(temporary, dpi=120, format="png", metadata={"Software": None})
+        temporary.replace(path)
+    finally:
+        plt.close(figure)
+        temporary.unlink(missing_ok=True)

@@ -7,18 +7,26 @@ from pathlib import Path
 from typing import Any
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any], lasting: bool = True) -> None:
     """Write a value as one line of JSON, whole or not at all."""
     import json
 
-    write_text(path, json.dumps(value) + "\n")
+    write_text(path, json.dumps(value) + "\n", lasting)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file in UTF-8, whole or not at all."""
+def write_text(path: Path, text: str, lasting: bool = True) -> None:
+    """Write a file in UTF-8, whole or not at all: a full disk or a crash leaves what was there before.
+
+    `lasting` waits until the disk has the content. Without that a file system may put the new name in place first, and find
+    only later that it has no room for the content. It is off for what is written often and worth nothing after a crash.
+    """
     temporary = path.with_name(f".tmp-{os.getpid()}.{path.name}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            if lasting:
+                os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

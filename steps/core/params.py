@@ -153,6 +153,9 @@ def parse(text: str, path: Path, kind: type[P]) -> P:
     """
     import yaml
 
+    if not text.strip():  # it would mean the defaults, and a full disk can empty a file
+        cure = f"bring it back (`git checkout {path}`), or begin one with a line such as `task: email_search`"
+        raise UserError(f"{path} is empty; {cure}")
     try:
         read = yaml.safe_load(text) or {}
     except yaml.YAMLError as problem:

@@ -33,21 +33,26 @@ def command_parser(name: str, about: str | None, **options: Any) -> argparse.Arg
 def exit_code(function: Callable[[], None], display: ProgressDisplay | None = None) -> int:
     """Call `function` and return the command's exit code: 0, 130 after Ctrl-C, or the code of an error, which is explained
     on stderr. `display` shows the function's progress and lines; its line is wiped first in each case."""
+    return outcome(function, display)[0]
+
+
+def outcome(function: Callable[[], None], display: ProgressDisplay | None = None) -> tuple[int, str]:
+    """What `exit_code` returns, and the explanation of the error; empty where there was none."""
     try:
         if display is not None:
             report_to(display)
         function()
-        return 0
+        return 0, ""
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return INTERRUPTED, ""
     except Exception as error:
         text, code = explain(error)
     finally:
         if display is not None:
             report_to(None)
             display.clear()
-    print(text if text.startswith("Traceback") else f"error: {text}", file=sys.stderr)
-    return code
+    print(text if text.startswith("Traceback") else f"error: {text}", file=sys.stderr, flush=True)
+    return code, text
 
 
 def served(function: Callable[[], None]) -> int:
@@ -93,7 +98,8 @@ class ProgressDisplay:
         done, total, note = message["progress"]
         text = f"{self.name} {done}/{total} {note}".rstrip()
         if self.file:
-            write_json(Path(self.file), {"stage": self.name, "done": done, "total": total, "note": note})
+            latest = {"stage": self.name, "done": done, "total": total, "note": note}
+            write_json(Path(self.file), latest, lasting=False)
         elif sys.stderr.isatty():
             print("\r\033[K" + text[: os.get_terminal_size(2).columns - 1], end="", file=sys.stderr, flush=True)
             self.is_drawn = True

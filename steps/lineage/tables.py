@@ -100,9 +100,7 @@ def _insert(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any
 @contextmanager
 def changing(ledger: Ledger) -> Iterator[sa.Connection]:
     """A transaction in which the two tables exist."""
-    with ledger.engine.begin() as connection:
-        if connection.dialect.name == "sqlite":
-            connection.exec_driver_sql("BEGIN IMMEDIATE")  # otherwise Python's driver would commit a DROP at once
+    with ledger.writing() as connection:
         create(connection, NODES, EDGES, BY_CHILD)
         yield connection
 
@@ -110,7 +108,7 @@ def changing(ledger: Ledger) -> Iterator[sa.Connection]:
 @contextmanager
 def reading(ledger: Ledger) -> Iterator[sa.Connection]:
     """A connection for reading; UserError where nothing was ever indexed."""
-    with ledger.engine.connect() as connection:
+    with ledger.reading() as connection:
         if not all(sa.inspect(connection).has_table(table.name) for table in (NODES, EDGES)):
             raise UserError("the ledger has no lineage yet: `python -m steps.lineage index` adds what run/ holds")
         yield connection

@@ -1,7 +1,8 @@
 """The ledger: a database for what costs something to make again, such as the answers of models (steps/llm/client.py).
 
 It is `.flywheel/ledger.db` (SQLite) by default. FLYWHEEL_LEDGER_URL names another by SQLAlchemy's syntax; for a team this is
-`postgresql://user:password@host/flywheel` (with psycopg 3). Several processes may use a ledger at the same time.
+`postgresql://user:password@host/flywheel` (with psycopg 3). Several processes may use a ledger at the same time. A database
+that is locked, or that is being started again, is waited for.
 """
 
 from __future__ import annotations
@@ -10,18 +11,36 @@ import contextlib
 import os
 import sqlite3
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from steps.core.errors import UserError
+from steps.core.progress import say
 
+T = TypeVar("T")
 DEFAULT = "sqlite:///.flywheel/ledger.db"
-PATIENCE = 30  # seconds to wait for another process's lock
+PATIENCE = 30.0  # seconds to wait for another process's lock, or for a server that is away
+QUIET = 2.0  # of those, the seconds that pass without a message
+# What databases say when the same may succeed a little later. The last one is of a server's socket in a folder.
+PASSING = (
+    "locked",
+    "refused",
+    "starting up",
+    "shutting down",
+    "recovery mode",
+    "closed the connection",
+    "terminating connection",
+)
+PASSING += ("connection is lost", "connection is closed", "timeout expired", "no such file or directory")
+# A PostgreSQL server that vanishes without a word is noticed within half a minute.
+POSTGRESQL = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+POSTGRESQL |= {"tcp_user_timeout": 20_000}
 LOCK = 0x_F1E1_4EE1  # the PostgreSQL advisory lock for creating tables: an arbitrary number
 
 REPLIES = sa.Table(
@@ -41,28 +60,34 @@ REPLIES = sa.Table(
 
 
 class Ledger:
-    """An open ledger, used as `with Ledger() as ledger:`. UserError where it cannot be opened."""
+    """An open ledger, used as `with Ledger() as ledger:`. UserError where it cannot be opened, read or written.
 
-    def __init__(self, url: str | None = None) -> None:
+    It is waited for up to `patience` seconds.
+    """
+
+    def __init__(self, url: str | None = None, patience: float = PATIENCE) -> None:
         url = url or os.environ.get("FLYWHEEL_LEDGER_URL") or DEFAULT
-        shown = "FLYWHEEL_LEDGER_URL"
+        self.shown, self.patience = "FLYWHEEL_LEDGER_URL", patience
         try:
             parsed = sa.make_url(url)
-            shown = parsed.render_as_string(hide_password=True)
+            self.shown = parsed.render_as_string(hide_password=True)
             if parsed.drivername == "postgresql":  # SQLAlchemy 2.0 would use psycopg 2
                 parsed = parsed.set(drivername="postgresql+psycopg")
-            if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
+            is_sqlite = parsed.get_backend_name() == "sqlite"
+            if is_sqlite and parsed.database not in (None, "", ":memory:"):
                 Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
-            self.engine = sa.create_engine(parsed)
-            if parsed.get_backend_name() == "sqlite":
-                sa.event.listen(self.engine, "connect", _several_processes)
-            with self.engine.begin() as connection:
-                create(connection, REPLIES)
+            given = {name: value for name, value in POSTGRESQL.items() if name not in parsed.query}
+            options: Any = {"connect_args": given, "pool_pre_ping": True} if "psycopg" in parsed.drivername else {}
+            self.engine = sa.create_engine(parsed, **options)
+            if is_sqlite:
+                sa.event.listen(self.engine, "connect", self._several_processes)
         except ModuleNotFoundError as problem:
-            raise UserError(f"the ledger {shown} needs the package {problem.name}: install it (psycopg: 3)") from None
+            raise UserError(
+                f"the ledger {self.shown} needs the package {problem.name}: install it (psycopg: 3)"
+            ) from None
         except (SQLAlchemyError, OSError) as problem:
-            reason = str(problem).strip().splitlines()[0]
-            raise UserError(f"the ledger {shown} cannot be opened ({reason}); see FLYWHEEL_LEDGER_URL") from None
+            raise UserError(self._unusable(problem)) from None
+        self._patiently(self._create)
 
     def __enter__(self) -> Ledger:
         return self
@@ -72,17 +97,112 @@ class Ledger:
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The stored answer to a request, as a row of `replies`; None where there is none."""
-        with self.engine.connect() as connection:
-            row = connection.execute(sa.select(REPLIES).where(REPLIES.c.key == key)).mappings().first()
-        return dict(row) if row else None
+
+        def read() -> dict[str, Any] | None:
+            with self.engine.connect() as connection:
+                row = connection.execute(sa.select(REPLIES).where(REPLIES.c.key == key)).mappings().first()
+            return dict(row) if row else None
+
+        return self._patiently(read)
 
     def put(self, row: dict[str, Any]) -> dict[str, Any]:
         """Store an answer, and return the stored row: that of another process, where it stored one first."""
-        with contextlib.suppress(IntegrityError), self.engine.begin() as connection:
-            connection.execute(REPLIES.insert().values(created=datetime.now(UTC), **row))
+
+        def write() -> None:
+            with contextlib.suppress(IntegrityError), self.engine.begin() as connection:
+                connection.execute(REPLIES.insert().values(created=datetime.now(UTC), **row))
+
+        self._patiently(write)
         stored = self.get(row["key"])
         assert stored is not None
         return stored
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sa.Connection]:
+        """A transaction, beside which nobody else writes in SQLite. Only its beginning waits."""
+
+        def begin() -> sa.Connection:
+            connection = self.engine.connect()
+            try:
+                if connection.dialect.name == "sqlite":
+                    connection.exec_driver_sql(
+                        "BEGIN IMMEDIATE"
+                    )  # otherwise Python's driver would commit a DROP at once
+                return connection
+            except BaseException:
+                connection.close()
+                raise
+
+        with self._patiently(begin) as connection, self._explained():
+            yield connection
+            connection.commit()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """A connection for reading."""
+        with self._patiently(self.engine.connect) as connection, self._explained():
+            yield connection
+
+    def _create(self) -> None:
+        with self.engine.begin() as connection:
+            create(connection, REPLIES)
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        """What `work` returns. It is called again while the database is locked or away, which is said once."""
+        started, is_told = time.monotonic(), False
+        while True:
+            try:
+                return work()
+            except (SQLAlchemyError, sqlite3.Error, OSError) as problem:
+                waited = time.monotonic() - started
+                is_of_database = isinstance(problem, (OperationalError, InterfaceError, sqlite3.Error))
+                passes = is_of_database and any(words in _reason(problem).lower() for words in PASSING)
+                if not passes or waited > self.patience:
+                    raise UserError(self._unusable(problem, waited if passes else 0.0)) from None
+                if waited > QUIET and not is_told:
+                    is_told = True
+                    left = self.patience - waited
+                    say(f"waiting for the ledger {self.shown}, {left:.0f} s more at most: {_reason(problem)}")
+                time.sleep(min(0.2, self.patience / 10))
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as problem:
+            raise UserError(self._unusable(problem)) from None
+
+    def _unusable(self, problem: Exception, waited: float = 0.0) -> str:
+        reason = _reason(problem)
+        if "locked" in reason:
+            cure = "stop the process that holds it (`fuser` or `lsof` name it), and run the same command again"
+        elif "postgresql" in self.shown:
+            cure = "start the server or correct FLYWHEEL_LEDGER_URL, and run the same command again"
+        else:
+            cure = "see FLYWHEEL_LEDGER_URL"
+        after = f" after {waited:.0f} s" if waited >= 1 else ""
+        return f"the ledger {self.shown} cannot be opened, read or written{after} ({reason}); {cure}"
+
+    def _several_processes(self, connection: sqlite3.Connection, _: object) -> None:
+        """Set SQLite up for several processes: readers wait for nobody, writers wait for each other, commits are quick.
+
+        SQLite itself waits for every lock except that for changing a new file to a write-ahead log, hence the loop.
+        """
+        connection.execute(f"PRAGMA busy_timeout={1000 * min(self.patience, QUIET):.0f}")
+        until = time.monotonic() + self.patience
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode=WAL")
+                break
+            except sqlite3.OperationalError as problem:
+                if "locked" not in str(problem) or time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
+        connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def _reason(problem: Exception) -> str:
+    return str(problem).strip().splitlines()[0]
 
 
 def create(connection: sa.Connection, *parts: sa.Table | sa.Index) -> None:
@@ -99,21 +219,3 @@ def create(connection: sa.Connection, *parts: sa.Table | sa.Index) -> None:
     for part in parts:
         statement: Any = CreateIndex if isinstance(part, sa.Index) else CreateTable
         connection.execute(statement(part, if_not_exists=True))
-
-
-def _several_processes(connection: sqlite3.Connection, _: object) -> None:
-    """Set SQLite up for several processes: readers wait for nobody, writers wait for each other, commits are quick.
-
-    SQLite itself waits for every lock except that for changing a new file to a write-ahead log, hence the loop.
-    """
-    connection.execute(f"PRAGMA busy_timeout={PATIENCE * 1000}")
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            break
-        except sqlite3.OperationalError as problem:
-            if "locked" not in str(problem) or time.monotonic() > until:
-                raise
-            time.sleep(0.01)
-    connection.execute("PRAGMA synchronous=NORMAL")

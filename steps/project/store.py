@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
 
@@ -41,7 +41,15 @@ def connect(root: Path) -> MlflowClient:
     import logging
 
     from mlflow import MlflowClient
+    from mlflow.utils import request_utils
 
+    from steps.project.slow_server import LimitedAdapter
+
+    if not issubclass(
+        request_utils.TCPKeepAliveHTTPAdapter, LimitedAdapter
+    ):  # sessions are made with the first request
+        kept: Any = request_utils.TCPKeepAliveHTTPAdapter
+        request_utils.TCPKeepAliveHTTPAdapter = type("LimitedKeepAlive", (kept, LimitedAdapter), {})
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # its errors are raised as well
     uri, database = address(root), root.resolve() / ".flywheel" / "mlflow.db"
     if not os.environ.get("MLFLOW_TRACKING_URI") and not database.exists():
@@ -96,10 +104,12 @@ def explained(uri: str) -> Iterator[None]:
     except Exception as problem:
         if type(problem).__module__.partition(".")[0] not in ("mlflow", "requests", "urllib3", "sqlalchemy"):
             raise
-        reason = " ".join(str(problem).split())
+        reason = " ".join(str(problem).partition("[SQL:")[0].split())
         reason = hidden(reason if len(reason) < 400 else reason[:400] + " …")
         advice = "see to that"
-        if os.environ.get("MLFLOW_TRACKING_URI"):
+        if "database is locked" in reason:
+            reason, advice = "another process writes to its database", "wait until that has ended, or stop it"
+        elif os.environ.get("MLFLOW_TRACKING_URI"):
             advice = "start or mend it, correct MLFLOW_TRACKING_URI, or unset it to log to .flywheel/mlflow.db"
         text = f"MLflow at {hidden(uri)} cannot be reached or does not accept this: {reason}"
         raise UserError(f"{text}; {advice}, then run the same again") from problem

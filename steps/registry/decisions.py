@@ -53,7 +53,7 @@ def record(ledger: Ledger, decision: Decision, evidence: dict[str, Any] | None =
     run again."""
     row = dataclasses.asdict(decision)
     del row["created"]
-    with ledger.engine.begin() as link:
+    with ledger.writing() as link:
         create(link, DECISIONS)
         of_model = sa.select(DECISIONS).where(DECISIONS.c.model == decision.model)
         last = link.execute(of_model.order_by(DECISIONS.c.id.desc()).limit(1)).mappings().first()

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
+from steps.runner import death
 
 if TYPE_CHECKING:
     import subprocess  # at run time only when a worker is started
@@ -42,6 +43,19 @@ CLIENTS_OWN = ("FLYWHEEL_PROGRESS", "FLYWHEEL_LOG", "FLYWHEEL_WORKER", "FLYWHEEL
 # outside the tree; otherwise edits to it reach a running worker only after `--stop`.
 EXTRA_PATHS: tuple[Path, ...] = ()
 REQUEST = ("module", "function", "arguments", "idle_seconds", "environment", "umask")
+RETIRE = {"retire": True}  # the request to end after what was asked before
+
+
+class OwnWorkers:
+    """The workers that this process has started, and those that have run stages for it."""
+
+    def __init__(self) -> None:
+        self.started: dict[int, subprocess.Popen] = {}  # by process id; the exit codes are known of these alone
+        self.used: set[int] = set()  # process ids
+        self.busy: set[int] = set()  # of those, with a stage of ours that has not ended
+
+
+own = OwnWorkers()
 
 
 class WorkerError(UserError):
@@ -135,17 +149,24 @@ def tidy(path: Path, lock: int | None) -> None:
 def _connect() -> socket.socket:
     """A connection to the right worker, which is started if there is none. Two clients at the same time start only one."""
     path, process, deadline = socket_path(), None, time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if connection := dial(path):
-            return connection
-        if (lock := take_lock(path)) is not None:
-            process = process or _start(path, lock)
-            os.close(lock)  # a worker that was started holds it through a copy of its own
-        if process is not None and process.poll() == STALE:
-            return _connect()
-        if process is not None and process.poll() is not None:
-            raise WorkerError(f"the worker could not start (exit code {process.returncode}); {log_tail()}")
-        time.sleep(0.005)
+    kills = death.oom_kills()
+    try:
+        while time.monotonic() < deadline:
+            if connection := dial(path):
+                return connection
+            if (lock := take_lock(path)) is not None:
+                process = process or _start(path, lock)
+                os.close(lock)  # a worker that was started holds it through a copy of its own
+            if process is not None and process.poll() == STALE:
+                return _connect()
+            if process is not None and process.poll() is not None:
+                why = death.cause(process.returncode, kills, "")
+                raise WorkerError(f"the worker could not start: {why}; {log_tail()}")
+            time.sleep(0.005)
+    except BaseException:
+        if process is not None:
+            process.terminate()  # nobody would use it
+        raise
     raise WorkerError(f"no worker was ready within {START_SECONDS} s; {log_tail()}")
 
 
@@ -158,9 +179,11 @@ def _start(path: Path, lock: int) -> subprocess.Popen:
         LOG.replace(LOG.with_suffix(".log.1"))
     command = [sys.executable, "-m", "steps.runner.worker", str(path), str(lock)]
     with LOG.open("ab") as log:
-        return Popen(
+        process = Popen(
             command, stdin=DEVNULL, stdout=log, stderr=log, pass_fds=[lock], env=environment(), start_new_session=True
         )
+    own.started[process.pid] = process
+    return process
 
 
 def log_tail() -> str:
@@ -182,14 +205,17 @@ def hand_over(module: str, function: str, arguments: dict, show: Callable[[dict]
     request = dict(zip(REQUEST, (module, function, arguments, idle, environment(), mask), strict=True))
     for _ in range(5):
         with _connect() as connection:
+            worker, kills = peer(connection)[0], death.oom_kills()
             answer = _converse(connection, json.dumps(request).encode() + b"\n", show)
+            own.busy.discard(worker)
         if answer is None:
             continue
         if "done" in answer:
             return answer["done"]
         if "error" in answer:
             raise (UserError if answer["code"] == 2 else WorkerError)(answer["error"])
-        raise WorkerError(f"the worker died while it ran {module} (out of memory?); {log_tail()}")
+        why = death.cause(_exit_code(worker), kills, module.rpartition(".")[2])
+        raise WorkerError(f"the worker died while it ran {module}: {why}; {log_tail()}")
     raise WorkerError(f"the worker ended five times before it took {module}; {log_tail()}")
 
 
@@ -205,11 +231,16 @@ def _converse(connection: socket.socket, request: bytes, show: Callable[[dict], 
                 return answer
             if "stale" in answer:
                 return None
-            if "started" not in answer:
+            if "started" in answer:
+                own.used.add(answer["started"])
+                own.busy.add(answer["started"])
+            else:
                 show(answer)
     except ConnectionError:
         pass
-    except KeyboardInterrupt:
+    except Exception:
+        raise
+    except BaseException:  # Ctrl-C, or what Prefect makes of a SIGTERM
         if answer is not None:  # the worker ends itself; wait up to 3 s for it to clean up
             connection.shutdown(socket.SHUT_WR)
             connection.settimeout(3)
@@ -218,6 +249,14 @@ def _converse(connection: socket.socket, request: bytes, show: Callable[[dict], 
                     pass
         raise
     return None if answer is None else {}
+
+
+def _exit_code(worker: int) -> int | None:
+    """The exit code of a worker that is about to end; None where another process started it, or it takes over 2 s."""
+    process, deadline = own.started.get(worker), time.monotonic() + 2
+    while process is not None and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return process.returncode if process is not None else None
 
 
 def _lines(connection: socket.socket) -> Iterator[dict]:
@@ -260,6 +299,34 @@ def worker_pids(root: Path) -> dict[Path, int]:
 def stop_workers(root: Path) -> int:
     """End every worker of this project folder at once, even during a stage, and return how many there were."""
     pids = list(worker_pids(root).values())
+    _end(pids)
+    worker_pids(root)  # removes the sockets of those that were killed
+    return len(pids)
+
+
+def end_own_workers(patience: float = 2.0) -> None:
+    """End the workers that ran stages for this process, so that their memory is free when it ends.
+
+    One that runs another command's stage (`patience` seconds pass without its answer) ends when it has finished that."""
+    mine = {path: pid for path, pid in worker_pids(Path.cwd()).items() if pid in own.used}
+    _end([pid for path, pid in mine.items() if pid in own.busy or _retired(path, pid, patience)])
+    worker_pids(Path.cwd())  # removes the sockets of those that were killed
+
+
+def _retired(path: Path, pid: int, patience: float) -> bool:
+    """Ask a worker to end; whether it has taken that up within so many seconds."""
+    if (connection := dial(path)) is None:
+        return True
+    with connection, contextlib.suppress(ConnectionError):
+        if peer(connection)[0] != pid:
+            return True
+        connection.sendall(json.dumps(RETIRE).encode() + b"\n")
+        return bool(select.select([connection], [], [], patience)[0])
+    return True
+
+
+def _end(pids: list[int]) -> None:
+    """End processes, by SIGKILL where SIGTERM does not do it."""
     for number, patience in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 2.0)):
         for pid in filter(alive, pids):
             with contextlib.suppress(ProcessLookupError):
@@ -267,8 +334,6 @@ def stop_workers(root: Path) -> int:
         deadline = time.monotonic() + patience
         while any(map(alive, pids)) and time.monotonic() < deadline:
             time.sleep(0.01)
-    worker_pids(root)  # removes the sockets of those that were killed
-    return len(pids)
 
 
 if __name__ == "__main__":

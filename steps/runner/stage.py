@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from steps.core.errors import UserError
 from steps.core.files import write_json
 from steps.core.progress import report_to, take_measurements
-from steps.core.terminal import ProgressDisplay, command_parser, exit_code
+from steps.core.terminal import ProgressDisplay, command_parser, outcome
 
 if TYPE_CHECKING:
     from steps.runner.outputs import Outputs
@@ -87,7 +87,7 @@ def main(function: Callable, warm: bool = True) -> None:
     warm = warm and is_warm()
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
-        code = command(module, function.__name__, arguments, warm)
+        code, _ = command(module, function.__name__, arguments, warm)
     except KeyboardInterrupt:
         code = 130
     if warm:
@@ -101,8 +101,8 @@ def is_warm() -> bool:
     return os.environ.get("FLYWHEEL_WORKER") != "off" and "RANK" not in os.environ
 
 
-def command(module: str, name: str, arguments: dict, warm: bool) -> int:
-    """Run a stage for a person or a flow: show its progress, explain an error, and return the exit code."""
+def command(module: str, name: str, arguments: dict, warm: bool) -> tuple[int, str]:
+    """Run a stage for a person or a flow: show its progress, and explain an error. The exit code and the explanation."""
     display = ProgressDisplay(module.rpartition(".")[2])
 
     def stage() -> None:
@@ -115,7 +115,7 @@ def command(module: str, name: str, arguments: dict, warm: bool) -> int:
                 report_to(lambda _: None)
             run(find(module, name), arguments)
 
-    return exit_code(stage, display)
+    return outcome(stage, display)
 
 
 def find(module: str, name: str) -> Callable:

@@ -27,7 +27,6 @@ from pathlib import Path
 from steps.core import errors, progress
 from steps.runner import handover, stage
 
-RETIRE = {"retire": True}
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -140,16 +139,16 @@ class Worker:
         connection.settimeout(None)
         with contextlib.suppress(ValueError):
             request = json.loads(line)
-            if request == RETIRE or (isinstance(request, dict) and request.keys() == set(handover.REQUEST)):
+            if request == handover.RETIRE or (isinstance(request, dict) and request.keys() == set(handover.REQUEST)):
                 gone = select.select([connection], [], [], 0)[0]
-                return request if request == RETIRE or not gone else None
+                return request if request == handover.RETIRE or not gone else None
         connection.sendall(b'{"error": "this is no request", "code": 2}\n')
         return None
 
     def _answer(self, connection: socket.socket, request: dict) -> str:
         """Serve one request, and return the reason why the worker should end now; empty where it should go on."""
-        if request == RETIRE:
-            return "another worker took over"
+        if request == handover.RETIRE:
+            return "it was asked to"
         sending = threading.Lock()
 
         def send(message: dict) -> None:
@@ -234,7 +233,7 @@ def main(words: list[str]) -> int:
     for other in handover.worker_pids(Path.cwd()):
         if other != path and (connection := handover.dial(other)):
             with connection:
-                connection.sendall(json.dumps(RETIRE).encode() + b"\n")
+                connection.sendall(json.dumps(handover.RETIRE).encode() + b"\n")
     worker.serve()
     return 0
 

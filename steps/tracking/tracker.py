@@ -69,6 +69,7 @@ class MlflowTracker:
         self.flow_settings = {name: text for name, text in strings.items() if name not in self.settings}
         self.tags: dict[str, str] = masked(publish.about(self.params) | {"judge": card.judges(self.params)})
         self.uri = store.address(self.root)
+        self.uri_shown = store.hidden(self.uri)
         with store.explained(self.uri):
             self.client = store.connect(self.root)
             self.experiment = store.experiment(self.client, self.root, self.params.task)
@@ -180,8 +181,8 @@ class MlflowTracker:
         name = self.parent.info.run_name if self.parent else "no run yet"
         if self.parent and self.uri.startswith("http"):
             page = f"#/experiments/{self.experiment}/runs/{self.parent.info.run_id}"
-            name += f": {store.hidden(self.uri).rstrip('/')}/{page}"
-        return f"MLflow: {store.hidden(self.uri)}, experiment {self.params.task}, {name}"
+            name += f": {self.uri_shown.rstrip('/')}/{page}"
+        return f"MLflow: {self.uri_shown}, experiment {self.params.task}, {name}"
 
     def metrics(self, number: str | None) -> dict[str, float]:
         """What MLflow holds of an iteration; of the base policy (000) only its validation. None: of the whole run.

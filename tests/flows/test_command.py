@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from steps.core.errors import UserError
 from tests.conftest import ROOT, python, run
+from tests.support.slow_servers import dripping_server
 
 # `exec` is where CPython takes note of an interrupt for its own exit code, which only `python -m` comes to.
 MODULE = """
@@ -19,7 +21,7 @@ def work():
     exec("os.kill(os.getpid(), signal.SIGINT); [None for _ in range(10**6)]")
     return 0
 
-command.handover.stop_workers = lambda _: os.kill(os.getpid(), signal.SIGINT)
+command.handover.end_own_workers = lambda: os.kill(os.getpid(), signal.SIGINT)
 sys.exit(command.run_command(work))
 """
 
@@ -30,6 +32,29 @@ def test_ctrl_c_at_any_moment_is_exit_code_130_and_one_sentence(tmp_path: Path) 
         python("interrupted_work"), tmp_path, PYTHONPATH=os.pathsep.join((os.fspath(tmp_path), os.fspath(ROOT)))
     )
     assert (process.returncode, process.stderr) == (130, "Stopped. The same command goes on from here.\n")
+
+
+TERMINATED = """
+import os, signal, sys, time
+from flows.terminal import command
+
+def work():
+    os.kill(os.getpid(), signal.{})
+    time.sleep(60)
+
+command.handover.end_own_workers = lambda: print("workers ended")
+sys.exit(command.run_command(work))
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_being_told_to_end_is_as_ctrl_c(tmp_path: Path, name: str, code: int) -> None:
+    """It used to end the process at once: MLflow's run stayed RUNNING, and the worker went on."""
+    (tmp_path / "terminated_work.py").write_text(TERMINATED.format(name))
+    path = os.pathsep.join((os.fspath(tmp_path), os.fspath(ROOT)))
+    process = run(python("terminated_work"), tmp_path, PYTHONPATH=path)
+    assert (process.returncode, process.stdout) == (code, "workers ended\n")
+    assert process.stderr == "Stopped. The same command goes on from here.\n"
 
 
 def test_only_the_first_signal_stops() -> None:
@@ -46,3 +71,16 @@ def test_only_the_first_signal_stops() -> None:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+def test_a_prefect_server_that_drips_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then satisfies every read, and no time-out of a read ends it."""
+    from flows.terminal import command
+
+    (tmp_path / "dvc.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "HEALTH", 0.5)
+    with dripping_server() as url:
+        monkeypatch.setenv("PREFECT_API_URL", f"{url}/api")
+        with pytest.raises(UserError, match=r"no Prefect server answers \(no answer within 0.5 s\)"):
+            command.prepare()

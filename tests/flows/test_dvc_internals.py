@@ -6,6 +6,7 @@ import ast
 import copy
 import json
 import os
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from packaging.requirements import Requirement
 
 from flows.repro import dvc_internals
 from flows.repro.dvc_internals import LockFile
-from flows.repro.pipeline import Pipeline
+from flows.repro.pipeline import Pipeline, StageFailed
+from flows.terminal.command import explained
 from steps.core.errors import UserError
 from tests.conftest import python, run
 
@@ -182,7 +184,6 @@ def test_a_stage_that_another_process_is_at_work_on_waits_for_nobody(repository:
 
 def test_ctrl_c_stays_that_whatever_dvc_makes_of_it(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dvc.exceptions import DvcException
-    from dvc.stage import run as dvc_run
 
     def broken(*_: object, **__: object) -> None:
         try:
@@ -191,8 +192,47 @@ def test_ctrl_c_stays_that_whatever_dvc_makes_of_it(repository: Path, monkeypatc
             raise DvcException("the lock is gone")
 
     (repository / "a").write_text("b")
-    monkeypatch.setattr(dvc_run, "_run", broken)
+    monkeypatch.setattr(dvc_internals, "run_command", broken)
     with pytest.raises(KeyboardInterrupt):
+        Pipeline(Path.cwd()).reproduce("copy")
+
+
+FAILING = """
+import sys
+print("progress 1/2", file=sys.stderr)
+sys.exit("error: the mailbox does not exist; `git checkout` brings it back")
+"""
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_stage_that_fails_says_so_in_its_own_words(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, warm: bool
+) -> None:
+    """Whether the worker ran it or a process of its own: on Prefect's page (the error's text) and in the terminal."""
+    sentence = "the mailbox does not exist; `git checkout` brings it back"
+    (repository / "failing.py").write_text(FAILING)
+    line = "python -m steps.rollout" if warm else f"{sys.executable} failing.py"
+    (repository / "dvc.yaml").write_text(f"stages: {{copy: {{cmd: {line}, deps: [a], outs: [b]}}}}")
+    monkeypatch.setattr(dvc_internals, "is_warm", lambda: True)
+    monkeypatch.setattr(dvc_internals, "find", lambda *_: None)
+    monkeypatch.setattr(dvc_internals, "parse", lambda *_: {})
+    monkeypatch.setattr(dvc_internals, "command", lambda *_, **__: (2, sentence))
+    with pytest.raises(StageFailed) as caught:
+        Pipeline(Path.cwd()).reproduce("copy")
+    assert str(caught.value) == f"the stage copy failed: {sentence}"
+    assert caught.value.code == (2 if warm else 1)
+    printed, _ = explained(caught.value, Path("train.log"))
+    assert printed == f"the stage copy failed (log: train.log): {sentence}"
+
+
+def test_a_fault_of_the_program_is_named_by_its_last_line() -> None:
+    text = "Traceback (most recent call last):\n  File x\nValueError: a bug\nof two lines"
+    assert str(StageFailed("update@001", 1, text)) == "the stage update@001 failed: ValueError: a bug"
+
+
+def test_a_command_that_is_killed_says_by_what(repository: Path) -> None:
+    (repository / "dvc.yaml").write_text("stages: {copy: {cmd: 'kill -SEGV $$', deps: [a], outs: [b]}}")
+    with pytest.raises(StageFailed, match="the stage copy failed: SIGSEGV ended it"):
         Pipeline(Path.cwd()).reproduce("copy")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import yaml
 
 from flows.repro.parameters import set_params
 from steps.core.errors import UserError
+from steps.core.params import Params, load
 from tests.conftest import ROOT, python, run
 
 
@@ -87,6 +89,33 @@ def test_nothing_to_change_is_not_written_and_a_missing_file_is_said(folder: Pat
     (folder / "params.yaml").unlink()
     with pytest.raises(UserError, match=r"params\.yaml does not exist"):
         set_params([])
+
+
+def test_an_empty_file_is_damage_and_not_the_defaults(folder: Path) -> None:
+    for text in ("", "\n  \n"):
+        (folder / "params.yaml").write_text(text)
+        before = files(folder)
+        for assignments, task in (([], None), (["seed=2"], None), ([], "tic_tac_toe")):
+            with pytest.raises(
+                UserError, match=r"params\.yaml is empty; bring it back \(`git checkout params\.yaml`\)"
+            ):
+                set_params(assignments, task=task)
+        assert files(folder) == before
+        with pytest.raises(UserError, match="is empty"):
+            load("params.yaml", Params)
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is noticed only when the content goes to the disk, after all has been written to memory."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = files(folder)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        set_params(["seed=2"])
+    assert files(folder) == before
 
 
 def test_another_task_begins_with_its_preset(folder: Path) -> None:

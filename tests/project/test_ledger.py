@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,9 @@ from typing import Any
 import pytest
 
 from steps.core.errors import UserError
+from steps.core.progress import report_to
 from steps.lineage import tables
+from steps.project import ledger as ledger_module
 from steps.project.ledger import Ledger
 
 
@@ -19,6 +24,16 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.db"
     return str(request.getfixturevalue("postgresql"))
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The lines for a person; the first after 0.1 s of waiting."""
+    said: list[str] = []
+    monkeypatch.setattr(ledger_module, "QUIET", 0.1)
+    report_to(lambda message: said.append(message["say"]))
+    yield said
+    report_to(None)
 
 
 def row(key: str, text: str) -> dict[str, Any]:
@@ -80,8 +95,69 @@ def test_nobody_waits_for_a_long_transaction_to_open_one(url: str) -> None:
 
 def test_a_ledger_that_cannot_be_opened_is_named_without_its_password(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be opened") as problem:
-        Ledger("postgresql://user:hunter2@127.0.0.1:1/none")
+        Ledger("postgresql://user:hunter2@127.0.0.1:1/none", patience=0.2)
     assert "hunter2" not in str(problem.value)
+    assert "start the server or correct FLYWHEEL_LEDGER_URL" in str(problem.value)
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match="cannot be opened"):
         Ledger(f"sqlite:///{tmp_path}/folder")
+
+
+def test_a_lock_is_waited_for_which_is_said_once(tmp_path: Path, lines: list[str]) -> None:
+    path = tmp_path / "ledger.db"
+    with Ledger(f"sqlite:///{path}", patience=30) as ledger, sqlite3.connect(path, check_same_thread=False) as other:
+        other.execute("BEGIN IMMEDIATE")
+        threading.Timer(0.7, other.rollback).start()
+        assert ledger.put(row("a", "late"))["reply"] == row("a", "late")["reply"]
+        with tables.changing(ledger):
+            pass
+    [line] = lines
+    assert line.startswith(f"waiting for the ledger sqlite:///{path}, ")
+    assert "database is locked" in line
+
+
+def test_a_lock_that_stays_is_one_sentence(tmp_path: Path, lines: list[str]) -> None:
+    """Not a traceback: of a stage that keeps an answer, or of the flow that keeps the lineage."""
+    path = tmp_path / "ledger.db"
+    with Ledger(f"sqlite:///{path}", patience=0.3) as ledger, sqlite3.connect(path) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(UserError, match=r"the ledger sqlite:.*database is locked.*stop the process that holds it"):
+            ledger.put(row("a", "never"))
+        with pytest.raises(UserError, match="database is locked"), tables.changing(ledger):
+            pytest.fail("nobody may write now")
+        other.rollback()
+        assert ledger.get("a") is None
+
+
+def test_a_server_that_comes_back_is_waited_for(postgresql: str, lines: list[str]) -> None:
+    """The connections that were open are cut, as by a restart, and for a while none is accepted."""
+    with Ledger(postgresql, patience=30) as ledger, Ledger(postgresql) as admin:
+        ledger.put(row("d", "kept"))
+        connect, began = ledger.engine.dialect.connect, time.monotonic()
+
+        def refused_for_a_while(*words: Any, **options: Any) -> Any:
+            if time.monotonic() < began + 0.5:
+                raise ledger.engine.dialect.loaded_dbapi.OperationalError("connection failed: Connection refused")
+            return connect(*words, **options)
+
+        ledger.engine.dialect.connect = refused_for_a_while  # type: ignore[method-assign]
+        with admin.engine.begin() as link:
+            own = "pid <> pg_backend_pid() AND datname = current_database()"
+            link.exec_driver_sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {own}")
+        assert ledger.get("d") is not None
+    assert len(lines) == 1
+
+
+def test_a_server_that_stays_away_is_one_sentence(postgresql: str) -> None:
+    with Ledger(postgresql) as ledger:
+        ledger.patience = 0.2
+        refused = ledger.engine.dialect.loaded_dbapi.OperationalError("connection failed: Connection refused")
+
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise refused
+
+        ledger.engine.dispose()
+        ledger.engine.dialect.connect = refuse  # type: ignore[method-assign]
+        for work in (lambda: ledger.get("d"), lambda: ledger.put(row("e", "")), lambda: tables.counts(ledger)):
+            with pytest.raises(UserError, match=r"Connection refused.*start the server or correct FLYWHEEL_LEDGER_URL"):
+                work()

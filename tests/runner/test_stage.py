@@ -324,6 +324,42 @@ def test_stop_ends_workers_even_in_mid_stage(project: Project) -> None:
     assert not (project.root / "out").exists()
 
 
+def test_a_command_ends_its_own_workers_alone(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two commands in one folder: `--dry-run` beside a training used to end the training's worker."""
+    monkeypatch.chdir(project.root)
+    program = "from flows.terminal import command; command.run_command(lambda: 0, writes=False)"
+    project.run()
+    (worker,) = project.pids()
+    assert ended(project.start("-P", "-c", program, PYTHONPATH=str(STEPS.parent)))[0] == 0
+    assert project.pids() == [worker], "it has run no stage"
+
+    process = project.toy("--slow", "0.6", result="out/other")
+    eventually(lambda: list((project.root / "out").glob(".tmp-*")))
+    monkeypatch.setattr(handover.own, "used", {worker})
+    handover.end_own_workers(patience=0.05)
+    assert ended(process)[0] == 0, "another command's stage goes on"
+    eventually(lambda: not handover.alive(worker))
+
+    project.run()
+    (worker,) = project.pids()
+    monkeypatch.setattr(handover.own, "used", {worker})
+    handover.end_own_workers()
+    assert (handover.alive(worker), list(handover.socket_folder().iterdir())) == (False, [])
+
+
+def test_a_stage_of_ours_that_was_left_ends_with_its_worker(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.root)
+    process = project.toy("--slow", "30")
+    eventually(lambda: list((project.root / "out").glob(".tmp-*")))
+    (worker,) = project.pids()
+    for name in ("used", "busy"):
+        monkeypatch.setattr(handover.own, name, {worker})
+    handover.end_own_workers()
+    code, _, text = ended(process)
+    assert (code, "SIGTERM ended it" in text) == (1, True), text
+    assert not (project.root / "out").exists()
+
+
 def test_simultaneous_clients_share_one_worker_in_turn(project: Project) -> None:
     clients = [project.toy("--slow", "0.2", result=f"out/{number}") for number in range(4)]
     answers = [ended(client) for client in clients]
@@ -340,8 +376,8 @@ def test_worker_killed_in_mid_stage(project: Project) -> None:
     os.kill(project.pids()[0], signal.SIGKILL)
     code, _, text = ended(process)
     assert code == 1
-    assert "error: the worker died while it ran steps.toy" in text
-    assert "worker.log" in text
+    assert "error: the worker died while it ran steps.toy: something ended it with SIGKILL" in text
+    assert "worker.log:\n    " in text, "followed by that end"
     assert '"slow": 30.0' in text, "the end of the log"
     assert project.run()[0] == 0, "the dead worker's socket is replaced"
     assert sorted(path.name for path in (project.root / "out").iterdir()) == ["result", "timings"]
@@ -458,5 +494,5 @@ def test_a_worker_that_cannot_start(project: Project) -> None:
     (project.root / "steps/runner/worker.py").write_text("raise RuntimeError('not today')")
     code, _, text = project.run()
     assert code == 1
-    assert "error: the worker could not start (exit code 1)" in text
+    assert "error: the worker could not start: its exit code is 1; the end of " in text
     assert "not today" in text

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.exceptions import TerminationSignal
 
 from steps.core.errors import UserError
 from steps.core.params import Update
@@ -27,10 +28,11 @@ from steps.policy import adapter
 from steps.project.chain import read_chain
 from steps.project.git import git_state
 from steps.project.lock import read_lock
-from steps.project.store import make_store
+from steps.project.store import explained, make_store
 from steps.tracking.system_metrics import Sample
 from steps.tracking.tracker import MlflowTracker
 from tests.conftest import MlflowServer
+from tests.support.slow_servers import dripping_server
 
 ROOT = Path(__file__).parent.parent.parent
 PARAMS: dict[str, Any] = {
@@ -319,7 +321,14 @@ def test_going_on_later_finds_the_same_parent(project: Project) -> None:
     assert runs(tracker, parent=True)[0].info.status == "FINISHED", "its end was logged already"
 
 
-@pytest.mark.parametrize(("problem", "status"), [(OSError("full"), "FAILED"), (KeyboardInterrupt(), "KILLED")])
+@pytest.mark.parametrize(
+    ("problem", "status"),
+    [
+        (OSError("full"), "FAILED"),
+        (KeyboardInterrupt(), "KILLED"),
+        (TerminationSignal(15), "KILLED"),  # what Prefect makes of a SIGTERM
+    ],
+)
 def test_a_flow_that_does_not_get_to_its_end_leaves_no_run_running(
     project: Project, monkeypatch: pytest.MonkeyPatch, problem: BaseException, status: str
 ) -> None:
@@ -503,6 +512,48 @@ def test_the_store_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [path.name for path in database.parent.iterdir()] == ["mlflow.db"]
     with sqlite3.connect(database) as link:
         assert link.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_a_server_that_drips_is_one_sentence(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte used to begin the time-out anew, and the run hung."""
+    from steps.project import slow_server
+
+    monkeypatch.setattr(slow_server.LimitedResponse, "seconds", 0.3)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with dripping_server() as url:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
+        with pytest.raises(UserError, match="cannot be reached"):
+            MlflowTracker(project.root)
+
+
+def test_a_locked_store_is_a_sentence_without_sql(tmp_path: Path) -> None:
+    import sqlalchemy
+
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/mlflow.db", connect_args={"timeout": 0})
+    with sqlite3.connect(tmp_path / "mlflow.db") as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(UserError) as caught, explained("sqlite:///mlflow.db"), engine.connect() as link:
+            link.exec_driver_sql("CREATE TABLE runs (id)")
+    assert str(caught.value) == (
+        "MLflow at sqlite:///mlflow.db cannot be reached or does not accept this: another process writes to its database; "
+        "wait until that has ended, or stop it, then run the same again"
+    )
+
+
+def test_a_flow_s_tracker_outlasts_its_store(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import train
+    from flows.terminal.display import RunDisplay
+
+    monkeypatch.chdir(project.root)
+    mlflow, (first, *_) = train.open_trackers(RunDisplay())
+    with monkeypatch.context() as broken:
+        broken.setattr(MlflowTracker, "_open", lambda *_: 1 / 0)
+        first.iteration("001")
+        mlflow.log_artifact(project.root / "params.yaml")
+        first.finish()
+    mlflow.next_attempt = 0.0
+    first.iteration("002")
+    assert mlflow.tracker.logged == ["001", "002"]
 
 
 @pytest.mark.parametrize("silent", [False, True])

@@ -1,0 +1,47 @@
+"""Runs work as a Prefect flow whose result outlives Prefect: its server may have ended, or hang, when the work is done."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TypeVar
+
+from prefect import flow
+
+from flows.terminal.limits import TakesTooLong, limit
+from steps.core.errors import UserError
+from steps.core.masking import masked
+
+T = TypeVar("T")
+START = 180.0  # seconds for Prefect to begin the run, a server of its own included
+END = 60.0  # seconds for it to record that the work is done
+
+
+def result_of(
+    name: str, work: Callable[[], T], say: Callable[[str], None], start: float = START, end: float = END
+) -> T:
+    """What `work` returns, which runs as the flow `name`. An error of Prefect's after that is said, and changes nothing."""
+    results: list[T] = []
+    with contextlib.ExitStack() as limits:
+
+        @flow(name=name, log_prints=False)
+        def run() -> None:
+            limits.close()
+            results.append(work())
+            limits.enter_context(limit(end))
+
+        limits.enter_context(limit(start))
+        try:
+            run()
+        except BaseException as problem:
+            limits.close()
+            if results:
+                reason = " ".join(masked(str(problem)).split())[:300] or type(problem).__name__
+                say(f"Prefect has not recorded the end of this run ({reason}). The run itself is complete:")
+            elif isinstance(problem, TakesTooLong):
+                raise UserError(
+                    f"Prefect has not begun the run ({problem}): see to its server, or unset PREFECT_API_URL"
+                ) from None
+            else:
+                raise
+    return results[0]

@@ -1,0 +1,108 @@
+"""MLflow's tracker for a flow: whatever MLflow does, training goes on, and waits for it no longer than PATIENCE.
+
+A failure is logged once. An iteration that was not logged is tried again with a later one, and at the end; what is missing
+then is named, and `python -m steps.tracking` logs it. That command uses the tracker itself, whose errors end it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from steps.core.masking import masked
+from steps.core.params import Params
+from steps.tracking.system_metrics import Sample
+from steps.tracking.tracker import MlflowTracker
+
+PATIENCE = 60.0  # seconds that a run waits for one iteration, or for the end, to be logged
+PAUSE = 60.0  # seconds after a failure without another attempt
+STATUS = 10.0  # seconds for the status of a run that failed or was stopped
+
+
+class LastingMlflow:
+    """A tracker that neither raises nor hangs."""
+
+    def __init__(
+        self,
+        tracker: MlflowTracker,
+        log_message: Callable[[str], None],
+        patience: float = PATIENCE,
+        pause: float = PAUSE,
+    ) -> None:
+        self.tracker, self.log_message, self.patience, self.pause = tracker, log_message, patience, pause
+        self.waiting: dict[str, tuple[float | None, Sequence[Sample]]] = {}  # iterations that are not logged yet
+        self.running: threading.Thread | None = None  # the last call, which may still wait for MLflow
+        self.has_failed, self.next_attempt = False, 0.0  # time.monotonic()
+
+    @property
+    def params(self) -> Params:
+        return self.tracker.params
+
+    def metrics(self, number: str | None) -> dict[str, float]:
+        """What MLflow was given: `MlflowTracker.metrics`."""
+        return self.tracker.metrics(number)
+
+    def where(self) -> str:
+        """For a person: the store, the experiment, the run."""
+        return self.tracker.where()
+
+    def iteration(self, number: str, overhead_seconds: float | None = None, system: Sequence[Sample] = ()) -> object:
+        """Log an iteration, and those before it that are not logged yet; whether that was done."""
+        self.waiting[number] = overhead_seconds, system
+        return time.monotonic() >= self.next_attempt and self._lasting(self._log_waiting)
+
+    def finish(self, status: str = "FINISHED") -> None:
+        """End the run. FINISHED first logs what is not logged yet, and names what cannot be."""
+        if status != "FINISHED":
+            self._call(lambda: self.tracker.finish(status), STATUS)
+            return
+        if not (self._lasting(self._log_waiting) and self._lasting(self.tracker.finish)):
+            missing = ", ".join([*(f"iteration {number}" for number in self.waiting), "the end of the run"])
+            self.log_message(f"MLflow lacks {missing}: `python -m steps.tracking` logs it once MLflow works")
+
+    def log_artifact(self, path: Path) -> None:
+        """Log a file with the parent run."""
+        self._lasting(lambda: self.tracker.log_artifact(path))
+
+    def _log_waiting(self) -> None:
+        for number, measured in list(self.waiting.items()):
+            self.tracker.iteration(number, *measured)
+            self.waiting.pop(number, None)
+
+    def _lasting(self, work: Callable[[], object]) -> bool:
+        """Whether `work` was done. The first failure is logged, and the next success after one."""
+        problem = self._call(work, self.patience)
+        if problem is None:
+            if self.has_failed:
+                self.log_message("MLflow works again")
+            self.has_failed = False
+            return True
+        self.next_attempt = time.monotonic() + self.pause
+        if not self.has_failed:
+            self.has_failed = True
+            reason = masked(" ".join(str(problem).split()))
+            self.log_message(f"{reason} (the run goes on meanwhile, and logs this later)")
+        return False
+
+    def _call(self, work: Callable[[], object], seconds: float) -> Exception | None:
+        """Do `work` in a thread of its own, and wait for it so long; the error, if there was one. A call that has not ended
+        is left to itself, and no other begins before it has ended."""
+        until, problems = time.monotonic() + seconds, list[Exception]()
+
+        def called() -> None:
+            try:
+                work()
+            except Exception as problem:
+                problems.append(problem)
+
+        if self.running is not None:
+            self.running.join(seconds)
+        if self.running is None or not self.running.is_alive():
+            self.running = threading.Thread(target=called, name="MLflow", daemon=True)
+            self.running.start()
+            self.running.join(max(0.0, until - time.monotonic()))
+            if not self.running.is_alive():
+                return problems[0] if problems else None
+        return TimeoutError(f"MLflow at {self.tracker.uri_shown} did not answer within {seconds:.0f} s")

@@ -1,0 +1,96 @@
+"""A run's result is there whatever becomes of Prefect's server meanwhile, and a server that hangs hangs nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from flows.deployment import pages
+from flows.terminal import recorded
+from flows.terminal.limits import TakesTooLong, limit
+from steps.core.errors import UserError
+
+
+def fake_flow(before: Callable[[], None], after: Callable[[], None]) -> Callable[..., Any]:
+    """In place of prefect.flow: what Prefect does before and after the work."""
+
+    def flow(**_: object) -> Callable[..., Any]:
+        def decorated(work: Callable[[], None]) -> Callable[[], None]:
+            def run() -> None:
+                before()
+                work()
+                after()
+
+            return run
+
+        return decorated
+
+    return flow
+
+
+def nothing() -> None: ...
+
+
+def fail() -> None:
+    raise ConnectionError("All connection attempts failed")
+
+
+def hang() -> None:
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("after", "reason"), [(fail, "All connection attempts failed"), (hang, "no answer within 0.05 s")]
+)
+def test_a_server_that_went_away_costs_no_result(
+    monkeypatch: pytest.MonkeyPatch, after: Callable[[], None], reason: str
+) -> None:
+    """It used to end with Prefect's traceback, and without the lines on what was registered."""
+    monkeypatch.setattr(recorded, "flow", fake_flow(nothing, after))
+    lines: list[str] = []
+    assert recorded.result_of("train", lambda: "result", lines.append, end=0.05) == "result"
+    assert lines == [f"Prefect has not recorded the end of this run ({reason}). The run itself is complete:"]
+
+
+def test_an_error_of_the_work_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "flow", fake_flow(nothing, nothing))
+    lines: list[str] = []
+    assert recorded.result_of("train", lambda: "result", lines.append, start=0.05) == "result"
+    with pytest.raises(ConnectionError):
+        recorded.result_of("train", fail, lines.append)
+    assert lines == []
+
+
+def test_a_server_that_does_not_begin_the_run_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "flow", fake_flow(hang, nothing))
+    with pytest.raises(UserError, match="Prefect has not begun the run"):
+        recorded.result_of("train", lambda: 1, print, start=0.05)
+
+
+def test_an_artifact_that_takes_too_long_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    @pages.shown
+    def artifact(seconds: float) -> None:
+        made.append(1)
+        time.sleep(seconds)
+
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
+    monkeypatch.setattr(pages, "PATIENCE", 0.05)
+    try:
+        artifact(60)
+        artifact(0)
+    finally:
+        pages.HANGS.clear()
+    assert made == [1]
+
+
+def test_a_limit_ends_with_its_block() -> None:
+    with pytest.raises(TakesTooLong), limit(0.02):
+        time.sleep(60)
+    with limit(0.02):
+        pass
+    time.sleep(0.05)

@@ -1,0 +1,107 @@
+"""Training goes on whatever MLflow does, and MLflow gets later what it lacks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from steps.core.errors import UserError
+from steps.tracking.lasting import LastingMlflow
+
+
+class FakeTracker:
+    """In place of MlflowTracker: it fails, or hangs, as long as it is told to."""
+
+    uri_shown = "http://mlflow"
+
+    def __init__(self) -> None:
+        self.problem: Exception | None = None
+        self.free = threading.Event()  # not set: each call hangs
+        self.free.set()
+        self.logged: list[Any] = []
+
+    def iteration(self, number: str, overhead_seconds: float | None = None, system: Any = ()) -> None:
+        self._call((number, overhead_seconds))
+
+    def finish(self, status: str = "FINISHED") -> None:
+        self._call(status)
+
+    def log_artifact(self, path: Any) -> None:
+        self._call(path)
+
+    def _call(self, what: Any) -> None:
+        assert self.free.wait(60)
+        if self.problem is not None:
+            raise self.problem
+        self.logged.append(what)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeTracker]:
+    tracker = FakeTracker()
+    yield tracker
+    tracker.free.set()
+
+
+def test_what_fails_is_said_once_and_logged_later(fake: FakeTracker) -> None:
+    """A store that was locked for a moment used to end the run."""
+    lines: list[str] = []
+    mlflow: Any = LastingMlflow(fake, lines.append, pause=0.0)  # type: ignore[arg-type]
+    mlflow.iteration("001", 0.1)
+    fake.problem = UserError("MLflow at sqlite:///x cannot be reached: the database is locked")
+    mlflow.iteration("002", 0.2)
+    mlflow.iteration("003", 0.3)
+    mlflow.log_artifact("curve.png")
+    assert lines == [f"{fake.problem} (the run goes on meanwhile, and logs this later)"]
+    fake.problem = None
+    mlflow.iteration("004", 0.4)
+    mlflow.finish()
+    assert fake.logged == [("001", 0.1), ("002", 0.2), ("003", 0.3), ("004", 0.4), "FINISHED"]
+    assert lines[1:] == ["MLflow works again"]
+
+
+def test_what_is_missing_at_the_end_is_named_with_a_cure(fake: FakeTracker) -> None:
+    lines: list[str] = []
+    mlflow: Any = LastingMlflow(fake, lines.append, pause=60.0)  # type: ignore[arg-type]
+    fake.problem = OSError("away")
+    mlflow.iteration("001", 0.1)
+    fake.problem = None
+    mlflow.iteration("002", 0.2)
+    assert fake.logged == [], "it is left alone for a while"
+    fake.problem = OSError("away")
+    mlflow.finish()
+    assert lines[-1] == (
+        "MLflow lacks iteration 001, iteration 002, the end of the run: `python -m steps.tracking` logs it once MLflow works"
+    )
+
+
+def test_what_hangs_holds_up_nobody(fake: FakeTracker) -> None:
+    lines: list[str] = []
+    mlflow: Any = LastingMlflow(fake, lines.append, patience=0.05, pause=0.0)  # type: ignore[arg-type]
+    fake.free.clear()
+    mlflow.iteration("001", 0.1)
+    assert lines == [
+        "MLflow at http://mlflow did not answer within 0 s (the run goes on meanwhile, and logs this later)"
+    ]
+    mlflow.iteration("002", 0.2)
+    mlflow.patience = 30.0
+    fake.free.set()
+    mlflow.finish()
+    assert fake.logged == [("001", 0.1), ("002", 0.2), "FINISHED"], "each of them once"
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_run_that_is_stopped_ends_soon(fake: FakeTracker, monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
+    monkeypatch.setattr("steps.tracking.lasting.STATUS", 0.05)
+    lines: list[str] = []
+    mlflow: Any = LastingMlflow(fake, lines.append)  # type: ignore[arg-type]
+    if hangs:
+        fake.free.clear()
+    started = time.monotonic()
+    mlflow.finish("KILLED")
+    assert time.monotonic() - started < 30
+    assert (fake.logged, lines) == ([] if hangs else ["KILLED"], [])
