@@ -10,6 +10,7 @@ import contextlib
 import os
 import sqlite3
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,12 @@ class Ledger:
         stored = self.get(row["key"])
         assert stored is not None
         return stored
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Remove answers, so that they are asked for again."""
+        with self.engine.begin() as connection:
+            for key in keys:
+                connection.execute(REPLIES.delete().where(REPLIES.c.key == key))
 
 
 def create(connection: sa.Connection, *parts: sa.Table | sa.Index) -> None:
