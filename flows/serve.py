@@ -33,7 +33,9 @@ from steps.registry.model import fetched, policy_of, read_registry, tagged_adapt
 
 SERVED = Path(".flywheel/served")  # adapters, by their hash
 # The variables that vLLM may have beside every server's: those of its libraries, with the Hub's token, and of a proxy to it.
-VLLMS = "VLLM_ HF_ TORCH TRITON_ CUDA_ NVIDIA_ NCCL_ MKL_ KMP_ LD_ http_proxy https_proxy HTTP_PROXY HTTPS_PROXY".split()
+VLLMS = (
+    "VLLM_ HF_ TORCH TRITON_ CUDA_ NVIDIA_ NCCL_ MKL_ KMP_ LD_ http_proxy https_proxy HTTP_PROXY HTTPS_PROXY".split()
+)
 
 
 class Follower:

@@ -72,7 +72,8 @@ def score(
         judgements.write_text("".join(answer.model_dump_json() + "\n" for answer in answers))
     if successes is not None:
         history = json.loads(previous_successes.read_text()) if previous_successes is not None else []
-        successes.write_text(json.dumps(curriculum.extend(history, scored)) + "\n")
+        # By the rule: whether an attempt succeeded is known where a model did not score it, too.
+        successes.write_text(json.dumps(curriculum.extend(history, by["rule"])) + "\n")
     say(f"{len(scored)} rewards, {sum(reward.score is None for reward in scored)} unscored")
     if answers:
         say_judged(answers, measured)

@@ -113,15 +113,19 @@ def samples(number: int) -> str:
 
 
 def transcript(reward: Any, trajectory: Any, scenario: Any) -> str:
-    """One attempt as markdown. Messages are indented line by line, so that markup in them has no effect."""
+    """One attempt as markdown. What an agent or a judge wrote is indented line by line, so that markup has no effect."""
     mask = Masker()
     heading = f"### {trajectory.id}: reward {reward.score:+.2f}{', success' if reward.success else ''}"
-    lines = [heading, mask.text(reward.explanation)]
+    lines = [heading, indented(mask.text(reward.explanation))]
     for message in map(mask, trajectory.messages(scenario)):
         functions = [call["function"] for call in message.get("tool_calls") or ()]
         calls = [f"{function['name']}({function['arguments']})" for function in functions]
         text = "\n".join([str(message.get("content") or ""), *calls]).strip()
         text = text if len(text) <= LONGEST else f"{text[:LONGEST]} [{len(text) - LONGEST} characters more]"
-        quoted = "\n".join(f"    {line}" for line in text.splitlines())
-        lines.append(f"**{re.sub(r'[^a-z]', '', message['role'])}**\n\n{quoted}")
+        lines.append(f"**{re.sub(r'[^a-z]', '', message['role'])}**\n\n{indented(text)}")
     return "\n\n".join(lines)
+
+
+def indented(text: str) -> str:
+    """A text as a block of code in markdown."""
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -68,12 +68,16 @@ def prompt(env: type[Env], pool: Sequence[Scenario], number: int, difficulty: in
 
 def check(env: type[Env], data: Any, split: Split | None, reply: Reply | CallFailed) -> tuple[Scenario, Candidate]:
     """The scenario that an answer holds. ValueError, with the reason in a few words, where there is none."""
+    from steps.llm import answers
     from steps.llm.client import CallFailed
 
     if isinstance(reply, CallFailed):
         raise ValueError("the call was not answered")
+    parsed = reply.parsed()
+    if answers.cleaned(parsed) != parsed:
+        raise ValueError("characters that are no text, or nested too deeply")
     try:
-        candidate = Candidate.model_validate(reply.parsed())
+        candidate = Candidate.model_validate(parsed)
     except ValidationError as problem:
         first = problem.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"not of the form asked: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -90,6 +94,7 @@ def generate(
     split: Split | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(the lines of accepted scenarios, the report). Asks in rounds, each for as many scenarios as are still missing."""
+    from steps.llm import answers
     from steps.llm.client import CallFailed, ask_all
 
     pool = env.scenarios(data, "train", POOL, 0)
@@ -111,7 +116,8 @@ def generate(
                 if (double := taken.get(essence(scenario))) is not None:
                     raise ValueError(f"a double of {double}")
             except ValueError as problem:
-                refused.append({"prompt": key, "reason": str(problem)[:300]})
+                reason = " ".join(answers.plain(str(problem)).split())  # it may quote what the model wrote
+                refused.append({"prompt": key, "reason": reason[:300]})
                 continue
             taken[essence(scenario)] = "one before it"
             lines.append({"id": scenario.id, "split": scenario.split, "prompt": key, **candidate.model_dump()})

@@ -64,7 +64,9 @@ def read_generated(env: type[Env], data: Any, path: Path) -> dict[Split, list[Sc
         raise UserError(f"scenarios.generated: {path} does not exist; python -m steps.data.generate makes it") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise UserError(f"scenarios.generated: {path} cannot be read ({problem})") from None
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(
+        text.removesuffix("\n").split("\n") if text else (), 1
+    ):  # texts may hold other separators
         try:
             fields = json.loads(line)
             candidate = Candidate.model_validate({name: fields.get(name) for name in Candidate.model_fields})

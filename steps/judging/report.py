@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
+from steps.judging.prompts import ALIKE
+
 if TYPE_CHECKING:
     from steps.core.records import Judgement, Reward
 
@@ -26,6 +28,7 @@ def report(judgements: Sequence[Judgement], rewards: Sequence[Reward]) -> dict[s
     return {
         "groups": len(judgements),
         "groups_unscored": sum(None in judgement.scores.values() for judgement in judgements),
+        "groups_alike": sum(judgement.problem.startswith(ALIKE) for judgement in judgements),
         "groups_shortened": sum(judgement.shortened_to is not None for judgement in judgements),
         "groups_probed": len(probes),
         "groups_with_tau": len(taus),

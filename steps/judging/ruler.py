@@ -11,7 +11,7 @@ to know which attempt is better. Against the known faults of such judges:
   tells the judge to score it 1.0. What the canary gains over its original shows whether the judge follows such words.
 
 Attempts without a usable score, also after the judge was asked once more, get None with a reason, as do groups for which the
-server gave no answer.
+server gave no answer. So do groups in which only one attempt is left or all read alike, about which the judge is not asked.
 
 All answers are kept in the ledger (steps/llm/client.py), so judging the same trajectories again costs nothing and gives the
 same bytes. Prompts, and how answers are read: steps/judging/prompts.py.
@@ -23,6 +23,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from steps.core.params import Ruler
 
 T = TypeVar("T")
+RETURNED = 20_000  # characters of an answer that go back to the judge with what is wrong with it
 
 
 class Scored(NamedTuple):
@@ -68,14 +70,16 @@ class Judge:
     async def judge(self, group: Group) -> Judgement:
         """Judge one group. UserError for what ends the whole stage: a refused key, a spent budget."""
         names = {"scenario_id": group.scenario.id, "judge": self.identity}
+        unscored: dict[str, float | None] = {attempt.id: None for attempt in group.trajectories}
         try:
             prepared = prompts.prepare(group, self.settings.max_characters)
         except ValueError as too_long:
-            unscored: dict[str, float | None] = {attempt.id: None for attempt in group.trajectories}
             return Judgement(**names, scores=unscored, problem=str(too_long))
+        if problem := prompts.nothing_to_compare(group, prepared):
+            return Judgement(**names, scores=unscored, problem=problem)
         shown = prompts.orders(prepared, self.settings.orders)
         calls = [self.call(prepared, order) for order in shown]
-        is_probed = Random(f"probe {prepared.mark}").random() < self.settings.probes and len(prepared.attempts) > 1
+        is_probed = Random(f"probe {prepared.mark}").random() < self.settings.probes
         if is_probed:
             extended, order = with_canary(prepared, shown[0])
             calls += [self.call(prepared, shown[0], seed=1), self.call(extended, order)]
@@ -117,14 +121,16 @@ class Judge:
             except CallFailed as failure:
                 problem = str(failure)
                 break
-            replies.append(reply)
+            replies.append(replace(reply, message={}))  # without its text, which may be long
             usable, problem = prompts.read(reply.text, names, reasons)
             best = usable if len(usable) >= len(best) else best
             if not problem:
                 break
+            problem = f"{reply.stopped}; {problem}" if reply.stopped else problem
             correction = AGAIN.format(problem=problem, letters=prompts.listed(names), answer=ANSWERS[reasons])
-            messages.append({"role": "assistant", "content": reply.text or "(nothing)"})
+            messages.append({"role": "assistant", "content": reply.text[:RETURNED] or "(nothing)"})
             messages.append({"role": "user", "content": correction})
+            del reply
         pairs = [best.get(name, (None, "")) for name in names]
         return Scored([score for score, _ in pairs], [reason for _, reason in pairs], replies, problem)
 
@@ -176,7 +182,7 @@ def judge_all(
     """Judgements in the order of the groups, with as many calls at once as the endpoint allows.
 
     `spent` is what the run's earlier judgements cost. UserError where the server refuses, the budget is spent, or not one
-    group was scored.
+    group that it was asked about was scored. The answers of such a judge are not kept.
     """
     endpoint = settings.endpoint
     if settings.max_run_cost is not None:
@@ -196,9 +202,22 @@ def judge_all(
             # Twice as many groups as connections, so that prompts are written while other calls wait for their answers.
             judgements = await pool((judge_group(group) for group in groups), 2 * endpoint.max_connections)
             measure(calls=client.asked, retries=client.retries, latency_seconds=round(client.seconds, 3))
+            refuse_useless(judgements, client)
             return judgements
 
-    judgements = asyncio.run(judge_groups())
-    if judgements and all(score is None for judgement in judgements for score in judgement.scores.values()):
-        raise UserError(f"the judge scored none of {len(judgements)} groups; the first: {judgements[0].problem}")
-    return judgements
+    return asyncio.run(judge_groups())
+
+
+def refuse_useless(judgements: Sequence[Judgement], client: Client) -> None:
+    """UserError where the judge scored no group of those to compare. Its answers leave the ledger, so that the same command
+    asks again: otherwise the stage would fail with them for ever."""
+    compared = [judgement for judgement in judgements if not judgement.problem.startswith(prompts.ALIKE)]
+    if not compared or any(score is not None for judgement in compared for score in judgement.scores.values()):
+        return
+    keys = {key for judgement in compared for order in judgement.orders for key in order.calls}
+    keys |= {key for judgement in compared if judgement.probe is not None for key in judgement.probe.calls}
+    client.ledger.forget(keys)
+    raise UserError(
+        f"the judge scored none of {len(compared)} groups; the first: {compared[0].problem}; none of its answers is kept: "
+        "see to the judge (score.ruler), and run the same command again"
+    )

@@ -8,7 +8,7 @@ answers of a run are found again when the server has moved or is gone. Other wei
 
 httpx2 loads in 0.1 s and the `openai` package in 0.7 s; the latter's retries and limits would not be used here anyway. The
 retries are written out, because the same rules with the package tenacity took 17 lines more. Left out: streaming, and the
-newer Responses API, which other servers do not have.
+newer Responses API, which other servers do not have. How an answer is cleaned before it is kept: steps/llm/answers.py.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import httpx2
 from steps.core.errors import UserError
 from steps.core.params import Endpoint
 from steps.core.progress import progress
+from steps.llm import answers
 from steps.project.ledger import Ledger
 
 T = TypeVar("T")
@@ -47,6 +48,10 @@ FATAL = {  # statuses after which no other call would succeed
 
 class CallFailed(Exception):
     """One call was not answered, and why; others may be."""
+
+    def __init__(self, reason: str, charged: bool = False) -> None:
+        super().__init__(reason)
+        self.charged = charged  # as in _Again
 
 
 class _Again(Exception):
@@ -90,24 +95,28 @@ class Reply:
     """An answer; the same whether it comes from the server or from the ledger."""
 
     key: str
-    message: dict[str, Any]  # the assistant's message, as the server sent it
+    message: dict[str, Any]  # the assistant's message, cleaned (steps/llm/answers.py)
     finish_reason: str
-    input_tokens: int
+    input_tokens: int  # both are 0 where the server counted none, or said what cannot be true
     output_tokens: int
-    cost: float  # at the endpoint's prices
+    cost: float  # at the endpoint's prices; without counts, the most that the call can have cost
     latency_seconds: float
 
     @property
     def text(self) -> str:
-        return str(self.message.get("content") or "")
+        return answers.text_of(self.message)
+
+    @property
+    def stopped(self) -> str:
+        """Why the answer may not be a full one, in a few words; empty where the server gave no reason."""
+        return answers.stopped(self.message, self.finish_reason)
 
     def parsed(self) -> Any:
-        """The answer to a request with a schema. ValueError where it is not JSON."""
+        """The answer to a request with a schema. ValueError, with the reason, where it is not JSON."""
         try:
-            return json.loads(self.text)
-        except (ValueError, RecursionError):
-            cut = ", it was cut off at max_tokens" if self.finish_reason == "length" else ""
-            raise ValueError(f"the answer is no JSON{cut}") from None
+            return answers.parse(self.text, answers.without_doubles)
+        except ValueError as problem:
+            raise ValueError(f"the answer {problem}{', ' if self.stopped else ''}{self.stopped}") from None
 
 
 class Client:
@@ -145,22 +154,37 @@ class Client:
     async def ask(self, request: Request) -> Reply:
         """Ask the ledger, then the server. CallFailed where this call is not answered; UserError where no call would be, or
         the budget is spent."""
-        key = request.key(self.endpoint)
+        key, body = request.key(self.endpoint), request.body(self.endpoint)
         async with self._locks.setdefault(key, asyncio.Lock()):  # of equal questions at once, the first is asked
-            row = self.ledger.get(key)
-            if row is None:
+            reply = self._kept(key, body)
+            if reply is None:
                 async with self._slots:
-                    row = self.ledger.put(await self._answer(key, request.body(self.endpoint)))
+                    row = self.ledger.put(await self._answer(key, body))
                 self.asked += 1
                 self.retries += row["retries"]
                 self.seconds += row["latency_seconds"]
-            elif self._counts_kept:  # twice where two requests share the answer, in later runs too
-                paid = self.endpoint.cost(row["input_tokens"], row["output_tokens"])
-                await self._reserve(paid)
-                await self._settle(paid, paid)
-        tokens = row["input_tokens"], row["output_tokens"]
-        message, reason = row["reply"]["message"], row["reply"]["finish_reason"]
-        return Reply(key, message, reason, *tokens, self.endpoint.cost(*tokens), row["latency_seconds"])
+                return self._reply(row, body)
+            if self._counts_kept:  # twice where two requests share the answer, in later runs too
+                await self._reserve(reply.cost)
+                await self._settle(reply.cost, reply.cost)
+            return reply
+
+    def _kept(self, key: str, body: dict[str, Any]) -> Reply | None:
+        """The ledger's answer; None where there is none. One that cannot be read is removed, so that it is asked again."""
+        try:
+            row = self.ledger.get(key)
+            return None if row is None else self._reply(row, body)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            self.ledger.forget([key])
+            return None
+
+    def _reply(self, row: dict[str, Any], body: dict[str, Any]) -> Reply:
+        """A row of the ledger as an answer. It is cleaned once more, because earlier versions stored what a server sent."""
+        message = answers.cleaned(dict(row["reply"]["message"]), self.key)
+        reason = answers.cleaned(str(row["reply"]["finish_reason"]))
+        counts = answers.token_counts(row["input_tokens"], row["output_tokens"])
+        cost = self._bound(body) if counts is None else self.endpoint.cost(*counts)
+        return Reply(row["key"], message, reason, *(counts or (0, 0)), cost, float(row["latency_seconds"]))
 
     async def ask_all(self, requests: Iterable[Request], note: str = "answers") -> list[Reply | CallFailed]:
         """Replies in the order asked, with a CallFailed in place of each that was not answered."""
@@ -190,8 +214,8 @@ class Client:
                 return row | {"key": key, "retries": attempt}
             except _Again as failure:
                 problem, cost = failure, bound if failure.charged else 0.0
-            except (CallFailed, UserError):
-                cost = 0.0
+            except (CallFailed, UserError) as failure:
+                cost = bound if isinstance(failure, CallFailed) and failure.charged else 0.0
                 raise
             finally:
                 await self._settle(bound, cost)
@@ -208,33 +232,49 @@ class Client:
         try:
             # Of the whole answer: httpx2's own limits are of each read, and a server may send a byte now and then for ever.
             async with asyncio.timeout(limit):
-                sent = await self._http.post(f"{self.endpoint.base_url.rstrip('/')}/chat/completions", json=body)
+                sent, text = await self._post(body)
         except TimeoutError:
             raise _Again(f"no answer within {limit:g} s", charged=True) from None
         except httpx2.HTTPError as problem:
-            reason = self._hide(str(problem)) or type(problem).__name__
+            reason = answers.cleaned(str(problem), self.key) or type(problem).__name__
             raise _Again(reason, charged=not isinstance(problem, httpx2.ConnectError)) from None
-        text = self._hide(sent.text)  # some servers quote the request, key included
         if sent.status_code != 200:
-            self._refused(sent, " ".join(text.split())[:300])
+            self._refused(sent, " ".join(answers.cleaned(text, self.key).split())[:300])
         try:
-            answer = json.loads(text)
-            choice, usage = answer["choices"][0], answer.get("usage") or {}
-            message, tokens = dict(choice["message"]), [usage.get("prompt_tokens"), usage.get("completion_tokens")]
+            answer = answers.cleaned(json.loads(text), self.key)  # some servers quote the request, key included
+            choice, usage = answer["choices"][0], answer.get("usage")
+            message = {**choice["message"]}
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise _Again(f"an answer that is no chat completion: {text[:100]!r}", charged=True) from None
-        is_counted = all(isinstance(count, int) for count in tokens)
-        counts = [int(count or 0) if is_counted else 0 for count in tokens]
-        reason = str(choice.get("finish_reason"))
+            raise _Again(f"an answer that is no chat completion: {self._begins(text)}", charged=True) from None
+        fields = usage if isinstance(usage, dict) else {}
+        counts = answers.token_counts(fields.get("prompt_tokens"), fields.get("completion_tokens"))
+        reason, model = (
+            str(value or "")[: answers.SHOWN] for value in (choice.get("finish_reason"), answer.get("model"))
+        )
         return {
             "model": self.endpoint.model,
             "request": body,
-            "reply": {"message": message, "finish_reason": reason, "model": answer.get("model")},
-            "input_tokens": counts[0],
-            "output_tokens": counts[1],
-            "cost": self.endpoint.cost(*counts) if is_counted else None,
+            "reply": {"message": message, "finish_reason": reason, "model": model},
+            "input_tokens": counts[0] if counts else 0,
+            "output_tokens": counts[1] if counts else 0,
+            "cost": self.endpoint.cost(*counts) if counts else None,
             "latency_seconds": round(time.perf_counter() - started, 4),
         }
+
+    async def _post(self, body: dict[str, Any]) -> tuple[httpx2.Response, str]:
+        """Send a request; (status and headers, the text of the answer). CallFailed where it is longer than any answer."""
+        most, data = answers.LARGEST + answers.TOKEN * self.endpoint.max_tokens, bytearray()
+        url = f"{self.endpoint.base_url.rstrip('/')}/chat/completions"
+        async with self._http.stream("POST", url, json=body) as sent:
+            async for piece in sent.aiter_bytes():  # decompressed, in pieces of at most 1 MiB
+                data += piece
+                if len(data) > most:
+                    raise CallFailed(
+                        f"{self._who()}: the answer has more than {most:,} bytes and was not read to its end; no answer of "
+                        f"max_tokens {self.endpoint.max_tokens} is that long",
+                        charged=True,
+                    )
+            return sent, data.decode("utf-8", "replace")  # JSON is in UTF-8, whatever the headers say
 
     def _refused(self, sent: httpx2.Response, text: str) -> NoReturn:
         """Raise what a status other than 200 stands for: UserError, CallFailed or _Again."""
@@ -246,8 +286,9 @@ class Client:
             raise CallFailed(f"{self._who()}: {status}: {text}")
         raise _Again(f"{status}: {text}", _seconds(sent.headers.get("retry-after")))
 
-    def _hide(self, text: str) -> str:
-        return text.replace(self.key, "***") if self.key else text
+    def _begins(self, text: str) -> str:
+        """The beginning of what a server sent, for an error."""
+        return repr(answers.cleaned(text, self.key)[:100])
 
     def _who(self) -> str:
         return f"{self.endpoint.model} at {self.endpoint.base_url}"
@@ -323,7 +364,7 @@ def _seconds(retry_after: str | None) -> float:
     """Seconds from now that a Retry-After header asks for, as a number or a date; 0 where it is neither."""
     with contextlib.suppress(ValueError):
         return max(0.0, float(retry_after or 0))
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OverflowError):
         then = email.utils.parsedate_to_datetime(str(retry_after))
         return max(0.0, (then.replace(tzinfo=then.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
     return 0.0

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -116,6 +116,12 @@ class Ledger:
         stored = self.get(row["key"])
         assert stored is not None
         return stored
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Remove answers, so that they are asked for again."""
+        with self.writing() as connection:
+            for key in keys:
+                connection.execute(REPLIES.delete().where(REPLIES.c.key == key))
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sa.Connection]:

@@ -110,6 +110,37 @@ def test_what_is_taken_and_what_is_refused(tmp_path: Path) -> None:
         assert line["split"] == split_of_pair(*factors)
 
 
+def test_characters_that_paint_a_terminal_or_break_a_line_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = unseen(90)
+    said = [
+        candidate(a, b) | {"messages": [{"role": "user", "content": f"What is \x1b[2J{a} * {b}?"}]},
+        candidate(a, b, note="a\u2028b"),  # to some readers of the file, the end of a line
+        json.dumps(candidate(a, b))[:-1] + r', "\u001b[31m\ud800": 1}',
+        json.dumps(candidate(a, b))[:-1] + ', "difficulty": 1}',
+        {"role": "assistant", "content": None, "refusal": "I will \x1b[31m not"},
+    ]
+    writes = writer(*said[:4])
+    with Server(lambda body: said[4] if number(body) == 4 else writes(body)) as server:  # type: ignore[arg-type,return-value]
+        assert run(server, tmp_path / "a.jsonl") == 0
+    assert report(tmp_path / "a.jsonl")["refused"] == {
+        "characters that are no text, or nested too deeply": 3,
+        "the answer has a key twice": 1,
+        "the answer is empty, the model refused: 'I will [31m not'": 1,
+    }
+    assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
+
+
+def test_a_line_of_the_file_ends_where_a_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    kept = [candidate(*unseen(at), note="a\u2028b\x85c") for at in (90, 91)]
+    split = [split_of_pair(*unseen(at)) for at in (90, 91)]
+    written = [json.dumps(one | {"split": where}, ensure_ascii=False) for one, where in zip(kept, split, strict=True)]
+    path.write_text("\n".join(written) + "\n", encoding="utf-8")
+    assert sum(map(len, read_generated(Multiplication, DATA, path).values())) == 2
+
+
 def test_a_second_run_asks_nothing_and_writes_the_same_bytes(tmp_path: Path) -> None:
     with Server(writer("no", candidate(1, 1))) as server:
         assert run(server, tmp_path / "a.jsonl") == 0

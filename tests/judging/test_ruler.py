@@ -96,10 +96,10 @@ def test_a_group_is_shown_in_an_order_and_its_reverse_with_letters_dealt_anew() 
     assert len(schemas) == 1, "a server compiles one schema for all groups of a size"
 
 
-def test_two_attempts_have_two_orders_and_a_lonely_one_has_one() -> None:
+def test_two_attempts_have_two_orders_and_a_lonely_one_has_none() -> None:
     found = judged(Judge(), [group(1, 2), group(2, 1)], orders=6, probes=1.0)
-    assert [len(one.orders) for one in found] == [2, 1]
-    assert all(None not in one.scores.values() for one in found)
+    assert [len(one.orders) for one in found] == [2, 0]
+    assert [None in one.scores.values() for one in found] == [False, True]
 
 
 def test_letters_go_on_after_z() -> None:
@@ -176,8 +176,13 @@ def test_a_group_that_cannot_be_shortened_enough_is_not_scored_and_says_why() ->
         ('{"A": 0.5, "B": 0.', {}, "it is no JSON"),
         ("I think A is better.", {}, "it is no JSON"),
         ("[0.5, 0.5]", {}, "it is no JSON object"),
-        ("", {}, "it is no JSON"),
+        ("", {}, "it is empty"),
         ("[" * 100_000, {}, "it is no JSON"),
+        ('{"A": {"score": 0.9, "score": 0.0}, "B": 0.5}', {"B": 0.5}, "attempt A is scored twice"),
+        ('{"A": {"score": 0.9, "score": "x"}, "B": {}}', {}, "attempt A is scored twice"),
+        ('```json\n{"A": 0.25, "B": 1}\n```', {"A": 0.25, "B": 1.0}, ""),
+        ('I think ```json\n{"A": 0.25, "B": 1}\n```', {}, "it is no JSON: 'I think ```json"),
+        (json.dumps({"A": 0.5} | dict.fromkeys(map(str, range(99)), 1)), {"A": 0.5}, "and 90 more"),
     ],
 )
 def test_of_an_answer_what_can_be_used(answer: str, usable: dict[str, float], problem: str) -> None:
@@ -187,16 +192,31 @@ def test_of_an_answer_what_can_be_used(answer: str, usable: dict[str, float], pr
 
 
 def test_an_answer_that_cannot_be_used_is_asked_for_once_more() -> None:
-    answers = iter(['{"A": {"reason": "x", "score": 2}', '{"A": {"reason": "fine", "score": 0.5}}'])
+    fine = '{"A": {"reason": "fine", "score": 0.5}, "B": {"reason": "fine", "score": 0.5}}'
+    answers = iter(['{"A": {"reason": "x", "score": 2}', fine])
     with Server(lambda body: next(answers)) as server:
-        [found] = ruler.judge_all([group(1, 1)], settings(server, orders=1), [])
-    assert list(found.scores.values()) == [0.5]
-    assert list(found.reasons.values()) == ["fine"]
+        [found] = ruler.judge_all([group(1, 2)], settings(server, orders=1), [])
+    assert list(found.scores.values()) == [0.5, 0.5]
+    assert list(found.reasons.values()) == ["fine", "fine"]
     assert server.calls == 2
     assert len(found.orders[0].calls) == 2
     told = server.bodies[1]["messages"]
     assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
     assert "This answer cannot be used: it is no JSON" in told[-1]["content"]
+
+
+def test_a_reason_is_stored_without_what_no_file_takes() -> None:
+    reason = r"good \ud800\u0000\u001b[2J\n" + "x" * 5000
+    answer = f'{{"A": {{"reason": "{reason}", "score": 0.5}}, "B": {{"reason": ["no", "text"], "score": 0.5}}}}'
+    usable, problem = prompts.read(answer, ["A", "B"], True)
+    assert problem == ""
+    assert usable == {"A": (0.5, ("good ?[2J\n" + "x" * 5000)[: prompts.LONGEST]), "B": (0.5, "")}
+
+
+def test_of_a_long_answer_the_beginning_goes_back_to_the_judge() -> None:
+    with Server(lambda body: "no " * 50_000) as server, pytest.raises(UserError, match="scored none"):
+        ruler.judge_all([group(1, 2)], settings(server, orders=1), [])
+    assert len(server.bodies[1]["messages"][2]["content"]) == ruler.RETURNED
 
 
 def test_what_is_still_missing_then_is_none_with_a_reason_and_not_zero() -> None:
