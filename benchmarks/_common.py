@@ -48,7 +48,7 @@ class Benchmark(NamedTuple):
 # divided by `slowness` at the time; those of the others are expected from their parts and not timed on idle cores yet.
 BENCHMARKS = {
     "environments": Benchmark(60, 12, "steps per second / those of multiplication"),
-    "hacks": Benchmark(60, 15, "best hack's success / a quarter of honest play's"),
+    "hacks": Benchmark(25, 7, "best hack's success / a quarter of honest play's"),
     "gate": Benchmark(60, 7, "false promotions / the 0.05 that are allowed"),
     "judge": Benchmark(30, 10, "seconds / ideal seconds"),
     "rollout": Benchmark(70, 45, "tokens per second / those of raw vLLM"),
