@@ -175,7 +175,7 @@ def test_the_scripted_player_sees_what_the_policy_sees(task: Task) -> None:
 
 
 def total(task: Task, scenario: Scenario, messages: Sequence[Message]) -> float:
-    return sum(part.value for part in task.env.reward(scenario, messages))
+    return sum(part.value for part in task.env.components(scenario, messages))
 
 
 def test_rewards_are_bounded_named_and_say_why(task: Task) -> None:
@@ -183,7 +183,7 @@ def test_rewards_are_bounded_named_and_say_why(task: Task) -> None:
         before = json.dumps(messages)
         ends = range(len(one.messages), len(messages) + 1)  # also where the context or a turn's tokens ran out
         for end in {*ends[-4:], *ends[:: max(1, len(ends) // 8)]}:
-            parts = task.env.reward(one, messages[:end])
+            parts = task.env.components(one, messages[:end])
             assert isinstance(task.env.success(one, messages[:end]), bool)
             assert all(math.isfinite(part.value) for part in parts), parts
             assert all(part.name and part.why for part in parts), parts
@@ -191,7 +191,7 @@ def test_rewards_are_bounded_named_and_say_why(task: Task) -> None:
             assert LOW <= sum(part.value for part in parts) <= HIGH, (player, parts)
         assert not task.env.success(one, one.messages)
         stored = Scenario.model_validate_json(one.model_dump_json())
-        assert task.env.reward(stored, json.loads(before)) == task.env.reward(one, messages)
+        assert task.env.components(stored, json.loads(before)) == task.env.components(one, messages)
         assert json.dumps(messages) == before
 
 
@@ -576,7 +576,7 @@ def test_a_reward_takes_any_transcript(task: Task, tokenizer: Any) -> None:
         read, problems = chat.parse(tokenizer.encode(text, add_special_tokens=False, verbose=False))
         messages += [read, *env.step(read, problems)]
         if env.done or (at + 1) % min(env.max_turns, 20) == 0:
-            parts = task.env.reward(one, messages)
+            parts = task.env.components(one, messages)
             assert all(math.isfinite(part.value) for part in parts), parts
             assert isinstance(task.env.success(one, messages), bool)
             messages, env = [*one.messages], task.start(one)

@@ -54,7 +54,7 @@ class ByRule:
             read = read_records(Scenario, self.folder / "train.parquet")
             self.known = {str(one.messages[-1]["content"]): one for one in read}
         asked = next(message for message in shared if message["role"] == "user")
-        parts = self.env.reward(self.known[str(asked["content"])], [*shared, *own])
+        parts = self.env.components(self.known[str(asked["content"])], [*shared, *own])
         return min(1.0, max(0.0, (sum(part.value for part in parts) - self.low) / (self.high - self.low)))
 
 
