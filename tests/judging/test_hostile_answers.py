@@ -35,7 +35,7 @@ from tests.support.judged import Stage, group
 client.SHORTEST = 0.001
 folder, quiet, hostile, count = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 peaks = []
-for name, url, groups in (("quiet", quiet, 100), ("first", hostile, count), ("second", hostile, count)):
+for name, url, groups in (("quiet", quiet, 40), ("first", hostile, count), ("second", hostile, count)):
     endpoint = {"model": name.replace("second", "first"), "base_url": url, "max_retries": 1, "timeout_seconds": 20}
     score = {"judges": {"ruler": 1}, "ruler": {"endpoint": endpoint, "orders": 1, "probes": 0.0}}
     Stage(folder / name, [group(number, 2) for number in range(groups)], score).run()
@@ -60,17 +60,15 @@ def is_plain(text: str) -> bool:
     return all(unicodedata.category(sign) not in ("Cc", "Cs") for sign in text if sign not in "\n\t")
 
 
-def test_a_thousand_hostile_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_thousand_hostile_answers(tmp_path: Path) -> None:
     judge = HostileJudge(seed=5)
     with Server(Judge()) as quiet, judge:
         command = [sys.executable, "-c", PROGRAM, str(tmp_path), quiet.url, judge.url, str(GROUPS)]
         out = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=240).stdout
-    before, first, second = json.loads(out.splitlines()[-1])
-    with capsys.disabled():
-        print(f"\n{judge.kinds.total()} hostile answers; memory {before:.0f}, {first:.0f}, {second:.0f} MB")
+    before, _, after = json.loads(out.splitlines()[-1])
     assert judge.kinds.total() >= 1000
     assert set(judge.kinds) == {*GOOD, *BAD, *WIRE}
-    assert second - before <= 200
+    assert after - before <= 200, "MB of memory, at the most that the process ever had"
 
     kinds = {re.findall(r"What is \d+ \* \d+\?", shown)[0]: given for shown, given in judge.given.items()}
     qualities = {one.id: quality(one) for number in range(GROUPS) for one in group(number, 2).trajectories}
