@@ -102,6 +102,8 @@ def add(ledger: Ledger, look: Look, ids: list[str] | None) -> None:
     """Add a look, unless it is there."""
     row = look._asdict() | {"ids": ids, "created": datetime.now(UTC)}
     with contextlib.suppress(IntegrityError), ledger.engine.begin() as link:
+        if link.dialect.name == "postgresql":  # otherwise a lower id could appear after a higher one was counted
+            link.exec_driver_sql(f"LOCK TABLE {LOOKS.name} IN EXCLUSIVE MODE")
         link.execute(LOOKS.insert().values(**row))
 
 

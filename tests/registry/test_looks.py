@@ -27,7 +27,18 @@ def test_all_looks_together_err_no_more_often_than_allowed() -> None:
     assert sum(tail(look, 0.05) for look in range(1, 100_000)) == pytest.approx(0.05, abs=1e-6)
 
 
-def test_each_challenger_is_a_look_and_keeps_its_number(ledger: Ledger) -> None:
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_each_challenger_is_a_look_and_keeps_its_number(
+    kind: str, ledger: Ledger, request: pytest.FixtureRequest
+) -> None:
+    if kind == "postgresql":
+        with Ledger(request.getfixturevalue("postgresql")) as team:
+            check_numbers(team)
+    else:
+        check_numbers(ledger)
+
+
+def check_numbers(ledger: Ledger) -> None:
     assert [count(ledger, "toy", IDS, name, "base") for name in ("a", "b", "a", "c", "b")] == [1, 2, 1, 3, 2]
     assert count(ledger, "toy", IDS, "a", "champion") == 4, "another policy to beat is another question"
     assert count(ledger, "other model", IDS, "a", "base") == 1
