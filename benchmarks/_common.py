@@ -48,8 +48,8 @@ class Benchmark(NamedTuple):
 # divided by `slowness` there and then (0.65).
 BENCHMARKS = {
     "environments": Benchmark(60, 15, "steps per second / those of multiplication"),
-    "hacks": Benchmark(60, 15, "best hack's success / a quarter of honest play's"),
-    "gate": Benchmark(60, 14, "false promotions / the 0.05 that are allowed"),
+    "hacks": Benchmark(25, 10, "best hack's success / a quarter of honest play's"),
+    "gate": Benchmark(180, 20, "errors / the 0.05 that are allowed"),
     "judge": Benchmark(30, 10, "seconds / ideal seconds"),
     "rollout": Benchmark(70, 60, "tokens per second / those of raw vLLM"),
     "tracking": Benchmark(90, 90, "seconds / the goal of 0.5 s"),

@@ -133,6 +133,16 @@ class Env(ABC):
         return Outcome(given.strip() or None, scenario.data.get("answer"))
 
     @classmethod
+    def cluster(cls, scenario: Scenario, data: Any) -> str:
+        """The name of the group of alike scenarios that this one belongs to, such as questions to one inbox. A policy may
+        succeed or fail at all of them together, so the gate counts groups and not only scenarios (steps/registry/paired.py).
+
+        It should be no finer than what `scenarios` splits by. By default scenarios are alike that have the same values of
+        `sources`; without `sources`, each is a group of its own.
+        """
+        return json.dumps([scenario.data[key] for key in cls.sources], sort_keys=True) if cls.sources else scenario.id
+
+    @classmethod
     def accept(cls, data: Any, split: Split | None, candidate: dict[str, Any]) -> Scenario:
         """Check a candidate that a model wrote ({"messages", "data", "difficulty"}; steps/data/generate.py) and return it
         as a scenario.

@@ -127,6 +127,10 @@ class EmailSearch(Env):
         messages = [{"role": "system", "content": cls.system}, {"role": "user", "content": question["question"]}]
         return Scenario.make(cls.task, split, messages, {key: question[key] for key in cls.kept})
 
+    @classmethod
+    def cluster(cls, scenario: Scenario, data: Mailbox) -> str:
+        return str(scenario.data["owner"])
+
     @tool
     def search_emails(
         self,

@@ -121,6 +121,13 @@ class KnowledgeSearch(Env):
         keys = ("kind", "difficulty", "question", "answer", "conflicting", "sources", "where")
         return Scenario.make("knowledge_search", split, messages, {key: question[key] for key in keys})
 
+    @classmethod
+    def cluster(cls, scenario: Scenario, data: Store) -> str:
+        """The province. An unanswerable question has no sources that would tell it."""
+        asked = data.questions[scenario.split, scenario.data["kind"]]
+        provinces = {row["question"]: str(row["province"]) for row in asked}
+        return provinces[scenario.data["question"]]
+
     @tool
     def search(self, query: str, limit: int = 5) -> str:
         """Search the documents. Shows the best first: id | title (year it was written) | part of the text.

@@ -66,6 +66,11 @@ class Multiplication(Env):
         return [scenario(split, a, b) for a, b in chosen]
 
     @classmethod
+    def cluster(cls, scenario: Scenario, data: Any) -> str:
+        """The pair; the order of its factors does not matter."""
+        return " ".join(sorted(re.findall(r"\d+", str(scenario.messages[-1]["content"]))))
+
+    @classmethod
     def accept(
         cls, data: dict[Split, list[tuple[int, int]]], split: Split | None, candidate: dict[str, Any]
     ) -> Scenario:

@@ -5,8 +5,8 @@
 
 The policies are compared on the run's own test scenarios, paired, by the checks of the gate (steps/registry/gate.py). The
 table, picture and JSON are those of flows/promote.py: in run/promote/<adapter>/, on the flow run's page, and with the MLflow
-run that made the version. Promoting the version later does not evaluate it again. With `make ui` running, every new
-challenger is evaluated by itself.
+run that made the version. Promoting the version later does not evaluate it again; both together are one look at the test
+split (steps/registry/looks.py). With `make ui` running, every new challenger is evaluated by itself.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m flows.promote                 # the version with the alias `challenger`
     python -m flows.promote --version 4
-    python -m flows.promote --dry-run       # judges, and changes nothing in MLflow
+    python -m flows.promote --dry-run       # judges, and changes nothing in MLflow; counts as a look at the test split
 
 The champion's adapter comes from the registry. It is evaluated on the run's own test scenarios, as the scripted player is;
 an evaluation of the same inputs is not made again. run/promote/<challenger's hash>/ holds verdict.json, verdict.md and

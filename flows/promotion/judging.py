@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -24,10 +24,13 @@ from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.params import Policy, PromoteParams
 from steps.project import chain, lock, store
-from steps.registry import gate, publish, verdict_report
-from steps.registry.gate import Verdict
+from steps.registry import gate, looks, publish, verdict_report
+from steps.registry.gate import Side, Verdict
 from steps.registry.model import RegisteredModel, fetched, logged_model, policy_of, read_registry, tagged_adapter
 from steps.runner.stage import command, is_warm
+
+if TYPE_CHECKING:
+    from environments.base import Scenario
 
 OWN = {"challenger": "best", "base": "base"}  # the sides that the run itself has tested -> their keys in chain.yaml
 
@@ -52,19 +55,28 @@ def challenge(settings: VersionSettings, also_champion: bool = False) -> Challen
     model = read_registry(root, parameters.model)
     challenger = model.version(settings.version)
     champion = model.versions[model.aliases["champion"]] if "champion" in model.aliases else None
-    if champion is not None and champion.tags.get("adapter_hash") == challenger.tags.get("adapter_hash"):
+    is_champion = champion is not None and same_adapter(champion, challenger)
+    if is_champion:
         if not also_champion:
             entry = f"{parameters.model} version {challenger.version}"
-            print(f"{entry} is the champion already: nothing to do.", flush=True)
+            number = model.aliases["champion"]
+            twin = "" if number == str(challenger.version) else f", as version {number}, which has the same adapter"
+            print(f"{entry} is the champion already{twin}: nothing to do.", flush=True)
             return None
         champion = None
     best = tested(root, parameters, challenger)
     folder = RUN / "promote" / tagged_adapter(challenger)
     folder.mkdir(parents=True, exist_ok=True)
-    verdict = judge(parameters, folder, best, model, champion)
+    verdict = judge(parameters, folder, best, model, champion, is_champion)
     write(verdict, folder, best)
     show_page(verdict, folder / "verdict.png")
     return Challenge(model, challenger, verdict, folder, parameters)
+
+
+def same_adapter(champion: Any, challenger: Any) -> bool:
+    """Whether two versions are one, or hold the same adapter."""
+    held = champion.tags.get("adapter_hash"), challenger.tags.get("adapter_hash")
+    return bool(champion.version == challenger.version or (held[0] and held[0] == held[1]))
 
 
 def tested(root: Path, parameters: PromoteParams, challenger: Any) -> dict[str, str]:
@@ -88,9 +100,15 @@ def tested(root: Path, parameters: PromoteParams, challenger: Any) -> dict[str, 
 
 
 def judge(
-    parameters: PromoteParams, folder: Path, best: dict[str, str], model: RegisteredModel, champion: Any
+    parameters: PromoteParams,
+    folder: Path,
+    best: dict[str, str],
+    model: RegisteredModel,
+    champion: Any,
+    is_champion: bool,
 ) -> Verdict:
-    """The verdict on run/<best>. Champion and scripted player are evaluated where that has not been done yet."""
+    """The verdict on run/<best>. Champion and scripted player are evaluated where that has not been done yet. It is a look
+    at the test split, unless the champion itself is shown."""
     from environments.base import Scenario
     from steps.core.records import read_records
 
@@ -106,7 +124,46 @@ def judge(
     evaluation = evaluated("scripted", folder, parameters, Policy(kind="scripted"), None)
     sides["scripted"] = gate.read_side(evaluation, scenarios)
     report = read(RUN / "scenarios/contamination.json")
-    return gate.decide(scenarios, contamination=report, params=parameters.promote, **sides)
+    other = sides.get("champion", sides["base"])
+    look = 0 if is_champion else counted(model.name, scenarios, sides["challenger"], other)
+    clusters = clusters_of(parameters.task, scenarios)
+    return gate.decide(
+        scenarios, contamination=report, params=parameters.promote, clusters=clusters, look=look, **sides
+    )
+
+
+def counted(name: str, scenarios: list[Scenario], challenger: Side, other: Side) -> int:
+    """The number of this look at the test split, which the ledger counts. UserError where it cannot: nobody could say then
+    how often the split has been used."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from steps.project.ledger import Ledger
+
+    ids = [scenario.id for scenario in scenarios]
+    try:
+        with Ledger() as ledger:
+            return looks.count(ledger, name, ids, challenger.adapter_hash, other.adapter_hash)
+    except (UserError, SQLAlchemyError) as problem:
+        reason = " ".join(str(problem).split())[:300]
+        raise UserError(
+            f"the looks at the test split cannot be counted, and without that no version is judged: {reason}"
+        ) from None
+
+
+def clusters_of(task: str, scenarios: list[Scenario]) -> list[str] | None:
+    """The cluster of alike scenarios that each belongs to, as the task says; None where it is not there to say it, or where
+    the scenarios are of an older form."""
+    import environments
+
+    try:
+        env = environments.load(task)
+        data = env.load(Path("tasks_data") / task.rpartition(".")[2])
+        return [env.cluster(scenario, data) for scenario in scenarios]
+    except (FileNotFoundError, ValueError) as problem:  # of the task's data
+        raise UserError(str(problem)) from None
+    except (ModuleNotFoundError, LookupError) as problem:
+        print(f"Each test scenario counts as independent: {task} names no cluster ({problem!r}).", flush=True)
+        return None
 
 
 def evaluated(who: str, folder: Path, parameters: PromoteParams, policy: Policy, adapter: Path | None) -> Path:

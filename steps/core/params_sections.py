@@ -369,10 +369,8 @@ class Promote(Section):
     """Largest ratio of the mean turns, and of the mean tokens, to those of the policy it is compared with."""
     scripted_tolerance: float | None = Field(None, ge=0, le=1)
     """Success by which the challenger may be below the scripted player. null: that player is shown and decides nothing."""
-    resamples: int = Field(10_000, ge=1000)
-    """Resamples of the bootstrap."""
-    seed: int = Field(0, ge=0)
-    """Seed of the bootstrap."""
+    false_promotions: float = Field(0.05, gt=0, le=0.5)
+    """Largest probability that any of the challengers judged on one test split is promoted and is no better."""
 
 
 class Train(Section):

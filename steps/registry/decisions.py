@@ -74,10 +74,16 @@ def listed(link: sa.Connection) -> list[Decision]:
 
 def evidence(link: sa.Connection) -> list[dict[str, Any]]:
     """The evidence of all verdicts, oldest first."""
+    return [entry for _, entry in evidence_by_model(link)]
+
+
+def evidence_by_model(link: sa.Connection) -> list[tuple[str, dict[str, Any]]]:
+    """(registered model, evidence) of all verdicts, oldest first."""
     if not sa.inspect(link).has_table(DECISIONS.name):
         return []
-    column = DECISIONS.c.evidence
-    return list(link.scalars(sa.select(column).where(column.is_not(sa.null())).order_by(DECISIONS.c.id)))
+    model, column = DECISIONS.c.model, DECISIONS.c.evidence
+    rows = link.execute(sa.select(model, column).where(column.is_not(sa.null())).order_by(DECISIONS.c.id))
+    return [(name, entry) for name, entry in rows]
 
 
 def _iso(moment: datetime) -> str:

@@ -1,15 +1,16 @@
 """The promotion gate: decides whether a challenger becomes champion, and keeps the evidence with the decision.
 
 One test decides. The challenger's success minus that of the champion (or of the base policy, where there is no champion) is
-taken scenario by scenario on the test split, and the lower end of its 95 % interval must exceed `promote.margin`. All other
-checks can only refuse, so a challenger that is no better is promoted with the one test's probability of 2.5 % at most. They
-refuse a challenger that is not above the base policy, is below the scripted player, is worse on a slice, or plays longer
-episodes, and contaminated scenarios. Each check is a row of the verdict.
+taken scenario by scenario on the test split, and the lower end of its interval must exceed `promote.margin`. The interval
+(steps/registry/paired.py) allows for scenarios that are alike, and its level for earlier looks at the same split
+(steps/registry/looks.py). All other checks can only refuse, so the probability that any challenger is promoted on a split
+and is no better is `promote.false_promotions` at most. They refuse a challenger that is not above the base policy, is below
+the scripted player, is worse on a slice, or plays longer episodes, and contaminated scenarios. Each check is a row of the
+verdict.
 
-A verdict depends only on the evaluations and the parameters, not on the time or on names of runs and versions. Left out:
-latency (times are not reproducible; turns and tokens stand for it), several attempts at a scenario, and a correction for the
-number of challengers tried on the same test split. flows/promote.py calls this and moves the alias; verdict_report.py shows
-a verdict to a person.
+A verdict depends only on the evaluations, the parameters and the number of the look, not on the time or on names of runs and
+versions. Left out: latency (times are not reproducible; turns and tokens stand for it), and several attempts at a scenario.
+flows/promote.py calls this and moves the alias; verdict_report.py shows a verdict to a person.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
 from steps.core.records import Record
-from steps.core.stats import paired_bootstrap, slices_of, wilson
+from steps.core.stats import slices_of
+from steps.registry import looks, paired
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +50,7 @@ class PolicySummary(Record):
 
     adapter_hash: str
     success: float
-    ci95: tuple[float, float]  # Wilson interval
+    ci95: tuple[float, float]  # Wilson interval, of clusters where scenarios are alike
     turns: float
     tokens: float
     errors: int
@@ -88,14 +90,20 @@ class Verdict(Record):
     wins: tuple[str, ...]  # ids of the scenarios at which only the challenger succeeds
     losses: tuple[str, ...]  # ids of those at which only the other policy succeeds
     parameters: dict[str, float | int | None]  # the section `promote` of params.yaml
+    # None in verdicts from before these were recorded: all scenarios were independent then, and every look the first
+    look: int | None = None  # its number among the looks at this split; 0 for a champion, which is not judged
+    tail: float | None = None  # one-sided probability of error that this look may have
+    clusters: int | None = None  # of scenarios that are alike; as many as scenarios where all are independent
+    largest: int | None = None  # scenarios of the largest cluster
+    clustered: bool | None = None  # False: the task does not say which scenarios are alike
 
     @property
     def hash(self) -> str:
         return hashlib.sha256(self.text().encode()).hexdigest()[:16]
 
     def text(self) -> str:
-        """The contents of verdict.json."""
-        return self.model_dump_json(indent=2) + "\n"
+        """The contents of verdict.json. An older verdict keeps its own, and so its hash."""
+        return self.model_dump_json(indent=2, exclude_unset=True) + "\n"
 
 
 def read_side(folder: Path, scenarios: Sequence[Scenario]) -> Side:
@@ -138,9 +146,12 @@ def decide(
     params: Promote,
     champion: Side | None = None,
     scripted: Side | None = None,
+    clusters: Sequence[str] | None = None,
+    look: int = 1,
 ) -> Verdict:
-    """Decide on the challenger. `contamination` is the content of run/scenarios/contamination.json. UserError where the
-    sides cannot be compared."""
+    """Decide on the challenger. `contamination` is the content of run/scenarios/contamination.json, `clusters` the name of
+    each scenario's cluster (None: all are independent), `look` the number of this look at the split, 0 where a champion is
+    shown and not judged. UserError where the sides cannot be compared."""
     import numpy as np
 
     others = {"champion": champion, "base": base, "scripted": scripted}
@@ -154,17 +165,22 @@ def decide(
             raise UserError(f"{both} not of the same {n} scenarios: evaluate both again")
     against = "champion" if champion is not None else "base"
     other = measured[against]
+    clusters_N = np.arange(n) if clusters is None else paired.numbered(clusters)
+    tail = looks.tail(max(1, look), params.false_promotions)
 
-    def interval(side: Side, places: Any = slice(None)) -> tuple[float, float, float]:
-        return paired_bootstrap(challenger.success_N[places], side.success_N[places], params.seed, params.resamples)
+    def interval(side: Side, tail: float = paired.TAIL, places: Any = slice(None)) -> tuple[float, float, float]:
+        return paired.paired_interval(challenger.success_N[places], side.success_N[places], clusters_N[places], tail)
 
     slices = []
     for name, places in slices_of(scenarios).items():
-        difference, low, high = interval(other, np.array(places))
+        difference, low, high = interval(other, places=np.array(places))
         judged = len(places) >= params.min_slice
         slices.append(Slice(name=name, n=len(places), difference=difference, ci95=(low, high), judged=judged))
     checks = [
-        *(better(name, side, challenger, interval, name == against, params) for name, side in others.items()),
+        *(
+            better(name, side, challenger, interval, tail if name == against else None, params)
+            for name, side in others.items()
+        ),
         no_slice_falls(slices, params),
         growth("turns", challenger.turns, other.turns, against, params.max_turns_growth),
         growth("tokens", challenger.tokens, other.tokens, against, params.max_turns_growth),
@@ -174,42 +190,49 @@ def decide(
     first = next(check for check in checks if check.name == against)
     gap_N = challenger.success_N - other.success_N
     ids = [scenario.id for scenario in scenarios]
+    sizes = np.unique(clusters_N, return_counts=True)[1]
     return Verdict(
         promoted=not failed,
         reason=f"failed: {', '.join(failed)}; {first.text}" if failed else first.text,
         against=against,
         n=n,
-        scenarios=hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16],
-        sides={name: summarise(side) for name, side in ({"challenger": challenger} | measured).items()},
+        scenarios=looks.split_hash(ids),
+        sides={name: summarise(side, clusters_N) for name, side in ({"challenger": challenger} | measured).items()},
         checks=tuple(checks),
         slices=tuple(slices),
         wins=tuple(name for name, gap in zip(ids, gap_N, strict=True) if gap > 0),
         losses=tuple(name for name, gap in zip(ids, gap_N, strict=True) if gap < 0),
         parameters=params.model_dump(),
+        look=look,
+        tail=tail,
+        clusters=len(sizes),
+        largest=int(sizes.max()),
+        clustered=clusters is not None,
     )
 
 
-def summarise(side: Side) -> PolicySummary:
+def summarise(side: Side, clusters_N: np.ndarray) -> PolicySummary:
     fields = side._asdict()
     success_N = fields.pop("success_N")
-    ci95 = wilson(round(float(success_N.sum())), len(success_N))
+    ci95 = paired.share_interval(success_N, clusters_N)
     return PolicySummary(success=float(success_N.mean()), ci95=ci95, **fields)
 
 
 # --- The checks
 
 
-def better(name: str, side: Side | None, challenger: Side, interval: Any, decides: bool, params: Promote) -> Check:
-    """Compare success with one other policy: by the interval where this check `decides`, otherwise by the difference."""
+def better(name: str, side: Side | None, challenger: Side, interval: Any, tail: float | None, params: Promote) -> Check:
+    """Compare success with one other policy: by the interval with this tail where the check decides, otherwise (None) by the
+    difference."""
     if side is None:
         text = "there is none: the base policy stands in for it" if name == "champion" else "not measured"
         missing = name == "scripted" and params.scripted_tolerance is not None
         return Check(name=name, passed=not missing, measured=None, bound=None, text=text)
-    difference, low, high = interval(side)
+    difference, low, high = interval(side, tail or paired.TAIL)
     text = f"success {challenger.success_N.mean():.3f} against {side.success_N.mean():.3f} of the {name}: "
     text += f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
-    if decides:
-        text = f"{text}; the lower end must exceed {params.margin:+.3f}"
+    if tail is not None:
+        text = f"{text} ({percent(tail)}); the lower end must exceed {params.margin:+.3f}"
         return Check(name=name, passed=low > params.margin + EVEN, measured=low, bound=params.margin, text=text)
     if name == "base":
         text = f"{text}; the difference must exceed 0"
@@ -219,6 +242,11 @@ def better(name: str, side: Side | None, challenger: Side, interval: Any, decide
     bound = -params.scripted_tolerance
     text = f"{text}; the difference must be {bound:+.3f} at least"
     return Check(name=name, passed=difference >= bound - EVEN, measured=difference, bound=bound, text=text)
+
+
+def percent(tail: float) -> str:
+    """The level of a two-sided interval: 95 % with 0.025 on each side."""
+    return f"{100 * (1 - 2 * tail):.4g} %"
 
 
 def no_slice_falls(slices: Sequence[Slice], params: Promote) -> Check:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from steps.registry.gate import Check, Verdict
+from steps.registry.gate import Check, Verdict, percent
 
 CHECKS = ("| check | passed | measured | bound |", "|---|---|---:|---:|")
 
@@ -29,14 +29,15 @@ def table(verdict: Verdict) -> str:
         judged = "" if part.judged else "too small"
         lines.append(f"| {part.name} | {part.n} | {part.difference:+.3f} | {low:+.3f} to {high:+.3f} | {judged} |")
     settings = ", ".join(f"{name} {value}" for name, value in verdict.parameters.items())
-    lines += ["", f"{tally(verdict)} (their ids: verdict.json). Parameters: {settings}. Verdict {verdict.hash}."]
+    lines += ["", f"{tally(verdict)} (their ids: verdict.json). {basis(verdict)}", ""]
+    lines += [f"Parameters: {settings}. Verdict {verdict.hash}."]
     return "\n".join(lines) + "\n"
 
 
 def note(verdict: Verdict) -> str:
     """The verdict in a model card (steps/registry/card.py): what was decided, and each check."""
     lines = [f"**{decision(verdict)}** (verdict `{verdict.hash}`): {verdict.reason}.", "", *CHECKS]
-    return "\n".join([*lines, *map(row, verdict.checks), "", f"{tally(verdict)}."]) + "\n"
+    return "\n".join([*lines, *map(row, verdict.checks), "", f"{tally(verdict)}. {basis(verdict)}"]).rstrip() + "\n"
 
 
 def decision(verdict: Verdict) -> str:
@@ -46,6 +47,22 @@ def decision(verdict: Verdict) -> str:
 def tally(verdict: Verdict) -> str:
     won, lost = len(verdict.wins), len(verdict.losses)
     return f"{verdict.n} scenarios: {won} won and {lost} lost against the {verdict.against}"
+
+
+def basis(verdict: Verdict) -> str:
+    """What the level of the interval rests on: the number of the look, and how many scenarios are independent. Nothing in a
+    verdict from before these were recorded."""
+    if verdict.look is None or verdict.tail is None:
+        return ""
+    if verdict.look:
+        text = f"This is look {verdict.look} at this test split, whose interval is one of {percent(verdict.tail)}. "
+    else:
+        text = "The champion is shown and not judged, so this is no look at the test split. "
+    if not verdict.clustered:
+        return f"{text}The task does not say which scenarios are alike, so each counts as independent."
+    if verdict.clusters == verdict.n:
+        return f"{text}No two scenarios are alike by what the task says."
+    return f"{text}The scenarios are {verdict.clusters} clusters of alike ones, the largest of {verdict.largest}."
 
 
 def row(check: Check) -> str:

@@ -126,6 +126,20 @@ def test_splits_share_nothing(task: Task) -> None:
         assert not val & test
 
 
+def test_alike_scenarios_are_of_one_split(task: Task) -> None:
+    """Clusters are whole: what the split is made by makes scenarios alike, or something coarser."""
+    names = [
+        {
+            task.env.cluster(one, task.data)
+            for seed in (1, 2)
+            for one in task.env.scenarios(task.data, split, 3 * EACH, seed)
+        }
+        for split in SPLITS
+    ]
+    assert all(isinstance(name, str) for of_split in names for name in of_split)
+    assert sum(map(len, names)) == len(set().union(*names))
+
+
 def test_asking_for_too_many_scenarios_says_how_many_there_are(task: Task) -> None:
     with within(60, "scenarios"), pytest.raises(ValueError, match=r"\d"):
         task.env.scenarios(task.data, "test", 10**9, 1)
@@ -679,6 +693,11 @@ BROKEN: list[tuple[Callable[..., None], dict[str, Any], type[BaseException]]] = 
         AssertionError,
     ),
     (test_splits_share_nothing, {"scenarios": make_scenarios(one_split)}, AssertionError),
+    (
+        test_alike_scenarios_are_of_one_split,
+        {"cluster": classmethod(lambda cls, scenario, data: scenario.messages[0]["role"])},
+        AssertionError,
+    ),
     (
         test_asking_for_too_many_scenarios_says_how_many_there_are,
         {"scenarios": make_scenarios(one_split)},

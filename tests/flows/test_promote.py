@@ -9,14 +9,15 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from environments.base import Scenario
-from flows import promote, rollback
-from flows.deployment.settings import PromoteSettings
+from flows import evaluate, promote, rollback
+from flows.deployment.settings import EvaluateSettings, PromoteSettings
 from flows.promotion import judging
 from flows.promotion.judging import show_page
 from flows.terminal import command
@@ -33,7 +34,7 @@ from steps.registry import card, decisions, model, publish, verdict_report
 from steps.registry.gate import Verdict
 
 N = 60
-PARAMS: dict[str, Any] = {"task": "toy", "scenarios": {"test": N}, "promote": {"resamples": 1000}}
+PARAMS: dict[str, Any] = {"task": "toy", "scenarios": {"test": N}}
 
 
 def write_evaluation(folder: Path, wins: int, adapter: str, split: str = "test") -> None:
@@ -145,6 +146,92 @@ def test_the_first_champion_is_champion_already(project: Project, capsys: pytest
     assert promote.promote.fn(PromoteSettings()) is None
     assert "toy version 1 is the champion already: nothing to do." in capsys.readouterr().out
     assert not (project.root / "run/promote").exists()
+
+
+def test_the_champion_is_not_compared_with_itself(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever became of its tags; and another version with the champion's adapter is told from it."""
+    project.trained("004", 40)
+    project.registry().client.set_model_version_tag("toy", "1", "adapter_hash", "edited")
+    monkeypatch.setattr(promote, "prepare", lambda: None)
+    monkeypatch.setattr(promote, "promote", promote.promote.fn)  # without Prefect's engine and its server
+    monkeypatch.setattr(promote, "run_command", lambda work: work())
+    for words in ([], ["--version", "1"], ["--version", "champion"], ["--dry-run"]):
+        monkeypatch.setattr(sys, "argv", ["promote", *words])
+        assert promote.main() == 0
+        assert "toy version 1 is the champion already: nothing to do." in capsys.readouterr().out
+    assert project.evaluate.asked == []
+
+    def version(number: str, adapter: str | None) -> Any:
+        return SimpleNamespace(version=number, tags={"adapter_hash": adapter} if adapter else {})
+
+    assert judging.same_adapter(version("1", "a"), version("2", "a"))
+    assert not judging.same_adapter(version("1", "a"), version("2", "b"))
+    assert not judging.same_adapter(version("1", None), version("2", None)), "nothing is known of either"
+
+
+def test_looks_at_the_test_split_are_counted(project: Project) -> None:
+    """Dry runs and flows.evaluate show verdicts too. The same two policies are one look, and the champion alone is none."""
+    project.trained("004", 30)
+    shown = evaluate.evaluate.fn(EvaluateSettings())
+    assert (shown.look, shown.against) == (0, "base")
+    project.trained("007", 36)
+    first = promote.promote.fn(PromoteSettings(dry_run=True))
+    assert first is not None
+    assert (first.look, first.tail, first.promoted) == (1, 0.025, True)
+    project.trained("009", 36)
+    second = promote.promote.fn(PromoteSettings())
+    assert second is not None
+    assert (second.look, second.tail, second.promoted) == (2, pytest.approx(0.05 / 6), False)
+    assert "This is look 2 at this test split" in project.registry().versions["3"].description
+    again = evaluate.evaluate.fn(EvaluateSettings())
+    assert (again.look, again.hash) == (2, second.hash)
+    assert len(second.wins) == len(first.wins) == 6
+    (project.root / "chain.yaml").write_text('tested: {base: "000", best: "007"}\n')
+    promoted = promote.promote.fn(PromoteSettings(version="2"))
+    assert promoted is not None
+    assert (promoted.look, promoted.promoted) == (1, True)
+    (project.root / "chain.yaml").write_text('tested: {base: "000", best: "009"}\n')
+    against_the_new = promote.promote.fn(PromoteSettings(version="3"))
+    assert against_the_new is not None
+    assert (against_the_new.look, against_the_new.promoted) == (3, False)
+
+
+def test_the_task_says_which_scenarios_are_alike(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """15 of 60 scenarios won are enough if they are independent, and not if they are two groups of ten and five of a third.
+    Where the task cannot say it, as with scenarios of an older form, each counts for itself."""
+    project.trained("004", 30)
+    project.trained("007", 45)
+    independent = promote.promote.fn(PromoteSettings(dry_run=True))
+    assert independent is not None
+    assert (independent.clusters, independent.clustered, independent.promoted) == (60, False, True)
+    assert "Each test scenario counts as independent: toy names no cluster" in capsys.readouterr().out
+
+    class Grouped:
+        key = "number"
+
+        @staticmethod
+        def load(folder: Path) -> Any:
+            return json.loads((folder / "data.json").read_text())
+
+        @classmethod
+        def cluster(cls, scenario: Scenario, data: Any) -> str:
+            return str(scenario.data[cls.key] // 10)
+
+    monkeypatch.setattr("environments.load", lambda task: Grouped)
+    grouped = promote.promote.fn(PromoteSettings(dry_run=True))
+    assert grouped is not None
+    assert (grouped.clusters, grouped.largest, grouped.clustered, grouped.promoted) == (6, 10, True, False)
+    Grouped.key = "owner"
+    older = promote.promote.fn(PromoteSettings(dry_run=True))
+    assert older is not None
+    assert older.text() == independent.text()
+    (project.root / "tasks_data/toy/data.json").unlink()
+    with pytest.raises(UserError, match=r"data\.json"):
+        promote.promote.fn(PromoteSettings(dry_run=True))
 
 
 def test_a_better_challenger_becomes_champion_with_its_evidence(
@@ -324,12 +411,31 @@ def test_decisions_and_their_verdicts_are_rows_of_the_ledger(
     assert "rollback of toy 1, champion before: 3: wrong dates" in output
 
 
-def test_a_ledger_that_is_away_stops_neither(
+def test_without_the_ledger_nothing_is_judged(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts the looks at the test split."""
+    project.trained("004", 30)
+    project.trained("007", 45)
+    monkeypatch.setenv("FLYWHEEL_LEDGER_URL", "sqlite:////proc/no/ledger.db")
+    with pytest.raises(
+        UserError, match=r"looks at the test split cannot be counted, .*see FLYWHEEL_LEDGER_URL"
+    ) as problem:
+        promote.promote.fn(PromoteSettings())
+    assert "\n" not in str(problem.value)
+    assert project.aliases()["champion"] == "1"
+
+
+def test_a_ledger_that_goes_away_stops_neither_promotion_nor_rollback(
     project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project.trained("004", 30)
     project.trained("007", 45)
-    monkeypatch.setenv("FLYWHEEL_LEDGER_URL", "sqlite:////proc/no/ledger.db")
+    publish_verdict = promote.publish
+
+    def publish_and_lose(judged: judging.Challenge) -> None:
+        publish_verdict(judged)
+        monkeypatch.setenv("FLYWHEEL_LEDGER_URL", "sqlite:////proc/no/ledger.db")
+
+    monkeypatch.setattr(promote, "publish", publish_and_lose)
     verdict = promote.promote.fn(PromoteSettings())
     assert verdict is not None
     assert project.aliases()["champion"] == "2"

@@ -29,7 +29,7 @@ ROW = {"name": "x", "ratio": 2.0}
 # What measures in each benchmark, with a result for it: called once for each row, or more often.
 FAKES: dict[str, dict[str, Any]] = {
     "environments": {"measure": {"name": "x", "steps_per_second": 10}},
-    "gate": {"measure": ROW},
+    "gate": {"measure": ROW, "coverage": ROW},
     "hacks": {"measure": ROW},
     "judge": {"measure": ROW},
     "rollout": {"measure": ROW},
@@ -41,7 +41,7 @@ FAKES: dict[str, dict[str, Any]] = {
 }
 ROWS = {"environments": len(import_module("benchmarks.environments").tasks()), "rollout": 2, "tracing": 5, "update": 4}
 ROWS |= {"hacks": len(import_module("benchmarks.hacks").HACKS)}
-ROWS |= {"iteration": 2, "learning": 2}  # the others have one
+ROWS |= {"gate": 6, "iteration": 2, "learning": 2}  # the others have one
 WORDS = {"learning": ["--seeds", "1", "2"]}  # more than the quick form's one row
 
 
@@ -163,15 +163,21 @@ def test_slowness_counts_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_gates_quick_form_for_real() -> None:
-    words = ["--quick", "--json", "--trials", "20", "--scenarios", "60"]
+    words = ["--quick", "--json", "--trials", "5", "--scenarios", "60"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gate", *words], cwd=ROOT, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
-    [row] = map(json.loads, done.stdout.splitlines())
-    assert (row["name"], row["trials"], row["quick"]) == ("gate", 20, True)
-    assert row["ratio"] == pytest.approx(max(row["false_promotions"], row["false_promotions_at_0.8"]) / 0.05)
-    assert row["power_at_0.8"] >= row["false_promotions_at_0.8"]
+    *rows, coverage = map(json.loads, done.stdout.splitlines())
+    assert [row["name"] for row in rows] == ["alike 1", "alike 5", "alike 10", "alike 20", "inboxes"]
+    assert [row["clusters"] for row in rows] == [60, 12, 6, 3, 5]
+    for row in rows:
+        assert (row["trials"], row["quick"]) == (5, True)
+        assert row["ratio"] == pytest.approx(row["false_in_20"] / 0.05)
+        assert row["false_in_1"] <= row["false_in_5"] <= row["false_in_20"]
+        assert row["power"] >= row["power_at_look_5"]
+    assert coverage["ratio"] == pytest.approx((1 - coverage["0.05_0"]) / 0.05, abs=0.02), "the least covered"
+    assert coverage["ratio"] <= 1
     assert done.stderr.startswith("benchmarks.gate --quick: about ")
 
 

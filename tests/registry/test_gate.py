@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.gate import Setting, Simulation
 from environments.base import Scenario
 from steps.core.errors import UserError
 from steps.core.params import Promote
 from steps.core.records import Evaluation, Reward, Trajectory, write_records
-from steps.core.stats import slices_of
+from steps.core.stats import slices_of, wilson
 from steps.registry import gate, verdict_report
 from steps.registry.gate import Side, decide, read_side
 
@@ -74,7 +76,8 @@ def test_one_that_is_better_is_promoted_and_the_verdict_says_why() -> None:
     ]
     assert check(result, "champion").text == "there is none: the base policy stands in for it"
     assert {name: shown.adapter_hash for name, shown in result.sides.items()} == {"challenger": "c", "base": "b"}
-    assert result.parameters["seed"] == 0
+    assert result.parameters["false_promotions"] == 0.05
+    assert (result.look, result.tail, result.clusters, result.largest) == (1, 0.025, 100, 1)
     assert verdict(side("c", range(20, 100)), side("b", range(60))).text() == result.text()
     assert json.loads(result.text())["wins"] == list(result.wins)
 
@@ -83,15 +86,52 @@ def test_one_that_is_better_is_promoted_and_the_verdict_says_why() -> None:
     ("challenger", "more", "expected"),
     [
         (range(50), {}, ["base"]),  # the same scenarios: no difference, and an interval of nothing
-        (range(53), {}, ["base"]),  # 3 won: in 0.97^100 = 4.8 % of the resamples there is none, so that the end is 0
-        (range(54), {}, []),  # 4 won: 0.96^100 = 1.7 %, so that it is 0.01
-        (range(70), {"margin": 0.1}, []),  # +0.20, and 0.13 at the lower end
+        (range(55), {}, ["base"]),  # 5 won and none lost: a coin does that in 1 of 32 cases, which is more than 0.025
+        (range(56), {}, []),  # 6 won: 1 of 64
+        (range(70), {"margin": 0.1}, []),  # +0.20, and 0.11 at the lower end
         (range(70), {"margin": 0.15}, ["base"]),
         (range(30), {}, ["base", "slices"]),
     ],
 )
 def test_the_lower_end_must_exceed_the_margin(challenger: range, more: Any, expected: list[str]) -> None:
     assert failed(verdict(side("c", challenger), side("b", range(50)), **more)) == expected
+
+
+def test_alike_scenarios_count_as_clusters() -> None:
+    """20 of 100 won, in two clusters of ten: two clusters are no proof, and twenty scenarios would be."""
+    challenger, base = side("c", range(70)), side("b", range(50))
+    clusters = [str(number // 10) for number in range(100)]
+    judged = partial(decide, make_scenarios(100), challenger, base, clean(), Promote())
+    result = judged(clusters=clusters)
+    assert failed(result) == ["base"]
+    assert (result.clusters, result.largest) == (10, 10)
+    assert result.sides["challenger"].ci95[0] < wilson(70, 100)[0] - 0.1
+    assert failed(judged(clusters=[str(number) for number in range(100)])) == failed(judged()) == []
+
+
+def test_each_further_look_at_a_split_must_prove_more() -> None:
+    """7 won and none lost: 1 of 128 coins does that, which is below the 0.025 of the first look, and a half of it is not
+    below the 0.00417 of the third."""
+    judged = partial(decide, make_scenarios(100), side("c", range(57)), side("b", range(50)), clean())
+    assert [judged(Promote(), look=look).promoted for look in (1, 3)] == [True, False]
+    result = judged(Promote(), look=3)
+    assert result.look == 3
+    assert result.tail == pytest.approx(0.05 / 12)
+    assert "(99.17 %); the lower end must exceed +0.000" in result.reason
+    assert not judged(Promote(false_promotions=0.01), look=1).promoted
+    widest = decide(make_scenarios(100), side("c", range(100)), side("b", range(0)), clean(), Promote(), look=20)
+    assert widest.promoted, "a large gain is promoted at any look"
+
+
+def test_an_older_verdict_keeps_its_text_and_its_hash() -> None:
+    result = verdict(side("c", range(80)), side("b", range(50)))
+    fields = json.loads(result.text())
+    for name in ("look", "tail", "clusters", "largest", "clustered"):
+        del fields[name]
+    older = json.dumps(fields, indent=2) + "\n"
+    assert gate.Verdict.model_validate_json(older).text() == older
+    assert verdict_report.basis(gate.Verdict.model_validate_json(older)) == ""
+    assert "look" not in verdict_report.note(gate.Verdict.model_validate_json(older))
 
 
 def test_the_champion_stands_before_the_base_policy() -> None:
@@ -284,8 +324,9 @@ def test_the_table_and_the_picture_say_what_the_verdict_says(tmp_path: Path) -> 
     assert "| champion | **no** | -0.1" in text
     assert "| contamination | yes | +0.000 | +0.000 | 0 pairs" in text
     assert "| scripted | scripted | 0.950 | 0.888 to 0.978 | 4.00 | 50.0 | 0 |" in text
-    assert "| kind=rare | 1 | +0.000 | +0.000 to +0.000 | too small |" in text
+    assert "| kind=rare | 1 | +0.000 | -1.000 to +1.000 | too small |" in text
     assert "100 scenarios: 0 won and 8 lost against the champion" in text
+    assert "This is look 1 at this test split, whose interval is one of 95 %. The task does not say" in text
     assert result.hash in text
     for name in ("one.png", "two.png"):
         verdict_report.picture(result, tmp_path / name)
@@ -294,11 +335,37 @@ def test_the_table_and_the_picture_say_what_the_verdict_says(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "two.png"]
 
 
-def test_the_benchmark_measures_the_gates_own_decision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With few trials: hardly ever promoted where nothing differs, nearly always at +0.3, never where the gate is shut."""
-    from benchmarks.gate import promoted
+def test_the_verdict_says_what_its_level_rests_on() -> None:
+    judged = partial(decide, make_scenarios(100), side("c", range(70)), side("b", range(50)), clean(), Promote())
+    clusters = [str(number // 10) for number in range(100)]
+    text = verdict_report.note(judged(clusters=clusters, look=2))
+    assert text.endswith(
+        "100 scenarios: 20 won and 0 lost against the base. This is look 2 at this test split, whose interval is one of "
+        "98.33 %. The scenarios are 10 clusters of alike ones, the largest of 10.\n"
+    )
+    alone = [str(number) for number in range(100)]
+    assert "No two scenarios are alike by what the task says." in verdict_report.note(judged(clusters=alone))
+    assert "this is no look at the test split" in verdict_report.note(judged(look=0))
 
-    scenarios, params = make_scenarios(200), Promote(resamples=1000)
-    assert promoted(40, scenarios, 0.5, 0.0, params, seed=1) <= 0.15  # 7 of 40 has probability 0.0001 at 2.5 %
-    assert promoted(20, scenarios, 0.5, 0.3, params, seed=1) == 1
-    assert promoted(20, scenarios, 0.5, 0.3, params.model_copy(update={"margin": 0.9}), seed=1) == 0
+
+SIMULATED = Simulation(120, Promote())
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_false_promotions_are_rare_over_many_looks(size: int) -> None:
+    """100 splits with 20 equal challengers each: at 5 %, 13 or more have a probability of 0.002."""
+    ends = SIMULATED.first_false(100, Setting("", size), 0.5)
+    assert sum(end <= 20 for end in ends) <= 12
+
+
+def test_clusters_that_are_not_named_break_the_promise() -> None:
+    """What the simulation would find in a gate that took alike scenarios for independent ones."""
+    ends = SIMULATED._replace(named=False).first_false(40, Setting("", 10), 0.5)
+    assert sum(end <= 20 for end in ends) > 12
+
+
+def test_the_benchmark_measures_the_gates_own_decision() -> None:
+    """Nearly always promoted at +0.3, and never where the gate is shut."""
+    alone = Setting("", 1)
+    assert SIMULATED.power(20, alone, 0.5, 0.3) == 1
+    assert SIMULATED._replace(params=Promote(margin=0.9)).power(20, alone, 0.5, 0.3) == 0

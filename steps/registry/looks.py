@@ -1,0 +1,112 @@
+"""Looks: how often a test split has been used to judge challengers, and what each further look costs.
+
+Whoever tries enough challengers on one split finds one that is better there by chance alone. So the ledger has a row for
+each look: a challenger and the policy that it had to beat, both by adapter, at the test scenarios of a registered model. A
+dry run and flows/evaluate.py count as well, because people choose by what they show. The same two adapters at the same
+scenarios are one look, however often they are compared, and keep its number.
+
+The k-th look at a split may be wrong with the one-sided probability total / (k (k + 1)), where `total` is
+`promote.false_promotions`, 0.05: the first look with a half of it, which is the lower end of a 95 % interval, the second
+with a sixth, the third with a twelfth. These add up to `total` over however many looks there will be, so a false promotion
+on a split is never more probable than that. A look at another split counts if more than a tenth of this split's scenarios
+were in that one: exchanging a few scenarios does not make a split new.
+
+Recorded decisions (steps/registry/decisions.py) without a look are looks as well: they are from before looks were counted,
+or a run's own older code has made them. Left out: adapters that the stage register turned away, and what people learn from
+the scenarios won and lost and then train on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from steps.project.ledger import Ledger, create
+from steps.registry import decisions
+
+SHARED = 0.1  # share of a split's scenarios above which a look at another split counts for it
+
+LOOKS = sa.Table(
+    "looks",
+    sa.MetaData(),
+    sa.Column("id", sa.Integer, primary_key=True),  # counts up, in the order of the looks
+    sa.Column("model", sa.String, nullable=False),
+    sa.Column("scenarios", sa.String, nullable=False),  # hash of their ids, as in a verdict
+    sa.Column("ids", sa.JSON(none_as_null=True)),  # None in rows made from older decisions
+    sa.Column("challenger", sa.String, nullable=False),  # hash of its adapter
+    sa.Column("against", sa.String, nullable=False),  # hash of the adapter that it had to beat
+    sa.Column("created", sa.DateTime(timezone=True), nullable=False),
+    sa.UniqueConstraint("model", "scenarios", "challenger", "against"),
+)
+
+
+class Look(NamedTuple):
+    """A challenger, and the policy that it has to beat, at the test scenarios of a model."""
+
+    model: str
+    scenarios: str
+    challenger: str
+    against: str
+
+
+def tail(look: int, total: float) -> float:
+    """The one-sided probability of error of the k-th look; the sum over all looks is `total`."""
+    return total / (look * (look + 1))
+
+
+def split_hash(ids: Sequence[str]) -> str:
+    """What identifies a split: a hash of its scenarios' ids, in order."""
+    return hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]
+
+
+def count(ledger: Ledger, model: str, ids: Sequence[str], challenger: str, against: str) -> int:
+    """Record a look, unless it is recorded already, and return its number among those at this split: 1 is the first."""
+    look = Look(model, split_hash(ids), challenger, against)
+    with ledger.engine.begin() as link:
+        create(link, LOOKS)
+        recorded = {look_of(row) for row in of_model(link, model)}
+        decided = [decided_look(*row) for row in decisions.evidence_by_model(link)]
+    for older in decided:
+        if older.model == model and older not in recorded:
+            add(ledger, older, None)
+    add(ledger, look, list(ids))
+    with ledger.engine.connect() as link:
+        rows = of_model(link, model)
+    own = next(row["id"] for row in rows if look_of(row) == look)
+    return 1 + sum(row["id"] < own and at_this_split(row, look.scenarios, set(ids)) for row in rows)
+
+
+def of_model(link: sa.Connection, model: str) -> Sequence[Any]:
+    """The rows of a model, oldest first."""
+    return link.execute(sa.select(LOOKS).where(LOOKS.c.model == model).order_by(LOOKS.c.id)).mappings().all()
+
+
+def look_of(row: Any) -> Look:
+    return Look(*(row[name] for name in Look._fields))
+
+
+def decided_look(model: str, evidence: Mapping[str, Any]) -> Look:
+    """The look that a recorded decision rests on."""
+    verdict = evidence["verdict"]
+    adapters = [verdict["sides"][side]["adapter_hash"] for side in ("challenger", verdict["against"])]
+    return Look(model, verdict["scenarios"], *adapters)
+
+
+def add(ledger: Ledger, look: Look, ids: list[str] | None) -> None:
+    """Add a look, unless it is there."""
+    row = look._asdict() | {"ids": ids, "created": datetime.now(UTC)}
+    with contextlib.suppress(IntegrityError), ledger.engine.begin() as link:
+        if link.dialect.name == "postgresql":  # otherwise a lower id could appear after a higher one was counted
+            link.exec_driver_sql(f"LOCK TABLE {LOOKS.name} IN EXCLUSIVE MODE")
+        link.execute(LOOKS.insert().values(**row))
+
+
+def at_this_split(row: Any, scenarios: str, ids: set[str]) -> bool:
+    """Whether a row was a look at the split with these scenarios, or at enough of them."""
+    return bool(row["scenarios"] == scenarios or len(ids.intersection(row["ids"] or ())) > SHARED * len(ids))

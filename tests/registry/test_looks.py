@@ -1,0 +1,83 @@
+"""Looks at a test split: their numbers, what they cost, and what counts as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from steps.project.ledger import Ledger
+from steps.registry import decisions, looks
+from steps.registry.decisions import Decision
+from steps.registry.looks import count, split_hash, tail
+
+IDS = [f"s{number}" for number in range(40)]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        yield ledger
+
+
+def test_all_looks_together_err_no_more_often_than_allowed() -> None:
+    assert [tail(look, 0.05) for look in (1, 2, 3)] == pytest.approx([0.025, 0.05 / 6, 0.05 / 12])
+    assert sum(tail(look, 0.05) for look in range(1, 100_000)) == pytest.approx(0.05, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_each_challenger_is_a_look_and_keeps_its_number(
+    kind: str, ledger: Ledger, request: pytest.FixtureRequest
+) -> None:
+    if kind == "postgresql":
+        with Ledger(request.getfixturevalue("postgresql")) as team:
+            check_numbers(team)
+    else:
+        check_numbers(ledger)
+
+
+def check_numbers(ledger: Ledger) -> None:
+    assert [count(ledger, "toy", IDS, name, "base") for name in ("a", "b", "a", "c", "b")] == [1, 2, 1, 3, 2]
+    assert count(ledger, "toy", IDS, "a", "champion") == 4, "another policy to beat is another question"
+    assert count(ledger, "other model", IDS, "a", "base") == 1
+
+
+def test_a_split_is_new_only_if_nearly_all_of_its_scenarios_are(ledger: Ledger) -> None:
+    assert count(ledger, "toy", IDS, "a", "base") == 1
+    assert count(ledger, "toy", IDS[:-1], "b", "base") == 2, "one scenario less"
+    assert count(ledger, "toy", IDS[::-1], "c", "base") == 3, "another order"
+    fresh = [f"new {number}" for number in range(36)]
+    assert count(ledger, "toy", [*fresh, *IDS[:5]], "d", "base") == 4, "5 of 41 were looked at"
+    assert count(ledger, "toy", [*(f"other {name}" for name in fresh), *IDS[:4]], "e", "base") == 1, "4 of 40"
+
+
+def test_decisions_from_before_looks_were_counted_are_looks(ledger: Ledger) -> None:
+    """Only their split's hash is known."""
+
+    def decided(model: str, challenger: str, ids: list[str], event: str = "refusal") -> None:
+        sides = {"challenger": {"adapter_hash": challenger}, "champion": {"adapter_hash": "x"}}
+        verdict = {"scenarios": split_hash(ids), "against": "champion", "sides": sides}
+        row = Decision(event, model, "2", challenger, "1", "x", "why", f"verdict of {challenger}")
+        decisions.record(ledger, row, {"verdict": verdict, "evaluations": {}})
+
+    decided("toy", "a", IDS)
+    decided("toy", "b", IDS, "promotion")
+    decided("toy", "c", IDS[:3])
+    decided("other", "d", IDS)
+    decisions.record(ledger, Decision("rollback", "toy", "1", "x", "2", "b", "why", None))
+    assert count(ledger, "toy", IDS, "e", "champion") == 3
+    assert count(ledger, "toy", IDS, "a", "x") == 1
+    assert count(ledger, "other", IDS, "e", "x") == 2
+    decided("toy", "e", IDS)
+    decided("toy", "f", IDS)
+    assert count(ledger, "toy", IDS, "g", "x") == 6, "older code has decided on e and f since"
+
+
+def test_two_that_look_at_once_have_one_row(ledger: Ledger) -> None:
+    look = looks.Look("toy", split_hash(IDS), "a", "base")
+    count(ledger, *look[:1], IDS, *look[2:])
+    looks.add(ledger, look, IDS)
+    with ledger.engine.connect() as link:
+        assert link.scalar(sa.select(sa.func.count()).select_from(looks.LOOKS)) == 1
