@@ -11,8 +11,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def run_command(work: Callable[[], int | None], writes: bool = True) -> int:
 
     def stop(number: int, _: object) -> None:
         received.append(number)
+        if number != signal.SIGINT:
+            signal.signal(number, signal.SIG_IGN)  # make passes on a SIGTERM that this process has already had
         raise Stopped
 
     for number in STOPPING:
@@ -65,6 +68,20 @@ def run_command(work: Callable[[], int | None], writes: bool = True) -> int:
         finally:
             logging.getLogger("prefect").setLevel(logging.WARNING)  # hides that Prefect's own server ends as well
             handover.end_own_workers()
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside, signals to stop are ignored, because what is ending already needs a moment for it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def stop_once() -> None:

@@ -29,15 +29,17 @@ PATIENCE = 30.0  # seconds to wait for another process's lock, or for a server t
 QUIET = 2.0  # of those, the seconds that pass without a message
 # What databases say when the same may succeed a little later. The last one is of a server's socket in a folder.
 PASSING = (
-    "locked",
-    "refused",
-    "starting up",
-    "shutting down",
-    "recovery mode",
-    "closed the connection",
-    "terminating connection",
+    *(
+        "locked",
+        "refused",
+        "starting up",
+        "shutting down",
+        "recovery mode",
+        "timeout expired",
+        "no such file or directory",
+    ),
+    *("closed the connection", "terminating connection", "connection is lost", "connection is closed"),
 )
-PASSING += ("connection is lost", "connection is closed", "timeout expired", "no such file or directory")
 # A PostgreSQL server that vanishes without a word is noticed within half a minute.
 POSTGRESQL = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 POSTGRESQL |= {"tcp_user_timeout": 20_000}

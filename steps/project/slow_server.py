@@ -13,8 +13,6 @@ import time
 from typing import Any
 
 from requests.adapters import HTTPAdapter
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 SECONDS = 20.0
 RATE = 10_000.0  # bytes per second
@@ -54,18 +52,10 @@ class LimitedResponse(http.client.HTTPResponse):
         self.fp = io.BufferedReader(LimitedReader(stream.detach(), sock, self.seconds))
 
 
-class LimitedHTTP(HTTPConnectionPool):
-    """Connections whose answers are limited."""
-
-    class ConnectionCls(HTTPConnection):
-        response_class = LimitedResponse
-
-
-class LimitedHTTPS(HTTPSConnectionPool):
-    """Encrypted connections whose answers are limited."""
-
-    class ConnectionCls(HTTPSConnection):
-        response_class = LimitedResponse
+def limited(pool: Any) -> Any:
+    """A class of connection pools like `pool`, whose answers are limited."""
+    connection = type(pool.ConnectionCls.__name__, (pool.ConnectionCls,), {"response_class": LimitedResponse})
+    return type(pool.__name__, (pool,), {"ConnectionCls": connection})
 
 
 class LimitedAdapter(HTTPAdapter):
@@ -73,4 +63,5 @@ class LimitedAdapter(HTTPAdapter):
 
     def init_poolmanager(self, *words: Any, **options: Any) -> None:
         super().init_poolmanager(*words, **options)
-        self.poolmanager.pool_classes_by_scheme = {"http": LimitedHTTP, "https": LimitedHTTPS}
+        pools = self.poolmanager.pool_classes_by_scheme
+        self.poolmanager.pool_classes_by_scheme = {scheme: limited(pool) for scheme, pool in pools.items()}

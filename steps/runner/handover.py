@@ -308,6 +308,8 @@ def end_own_workers(patience: float = 2.0) -> None:
     """End the workers that ran stages for this process, so that their memory is free when it ends.
 
     One that runs another command's stage (`patience` seconds pass without its answer) ends when it has finished that."""
+    if not own.used:
+        return
     mine = {path: pid for path, pid in worker_pids(Path.cwd()).items() if pid in own.used}
     _end([pid for path, pid in mine.items() if pid in own.busy or _retired(path, pid, patience)])
     worker_pids(Path.cwd())  # removes the sockets of those that were killed

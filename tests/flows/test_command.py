@@ -39,8 +39,14 @@ import os, signal, sys, time
 from flows.terminal import command
 
 def work():
-    os.kill(os.getpid(), signal.{})
-    time.sleep(60)
+    try:
+        os.kill(os.getpid(), signal.{0})
+        time.sleep(60)
+    finally:
+        os.kill(os.getpid(), signal.{0})  # as make does
+        with command.undisturbed():
+            os.kill(os.getpid(), signal.SIGINT)
+            print("what ends has its moment", flush=True)
 
 command.handover.end_own_workers = lambda: print("workers ended")
 sys.exit(command.run_command(work))
@@ -53,7 +59,7 @@ def test_being_told_to_end_is_as_ctrl_c(tmp_path: Path, name: str, code: int) ->
     (tmp_path / "terminated_work.py").write_text(TERMINATED.format(name))
     path = os.pathsep.join((os.fspath(tmp_path), os.fspath(ROOT)))
     process = run(python("terminated_work"), tmp_path, PYTHONPATH=path)
-    assert (process.returncode, process.stdout) == (code, "workers ended\n")
+    assert (process.returncode, process.stdout) == (code, "what ends has its moment\nworkers ended\n")
     assert process.stderr == "Stopped. The same command goes on from here.\n"
 
 

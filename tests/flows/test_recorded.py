@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,3 +95,27 @@ def test_a_limit_ends_with_its_block() -> None:
     with limit(0.02):
         pass
     time.sleep(0.05)
+
+
+def test_a_registry_that_is_away_at_the_end_costs_only_the_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage has registered the adapter; asking for the number used to end the run without its summary."""
+    from flows import train
+    from flows.terminal.display import RunDisplay
+
+    def away(*_: object) -> None:
+        raise UserError("MLflow cannot be reached")
+
+    result = {"success": 0.5, "ci95": [0.4, 0.6], "n": 30}
+    content = {"base": result, "trained": result | {"iteration": 2}, "registered": None, "wall_seconds": 1.0}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/receipt.json").write_text('{"registered": true, "name": "toy", "adapter_hash": "abc"}')
+    monkeypatch.setattr("steps.registry.model.registered_version", away)
+    monkeypatch.setattr(train.report, "summary", lambda *_: content)
+    summary = train.write_summary("toy", 2, 2, 0.0, RunDisplay())
+    assert summary["registered"] == {"name": "toy", "version": None}
+    lines: list[str] = []
+    train.print_end(lines.append, summary)
+    assert "Registered iteration 2 in toy; `make mlflow` shows the version's number." in lines
