@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import stat
+import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
@@ -16,7 +18,7 @@ import pytest
 from flows.deployment.mlflow_server import Guard
 from steps.core.errors import UserError
 from steps.project import store
-from tests.conftest import MlflowServer
+from tests.conftest import ROOT, MlflowServer, end, free_port, python, start
 
 ASSISTANT = "/ajax-api/3.0/mlflow/assistant"
 
@@ -137,3 +139,28 @@ def test_clients_need_the_key_and_what_is_written_is_the_owners(
     state = mlflow_server.artifacts.parent
     for folder in (state, mlflow_server.artifacts):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.slow
+def test_make_mlflow_starts_it_alone_and_ends_well_by_ctrl_c(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = start(
+        python("flows.ui", "--only", "mlflow", "--mlflow-port", str(free_port())), tmp_path, log, PYTHONPATH=str(ROOT)
+    )
+    try:
+        until = time.monotonic() + 120
+        while "Ctrl-C stops" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0, log.read_text()
+    finally:
+        end(process)
+    assert "user name: flywheel, password: the text in .flywheel/mlflow.key" in log.read_text()
+    names = [
+        line.split("=")[0].removeprefix("export ")
+        for line in (tmp_path / ".flywheel/mlflow.env").read_text().splitlines()
+    ]
+    assert {"MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"} <= set(names)
+    assert not [name for name in names if name.startswith("PREFECT_")]
