@@ -201,7 +201,7 @@ class _Child:
                     if not self._serve(key.fd):
                         selector.unregister(key.fd)
                         channels.discard(key.fd)
-                if limit == START_SECONDS and b"\n" in self.reported:
+                if self.walls is None and b"\n" in self.reported:
                     limit, until = seconds, time.monotonic() + seconds
                     self._begin()
                     if self.watch.listener >= 0:
@@ -223,7 +223,7 @@ class _Child:
             self.output += part
             return bool(part)
         try:
-            part, listeners, _, _ = socket.recv_fds(self.results, 65_536, 1)
+            part, listeners, _, _ = socket.recv_fds(self.results, 65_536, 1, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
             return False
         self.reported += part
