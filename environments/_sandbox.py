@@ -100,8 +100,9 @@ def run(
     with tempfile.TemporaryDirectory(prefix="code-", ignore_cleanup_errors=True) as folder, _Child(folder) as child:
         pid = child.process.pid
         wanted = [wall for wall in walls if wall != "calls" or child.watch.memory >= 0]
-        request = {"code": code, "name": name, "calls": [list(call) for call in calls], "walls": wanted}
-        request |= {"needed": list(needed), "program": _calls.program(pid), "last_program": _calls.last_program()}
+        request: dict[str, Any] = {"code": code, "name": name, "calls": [list(call) for call in calls]}
+        request |= {"walls": wanted, "needed": list(needed)}
+        request |= {"program": _calls.program(pid), "last_program": _calls.last_program()}
         stopped = child.listen(repr(request).encode("utf-8", "surrogatepass"), seconds)
         status = child.end()
     if child.walls is not None and (missing := [wall for wall in needed if wall not in child.walls]):
@@ -126,12 +127,8 @@ def needed_walls(settings: Path) -> tuple[str, ...]:
     if json.loads(settings.read_text())["allow_missing_walls"] is not True:
         advice = f"To run the code nevertheless, with your own rights, set allow_missing_walls to true in {settings}"
         raise MissingWallsError(f"{MISSING % ', '.join(missing)}. {advice}")
-    told = (
-        "The code may do what your user may do, and attempts are not counted"
-        if "calls" in missing
-        else "It runs without"
-    )
-    warnings.warn(f"{MISSING % ', '.join(missing)}. {told}", RuntimeWarning, stacklevel=2)
+    effect = "without the first it may read your files, without the second it may do what you may, and is not counted"
+    warnings.warn(f"{MISSING % ', '.join(missing)}. Code runs nevertheless: {effect}", RuntimeWarning, stacklevel=2)
     return tuple(wall for wall in NEEDED if wall not in missing)
 
 
