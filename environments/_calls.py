@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import re
 import select
@@ -136,15 +137,22 @@ def program(pid: int) -> bytes:
     """The filter of the process `pid`, as the kernel takes it."""
     steps: list[Step] = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, X86_64), (RETURN, 0, 0, KILL_PROCESS), (LOAD, 0, 0, 0)]
     steps += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL_PROCESS)]
-    steps += _when(CLONE, 0, ANY_BIT, (THREAD,), TRY_LATER)  # no threads: an answer that is no refusal
-    steps += _when(FCNTL, 1, EQUAL, DESCRIPTOR_COMMANDS, ALLOW) + _when(IOCTL, 1, EQUAL, TERMINAL_QUESTIONS, ALLOW)
-    steps += _when(PRLIMIT, 0, EQUAL, (0,), ALLOW)
     for number in (KILL, TKILL, TGKILL):  # to itself alone, as abort() does
         steps += _when(number, 0, EQUAL, (pid,), ALLOW)
+    return _packed(steps) + _program_of_all()
+
+
+@functools.cache
+def _program_of_all() -> bytes:
+    """The rest of the filter, which is the same for every process."""
+    steps = _when(CLONE, 0, ANY_BIT, (THREAD,), TRY_LATER)  # no threads: an answer that is no refusal
+    steps += _when(FCNTL, 1, EQUAL, DESCRIPTOR_COMMANDS, ALLOW) + _when(IOCTL, 1, EQUAL, TERMINAL_QUESTIONS, ALLOW)
+    steps += _when(PRLIMIT, 0, EQUAL, (0,), ALLOW)
     steps += _each(list(_numbers(ALLOWED)), ALLOW) + _each([*NAMES, *PATH_CALLS], ASK)
     return _packed([*steps, (RETURN, 0, 0, NO_SUCH_CALL)])
 
 
+@functools.cache
 def last_program() -> bytes:
     """The filter that forbids what only the runner needed: to hand over the watch and to install filters."""
     return _packed([(LOAD, 0, 0, 0), *_each([46, 317], FORBID), (RETURN, 0, 0, ALLOW)])
