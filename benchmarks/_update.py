@@ -124,10 +124,10 @@ def run_ours(folder: str, steps: int, count: int) -> dict[str, Any]:
     """Optimiser steps of the update stage's trainer, each on all rows; the adapter after `steps` of them in ours/."""
     import torch
 
-    from steps.policy.machine import prepare_training
+    from steps.policy.machine import cores, prepare_training
     from steps.training import batches, grpo, packing
 
-    prepare_training()
+    prepare_training(len(cores()))
     shape = json.loads(Path(folder, "shape.json").read_text())
     update = Update(
         loss_type="dapo",
@@ -303,10 +303,10 @@ def train_with_trl(
 
 def run_growth(folder: str, count: int, times: int) -> dict[str, Any]:
     """An update as params.yaml has it, on `times` as many trajectories, none of which shares a prompt with another batch."""
-    from steps.policy.machine import prepare_training
+    from steps.policy.machine import cores, prepare_training
     from steps.training import batches, grpo
 
-    prepare_training()
+    prepare_training(len(cores()))
     params = load(ROOT / "params.yaml", Params)
     update = params.update.model_copy(update={"max_sampler_kl": 1e9})  # the logprobs are made up
     rows = json.loads(Path(folder, "shape.json").read_text())["rows"]
@@ -329,9 +329,9 @@ def matmul_peak() -> float:
     """The best rate of a large float32 matrix product here, in operations per second."""
     import torch
 
-    from steps.policy.machine import use_all_cores
+    from steps.policy.machine import cores, use_threads
 
-    use_all_cores()
+    use_threads(len(cores()))
     size = 2048
     left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
     best = 0.0

@@ -1,8 +1,9 @@
 """Code repair: write or mend a small Python function; hidden tests decide.
 
 The problems are written by hand (tasks_data/code_repair/problems.jsonl); _mutants.py makes the broken programs from their
-references. The policy's code runs in a separate process; _sandbox.py says what is defended there and what is not. No problem
-is in two splits. Code that reads a clock or random numbers can give different results in each run.
+references. The policy's code runs in a separate process; _sandbox.py says what is defended there and what is not, and
+sandbox.json whether code may run on a machine with fewer defences. No problem is in two splits. Code that reads a clock
+or random numbers can give different results in each run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from environments._mutants import mutants, passed
-from environments._sandbox import Answer, RunResult, run
+from environments._sandbox import NEEDED, Answer, RunResult, needed_walls, run
 from environments.base import (
     Component,
     Env,
@@ -56,10 +57,11 @@ NEEDED_TURNS = 2
 
 
 class Problems(NamedTuple):
-    """The problems by split, and the broken programs by problem."""
+    """The problems by split, the broken programs by problem, and the walls without which no code runs."""
 
     problems: dict[Split, list[dict[str, Any]]]
     broken: dict[str, list[dict[str, Any]]]
+    needed: Sequence[str] = NEEDED
 
 
 class CodeRepair(Env):
@@ -72,7 +74,8 @@ class CodeRepair(Env):
     @classmethod
     def load(cls, folder: Path) -> Problems:
         problems, mutants = (read_lines(folder / f"{name}.jsonl") for name in ("problems", "mutants"))
-        data = Problems({split: [] for split in SHARES}, {problem["name"]: [] for problem in problems})
+        needed = needed_walls(folder / "sandbox.json")
+        data = Problems({split: [] for split in SHARES}, {problem["name"]: [] for problem in problems}, needed)
         for problem in problems:
             data.problems[split_of(problem["reference"], SHARES)].append(problem)
         for mutant in mutants:
@@ -123,7 +126,7 @@ class CodeRepair(Env):
         if len(code) > LONGEST_CODE:
             return error(f"code may have {LONGEST_CODE} characters at most, not {len(code)}; make it shorter")
         name, examples = self.scenario.data["name"], self.scenario.data["examples"]
-        outcome = run(code, name, [arguments for arguments, _ in examples])
+        outcome = run(code, name, [arguments for arguments, _ in examples], needed=self.data.needed)
         lines = _faults(outcome)
         for answer, example in zip(outcome.answers, examples, strict=True):
             if answer.kind != "missing":
@@ -143,7 +146,7 @@ class CodeRepair(Env):
             return error(f"code may have {LONGEST_CODE} characters at most, not {len(code)}; make it shorter")
         self.done = True
         tests = self.scenario.data["tests"]
-        outcome = run(code, self.scenario.data["name"], [arguments for arguments, _ in tests])
+        outcome = run(code, self.scenario.data["name"], [arguments for arguments, _ in tests], needed=self.data.needed)
         # The result is the first line, so that no text from the code can come before it.
         return "\n".join([f"Passed {passed(outcome.answers, tests)} of {len(tests)}.", *_faults(outcome)])
 

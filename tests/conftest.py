@@ -175,11 +175,11 @@ def wait_for(url: str, process: subprocess.Popen[str], seconds: float = 150) -> 
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The trainer takes all cores, which costs more than it gains on a tiny model beside other work on the machine."""
+    """The trainer takes two cores, which costs more than it gains on a tiny model beside other work on the machine."""
     import torch
 
     before = torch.get_num_threads()
-    monkeypatch.setattr("steps.policy.machine.cores", lambda: [0])
+    monkeypatch.setattr("steps.policy.machine.use_threads", lambda _: None)
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)

@@ -94,6 +94,9 @@ class Policy(Section):
     """Further arguments of the model's chat template, as its documentation names them."""
     lora: Lora = Lora()
     """The adapter that is trained."""
+    threads: int = Field(2, ge=1, le=1024)
+    """Threads that sampling and training compute with on a CPU, one per core. Another number rounds sums otherwise: the run
+    gives other bytes. Give a machine with more cores more of them."""
     gpu_memory: float = Field(0.5, gt=0, lt=1)
     """Share of a GPU's memory that the engine takes; the rest is for training."""
 

@@ -6,6 +6,8 @@ import contextlib
 import os
 from collections.abc import Callable
 
+from steps.core.errors import FreshProcessNeeded, UserError
+
 # Called before training. Global, because one process has one device: an engine that sampled in this process holds memory
 # that the trainer needs, and the two rooms do not know each other.
 _making_room: list[Callable[[], None]] = []
@@ -16,13 +18,37 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def use_all_cores() -> None:
-    """Set torch's threads to the same number with and without an engine: rounding of sums depends on it."""
+def own_cores(threads: int) -> list[int]:
+    """The cores that this process computes on, one per thread: the first of those that it may use.
+
+    UserError where there are fewer, because another number of threads rounds sums otherwise and gives other bytes.
+    """
+    if len(cores()) < threads:
+        few = len(cores())
+        raise UserError(
+            f"policy.threads is {threads}, and this process may use {few} of the machine's cores. Let it use {threads} "
+            f"(taskset, or the limits of a container), or set policy.threads to {few}: the run then gives other bytes, "
+            "because rounding depends on the number of threads"
+        )
+    return cores()[:threads]
+
+
+def use_threads(threads: int) -> None:
+    """Have torch compute with this many threads, which the processes of `accelerate launch` share. On a GPU, torch decides.
+
+    UserError where there are fewer cores. FreshProcessNeeded where this process is bound to another number by its engine.
+    """
     import torch
 
-    threads = max(1, len(cores()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
+    if torch.cuda.is_available():
+        return
+    share = max(1, threads // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if torch.get_num_threads() == share:  # also under an engine, which may have bound this thread to a single core
+        return
+    own_cores(threads)
+    torch.set_num_threads(share)
+    if torch.get_num_threads() != share:  # vLLM's binding makes the call above do nothing
+        raise FreshProcessNeeded(f"this process computes with {torch.get_num_threads()} threads, not with {share}")
 
 
 def keep_memory() -> None:
@@ -45,9 +71,9 @@ def before_training(make_room: Callable[[], None]) -> None:
     _making_room.append(make_room)
 
 
-def prepare_training() -> None:
-    """Prepare this process for training: all cores, memory that is kept, and room on the device."""
-    use_all_cores()
+def prepare_training(threads: int) -> None:
+    """Prepare this process for training: its threads, memory that is kept, and room on the device."""
+    use_threads(threads)
     keep_memory()
     for make_room in _making_room:
         make_room()

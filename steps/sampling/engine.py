@@ -21,7 +21,7 @@ from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.progress import say
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import adapted_layers, explained, load_tokenizer
-from steps.policy.machine import before_training, cores
+from steps.policy.machine import before_training, own_cores
 from steps.sampling import episodes
 
 if TYPE_CHECKING:
@@ -62,14 +62,16 @@ class Engine:
             if not Path(f"/proc/{folder.name}").exists() or folder == self.folder:
                 shutil.rmtree(folder)
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores())))
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         import torch
+
+        on_gpu = torch.cuda.is_available()
+        if not on_gpu:
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, own_cores(self.policy.threads)))
         from transformers import AutoConfig
         from vllm import EngineArgs, LLMEngine
 
-        on_gpu = torch.cuda.is_available()
         if not on_gpu:
             from steps.sampling import lora_cpu
 

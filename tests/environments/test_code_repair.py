@@ -1,21 +1,17 @@
-"""Code repair: a sandbox that holds against real attacks, wall by wall; problems that are right; and their reward."""
+"""Code repair: problems that are right, and their reward. The sandbox itself is tested in test_sandbox.py."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
-import re
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from environments import _mutants, _sandbox
+from environments import _mutants
 from environments._mutants import mutants
-from environments._sandbox import RunResult, run, same
+from environments._sandbox import run, same
 from environments.base import Message, Scenario, Split, split_of, use
 from environments.code_repair import LONGEST_CODE, SHARES, CodeRepair, Problems, shorten, submitted
 from tests.conftest import ROOT
@@ -44,261 +40,7 @@ def double() -> CodeRepair:
     return CodeRepair(CodeRepair.from_problem("train", DOUBLE, None), EMPTY)
 
 
-def tried(code: str, **more: Any) -> RunResult:
-    """A run of code that defines no function and is called by none."""
-    return run(code + "\ndef f():\n    pass\n", "f", [], **more)
-
-
-# --- What a run gives
-
-
-def test_values_come_back_one_a_call() -> None:
-    code = "def f(x):\n    print('got', x)\n    return [x, {'half': x / 2}, None, True, 'é\\ud800']"
-    outcome = run(code, "f", [[1], [2]])
-    assert [answer.value[:2] for answer in outcome.answers] == [[1, {"half": 0.5}], [2, {"half": 1.0}]]
-    assert outcome.answers[0].value[2:] == [None, True, "é\ud800"]
-    assert (outcome.problem, outcome.output, outcome.refused) == ("", "got 1\ngot 2\n", [])
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ("(1, 2)", "a tuple"),
-        ("{1, 2}", "a set"),
-        ("{1: 2}", "a dict whose keys are not all text"),
-        ("b'x'", "a bytes"),
-        ("float('nan')", "a float"),
-        ("type('Sly', (int,), {'__eq__': lambda *_: True})(3)", "a Sly"),
-        ("type('Sly', (list,), {'__len__': lambda *_: 0})([3])", "a Sly"),
-        ("[0] * 90_000", "a value of more than 50000 characters"),
-        ("(lambda x: (x.append(x), x)[1])([])", "a value of more than 40 levels"),
-    ],
-)
-def test_only_plain_values_come_back(value: str, said: str) -> None:
-    outcome = run(f"def f():\n    return {value}", "f", [[], []])
-    assert [tuple(answer) for answer in outcome.answers] == [("odd", said)] * 2
-
-
-@pytest.mark.parametrize(
-    ("code", "problem"),
-    [
-        ("def f(:", "SyntaxError: invalid syntax (line 1)"),
-        ("x = 1\ny = z", "NameError: name 'z' is not defined (line 2)"),
-        ("g = 1", "it defines no f"),
-        ("f = 1\nraise SystemExit(0)", "SystemExit: 0 (line 2)"),
-        ("import os\nos._exit(0)", "the process ended before the code did"),
-        ("import os\nos._exit(7)", "the process exited with 7"),
-        ("import os\nos.abort()", "the process ended by SIG"),
-        ("class Bad(Exception):\n    __str__ = None\nraise Bad", "Bad (line 3)"),
-    ],
-)
-def test_what_went_wrong_is_said(code: str, problem: str) -> None:
-    outcome = run(code, "f", [[]])
-    assert outcome.problem.startswith(problem)
-    assert outcome.answers[0].kind == "missing"
-
-
-def test_the_same_run_gives_the_same_outcome() -> None:
-    code = "def f():\n    print(object(), {'a', 'b', 'c', 'd', 'e'})\n    return list({'x', 'y', 'z', 'w'})"
-    first, again = run(code, "f", [[]]), run(code, "f", [[]])
-    assert first == again
-    assert "object at 0x…>" in first.output
-
-
-def test_usual_modules_can_be_imported() -> None:
-    names = "math cmath re json random itertools functools collections heapq bisect string datetime decimal fractions"
-    names += (
-        " statistics dataclasses enum typing copy operator textwrap unicodedata hashlib struct uuid unittest abc io"
-    )
-    outcome = tried(
-        f"import {', '.join(names.split())}\nprint(hashlib.sha256(b'').hexdigest()[:6], random.random() < 1)"
-    )
-    assert (outcome.problem, outcome.refused, outcome.output) == ("", [], "e3b0c4 True\n")
-
-
-@pytest.mark.parametrize(
-    ("given", "expected", "equal"),
-    [
-        (1, 1, True),
-        (1, 2, False),
-        (1, True, False),
-        (True, True, True),
-        (0, False, False),
-        (2, 2.0, True),
-        (0.1 + 0.2, 0.3, True),
-        (0.30001, 0.3, False),
-        (10**400, 1.5, False),
-        (10**400, 10**400 + 1, False),
-        ("1", 1, False),
-        ("a", "a", True),
-        (None, None, True),
-        (None, False, False),
-        ([], {}, False),
-        ([1, [2]], [1, [2]], True),
-        ([1], [1, 1], False),
-        ({"a": [1]}, {"a": [1]}, True),
-        ({"a": 1}, {"a": 1, "b": 2}, False),
-        ({"a": 1}, {"b": 1}, False),
-    ],
-)
-def test_equality_is_strict(given: Any, expected: Any, equal: bool) -> None:
-    assert same(given, expected) == same(expected, given) == equal
-
-
-# --- Attacks
-
-
-@pytest.mark.parametrize("code", ["while True:\n    pass", "import time\ntime.sleep(60)", "9 ** 9 ** 9"])
-def test_a_run_without_end_is_stopped(code: str) -> None:
-    assert tried(f"x = 9\n{code}".replace("9 ** 9", "x ** x"), seconds=0.4).problem == "stopped after 0.4 s"
-
-
-def test_a_run_that_ignores_signals_is_stopped() -> None:
-    code = "import signal\nfor n in (1, 2, 3, 13, 14, 15, 24):\n    signal.signal(n, signal.SIG_IGN)\n"
-    assert tried(code + "while True:\n    pass", seconds=0.4).problem == "stopped after 0.4 s"
-
-
-@pytest.mark.parametrize(
-    "code", ["x = bytearray(10**9)", "x = [0] * 10**9", "x = []\nwhile True:\n    x.append('y' * 10**6 + str(len(x)))"]
-)
-def test_memory_is_limited(code: str) -> None:
-    assert tried(code).problem.startswith("MemoryError")
-
-
-def test_output_is_limited() -> None:
-    outcome = tried("while True:\n    print('x' * 10_000)")
-    assert outcome.problem == "stopped: more than 65536 bytes were printed"
-    assert len(outcome.output) == _sandbox.MOST_OUTPUT
-
-
-def test_deep_recursion_is_an_exception_or_the_end_of_the_process() -> None:
-    assert run("def f(n):\n    return f(n + 1)", "f", [[0]]).answers[0].value.startswith("RecursionError")
-    code = "class A:\n    def __repr__(self):\n        return repr(self)\nrepr(A())"
-    assert tried("import sys\nsys.setrecursionlimit(10**9)\n" + code).problem
-
-
-# None of them does harm where a wall is missing: signal 0 is none, and what they would remove is not there.
-PROCESSES = {
-    "os.fork()": "os.fork",
-    "os.system('true')": "os.system",
-    "os.execv('/bin/true', ['true'])": "os.exec",
-    "os.posix_spawn('/bin/true', ['true'], {})": "os.posix_spawn",
-    "os.popen('true')": "importing _posixsubprocess",
-    "__import__('subprocess').run(['true'])": "importing _posixsubprocess",
-    "__import__('pty').spawn('/bin/true')": "importing termios",
-    "os.kill(os.getppid(), 0)": "os.kill",
-    "os.killpg(os.getppid(), 0)": "os.killpg",
-    "os.kill(-1, 0)": "os.kill",
-}
-FILES = {
-    "open('/etc/passwd').read()": "opening /etc/passwd",
-    "open(b'/etc/passwd').read()": "opening /etc/passwd",
-    "open('../../etc/passwd')": "opening ../../etc/passwd",
-    "__import__('pathlib').Path('/etc/passwd').read_text()": "opening /etc/passwd",
-    "__import__('io').open_code('/etc/passwd')": "opening /etc/passwd",
-    "os.open('/etc/passwd', os.O_RDONLY)": "opening /etc/passwd",
-    "os.open('/', os.O_RDONLY)": "opening /",
-    "open(type('Sly', (str,), {'startswith': lambda *_: True})('/etc/passwd'))": "opening /etc/passwd",
-    "open(type('Sly', (str,), {'__class__': property(lambda self: int)})('/etc/passwd'))": "opening /etc/passwd",
-    "open(type('Sly', (bytes,), {'__class__': property(lambda self: int)})(b'/etc/passwd'))": "opening what is no path",
-    "open(type('Sly', (), {'__fspath__': lambda self: '/etc/passwd'})())": "opening /etc/passwd",
-    "open('/proc/self/environ').read()": "opening /proc/self/environ",
-    "open('/proc/%d/mem' % os.getppid(), 'rb')": "opening /proc/",
-    "open('/dev/shm/x', 'w')": "opening /dev/shm/x",
-    "open(os.__file__, 'a')": "opening /",
-    "os.listdir('/')": "listing /",
-    "os.symlink('/etc', 'etc')": "os.symlink",
-    "os.link('/etc/passwd', 'x')": "os.link",
-    "os.chdir('/')": "os.chdir",
-    "os.remove('/etc/none')": "os.remove of /etc/none",
-    "os.rename('/tmp/none', 'x')": "os.rename of /tmp/none",
-    "os.chmod('/tmp/none', 0o777)": "os.chmod",
-    "os.mkdir('/tmp/made-by-an-attack')": "os.mkdir of /tmp/made-by-an-attack",
-    "__import__('shutil').rmtree('/proc/sys')": "opening /proc/sys",
-    "__import__('sqlite3').connect('/etc/passwd')": "sqlite3.connect",
-}
-OTHERS = {
-    "__import__('socket').socket()": "socket.__new__",
-    "__import__('urllib.request').request.urlopen('http://127.0.0.1:1')": "importing _ssl",
-    "__import__('ctypes')": "importing ctypes",
-    "__import__('_ctypes')": "importing _ctypes",
-    "__import__('readline')": "importing readline",
-    "__import__('gc').get_objects()": "gc.get_objects",
-    "__import__('sys').settrace(print)": "sys.settrace",
-    "__import__('sys').addaudithook(print)": "sys.addaudithook",
-    "(lambda: 0).__code__.replace(co_code=b'\\x00')": "code.__new__",
-    "__import__('resource').setrlimit(0, (-1, -1))": "resource.setrlimit",
-    # os.system by way of all classes, without a name that a filter of words would see
-    "one('_wrap_close').__init__.__globals__['sys' + 'tem']('true')": "os.system",
-}
-
-
-@pytest.mark.parametrize(("attack", "named"), (PROCESSES | FILES | OTHERS).items())
-def test_the_hook_refuses_and_names(attack: str, named: str) -> None:
-    """The hook by itself, without help from the kernel; and code that catches the refusal does not hide it."""
-    code = "import os\none = lambda name: [c for c in object.__subclasses__() if c.__name__ == name][0]\n"
-    code += f"try:\n    {attack}\nexcept BaseException as problem:\n    print(problem)"
-    outcome = tried(code, walls=["hook"])
-    assert outcome.refused
-    assert outcome.refused[0].startswith(named)
-    assert "the sandbox refuses it" in outcome.output or "addaudithook" in attack
-
-
-KERNEL = {  # attack, and the part of the kernel that is enough
-    **dict.fromkeys([one for one in PROCESSES if "fork" not in one and "system" not in one], "calls"),
-    "os.fork()": "calls",
-    "os.symlink('/etc', 'etc')": "calls",
-    "__import__('socket').socket()": "calls",
-    "__import__('_posixsubprocess').fork_exec([], [b'/bin/true'], True, (), None, None, -1, -1, -1, -1, -1, -1, -1, -1, "
-    "True, True, 0, None, None, None, -1, None, True)": "calls",
-    "__import__('threading').Thread(target=print).start()": "calls",
-    "__import__('ctypes').CDLL(None).socket(2, 1, 0) == -1 and 1 / 0": "calls",
-    "open('/etc/passwd')": "files",
-    "open('/proc/self/environ')": "files",
-    "os.listdir('/etc')": "files",
-    "open('/tmp/made-by-an-attack', 'w')": "files",
-    "os.mkdir('/tmp/made-by-an-attack')": "files",
-    f"open({str(DATA / 'problems.jsonl')!r})": "files",
-    "__import__('socket').create_connection(('1.1.1.1', 53), 1)": "namespace",
-}
-
-
-@pytest.mark.parametrize(("attack", "wall"), KERNEL.items())
-def test_the_kernel_refuses_without_the_hook(attack: str, wall: str) -> None:
-    code = f"import os\ntry:\n    {attack}\nexcept BaseException as problem:\n    print('held', type(problem).__name__)"
-    outcome = tried(code, walls=[wall])
-    if wall not in outcome.walls:
-        pytest.skip(f"this machine does not permit the wall: {wall}")
-    assert outcome.output.startswith("held "), outcome
-    assert "TypeError" not in outcome.output  # it was refused, not misspelt
-
-
-def test_nothing_of_ctypes_is_left() -> None:
-    """Neither its modules nor what its classes' methods lead to."""
-    code = "import sys\nclasses = [c for c in object.__subclasses__() if c.__name__ in ('CDLL', 'LibraryLoader')]\n"
-    code += "print([list(c.__init__.__globals__) for c in classes], [m for m in sys.modules if 'ctypes' in m])"
-    assert re.fullmatch(r"\[(\[\](, )?)*\] \[\]\n", tried(code).output)
-
-
-def test_an_attack_that_is_not_refused_is_seen_by_these_tests() -> None:
-    """Without any wall the same attacks succeed: the tests above can fail."""
-    for attack in ("open('/etc/passwd')", "os.fork() or os._exit(0)", "__import__('socket').socket()"):
-        code = f"import os\ntry:\n    {attack}\nexcept BaseException:\n    print('held')"
-        assert tried(code, walls=[]).output == ""
-
-
-def test_the_repository_cannot_be_read() -> None:
-    for path in (DATA / "problems.jsonl", Path(_sandbox.__file__), ROOT / "params.yaml", ROOT / ".git" / "HEAD"):
-        outcome = tried(f"open({str(path)!r})")
-        assert outcome.refused == [f"opening {str(path)[:80]}"]
-    for attack in ("import environments", "import tests", "from environments import code_repair"):
-        assert tried(attack).problem.startswith("ModuleNotFoundError")
-
-
-def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOP_SECRET", "hunter2")
-    outcome = tried("import os, sys\nprint(dict(os.environ), sys.argv)")
-    assert outcome.output == "{} []\n"
+# --- Attacks on the result
 
 
 def test_expected_values_are_nowhere_in_the_process() -> None:
@@ -342,115 +84,6 @@ def double(x):
     return 1
 """
     assert double().call("submit", {"code": code}).startswith("Passed 0 of 3.")
-
-
-@pytest.mark.parametrize(
-    "trick",
-    [
-        "import json\njson.dumps = json.loads = lambda *a, **k: 6",
-        "import builtins\nbuiltins.repr = builtins.type = builtins.isinstance = builtins.eval = lambda *a: str",
-        "import builtins\nbuiltins.all = builtins.len = builtins.str = lambda *a: True",
-        "import sys\nsys.modules['__main__'].encode = lambda *a: '6'",
-        "import sys\nsys._getframe(1).f_globals['encode'] = sys._getframe(2).f_globals['describe'] = lambda *a: '1'",
-        "import os\nos.write = os._exit = print",
-    ],
-)
-def test_patches_help_nobody(trick: str) -> None:
-    assert double().call("submit", {"code": trick + "\ndef double(x):\n    return 1"}).startswith("Passed 0 of 3.")
-    outcome = tried(trick.replace("lambda *a: str", "lambda *a: bytes") + "\nopen('/etc/passwd')", walls=["hook"])
-    assert outcome.problem or outcome.refused  # the hook still stands
-    assert "root:" not in outcome.output
-
-
-def test_the_hook_cannot_be_changed_from_the_traceback_of_a_refusal() -> None:
-    code = """
-import os
-try:
-    open('/etc/passwd')
-except PermissionError as problem:
-    step = problem.__traceback__
-    while step:
-        for name, value in list(step.tb_frame.f_locals.items()):
-            if step.tb_frame.f_code.co_name in ('hook', 'refuse', 'inside') and type(value) in (dict, set, list):
-                print('can be changed:', name)
-        step.tb_frame.f_locals.update(starts=lambda *_: False, inside=lambda *_: True)
-        step = step.tb_next
-print(open('/etc/passwd').read())
-"""
-    outcome = tried(code, walls=["hook"])
-    assert outcome.refused == ["opening /etc/passwd"] * 2
-    assert "root:" not in outcome.output
-    assert outcome.output == ""
-
-
-def test_the_scratch_folder_is_the_codes_own_and_goes_away() -> None:
-    code = """
-import os
-open('a.txt', 'w').write('kept')
-os.mkdir('b'), open('b/c.txt', 'w').close(), os.rename('a.txt', 'b/a.txt')
-print(os.listdir(), sorted(os.listdir('b')), open('b/a.txt').read())
-for name in os.listdir('b'):
-    os.remove('b/' + name)
-os.rmdir('b')
-print(os.listdir())
-print(os.getcwd())
-"""
-    for walls in (["hook"], _sandbox.WALLS):
-        outcome = tried(code, walls=walls)
-        first, second, folder = outcome.output.splitlines()
-        assert (first, second, outcome.refused) == ("['b'] ['a.txt', 'c.txt'] kept", "[]", [])
-        assert not Path(folder).exists()
-
-
-def test_files_are_limited() -> None:
-    assert "File too large" in tried("open('x', 'wb').write(bytes(5_000_000))").problem
-    outcome = tried("for n in range(300):\n    open(str(n), 'wb').write(bytes(900_000))")
-    if "namespace" in outcome.walls:
-        assert "No space left" in outcome.problem
-
-
-def left(folder: str) -> list[str]:
-    """The processes of this machine that are in a folder, or were before it was removed."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            found += [process.name] if str((process / "cwd").readlink()).startswith(folder) else []
-    return found
-
-
-def test_no_process_is_left(tmp_path: Path) -> None:
-    """Every way to a second process, with walls and without; and all processes looked at afterwards."""
-    code = """
-import os, time
-print(os.getcwd())
-for way in (
-    lambda: os.fork(),
-    lambda: os.posix_spawn('/bin/sleep', ['sleep', '30'], {}),
-    lambda: os.system('sleep 30 &'),
-):
-    try:
-        way()
-    except BaseException:
-        pass
-time.sleep(30)
-"""
-    for walls in (_sandbox.WALLS, ()):  # without walls they do start, and go with the group
-        outcome = tried(code, seconds=0.5, walls=walls)
-        assert outcome.problem == "stopped after 0.5 s"
-        assert len(outcome.refused) == (3 if walls else 0)
-        time.sleep(0.2)
-        assert left(outcome.output.splitlines()[0]) == []
-    with subprocess.Popen(["sleep", "30"], cwd=tmp_path) as process:  # so that this can fail
-        assert left(str(tmp_path)) == [str(process.pid)]
-        process.kill()
-
-
-def test_a_fork_bomb_is_refused() -> None:
-    outcome = tried(
-        "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass", seconds=0.5
-    )
-    assert outcome.problem == "stopped after 0.5 s"
-    assert outcome.refused == ["os.fork"] * 20  # more are not told
 
 
 # --- Problems
@@ -587,6 +220,32 @@ def test_rewards_by_hand() -> None:
         )
         assert told(scenario, ("submit", attack + right))[:2] == (value, True)
         assert told(scenario, ("run_code", attack + right), ("submit", right))[:2] == (value, True)
+
+
+HIDDEN = """
+import os
+saved, other = {}, os.open('other', os.O_RDWR | os.O_CREAT)
+for fd in range(3, other):
+    try:
+        saved[fd] = os.dup(fd)
+        os.dup2(other, fd)
+    except OSError:
+        pass
+for _ in range(5):
+    try:
+        open('/etc/passwd')
+    except OSError:
+        pass
+for fd in saved:
+    os.dup2(saved[fd], fd)
+"""
+
+
+def test_attempts_behind_the_back_of_the_channel_cost_as_much() -> None:
+    """The code puts a file in the place of every descriptor, tries five times, and puts the descriptors back."""
+    value, success, messages = told(double().scenario, ("submit", HIDDEN + REFERENCE))
+    assert (value, success) == (0.4, True)
+    assert messages[-1]["content"] == "Passed 3 of 3.\nRefused 5: opening /etc/passwd"
 
 
 def test_the_submission_ends_the_episode_and_is_the_only_one() -> None:

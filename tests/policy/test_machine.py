@@ -1,0 +1,90 @@
+"""The machine's cores: the number of threads is a setting, because the bytes depend on it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from steps.core.errors import FreshProcessNeeded, UserError
+from steps.core.params import InitialiseParams, Policy
+from steps.policy import machine
+
+
+class Threads:
+    """Stands for torch's two functions on threads; a bound one ignores the number, as under vLLM."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, bound: bool = False) -> None:
+        import torch
+
+        self.number, self.bound = number, bound
+        monkeypatch.setattr(torch, "get_num_threads", lambda: self.number)
+        monkeypatch.setattr(torch, "set_num_threads", self.set)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def set(self, number: int) -> None:
+        self.number = self.number if self.bound else number
+
+
+def give(monkeypatch: pytest.MonkeyPatch, cores: list[int]) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: cores)
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads"), [([0, 1], 2), ([3, 5, 6, 7], 2), (list(range(16)), 2), (list(range(16)), 8)]
+)
+def test_threads_are_those_of_the_setting_whatever_the_machine_has(
+    cores: list[int], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, cores)
+    torchs = Threads(monkeypatch, 16)
+    machine.use_threads(threads)
+    assert torchs.number == threads
+    assert machine.own_cores(threads) == cores[:threads]
+
+
+def test_the_processes_of_a_launch_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, [0, 1, 2, 3])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    torchs = Threads(monkeypatch, 4)
+    machine.use_threads(4)
+    assert torchs.number == 2
+
+
+def test_a_process_that_is_bound_to_another_number_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, [0, 1, 2, 3])
+    Threads(monkeypatch, 4, bound=True)
+    with pytest.raises(FreshProcessNeeded, match="computes with 4 threads, not with 2"):
+        machine.use_threads(2)
+    give(monkeypatch, [0])  # vLLM binds the main thread to one core
+    machine.use_threads(4)
+
+
+FEWER = r"policy\.threads is 2, and this process may use 1 of the machine's cores\. .* set policy\.threads to 1"
+
+
+def test_training_stops_where_there_are_fewer_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from steps.initialise import initialise
+
+    give(monkeypatch, [0])
+    Threads(monkeypatch, 1)
+    with pytest.raises(UserError, match=FEWER):
+        initialise(tmp_path / "adapter", tmp_path / "checkpoint", InitialiseParams(policy=Policy(), seed=1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sampling_stops_where_there_are_fewer_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    from steps.sampling.engine import Engine
+
+    give(monkeypatch, [0])
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    with pytest.raises(UserError, match=FEWER):
+        Engine(Policy())
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in os.environ
+
+
+def test_the_number_is_recorded_with_the_parameters() -> None:
+    """Two policies of different numbers are different policies: no engine and no base model serves both."""
+    assert Policy().threads == 2
+    assert Policy(threads=1).model_dump_json() != Policy().model_dump_json()
