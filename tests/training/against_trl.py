@@ -7,7 +7,7 @@ update reads it from files, once for each loss, each scaling of the rewards, and
 settings are drawn. TRL's trainer gets the same tokens and rewards and makes of them what it always does: advantages, masks,
 importance ratios and the loss. A trajectory of several rows is to it one completion, whose prompts are masked.
 
-Three things of TRL's trainer are replaced: sampling; the forward pass, by that of a stock PEFT model in float64, in which
+Three things of TRL's trainer are replaced: sampling; the forward pass, by that of a stock PEFT model in float32, in which
 each training row is by itself; and without importance sampling the old policy's logprobs, which are the sampler's here. The
 policy is a random Qwen3 of a few thousand parameters. Left out: clipping of gradients and the optimiser.
 """
@@ -223,7 +223,7 @@ class Side:
         trainer = moved(Trainer(policy, seed=1), size=0.05, seed=seed)
         self.adapter_hash = trainer.save_adapter(folder / "previous-adapter")
         trainer.save_checkpoint(folder / "previous", self.adapter_hash)
-        self.model = twin(trainer, folder / "twin")
+        self.model = twin(trainer, folder / "twin", double=False)
         self.trl = Trl(self.model, policy.context, folder / "trl")
 
     def batch(self, seed: int) -> Batch:
