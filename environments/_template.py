@@ -13,22 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar
 
-from environments.base import (
-    Component,
-    Env,
-    Message,
-    Outcome,
-    Scenario,
-    Split,
-    accepted,
-    count_errors,
-    error,
-    read_text,
-    split_of,
-    tool,
-    use,
-    weighed,
-)
+from environments import base
+from environments.base import Component, Env, Message, Outcome, Scenario, Split, tool
 
 REWARD = {  # EDIT: value, and why
     "correct": (1.0, "the answer is right"),
@@ -50,12 +36,12 @@ class Template(Env):
 
     @classmethod
     def load(cls, folder: Path) -> Facts:
-        facts: Facts = json.loads(read_text(folder / "capitals.json"))  # EDIT: your data
+        facts: Facts = json.loads(base.read_text(folder / "capitals.json"))  # EDIT: your data
         return facts
 
     @classmethod
     def scenarios(cls, data: Facts, split: Split, count: int, seed: int) -> list[Scenario]:
-        names = [country for country in data if split_of(country, SHARES) == split]
+        names = [country for country in data if base.split_of(country, SHARES) == split]
         if count > len(names):
             raise ValueError(f"{count} scenarios need as many countries, and {split} has {len(names)}: ask for fewer")
         scenarios = []
@@ -72,8 +58,8 @@ class Template(Env):
         Args:
             country: the name of the country
         """
-        if country not in self.data:
-            return error("there is no country of this name; look up another")  # an error for the policy; never raise
+        if country not in self.data:  # an error for the policy; never raise
+            return base.error("there is no country of this name; look up another")
         return f"The capital of {country} is {self.data[country]}."
 
     @tool
@@ -90,7 +76,7 @@ class Template(Env):
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:  # EDIT
         right = cls.success(scenario, messages)
         ending = "no_answer" if _answer(messages) is None else "correct" if right else "wrong"
-        return weighed({ending: 1, "error": count_errors(messages)}, REWARD)
+        return base.weighed({ending: 1, "error": base.count_errors(messages)}, REWARD)
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:  # EDIT
@@ -106,23 +92,26 @@ class Template(Env):
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """Looks up the country in the question and answers with the result, from the transcript alone."""
         if messages[-1]["role"] == "user":
-            return use("look_up", country=messages[-1]["content"].removeprefix("What is the capital of ").rstrip("?"))
-        return use("answer", capital=messages[-1]["content"].partition(" is ")[2].rstrip("."))
+            country = messages[-1]["content"].removeprefix("What is the capital of ").rstrip("?")
+            return base.use("look_up", country=country)
+        return base.use("answer", capital=messages[-1]["content"].partition(" is ")[2].rstrip("."))
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
         country = rng.choice(list(self.data))
-        return use("look_up", country=country) if rng.random() < 0.6 else use("answer", capital=self.data[country])
+        if rng.random() < 0.6:
+            return base.use("look_up", country=country)
+        return base.use("answer", capital=self.data[country])
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
-        return use("answer", capital=self.scenario.data["answer"])
+        return base.use("answer", capital=self.scenario.data["answer"])
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """Guesses."""
         wrong = [capital for capital in self.data.values() if capital != self.scenario.data["answer"]]
-        return use("answer", capital=rng.choice(wrong))
+        return base.use("answer", capital=rng.choice(wrong))
 
 
 def _answer(messages: Sequence[Message]) -> str | None:
     """The accepted answer in lower case, or None."""
-    given = accepted(messages, "answer")
+    given = base.accepted(messages, "answer")
     return None if given is None else str(given["capital"]).strip().casefold()

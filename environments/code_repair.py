@@ -14,25 +14,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
+from environments import base
 from environments._mutants import mutants, passed
 from environments._sandbox import NEEDED, Answer, RunResult, needed_walls, run
-from environments.base import (
-    Component,
-    Env,
-    Message,
-    Outcome,
-    Scenario,
-    Split,
-    count_errors,
-    count_turns,
-    error,
-    read_lines,
-    split_of,
-    tool,
-    tool_calls,
-    use,
-    weighed,
-)
+from environments.base import Component, Env, Message, Outcome, Scenario, Split, count_turns, tool
 
 SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all problems
 LONGEST_CODE = 10_000  # characters
@@ -73,11 +58,11 @@ class CodeRepair(Env):
 
     @classmethod
     def load(cls, folder: Path) -> Problems:
-        problems, mutants = (read_lines(folder / f"{name}.jsonl") for name in ("problems", "mutants"))
+        problems, mutants = (base.read_lines(folder / f"{name}.jsonl") for name in ("problems", "mutants"))
         needed = needed_walls(folder / "sandbox.json")
         data = Problems({split: [] for split in SHARES}, {problem["name"]: [] for problem in problems}, needed)
         for problem in problems:
-            data.problems[split_of(problem["reference"], SHARES)].append(problem)
+            data.problems[base.split_of(problem["reference"], SHARES)].append(problem)
         for mutant in mutants:
             data.broken[mutant["name"]].append(mutant)
         return data
@@ -124,7 +109,7 @@ class CodeRepair(Env):
             code: Python code that defines the function
         """
         if len(code) > LONGEST_CODE:
-            return error(f"code may have {LONGEST_CODE} characters at most, not {len(code)}; make it shorter")
+            return base.error(f"code may have {LONGEST_CODE} characters at most, not {len(code)}; make it shorter")
         name, examples = self.scenario.data["name"], self.scenario.data["examples"]
         outcome = run(code, name, [arguments for arguments, _ in examples], needed=self.data.needed)
         lines = _faults(outcome)
@@ -143,7 +128,7 @@ class CodeRepair(Env):
             code: Python code that defines the function
         """
         if len(code) > LONGEST_CODE:
-            return error(f"code may have {LONGEST_CODE} characters at most, not {len(code)}; make it shorter")
+            return base.error(f"code may have {LONGEST_CODE} characters at most, not {len(code)}; make it shorter")
         self.done = True
         tests = self.scenario.data["tests"]
         outcome = run(code, self.scenario.data["name"], [arguments for arguments, _ in tests], needed=self.data.needed)
@@ -159,10 +144,10 @@ class CodeRepair(Env):
         else:
             counts["tests"] = 0 if is_unchanged(scenario, messages) else result[0] / result[1]
             counts["solved"] = int(cls.success(scenario, messages))
-        counts["refused"] = min(MOST_REFUSED, sum(map(_times_refused, tool_calls(messages))))
-        counts["error"] = count_errors(messages)
+        counts["refused"] = min(MOST_REFUSED, sum(map(_times_refused, base.tool_calls(messages))))
+        counts["error"] = base.count_errors(messages)
         counts["turn"] = max(0, count_turns(messages) - NEEDED_TURNS)
-        return weighed(counts, REWARD)
+        return base.weighed(counts, REWARD)
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
@@ -178,27 +163,29 @@ class CodeRepair(Env):
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """Tries small changes one by one until the examples pass; without code, a few usual function bodies."""
-        tried = [(arguments["code"], str(answer["content"])) for _, arguments, answer in tool_calls(messages)]
+        tried = [(arguments["code"], str(answer["content"])) for _, arguments, answer in base.tool_calls(messages)]
         for code, answer in tried:
             if _all_right(answer):
-                return use("submit", code=code)
+                return base.use("submit", code=code)
         candidates = _candidates(str(messages[1]["content"]))
         fresh = [code for code in candidates if code not in {code for code, _ in tried}]
         name = "run_code" if len(tried) < self.max_turns - 1 and fresh else "submit"
-        return use(name, code=rng.choice(fresh or candidates))
+        return base.use(name, code=rng.choice(fresh or candidates))
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
-        return use(rng.choice(("run_code", "run_code", "submit")), code=rng.choice(_candidates(messages[1]["content"])))
+        return base.use(
+            rng.choice(("run_code", "run_code", "submit")), code=rng.choice(_candidates(messages[1]["content"]))
+        )
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
         """Tries the reference, then hands it in."""
         name = "run_code" if messages[-1]["role"] == "user" else "submit"
-        return use(name, code=self.scenario.data["reference"])
+        return base.use(name, code=self.scenario.data["reference"])
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """Hands in the code as it was, or a function that does nothing."""
         stub = f"def {self.scenario.data['signature']}:\n    return None\n"
-        return use("submit", code=self.scenario.data["broken"] or stub)
+        return base.use("submit", code=self.scenario.data["broken"] or stub)
 
 
 USUAL = (
@@ -258,7 +245,7 @@ def _times_refused(call: tuple[str, dict[str, Any], Message]) -> int:
 
 def submitted(messages: Sequence[Message]) -> tuple[int, int] | None:
     """(hidden tests passed, all hidden tests); None if nothing was handed in."""
-    for name, _, answer in tool_calls(messages):
+    for name, _, answer in base.tool_calls(messages):
         match = re.match(r"Passed (\d+) of (\d+)\.", str(answer["content"])) if name == "submit" else None
         if match:
             return int(match[1]), int(match[2])
@@ -267,7 +254,7 @@ def submitted(messages: Sequence[Message]) -> tuple[int, int] | None:
 
 def is_unchanged(scenario: Scenario, messages: Sequence[Message]) -> bool:
     """Whether the broken code was handed in as it was; spaces and comments make no difference."""
-    codes = (str(arguments.get("code")) for name, arguments, _ in tool_calls(messages) if name == "submit")
+    codes = (str(arguments.get("code")) for name, arguments, _ in base.tool_calls(messages) if name == "submit")
     return any(_bare(code) == _bare(scenario.data["broken"]) for code in codes)
 
 

@@ -14,26 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from environments.base import (
-    Component,
-    Env,
-    Message,
-    Outcome,
-    Scenario,
-    Split,
-    accepted,
-    count_calls,
-    count_errors,
-    error,
-    is_error,
-    normalise,
-    read_lines,
-    sample_kinds,
-    tool,
-    tool_calls,
-    use,
-    weighed,
-)
+from environments import base
+from environments.base import Component, Env, Message, Outcome, Scenario, Split, tool
 
 ROWS_SHOWN = 5
 LONGEST = 500  # characters of a query
@@ -108,9 +90,9 @@ class EmailSearch(Env):
     @classmethod
     def load(cls, folder: Path) -> Mailbox:
         questions: dict[str, list[dict[str, Any]]] = {}
-        for question in read_lines(folder / "questions.jsonl", cls.maker):
+        for question in base.read_lines(folder / "questions.jsonl", cls.maker):
             questions.setdefault(question["split"], []).append(question)
-        return Mailbox(cls._index(read_lines(folder / "mails.jsonl", cls.maker)), questions)
+        return Mailbox(cls._index(base.read_lines(folder / "mails.jsonl", cls.maker)), questions)
 
     @classmethod
     def _index(cls, mails: Sequence[dict[str, Any]]) -> sqlite3.Connection:
@@ -119,7 +101,7 @@ class EmailSearch(Env):
     @classmethod
     def scenarios(cls, data: Mailbox, split: Split, count: int, seed: int) -> list[Scenario]:
         by_kind = {kind: [row for row in data.questions[split] if row["kind"] == kind] for kind in cls.kinds}
-        chosen = sample_kinds(Random(f"{split} {seed}"), by_kind, count, cls.task)
+        chosen = base.sample_kinds(Random(f"{split} {seed}"), by_kind, count, cls.task)
         return [cls.from_question(split, question) for question in chosen]
 
     @classmethod
@@ -159,12 +141,12 @@ class EmailSearch(Env):
         words = [word.replace('"', " ").strip() for word in keywords]
         words = [word for word in words if re.search(r"\w", word)]
         if not words:
-            return error("keywords must hold at least one word")
+            return base.error("keywords must hold at least one word")
         if len(sender or "") > LONGEST or sum(map(len, words)) > LONGEST:
-            return error(f"keywords and sender may have {LONGEST} characters at most")
+            return base.error(f"keywords and sender may have {LONGEST} characters at most")
         for name, day in (("after", after), ("before", before)):
             if day is not None and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", day):
-                return error(f"{name} must be a day as 2001-01-31")
+                return base.error(f"{name} must be a day as 2001-01-31")
         order = {"relevance": "rank, date desc, id", "newest": "date desc, id", "oldest": "date, id"}[sort]
         inbox = (
             "rowid >= (select first from inbox where owner = ?2) and rowid <= (select last from inbox where owner = ?2)"
@@ -192,7 +174,7 @@ class EmailSearch(Env):
         query = "select date, sender, recipient, subject, body from mail_by_id where owner = ? and id = ?"
         row = self.data.mails.execute(query, (self.scenario.data["owner"], id)).fetchone()
         if row is None:
-            return error("there is no email with this id")
+            return base.error("there is no email with this id")
         return "id: {}\ndate: {}\nfrom: {}\nto: {}\nsubject: {}\n\n{}".format(id, *row)
 
     @tool
@@ -208,7 +190,7 @@ class EmailSearch(Env):
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
-        calls = tool_calls(messages)
+        calls = base.tool_calls(messages)
         sources = set(scenario.data["source_ids"])
         counts = dict.fromkeys(REWARD, 0)
         for name, arguments, observation in calls:
@@ -217,11 +199,11 @@ class EmailSearch(Env):
                 counts["found"] |= any(f" | {source}\n" in text + "\n" for source in sources)
             elif name in cls.readers and "no email with this id" in text:
                 counts["invalid_id"] += 1
-            elif name in cls.readers and not is_error(observation):
+            elif name in cls.readers and not base.is_error(observation):
                 counts["read"] |= cls._has_read(arguments, text, sources)
-        counts["error"] = count_errors(messages) - counts["invalid_id"]
-        counts["turn"] = max(0, count_calls(messages) - NEEDED_CALLS)
-        answer = accepted(messages, "return_final_answer")
+        counts["error"] = base.count_errors(messages) - counts["invalid_id"]
+        counts["turn"] = max(0, base.count_calls(messages) - NEEDED_CALLS)
+        answer = base.accepted(messages, "return_final_answer")
         if answer is None:
             counts["no_answer"] = 1
         elif cls._gives_up(answer["answer"]):
@@ -232,11 +214,11 @@ class EmailSearch(Env):
             counts["correct" if right else "wrong"] = 1
             counts["source"] = int(right and bool(cited & sources))
             counts["bad_source"] = len(cited - sources)
-        return weighed(counts, REWARD)
+        return base.weighed(counts, REWARD)
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
-        answer = accepted(messages, "return_final_answer")
+        answer = base.accepted(messages, "return_final_answer")
         if answer is None or cls._gives_up(answer["answer"]):
             return False
         answered, right = cls._plain(answer["answer"]), cls._plain(scenario.data["answer"])
@@ -247,8 +229,8 @@ class EmailSearch(Env):
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
-        sources, answer = set(scenario.data["source_ids"]), accepted(messages, "return_final_answer")
-        calls = [call for call in tool_calls(messages) if not is_error(call[2])]
+        sources, answer = set(scenario.data["source_ids"]), base.accepted(messages, "return_final_answer")
+        calls = [call for call in base.tool_calls(messages) if not base.is_error(call[2])]
         required = {
             "search": any(name in cls.lists for name, _, _ in calls),
             "read": any(
@@ -267,7 +249,7 @@ class EmailSearch(Env):
     @classmethod
     def _plain(cls, text: str) -> str:
         """The form in which answers are compared."""
-        return normalise(text)
+        return base.normalise(text)
 
     @classmethod
     def _gives_up(cls, answer: str) -> bool:
@@ -278,21 +260,21 @@ class EmailSearch(Env):
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """Searches with the words and the filter of the question, then reads the results until a mail states a value."""
         query = self._query(str(messages[1]["content"]))
-        calls = tool_calls(messages)
+        calls = base.tool_calls(messages)
         if not calls:
-            return use("search_emails", **query)
+            return base.use("search_emails", **query)
         name, arguments, observation = calls[-1]
         value = self._value(str(observation["content"]), query) if name in self.readers else None
         if value is not None:
-            return use("return_final_answer", answer=value, source_ids=[arguments["id"]])
+            return base.use("return_final_answer", answer=value, source_ids=[arguments["id"]])
         asked = {str(inputs.get("id")) for _, inputs, _ in calls}
         unread = [id for id in seen_ids(messages) if id not in asked]
         if not unread or len(calls) >= self.max_turns - 1:
-            return use("return_final_answer", answer=UNKNOWN, source_ids=[])
+            return base.use("return_final_answer", answer=UNKNOWN, source_ids=[])
         return self._open(unread[0])
 
     def _open(self, name: str) -> Message:
-        return use("read_email", id=name)
+        return base.use("read_email", id=name)
 
     def _query(self, question: str) -> dict[str, Any]:
         """The arguments of a search for the answer to a question."""
@@ -317,30 +299,30 @@ class EmailSearch(Env):
         ids = seen_ids(messages) or ["m100"]
         choice = rng.randrange(4)
         if choice < 2:
-            return use("search_emails", keywords=rng.sample(words, min(len(words), rng.randrange(1, 3))))
+            return base.use("search_emails", keywords=rng.sample(words, min(len(words), rng.randrange(1, 3))))
         if choice == 2:
-            return use("read_email", id=rng.choice(ids))
-        return use("return_final_answer", answer=rng.choice(words), source_ids=[rng.choice(ids)])
+            return base.use("read_email", id=rng.choice(ids))
+        return base.use("return_final_answer", answer=rng.choice(words), source_ids=[rng.choice(ids)])
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
         """Searches the source by its subject, sender and day, reads it, and answers."""
         source = self.scenario.data["source_ids"][0]
-        calls = len(tool_calls(messages))
+        calls = len(base.tool_calls(messages))
         if calls == 0:
             query = "select subject, sender, date from mail_by_id where owner = ? and id = ?"
             subject, sender, day = self.data.mails.execute(query, (self.scenario.data["owner"], source)).fetchone()
             words = subject.removeprefix("Re: ").split()
-            return use("search_emails", keywords=words, sender=sender, after=day, before=day)
+            return base.use("search_emails", keywords=words, sender=sender, after=day, before=day)
         if calls == 1:
             return self._open(source)
-        return use(
+        return base.use(
             "return_final_answer", answer=self.scenario.data["answer"], source_ids=self.scenario.data["source_ids"]
         )
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """Answers at once with the value of another mail, or gives up."""
         answer = rng.choice([UNKNOWN, *self.scenario.data["conflicting"]])
-        return use("return_final_answer", answer=answer, source_ids=[])
+        return base.use("return_final_answer", answer=answer, source_ids=[])
 
 
 def shown(rows: Sequence[Sequence[Any]], count: int) -> str:
@@ -362,4 +344,4 @@ def days_of(year: int, month: int) -> dict[str, str]:
 
 
 def is_unknown(answer: str) -> bool:
-    return normalise(answer) in ("", normalise(UNKNOWN), "i do not know", "unknown")
+    return base.normalise(answer) in ("", base.normalise(UNKNOWN), "i do not know", "unknown")

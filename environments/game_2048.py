@@ -18,22 +18,8 @@ from random import Random
 from statistics import fmean as mean
 from typing import Any, Literal, get_args
 
-from environments.base import (
-    Component,
-    Env,
-    Message,
-    Outcome,
-    Scenario,
-    Split,
-    count_errors,
-    error,
-    is_error,
-    read_text,
-    split_of,
-    tool,
-    tool_calls,
-    use,
-)
+from environments import base
+from environments.base import Component, Env, Message, Outcome, Scenario, Split, tool
 
 Row = tuple[int, ...]
 Board = tuple[Row, ...]
@@ -53,7 +39,7 @@ SEEDS = 200_000
 
 @cache
 def seeds_of(split: Split) -> list[int]:
-    return [seed for seed in range(SEEDS) if split_of(f"game_2048 {seed}") == split]
+    return [seed for seed in range(SEEDS) if base.split_of(f"game_2048 {seed}") == split]
 
 
 @cache
@@ -171,7 +157,7 @@ def show(board: Board) -> str:
 
 def read_board(message: Message) -> Board | None:
     """The board that a message shows, or None."""
-    if message["role"] not in ("user", "tool") or is_error(message):
+    if message["role"] not in ("user", "tool") or base.is_error(message):
         return None
     rows = re.findall(r"^(\d+) (\d+) (\d+) (\d+)$", str(message["content"]), re.MULTILINE)
     return tuple(tuple(map(int, row)) for row in rows) if len(rows) == 4 else None
@@ -189,7 +175,7 @@ def last_board(messages: Sequence[Message]) -> Board:
 def score_of(messages: Sequence[Message]) -> int:
     """The score as the game counts it: the sum of all merged tiles."""
     board, score = boards_of(messages)[0], 0
-    for _, arguments, observation in tool_calls(messages):
+    for _, arguments, observation in base.tool_calls(messages):
         if after := read_board(observation):
             score += swipe(board, arguments["direction"])[1]
             board = after
@@ -220,7 +206,7 @@ class Game2048(Env):
     def load(cls, folder: Path) -> dict[str, Any]:
         """The rules and the weights of the reward in game.json. ValueError names a rule that they break."""
         path = folder / "game.json"
-        game: dict[str, Any] = json.loads(read_text(path))
+        game: dict[str, Any] = json.loads(base.read_text(path))
         if set(game) != KEYS:
             raise ValueError(f"{path} holds {', '.join(sorted(KEYS))}; it differs in {sorted(KEYS ^ set(game))}")
         rules = {
@@ -275,10 +261,10 @@ class Game2048(Env):
             direction: where to
         """
         if self.done:
-            return error("the game is over")
+            return base.error("the game is over")
         moved, _ = swipe(self.board, direction)
         if moved == self.board:
-            return error(f"no tile can move {direction}")
+            return base.error(f"no tile can move {direction}")
         hidden = self.scenario.data
         self.moves += 1
         self.board = spawn(moved, hidden["opening"] + self.moves + 1, hidden["seed"])
@@ -299,18 +285,18 @@ class Game2048(Env):
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """Plays expectimax on the last board shown."""
-        return use("move", direction=expectimax(last_board(messages), self.data["depth"])[1])
+        return base.use("move", direction=expectimax(last_board(messages), self.data["depth"])[1])
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
-        return use("move", direction=rng.choice(legal(last_board(messages))))
+        return base.use("move", direction=rng.choice(legal(last_board(messages))))
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
         """Plays expectimax on the true board; scenarios are games that it wins."""
-        return use("move", direction=expectimax(self.board, self.data["depth"])[1])
+        return base.use("move", direction=expectimax(self.board, self.data["depth"])[1])
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """Moves up and down only, even where that is not possible."""
-        return use("move", direction=rng.choice(("up", "down")))
+        return base.use("move", direction=rng.choice(("up", "down")))
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
@@ -330,7 +316,7 @@ class Game2048(Env):
             "empty": (mean(sum(row.count(0) for row in board) / 16 for board in boards), "empty cells: room to move"),
             "smoothness": (mean(map(smoothness, boards)), "neighbours of like size: tiles that will merge"),
             "invalid": (
-                float(count_errors(messages)),
+                float(base.count_errors(messages)),
                 "moves that change nothing, calls that cannot be read: steps lost",
             ),
         }
@@ -351,7 +337,9 @@ class Game2048(Env):
         """No particular result is expected and the optimum is unknown; the game must be played to its end."""
         target = scenario.data["target"]
         endings = (f"\nYou reached {target}.", "\nGame over.")
-        shown = [str(message["content"]) for message in messages if message["role"] == "tool" and not is_error(message)]
+        shown = [
+            str(message["content"]) for message in messages if message["role"] == "tool" and not base.is_error(message)
+        ]
         played = any(text.endswith(endings) for text in shown)
         reached = min(1.0, math.log2(largest(last_board(messages))) / math.log2(target))
         return Outcome(required={"play to the end": played}, accuracy=reached)

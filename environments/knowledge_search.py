@@ -14,26 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
-from environments.base import (
-    Component,
-    Env,
-    Message,
-    Outcome,
-    Scenario,
-    Split,
-    accepted,
-    count_turns,
-    error,
-    is_error,
-    normalise,
-    read_lines,
-    sample_kinds,
-    split_of,
-    tool,
-    tool_calls,
-    use,
-    weighed,
-)
+from environments import base
+from environments.base import Component, Env, Message, Outcome, Scenario, Split, count_turns, tool
 
 MAKER = "_knowledge"  # of the data
 SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all provinces
@@ -101,17 +83,17 @@ class KnowledgeSearch(Env):
     @classmethod
     def load(cls, folder: Path) -> Store:
         questions: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for question in read_lines(folder / "questions.jsonl", MAKER):
-            questions.setdefault((split_of(question["province"], SHARES), question["kind"]), []).append(question)
-        return Store(build_index(read_lines(folder / "documents.jsonl", MAKER)), questions)
+        for question in base.read_lines(folder / "questions.jsonl", MAKER):
+            questions.setdefault((base.split_of(question["province"], SHARES), question["kind"]), []).append(question)
+        return Store(build_index(base.read_lines(folder / "documents.jsonl", MAKER)), questions)
 
     @classmethod
     def scenarios(cls, data: Store, split: Split, count: int, seed: int) -> list[Scenario]:
         rng, where = Random(f"{split} {seed}"), f"the split {split} of knowledge_search"
         rare = (count + 7) // 8
-        chosen = sample_kinds(rng, {RARE: data.questions[split, RARE]}, rare, where)
+        chosen = base.sample_kinds(rng, {RARE: data.questions[split, RARE]}, rare, where)
         others = {kind: data.questions[split, kind] for kind in KINDS if kind != RARE}
-        chosen += sample_kinds(rng, others, count - rare, where)
+        chosen += base.sample_kinds(rng, others, count - rare, where)
         rng.shuffle(chosen)
         return [cls.from_question(split, question) for question in chosen]
 
@@ -137,13 +119,13 @@ class KnowledgeSearch(Env):
             limit: most documents to show, 1 to 10
         """
         if not 1 <= limit <= MOST_ROWS:
-            return error(f"limit must be 1 to {MOST_ROWS}")
+            return base.error(f"limit must be 1 to {MOST_ROWS}")
         if len(query) > LONGEST:
-            return error(f"query may have {LONGEST} characters at most")
+            return base.error(f"query may have {LONGEST} characters at most")
         words = re.findall(r"\w+", query)
         words = [word for word in words if word.lower() not in COMMON] or words
         if not words:
-            return error("query must hold at least one word")
+            return base.error("query must hold at least one word")
         rows = self.data.documents.execute(
             "select id, title, snippet(found, 2, '', '', '…', 12) from found where found match ? order by rank, id limit ?",
             (" OR ".join(f'"{word}"' for word in dict.fromkeys(words)), limit),
@@ -159,7 +141,7 @@ class KnowledgeSearch(Env):
         """
         row = self.data.documents.execute("select title, date, text from document where id = ?", (id,)).fetchone()
         if row is None:
-            return error("there is no document with this id; search shows ids")
+            return base.error("there is no document with this id; search shows ids")
         return "{}, written on {}\n{}".format(*row)
 
     @tool
@@ -170,10 +152,10 @@ class KnowledgeSearch(Env):
             text: the answer in a few words, or: not known
             citations: ids of the documents that the answer rests on; none where it is not known
         """
-        if not normalise(text):
-            return error(f"text must not be empty; where no document tells, answer: {UNKNOWN}")
+        if not base.normalise(text):
+            return base.error(f"text must not be empty; where no document tells, answer: {UNKNOWN}")
         if len(text) > LONGEST or len(citations) > MOST_CITED:
-            return error(f"text may have {LONGEST} characters at most, and citations {MOST_CITED} ids")
+            return base.error(f"text may have {LONGEST} characters at most, and citations {MOST_CITED} ids")
         self.done = True
         return "The answer was given."
 
@@ -181,11 +163,13 @@ class KnowledgeSearch(Env):
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
         hops: list[list[str]] = scenario.data["sources"]
         counts: dict[str, float] = dict.fromkeys(REWARD, 0)
-        errors = [str(message["content"]) for message in messages if message["role"] == "tool" and is_error(message)]
+        errors = [
+            str(message["content"]) for message in messages if message["role"] == "tool" and base.is_error(message)
+        ]
         counts["invalid_id"] = sum("no document with this id" in text for text in errors)
         counts["error"] = len(errors) - counts["invalid_id"]
         counts["turn"] = max(0, count_turns(messages) - needed_turns(scenario))
-        answer = accepted(messages, "answer")
+        answer = base.accepted(messages, "answer")
         if answer is None:
             counts["no_answer"] = 1
         else:
@@ -198,13 +182,13 @@ class KnowledgeSearch(Env):
             if right and hops:
                 counts["cited"] = sum(bool(cited & set(hop)) for hop in hops) / len(hops)
             counts["bad_citation"] = len(cited - {source for hop in hops for source in hop})
-        return weighed(counts, REWARD)
+        return base.weighed(counts, REWARD)
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         """A right answer whose citations all support it, one at least. For a question without an answer: "not known"
         without citations, after the documents were opened that would tell."""
-        answer = accepted(messages, "answer")
+        answer = base.accepted(messages, "answer")
         if answer is None or not is_right(scenario, answer["text"]):
             return False
         cited, supporting = set(answer["citations"]), {source for hop in scenario.data["sources"] for source in hop}
@@ -212,8 +196,12 @@ class KnowledgeSearch(Env):
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
-        hidden, answer = scenario.data, accepted(messages, "answer")
-        calls = [(name, arguments.get("id")) for name, arguments, seen in tool_calls(messages) if not is_error(seen)]
+        hidden, answer = scenario.data, base.accepted(messages, "answer")
+        calls = [
+            (name, arguments.get("id"))
+            for name, arguments, seen in base.tool_calls(messages)
+            if not base.is_error(seen)
+        ]
         required = {"search": any(name == "search" for name, _ in calls)}
         for number, hop in enumerate(hidden["sources"] or hidden["where"], 1):
             required[f"open {number}"] = any(name == "open" and opened in hop for name, opened in calls)
@@ -225,47 +213,47 @@ class KnowledgeSearch(Env):
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """Searches the words of the question, opens the first hit, and answers from the sentence that fits the question."""
-        calls, question = tool_calls(messages), str(messages[1]["content"])
+        calls, question = base.tool_calls(messages), str(messages[1]["content"])
         if not calls:
-            return use("search", query=question.rstrip("?"))
+            return base.use("search", query=question.rstrip("?"))
         name, arguments, observation = calls[-1]
         text = str(observation["content"])
         if name == "search":
-            return (
-                use("open", id=text.partition(" | ")[0]) if " | " in text else use("answer", text=UNKNOWN, citations=[])
-            )
+            if " | " in text:
+                return base.use("open", id=text.partition(" | ")[0])
+            return base.use("answer", text=UNKNOWN, citations=[])
         value = extract(question, text)
-        return use("answer", text=value or UNKNOWN, citations=[arguments["id"]] if value else [])
+        return base.use("answer", text=value or UNKNOWN, citations=[arguments["id"]] if value else [])
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
         words = re.findall(r"\w+", " ".join(str(message["content"]) for message in messages[1:]))
         ids = [word for word in words if re.fullmatch(r"d\d{3}", word)]
         draw = rng.random()
         if draw < 0.5:
-            return use(
+            return base.use(
                 "search", query=" ".join(rng.sample(words, min(3, len(words)))), limit=rng.randrange(1, MOST_ROWS + 1)
             )
         if draw < 0.75 and ids:
-            return use("open", id=rng.choice(ids))
-        return use("answer", text=rng.choice([*words, UNKNOWN]), citations=rng.sample(ids, min(len(ids), 1)))
+            return base.use("open", id=rng.choice(ids))
+        return base.use("answer", text=rng.choice([*words, UNKNOWN]), citations=rng.sample(ids, min(len(ids), 1)))
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
         """Searches, opens the documents that tell, or that would tell if there were an answer, and answers."""
         hidden = self.scenario.data
         sources = [hop[0] for hop in hidden["sources"] or hidden["where"]]
-        calls = len(tool_calls(messages))
+        calls = len(base.tool_calls(messages))
         if calls == 0:
-            return use("search", query=hidden["question"])
+            return base.use("search", query=hidden["question"])
         if calls <= len(sources):
-            return use("open", id=sources[calls - 1])
-        return use("answer", text=hidden["answer"] or UNKNOWN, citations=sources if hidden["answer"] else [])
+            return base.use("open", id=sources[calls - 1])
+        return base.use("answer", text=hidden["answer"] or UNKNOWN, citations=sources if hidden["answer"] else [])
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """Searches, then gives a wrong answer and cites the first hit, whatever that says."""
         if messages[-1]["role"] == "user":
-            return use("search", query=self.scenario.data["question"])
+            return base.use("search", query=self.scenario.data["question"])
         cited = str(messages[-1]["content"]).partition(" | ")[0]
-        return use("answer", text=[*self.scenario.data["conflicting"], "nobody"][0], citations=[cited])
+        return base.use("answer", text=[*self.scenario.data["conflicting"], "nobody"][0], citations=[cited])
 
 
 def extract(question: str, document: str) -> str:
@@ -304,8 +292,8 @@ def has_looked(scenario: Scenario, messages: Sequence[Message]) -> bool:
     """Whether the documents were opened in which the answer would be; nothing need be opened where there is an answer."""
     opened = {
         str(arguments.get("id"))
-        for name, arguments, observation in tool_calls(messages)
-        if name == "open" and not is_error(observation)
+        for name, arguments, observation in base.tool_calls(messages)
+        if name == "open" and not base.is_error(observation)
     }
     return all(opened & set(hop) for hop in scenario.data["where"])
 
@@ -314,16 +302,16 @@ def is_right(scenario: Scenario, text: str) -> bool:
     """Whether an answer is right. An answer that also names another value hedges and is wrong."""
     if not scenario.data["answer"]:
         return is_unknown(text)
-    answered, right = normalise(text), normalise(scenario.data["answer"])
+    answered, right = base.normalise(text), base.normalise(scenario.data["answer"])
     if f" {right} " not in f" {answered} ":
         return False
-    question = set(normalise(scenario.data["question"]).split())
+    question = set(base.normalise(scenario.data["question"]).split())
     extra = [word for word in answered.split() if word not in {*right.split(), *question, *FILLERS}]
-    others = {word for value in scenario.data["conflicting"] for word in normalise(value).split()}
+    others = {word for value in scenario.data["conflicting"] for word in base.normalise(value).split()}
     number_besides = right.isdigit() and any(word.isdigit() for word in extra)
     return len(extra) <= 1 and not others & set(extra) and not number_besides
 
 
 def is_unknown(text: str) -> bool:
     unknown = (UNKNOWN, "it is not known", "unknown", "i don t know", "i do not know", "that is not known")
-    return normalise(text) in unknown
+    return base.normalise(text) in unknown

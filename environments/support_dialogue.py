@@ -15,23 +15,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from environments import base
 from environments._customer import GONE, POLITE, Customer, claims, opening, refuses, settles_day
 from environments._shop import CHECKS, DAMAGES, KINDS, LIMIT, POLICY, Record, bare, broken_rule, essence, make_case
 from environments._support_agent import Players
-from environments.base import (
-    Component,
-    Message,
-    Outcome,
-    Scenario,
-    Split,
-    count_errors,
-    count_turns,
-    error,
-    read_text,
-    split_of,
-    tool,
-    weighed,
-)
+from environments.base import Component, Message, Outcome, Scenario, Split, count_turns, tool
 
 POOL = 3000  # cases of each kind, over all splits
 NEEDED_TURNS = 8  # with a postcode that is wrong at first
@@ -89,7 +77,7 @@ class SupportDialogue(Players):
     @classmethod
     def load(cls, folder: Path) -> Record:
         """The vocabulary that shops are generated from."""
-        shop: Record = json.loads(read_text(folder / "shop.json"))
+        shop: Record = json.loads(base.read_text(folder / "shop.json"))
         return shop
 
     @classmethod
@@ -103,7 +91,7 @@ class SupportDialogue(Players):
                 if len(matching) == quota:
                     break
                 case = make_case(data, kind, number)
-                if split_of(essence(case)) == split:
+                if base.split_of(essence(case)) == split:
                     matching.append(cls.from_case(split, case))
             if len(matching) < quota:
                 raise ValueError(
@@ -130,7 +118,7 @@ class SupportDialogue(Players):
         """
         record = self.orders.get(order.strip())
         if record is None:
-            return error("there is no order with this number")
+            return base.error("there is no order with this number")
         head = f"order: {record['order']}\nstatus: {record['status']}"
         if self.verified is None:
             return f"{head}\nAll else is shown once the customer is verified."
@@ -177,7 +165,7 @@ class SupportDialogue(Players):
         """
         record = self.orders.get(order.strip())
         if record is not None and not 0 < amount <= sum(item["price"] for item in record["items"]):
-            return error("the amount must be at least 1, and at most what was paid for the order")
+            return base.error("the amount must be at least 1, and at most what was paid for the order")
         return self._act({"action": "refund", "order": order.strip(), "amount": amount}, f"Refunded: {amount} dollars.")
 
     @tool
@@ -194,9 +182,9 @@ class SupportDialogue(Players):
         if record is not None:
             held = next((entry for entry in record["items"] if entry["name"] == name), None)
             if held is None:
-                return error("there is no such item in this order")
+                return base.error("there is no such item in this order")
             if wanted not in held["sizes"]:
-                return error(f"this item's sizes are: {', '.join(held['sizes']) or 'none'}")
+                return base.error(f"this item's sizes are: {', '.join(held['sizes']) or 'none'}")
         act = {"action": "exchange", "order": order.strip(), "item": name, "size": wanted}
         return self._act(act, f"Exchanged: {name} in size {wanted} is on its way.")
 
@@ -209,7 +197,7 @@ class SupportDialogue(Players):
             address: number, street and town
         """
         if not bare(address):
-            return error("the address must hold a street and a town")
+            return base.error("the address must hold a street and a town")
         return self._act({"action": "address", "order": order.strip(), "address": address}, "The address was changed.")
 
     @tool
@@ -229,9 +217,9 @@ class SupportDialogue(Players):
             reason: why, in a few words
         """
         if len(reason.split()) < 2:
-            return error("the reason must be said in a few words")
+            return base.error("the reason must be said in a few words")
         if any(act["action"] == "escalate" for act in self.acts):
-            return error("the case was handed over already")
+            return base.error("the case was handed over already")
         founded = self.looked if self.case["kind"] != "complaint" else self._accident_known()
         self.counts["needless_escalation"] += not (self.case["expected"]["action"] == "escalate" and founded)
         self.acts.append({"action": "escalate"})
@@ -245,7 +233,7 @@ class SupportDialogue(Players):
             summary: what was done, in a few words
         """
         if not summary.strip():
-            return error("the summary must not be empty")
+            return base.error("the summary must not be empty")
         self.closed = self.done = True
         return "The case was closed."
 
@@ -256,9 +244,9 @@ class SupportDialogue(Players):
         """Carry out an action even where the policy forbids it, and count the rules that it breaks."""
         record, kind, wish = self.orders.get(act["order"]), act["action"], self.case["wish"]
         if record is None:
-            return error("there is no order with this number")
+            return base.error("there is no order with this number")
         if any(other == act for other in self.acts):
-            return error("this was done already")
+            return base.error("this was done already")
         self.counts["unverified"] += record["customer"] != self.verified
         same = kind == wish["action"] and act["order"] == wish["order"]
         if kind in ("refund", "exchange"):
@@ -336,9 +324,9 @@ class SupportDialogue(Players):
         counts["goal" if env.reached() else "no_goal" if env.closed else "not_closed"] = 1
         if scenario.data["kind"] != "complaint":
             counts["verified"], counts["looked"] = int(env.verified is not None), int(env.looked)
-        counts["error"] = count_errors(messages)
+        counts["error"] = base.count_errors(messages)
         counts["turn"] = max(0, count_turns(messages) - NEEDED_TURNS)
-        return weighed(counts, REWARD)
+        return base.weighed(counts, REWARD)
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:

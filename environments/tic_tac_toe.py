@@ -17,22 +17,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from environments.base import (
-    Component,
-    Env,
-    Message,
-    Outcome,
-    Scenario,
-    Split,
-    count_errors,
-    error,
-    is_error,
-    read_text,
-    split_of,
-    tool,
-    use,
-    weighed,
-)
+from environments import base
+from environments.base import Component, Env, Message, Outcome, Scenario, Split, tool
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 PREFERRED = ((4,), (0, 2, 6, 8), (1, 3, 5, 7))  # centre, corners, sides: ordered by the number of lines through them
@@ -59,7 +45,7 @@ ENDINGS = {"You win.": "win", "Draw.": "draw", "You lose.": "loss"}
 
 @cache
 def seeds_of(split: Split) -> list[int]:
-    return [seed for seed in range(SEEDS) if split_of(f"tic_tac_toe {seed}") == split]
+    return [seed for seed in range(SEEDS) if base.split_of(f"tic_tac_toe {seed}") == split]
 
 
 def empty_cells(board: str) -> list[int]:
@@ -142,7 +128,7 @@ def show(board: str) -> str:
 
 def read_board(message: Message) -> str:
     """The board that a message shows; an empty text if it shows none."""
-    if message["role"] not in ("user", "tool") or is_error(message):
+    if message["role"] not in ("user", "tool") or base.is_error(message):
         return ""
     rows = re.findall(r"^([XO.]) ([XO.]) ([XO.])$", str(message["content"]), re.MULTILINE)
     return "".join(cell for row in rows for cell in row)
@@ -162,7 +148,7 @@ def result(messages: Sequence[Message]) -> str:
     for message in messages:
         if message["role"] == "tool":
             text = str(message["content"])
-            if is_error(message):  # may quote the policy, whose claims end nothing
+            if base.is_error(message):  # may quote the policy, whose claims end nothing
                 if text.endswith(f"{ILLEGAL}."):
                     return "illegal"
             elif (ending := text.rpartition("\n")[2]) in ENDINGS:
@@ -186,7 +172,7 @@ class TicTacToe(Env):
     def load(cls, folder: Path) -> dict[str, Any]:
         """The opponents and sides of game.json: {"opponents": {name: share}, "sides": [X, O]}. ValueError if invalid."""
         path = folder / "game.json"
-        game: dict[str, Any] = json.loads(read_text(path))
+        game: dict[str, Any] = json.loads(base.read_text(path))
         shares, sides = game["opponents"], game["sides"]
         if set(shares) - set(OPPONENTS) or min(shares.values(), default=0) < 0 or not sum(shares.values()):
             raise ValueError(f"{path}: opponents are shares of {', '.join(OPPONENTS)}, not {shares}")
@@ -240,10 +226,10 @@ class TicTacToe(Env):
             cell: 1 to 9
         """
         if self.done:
-            return error("the game is over")
+            return base.error("the game is over")
         if not 1 <= cell <= 9 or self.board[cell - 1] != ".":
             self.done = True
-            return error(f"cell {cell} is {'taken' if 1 <= cell <= 9 else 'not on the board'}: {ILLEGAL}")
+            return base.error(f"cell {cell} is {'taken' if 1 <= cell <= 9 else 'not on the board'}: {ILLEGAL}")
         self.board = put(self.board, cell - 1, self.side)
         if not is_over(self.board):
             self.board = reply(self.board, OTHER[self.side], self.scenario.data["opponent"], self.scenario.data["seed"])
@@ -255,27 +241,27 @@ class TicTacToe(Env):
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """Wins if possible, else blocks, else plays centre, corner or side."""
-        return use("move", cell=rng.choice(rule_cells(last_board(messages), seen_side(messages))) + 1)
+        return base.use("move", cell=rng.choice(rule_cells(last_board(messages), seen_side(messages))) + 1)
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
-        return use("move", cell=rng.choice(empty_cells(last_board(messages))) + 1)
+        return base.use("move", cell=rng.choice(empty_cells(last_board(messages))) + 1)
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
         """Knows the opponent's replies and wins wherever this opponent can be beaten."""
         hidden = self.scenario.data
-        return use("move", cell=best_result(self.board, self.side, hidden["opponent"], hidden["seed"])[1] + 1)
+        return base.use("move", cell=best_result(self.board, self.side, hidden["opponent"], hidden["seed"])[1] + 1)
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """Plays a taken cell; on an empty board first any cell."""
         taken = [cell for cell in range(9) if self.board[cell] != "."]
-        return use("move", cell=rng.choice(taken or range(9)) + 1)
+        return base.use("move", cell=rng.choice(taken or range(9)) + 1)
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
         counts = {result(messages): 1}
-        if wasted := count_errors(messages) - counts.get("illegal", 0):
+        if wasted := base.count_errors(messages) - counts.get("illegal", 0):
             counts["no_move"] = wasted
-        return weighed(counts, REWARD)
+        return base.weighed(counts, REWARD)
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:

@@ -53,13 +53,15 @@ def test_a_full_disk_leaves_no_torn_file(tmp_path: Path, monkeypatch: pytest.Mon
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    variables = dict.fromkeys(
-        ("PREFECT_HOME", "PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_URI", "DO_NOT_TRACK"), "x"
-    )
-    write_variables(tmp_path / "ui.env", variables)
+    names = ["PREFECT_API_URL", "PREFECT_API_AUTH_STRING"]
+    variables = dict.fromkeys([*names, "DO_NOT_TRACK"], "x")
+    write_variables(tmp_path / "ui.env", variables, names)
     before = (tmp_path / "ui.env").read_text()
     monkeypatch.setattr(os, "fsync", full)
-    for write in (lambda: keys.key(tmp_path / "a.key", ""), lambda: write_variables(tmp_path / "ui.env", variables)):
+    for write in (
+        lambda: keys.key(tmp_path / "a.key", ""),
+        lambda: write_variables(tmp_path / "ui.env", variables, names),
+    ):
         with pytest.raises(OSError, match="No space left"):
             write()
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"ui.env": before}

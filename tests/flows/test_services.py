@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from flows import ui
-from flows.deployment.services import Services, key, plain
+from flows.deployment.keys import key
+from flows.deployment.services import Services, plain
 from flows.terminal.command import without_proxy
 from steps.core.errors import UserError
 from steps.core.terminal import served
