@@ -5,8 +5,10 @@
     python -m benchmarks.learning --ruler 0.1    # the reward is RULER's, of a simulated judge with this noise
 
 Each seed draws its own scenarios, first adapter and samples. Test success is greedy, on scenarios whose inboxes and
-questions are in no other split. `ratio` is the trained policy's over the base policy's. Writes benchmarks/learning.json and
-learning.png, but not with --quick or --ruler. With --ruler a server in a process of its own judges
+questions are in no other split; sampled success, at temperature 1, stands beside it. `ratio` is the trained policy's over
+the base policy's. `biased` is the base policy's with the one-token bias that is best on validation
+(steps/analytics/token_bias.py): what greedy success gains without any learning. Writes benchmarks/learning.json and
+learning.png, but not with --quick or --ruler, which leave the bias out, too. With --ruler a server in a process of its own judges
 (tests/support/judge_server.py), by the task's rule from 0 to 1 with normal noise on a score.
 """
 
@@ -42,11 +44,21 @@ def run_seed(seed: int, folder: Path, ruler: float | None, settings: dict[str, o
         json.loads((root / "run" / f"{iteration:03d}" / "evaluation" / "summary.json").read_text())
         for iteration in range(len(summary["iterations"]) + 1)
     ]
-    return {"seed": seed, "summary": summary, "curve": [[point["success"], *point["ci95"]] for point in curve]}
+    points = [[point["success"], *point["ci95"], point["sampled_success"]] for point in curve]
+    more = {} if settings or ruler is not None else {"biased": biased(root)}
+    return {"seed": seed, "summary": summary, "curve": points} | more
+
+
+def biased(root: Path) -> dict[str, Any]:
+    """The row of the base policy with the best one-token bias, on the test split of the run in this clone."""
+    words = "-m steps.analytics.baselines --task email_search --players scripted --bias --count 240 --json".split()
+    rows = [json.loads(line) for line in _common.show(root, words)[1].splitlines() if line.startswith("{")]
+    [row] = [row for row in rows if row["player"].startswith("base, ")]
+    return dict(row)
 
 
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
-    """Validation success by iteration, one line for each seed, with 95 % intervals."""
+    """Validation success by iteration, a line for each seed with 95 % intervals, and a dashed one of sampled success."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -55,10 +67,13 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     for run in runs:
         steps = range(len(run["curve"]))
-        success, low, high = zip(*run["curve"], strict=True)
+        success, low, high, sampled = zip(*run["curve"], strict=True)
         [line] = axis.plot(steps, success, marker="o", markersize=3, label=f"seed {run['seed']}")
-        axis.fill_between(steps, low, high, alpha=0.15, linewidth=0, color=line.get_color())
-    axis.set(xlabel="iteration (0 = base policy)", ylabel="validation success, 95 % interval", ylim=(0, 1))
+        axis.fill_between(steps, low, high, alpha=0.12, linewidth=0, color=line.get_color())
+        axis.plot(steps, sampled, linestyle="--", marker=".", markersize=3, color=line.get_color())
+    axis.plot([], [], color="grey", label="greedy, with 95 % interval")
+    axis.plot([], [], color="grey", linestyle="--", label="sampled at temperature 1")
+    axis.set(xlabel="iteration (0 = base policy)", ylabel="validation success", ylim=(0, 1))
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(alpha=0.3)
     axis.legend(loc="lower right")
@@ -67,7 +82,8 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
 
 def interval(result: dict[str, Any]) -> str:
     low, high = result["ci95"]
-    return f"{result['success']:.3f} [{low:.3f}, {high:.3f}]"
+    sampled = result.get("sampled_success")
+    return f"{result['success']:.3f} [{low:.3f}, {high:.3f}]" + ("" if sampled is None else f", sampled {sampled:.3f}")
 
 
 def add(rows: _common.Rows, run: dict[str, Any]) -> None:
@@ -77,8 +93,12 @@ def add(rows: _common.Rows, run: dict[str, Any]) -> None:
     ratio = round(trained["success"] / base["success"], 3) if base["success"] else None
     row = {"name": f"learning seed {run['seed']}", "ratio": ratio, "base": base, "trained": trained}
     row |= {"seed": run["seed"], "seconds": round(summary["wall_seconds"])}
+    texts = {"base": interval(base), "trained": interval(trained)}
+    if "biased" in run:
+        row |= {"biased": run["biased"]}
+        texts["biased"] = f"{interval(run['biased'])} ({run['biased']['player']})"
     best = f"{trained['iteration']} of {len(summary['iterations'])}"
-    rows.add(row, base=interval(base), trained=interval(trained), scenarios=str(trained["n"]), iterations=best)
+    rows.add(row, scenarios=str(trained["n"]), iterations=best, **texts)
 
 
 def main() -> None:

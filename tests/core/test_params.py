@@ -380,6 +380,10 @@ def test_presets_are_whole_and_the_default_tasks_is_params_yaml() -> None:
 
 def test_the_registry_entry_has_the_tasks_name_unless_it_is_named(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
-    for text, name in (("task: mine.toys\n", "toys"), ("task: a\nregister: {name: b}\n", "b"), ("seed: 1\n", "email_search")):
+    for text, name in (
+        ("task: mine.toys\n", "toys"),
+        ("task: a\nregister: {name: b}\n", "b"),
+        ("seed: 1\n", "email_search"),
+    ):
         path.write_text(text)
         assert load(path, RegisterParams).model == name
