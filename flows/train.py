@@ -34,7 +34,7 @@ from flows.repro.pipeline import Pipeline
 from flows.terminal import report
 from flows.terminal.command import LOG, explained, prepare, run_command, undisturbed
 from flows.terminal.display import RunDisplay
-from flows.terminal.recorded import result_of
+from flows.terminal.recorded import leave, result_of
 from flows.terminal.report import RUN, Point
 from steps.core.errors import UserError, causes
 from steps.core.files import write_text
@@ -277,7 +277,7 @@ def main() -> int:
         print_end(display.say, summary)
         return 0
 
-    return run_command(work, writes=not options.dry_run)
+    return leave(run_command(work, writes=not options.dry_run))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,13 @@ def fake_flow(before: Callable[[], None], after: Callable[[], None]) -> Callable
     return flow
 
 
+@pytest.fixture(autouse=True)
+def at_hand() -> Iterator[None]:
+    yield
+    recorded.AWAY.clear()
+    pages.HANGS.clear()
+
+
 def nothing() -> None: ...
 
 
@@ -54,6 +62,17 @@ def test_a_server_that_went_away_costs_no_result(
     lines: list[str] = []
     assert recorded.result_of("train", lambda: "result", lines.append, end=0.05) == "result"
     assert lines == [f"Prefect has not recorded the end of this run ({reason}). The run itself is complete:"]
+
+
+def test_a_server_that_went_away_does_not_hold_up_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's threads would try for minutes, after the result has been printed."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    assert recorded.leave(0) == 0
+    assert ended == []
+    recorded.AWAY.set()
+    assert recorded.leave(3) == 3
+    assert ended == [3]
 
 
 def test_an_error_of_the_work_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,11 +100,8 @@ def test_an_artifact_that_takes_too_long_is_the_last(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
     monkeypatch.setattr(pages, "PATIENCE", 0.05)
-    try:
-        artifact(60)
-        artifact(0)
-    finally:
-        pages.HANGS.clear()
+    artifact(60)
+    artifact(0)
     assert made == [1]
 
 
