@@ -8,8 +8,8 @@ Each seed draws its own scenarios, first adapter and samples. Test success is gr
 questions are in no other split; sampled success, at temperature 1, stands beside it. `ratio` is the trained policy's over
 the base policy's. `biased` is the base policy's with the one-token bias that is best on validation
 (steps/analytics/token_bias.py): what greedy success gains without any learning. Writes benchmarks/learning.json and
-learning.png, but not with --quick or --ruler, which leave the bias out, too. With --ruler a server in a process of its own judges
-(tests/support/judge_server.py), by the task's rule from 0 to 1 with normal noise on a score.
+learning.png, but not with --quick or --ruler, which leave the bias out, too. With --ruler a server in a process of its own
+judges (tests/support/judge_server.py), by the task's rule from 0 to 1 with normal noise on a score.
 """
 
 from __future__ import annotations
