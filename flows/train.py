@@ -235,7 +235,7 @@ def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
     say("")
     for who in ("base", "trained"):
         result, (low, high) = summary[who], summary[who]["ci95"]
-        sampled = "" if result["sampled_success"] is None else f"; sampled {result['sampled_success']:.3f}"
+        sampled = "" if result.get("sampled_success") is None else f"; sampled {result['sampled_success']:.3f}"
         say(
             f"{who:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {result['n']} scenarios{sampled}"
         )

@@ -381,5 +381,5 @@ class Train(Section):
 
     iterations: int = Field(10, ge=1, le=999)
     """Most iterations of a run."""
-    patience: int = Field(4, ge=1)
+    patience: int = Field(10, ge=1)
     """Iterations without a better validation success after which the run ends."""

@@ -407,7 +407,7 @@ def test_several_processes_write_to_one_ledger() -> None:
 )
 def test_a_ledger_that_cannot_be_opened_is_said(url: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as problem:
-        Ledger(url)
+        Ledger(url, patience=0.1)
     assert "secret" not in str(problem.value)
 
 
