@@ -31,7 +31,7 @@ from flows.deployment.workspace import LIMIT, workspace
 from flows.repro import folder_lock
 from flows.repro.parameters import set_params
 from flows.repro.pipeline import Pipeline
-from flows.terminal import report
+from flows.terminal import health, report
 from flows.terminal.command import LOG, explained, prepare, run_command
 from flows.terminal.display import RunDisplay
 from flows.terminal.recorded import result_of
@@ -51,6 +51,15 @@ if TYPE_CHECKING:
     from steps.tracking.lasting import LastingMlflow
     from steps.tracking.system_metrics import Sample
     from steps.tracking.tracker import Tracker
+
+NEXT = {  # commands to go on with, and what each is for
+    ".venv/bin/python -m steps.analytics.transcripts {test}": "read what the agent did",
+    "make view": "the same as pages, with every attempt, reward and chart",
+    "make mlflow": "compare iterations and runs, open the registry",
+    "make serve": "serve the champion, once there is one (python -m flows.promote)",
+    "make ui": "schedule and start runs from Prefect's pages",
+    "make reproduce": "what is stale? everything again with ARGS=--force: same bytes",
+}
 
 
 @task(task_run_name="{stage}", cache_policy=NO_CACHE)
@@ -150,6 +159,7 @@ def _train(mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, 
     run(f"evaluate@{chain.BASE}")
     curve = [report.point(0)]
     display.row(curve[0], None, None)
+    warn(0, display)
     gc.freeze()  # a full collection of all objects that imports made takes 0.15 s
     tracked = None  # the previous iteration, which is tracked while the next one samples
     with system_metrics.sampled() as drain:
@@ -203,7 +213,14 @@ def iterate(
     row = report.iteration_row(iteration)
     pages.iteration(curve, row, iterations)
     display.row(curve[-1], row["reward"], sum(seconds.values()) + (row["overhead_seconds"] or 0))
+    warn(iteration, display)
     return future
+
+
+def warn(iteration: int, display: RunDisplay) -> None:
+    """Say what failed in an iteration, and why it taught nothing, where that is so."""
+    for line in health.warnings(iteration):
+        display.say(line)
 
 
 def best(curve: list[Point]) -> Point:
@@ -230,7 +247,7 @@ def write_summary(task: str, chosen: int, iterations: int, started: float, displ
 
 
 def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
-    """Print the result, and three commands to go on with."""
+    """Print the result, and commands to go on with."""
     say("")
     for who in ("base", "trained"):
         result, (low, high) = summary[who], summary[who]["ci95"]
@@ -245,14 +262,13 @@ def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
         say(f"Registered iteration {iteration} as models:/{entry['name']}/{entry['version']}.")
     else:
         say(f"Not registered: {report.read(RUN / 'receipt.json')['reason']}.")
+    for line in health.at_end(iteration, len(summary["iterations"])):
+        say(line)
     seconds = f"({summary['wall_seconds']:.0f} s)"
     say(f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   {seconds}")
     say("\nNext:")
-    test = f"run/{iteration_name(iteration)}/test"
-    say(f"  .venv/bin/python -m steps.analytics.transcripts {test}      read what the agent did")
-    say("  make mlflow                                    compare iterations and runs, open the registry")
-    again = "what is stale? everything again with ARGS=--force: same bytes"
-    say(f"  make reproduce                                 {again}")
+    for words, what in NEXT.items():
+        say(f"  {words.format(test=f'run/{iteration_name(iteration)}/test'):<62}{what}")
 
 
 def main() -> int:

@@ -56,7 +56,7 @@ class RunDisplay:
     def _line(self, text: str, style: str | None = None) -> None:
         """Log a line, and print it where no live table shows the same."""
         if self.live is None and self.console is not None:
-            self.console.print(text, style=style, highlight=False)
+            self.console.print(text, style=style, highlight=False, soft_wrap=True)
         if self.logger is not None:
             self.logger.info(text.strip())
 
