@@ -2,6 +2,7 @@
 
     python -m flows.train                                   # what params.yaml says
     python -m flows.train --set seed=2 --set train.iterations=6
+    python -m flows.train --name second                     # in Prefect, in MLflow, and as refs/runs/second
     python -m flows.train --dry-run                         # the resolved parameters, and nothing else
 
 Each task runs one stage of dvc.yaml through DVC, which skips what is up to date: the same command goes on where a stopped
@@ -25,9 +26,8 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 
-from flows.deployment import pages
+from flows.deployment import pages, workspace
 from flows.deployment.settings import TrainSettings
-from flows.deployment.workspace import LIMIT, workspace
 from flows.repro import folder_lock
 from flows.repro.parameters import set_params
 from flows.repro.pipeline import Pipeline
@@ -48,6 +48,7 @@ from steps.tracking import system_metrics
 if TYPE_CHECKING:
     from prefect.futures import PrefectFuture
 
+    from steps.core.params import Params
     from steps.tracking.lasting import LastingMlflow
     from steps.tracking.system_metrics import Sample
     from steps.tracking.tracker import Tracker
@@ -89,13 +90,13 @@ def index(iterations: list[str], display: RunDisplay) -> None:
         display.say(f"The ledger was not written: {problem}; `make ledger` does it later.")
 
 
-def open_trackers(display: RunDisplay) -> tuple[LastingMlflow, list[Tracker]]:
-    """MLflow's tracker, and all trackers: MLflow's first, whose metrics Weights & Biases gets."""
+def open_trackers(display: RunDisplay, name: str = "") -> tuple[LastingMlflow, list[Tracker]]:
+    """MLflow's tracker, and all trackers: MLflow's first, whose metrics Weights & Biases gets. `name` is the run's."""
     from steps.tracking import lasting, tracker, wandb
 
     display.begin("opening MLflow's store")
     log = partial(log_message, display)
-    mlflow = lasting.LastingMlflow(tracker.MlflowTracker(Path.cwd(), log), log)
+    mlflow = lasting.LastingMlflow(tracker.MlflowTracker(Path.cwd(), log, name, pages.origin()), log)
     weights_and_biases = wandb.start(Path.cwd(), mlflow.params, mlflow.metrics, log)
     return mlflow, [mlflow, weights_and_biases] if weights_and_biases else [mlflow]
 
@@ -115,29 +116,33 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
 
     prepare()
     display = RunDisplay()
-    place = concurrency(LIMIT, occupy=1, strict=True)
+    place = concurrency(workspace.LIMIT, occupy=1, strict=True)
     with (
         place,
-        workspace() as folder,
+        workspace.workspace() as folder,
         folder_lock.held(folder, f"deployed run {folder.name}"),
         display.shown(LOG, get_run_logger()),
     ):
         try:
             set_params(settings.assignments(), task=settings.chosen)
-            return train_here(display)
+            pages.rename(folder.name)
+            summary = train_here(display, folder.name)
+            for line in result_lines(summary):
+                display.say(line)
+            return summary
         except Exception as problem:  # the run's page shows the sentence that the command would print
             raise UserError(explained(problem)[0]) from problem
         finally:
             handover.stop_workers(Path.cwd())
 
 
-def train_here(display: RunDisplay) -> dict[str, Any]:
+def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
     """Train in the current folder, the project's or a worktree, by its params.yaml; the content of run/summary.json.
 
-    However it ends, its run in MLflow does not stay RUNNING.
+    With a name, MLflow's run has it. However it ends, its run in MLflow does not stay RUNNING.
     """
     started = time.monotonic()
-    mlflow, trackers = open_trackers(display)
+    mlflow, trackers = open_trackers(display, name)
     try:
         return _train(mlflow, trackers, display, started)
     except BaseException as problem:
@@ -183,6 +188,7 @@ def _train(mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, 
     index([chain.BASE, iteration_name(chosen)], display)
     pages.end(RUN / "learning_curve.png", mlflow.where())
     summary = write_summary(params.task, chosen, len(curve) - 1, started, display)
+    pages.result(result_lines(summary))
     if registered and summary["registered"] and summary["registered"]["version"]:
         pages.challenger(**summary["registered"])
     return summary
@@ -246,39 +252,56 @@ def write_summary(task: str, chosen: int, iterations: int, started: float, displ
     return summary
 
 
-def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
-    """Print the result, and commands to go on with."""
-    say("")
+def result_lines(summary: dict[str, Any]) -> list[str]:
+    """The result of the tests, and what was registered."""
+    lines = []
     for who in ("base", "trained"):
         result, (low, high) = summary[who], summary[who]["ci95"]
         sampled = "" if result["sampled_success"] is None else f"; sampled {result['sampled_success']:.3f}"
-        say(
+        lines.append(
             f"{who:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {result['n']} scenarios{sampled}"
         )
     iteration = summary["trained"]["iteration"]
     if (entry := summary["registered"]) and entry["version"] is None:
-        say(f"Registered iteration {iteration} in {entry['name']}; `make mlflow` shows the version's number.")
+        lines.append(f"Registered iteration {iteration} in {entry['name']}; `make mlflow` shows the version's number.")
     elif entry:
-        say(f"Registered iteration {iteration} as models:/{entry['name']}/{entry['version']}.")
+        lines.append(f"Registered iteration {iteration} as models:/{entry['name']}/{entry['version']}.")
     else:
-        say(f"Not registered: {report.read(RUN / 'receipt.json')['reason']}.")
-    for line in health.at_end(iteration, len(summary["iterations"])):
+        lines.append(f"Not registered: {report.read(RUN / 'receipt.json')['reason']}.")
+    return [*lines, *health.at_end(iteration, len(summary["iterations"]))]
+
+
+def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
+    """Print the result, and commands to go on with."""
+    say("")
+    for line in result_lines(summary):
         say(line)
     seconds = f"({summary['wall_seconds']:.0f} s)"
     say(f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   {seconds}")
     say("\nNext:")
+    test = f"run/{iteration_name(summary['trained']['iteration'])}/test"
     for words, what in NEXT.items():
-        say(f"  {words.format(test=f'run/{iteration_name(iteration)}/test'):<62}{what}")
+        say(f"  {words.format(test=test):<62}{what}")
+
+
+def title(params: Params, name: str) -> str:
+    """The name of Prefect's flow run: the run's own, or what MLflow's run begins with."""
+    from steps.tracking import tracker
+
+    return name or str(masked(tracker.title(params)))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.train", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--task", help="the task to train on; another than before begins with its preset")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change params.yaml first")
+    parser.add_argument("--name", default="", help="of the run, in Prefect, in MLflow and under refs/runs/")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved parameters and stop")
     options = parser.parse_args()
 
     def work() -> int:
+        if options.name:
+            workspace.ref(options.name)  # which refuses what cannot be a name
         params = set_params(options.set, task=options.task, dry_run=options.dry_run)
         if options.dry_run:
             print(params.model_dump_json(indent=2, by_alias=True))
@@ -288,7 +311,10 @@ def main() -> int:
         display = RunDisplay()
         with display.shown(LOG):
             display.begin("starting Prefect")
-            summary = result_of("train", partial(train_here, display), display.say)
+            training = partial(train_here, display, options.name)
+            summary = result_of("train", training, display.say, title(params, options.name))
+        if options.name:
+            workspace.keep_described(Path.cwd(), options.name)
         print_end(display.say, summary)
         return 0
 

@@ -19,8 +19,8 @@ CURES = {  # stop reason -> what helps
     "max_turns": "raise rollout.max_turns, or train a policy that comes to an end",
 }
 EQUAL = (
-    "the attempts at each scenario all earned the same reward, so that none is better than another. Take easier scenarios or a "
-    "policy that succeeds at times, give partial credit in the task's reward, or raise rollout.attempts"
+    "the attempts at each scenario all earned the same reward, so that none is better than another. Take easier scenarios "
+    "or a policy that succeeds at times, give partial credit in the task's reward, or raise rollout.attempts"
 )
 
 
@@ -63,7 +63,9 @@ def at_end(best: int, iterations: int) -> list[str]:
     """Lines beside a run's result: whether anything was learnt at all, and how many test episodes failed."""
     lines = []
     if all(teaches_nothing(iteration) for iteration in range(1, iterations + 1)):
-        lines.append("Warning: no iteration taught anything, so this is no result of training; the lines above say why.")
+        lines.append(
+            "Warning: no iteration taught anything, so this is no result of training; the lines above say why."
+        )
     if failed := failures(RUN / iteration_name(best) / "test"):
         lines.append(f"Warning: test of iteration {best}: {failed}")
     return lines

@@ -52,8 +52,16 @@ def test_a_sound_iteration_gives_no_warning(folder: Path) -> None:
         (["length", "context"], ["truncated"] * 2, "max_tokens, for turns are cut off; raise policy.context"),
         (["max_turns"] * 2, ["zero_variance"] * 2, "all 2 episodes were truncated: raise rollout.max_turns"),
         (["error"] * 4, ["quarantined"] * 4, "all 4 episodes failed. `make check-task NAME=…`"),
-        (["done"] * 4, ["quarantined"] * 4, "all 4 trajectories are quarantined, for the reasons in run/001/metrics.json"),
-        (["done"] * 4, ["unscored"] * 4, "no judge could score any of the 4 episodes, for the reasons in run/001/judgem"),
+        (
+            ["done"] * 4,
+            ["quarantined"] * 4,
+            "all 4 trajectories are quarantined, for the reasons in run/001/metrics.json",
+        ),
+        (
+            ["done"] * 4,
+            ["unscored"] * 4,
+            "no judge could score any of the 4 episodes, for the reasons in run/001/judgem",
+        ),
         (["done", "length"], ["zero_variance"] * 2, "all earned the same reward.*2 zero variance; truncated: 1"),
         (["done"] * 2, ["at_mean", "unscored"], "1 at mean, 1 unscored"),
     ],

@@ -133,7 +133,10 @@ def test_another_task_begins_with_its_preset(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("tic_tak_toe", "there is no task tic_tak_toe; did you mean tic_tac_toe[?] The tasks are code_repair, email_search"),
+        (
+            "tic_tak_toe",
+            "there is no task tic_tak_toe; did you mean tic_tac_toe[?] The tasks are code_repair, email_search",
+        ),
         ("chess", "there is no task chess: The tasks are code_repair, .*knowledge_search.*make new-task"),
         ("no_such_team.task", "there is no module no_such_team.task"),
         ("environments.no_such_task", "there is no module environments.no_such_task"),

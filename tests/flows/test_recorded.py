@@ -51,23 +51,36 @@ def test_a_server_that_went_away_costs_no_result(
     """It used to end with Prefect's traceback, and without the lines on what was registered."""
     monkeypatch.setattr(recorded, "flow", fake_flow(nothing, after))
     lines: list[str] = []
-    assert recorded.result_of("train", lambda: "result", lines.append, end=0.05) == "result"
+    assert recorded.result_of("train", lambda: "result", lines.append, "second", end=0.05) == "result"
     assert lines == [f"Prefect has not recorded the end of this run ({reason}). The run itself is complete:"]
+
+
+def test_a_flow_run_has_the_runs_name_literally(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect takes a text for a template, and makes up a name where there is none."""
+    options: dict[str, Any] = {}
+
+    def flow(**given: Any) -> Callable[..., Any]:
+        options.update(given)
+        return lambda work: work
+
+    monkeypatch.setattr(recorded, "flow", flow)
+    assert recorded.result_of("train", lambda: 1, print, "toy {seed}") == 1
+    assert options["flow_run_name"]() == "toy {seed}"
 
 
 def test_an_error_of_the_work_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "flow", fake_flow(nothing, nothing))
     lines: list[str] = []
-    assert recorded.result_of("train", lambda: "result", lines.append, start=0.05) == "result"
+    assert recorded.result_of("train", lambda: "result", lines.append, "second", start=0.05) == "result"
     with pytest.raises(ConnectionError):
-        recorded.result_of("train", fail, lines.append)
+        recorded.result_of("train", fail, lines.append, "second")
     assert lines == []
 
 
 def test_a_server_that_does_not_begin_the_run_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "flow", fake_flow(hang, nothing))
     with pytest.raises(UserError, match="Prefect has not begun the run"):
-        recorded.result_of("train", lambda: 1, print, start=0.05)
+        recorded.result_of("train", lambda: 1, print, "second", start=0.05)
 
 
 def test_an_artifact_that_takes_too_long_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,9 @@ class FakeVllm(ModuleType):
         raise Imported
 
 
-@pytest.mark.parametrize(("on_gpu", "set_before", "expected"), [(False, None, "1"), (False, "0", "0"), (True, None, None)])
+@pytest.mark.parametrize(
+    ("on_gpu", "set_before", "expected"), [(False, None, "1"), (False, "0", "0"), (True, None, None)]
+)
 def test_nothing_is_compiled_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_gpu: bool, set_before: str | None, expected: str | None
 ) -> None:
