@@ -170,10 +170,12 @@ def _train(mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, 
     with system_metrics.sampled() as drain:
         for iteration in range(1, params.train.iterations + 1):
             chain.write_chain(iteration, best(curve).iteration or iteration)
+            display.begin_iteration(iteration, params.train.iterations)
             tracked = iterate(iteration, curve, trackers, tracked, drain, params.train.iterations, run, display)
             if iteration - best(curve).iteration >= params.train.patience:
                 display.say(f"Validation has not improved for {params.train.patience} iterations: training ends here.")
                 break
+    display.end_iterations()
     if tracked is not None:
         tracked.result()
     chosen = best(curve).iteration
