@@ -53,7 +53,7 @@ export PREFECT_LOCAL_STORAGE_PATH ?= $(PREFECT_HOME)/storage
 export PREFECT_MEMO_STORE_PATH ?= $(PREFECT_HOME)/memo_store.toml
 export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
 
-TASKS := $(filter-out base,$(notdir $(basename $(wildcard environments/[a-z]*.py))))
+ALL_TASKS := $(filter-out base,$(notdir $(basename $(wildcard environments/[a-z]*.py))))
 
 # Without bytecode every process spends 17 s instead of 8 s on imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -72,7 +72,7 @@ export VLLM_NO_USAGE_STATS := 1
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
 		printf '  make %-10s %s\n' "$$target" "$$what"; done
-	@echo "Tasks (make train TASK=name): $(TASKS)"
+	@echo "Tasks (make train TASK=name): $(ALL_TASKS)"
 
 install:  ## set up .venv from the lock files (GPU=1: for CUDA; DEV=1: with the packages for tests)
 	@if [ -e "$(STAMP)" ]; then echo "environment: .venv is up to date with $(strip $(LOCKS))"; else $(MAKE) environment GPU=$(GPU) DEV=$(DEV); fi
@@ -110,7 +110,7 @@ ready:
 	@[ -e .git ] || { \
 		echo "This folder is no git repository (a ZIP download is none), and DVC needs one: 'git init && git add --all && git commit --message start', then the same command again." >&2; exit 1; }
 	@case "$(TASK)" in ''|*.*) ;; *) [ -e "environments/$(TASK).py" ] || { \
-		echo "There is no task $(TASK). The tasks are $(TASKS); 'make new-task NAME=$(TASK)' makes it." >&2; exit 1; };; esac
+		echo "There is no task $(TASK). The tasks are $(ALL_TASKS); 'make new-task NAME=$(TASK)' makes it." >&2; exit 1; };; esac
 
 train: ready install  ## train an agent, evaluate it, register the best adapter (TASK=name, ARGS="--set seed=2")
 	@mkdir -p "$(PREFECT_HOME)"

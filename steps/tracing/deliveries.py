@@ -128,7 +128,8 @@ def send_patiently(session: Any, post: Post) -> None:
 
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return send_post(session, post)
+            send_post(session, post)
+            return
         except requests.ReadTimeout:
             if attempt == ATTEMPTS:
                 raise

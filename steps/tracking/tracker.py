@@ -334,10 +334,10 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
-def log(root: Path) -> None:
-    """Log every iteration of chain.yaml, the test split, and the files that describe the run."""
+def log(root: Path, name: str = "") -> None:
+    """Log every iteration of chain.yaml, the test split, and the files that describe the run, which may have a name."""
     dotenv.load(root)
-    tracker = MlflowTracker(root)
+    tracker = MlflowTracker(root, name=name)
     logged = [number for number in read_chain(tracker.root).get("iterations") or {} if tracker.iteration(number)]
     if logged:
         tracker.finish()

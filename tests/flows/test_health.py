@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from environments.base import Scenario
-from flows import train
 from flows.terminal import health
 from flows.terminal.display import RunDisplay
+from flows.training import run as train
 from steps.core.records import write_records
 from tests.support.judged import attempt, words
 

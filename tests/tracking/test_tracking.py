@@ -346,8 +346,8 @@ def test_a_run_has_the_name_that_it_was_given_and_says_where_it_was_started(proj
 def test_a_flow_that_does_not_get_to_its_end_leaves_no_run_running(
     project: Project, monkeypatch: pytest.MonkeyPatch, problem: BaseException, status: str
 ) -> None:
-    from flows import train
     from flows.terminal.display import RunDisplay
+    from flows.training import run as train
     from steps.project import chain
 
     def fails(*_: object) -> None:
@@ -555,8 +555,8 @@ def test_a_locked_store_is_a_sentence_without_sql(tmp_path: Path) -> None:
 
 
 def test_a_flow_s_tracker_outlasts_its_store(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows import train
     from flows.terminal.display import RunDisplay
+    from flows.training import run as train
 
     monkeypatch.chdir(project.root)
     mlflow, (first, *_) = train.open_trackers(RunDisplay())
