@@ -19,6 +19,7 @@ from pathlib import Path
 from flows.deployment import workspace
 from flows.repro.parameters import set_params
 from flows.terminal.command import LOG, prepare, run_command
+from steps.core.errors import UserError
 
 
 def main() -> int:
@@ -36,6 +37,11 @@ def main() -> int:
         if options.dry_run:
             print(params.model_dump_json(indent=2, by_alias=True))
             return 0
+        if not Path(".git").exists():
+            raise UserError(
+                f"{Path.cwd()} is no git repository (a ZIP download is none), and DVC needs one: `git init && git add --all && "
+                "git commit --message start`, then the same command again"
+            )
         print(f"train: {params.task}, {params.policy.base_model}; log: {LOG}", flush=True)
         prepare()
         from flows.terminal.display import RunDisplay

@@ -194,3 +194,11 @@ def test_a_dry_run_prints_what_would_be_and_writes_nothing(folder: Path) -> None
     assert (process.returncode, process.stdout) == (2, "")
     assert "rollout.attempts" in process.stderr
     assert files(folder) == before
+
+
+def test_a_folder_without_git_is_one_sentence_before_anything_starts(folder: Path) -> None:
+    """It ended in DVC's traceback, after Prefect and MLflow had started."""
+    process = run(python("flows.train"), folder, PYTHONPATH=os.fspath(ROOT))
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr.startswith(f"error: {folder} is no git repository (a ZIP download is none)")
+    assert not (folder / ".flywheel/mlflow.db").exists()
