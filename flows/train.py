@@ -39,8 +39,8 @@ def main() -> int:
             return 0
         if not Path(".git").exists():
             raise UserError(
-                f"{Path.cwd()} is no git repository (a ZIP download is none), and DVC needs one: `git init && git add --all && "
-                "git commit --message start`, then the same command again"
+                f"{Path.cwd()} is no git repository (a ZIP download is none), and DVC needs one: `git init && git add --all "
+                "&& git commit --message start`, then the same command again"
             )
         print(f"train: {params.task}, {params.policy.base_model}; log: {LOG}", flush=True)
         prepare()
