@@ -33,6 +33,9 @@ CPU_TORCH := $(if $(TORCH_WHEEL),--find-links $(subst $(space), --find-links ,$(
 TORCH := $(if $(filter 1,$(GPU)),,$(CPU_TORCH))
 TORCH_FROM := $(if $(filter 1,$(GPU)),CUDA build,$(if $(TORCH_WHEEL),from $(firstword $(TORCH_WHEEL)),from the PyTorch CPU index))
 
+# What docs/install.md has measured.
+SIZE := $(if $(filter 1,$(GPU)),a CUDA build takes several times the 3 GB of one for the CPU,.venv takes about $(if $(filter 1,$(DEV)),3.2,2.8) GB)
+
 # The environment is up to date if it holds a file named after the hash of the locks, its Python and its folder.
 STAMP = .venv/.installed-$$({ cat $(LOCKS); echo "$(CURDIR)"; .venv/bin/python --version; } 2>&1 | sha256sum | cut -c 1-16)
 # `python` in the commands of dvc.yaml is the environment's.
@@ -50,6 +53,8 @@ export PREFECT_LOCAL_STORAGE_PATH ?= $(PREFECT_HOME)/storage
 export PREFECT_MEMO_STORE_PATH ?= $(PREFECT_HOME)/memo_store.toml
 export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
 
+ALL_TASKS := $(filter-out base,$(notdir $(basename $(wildcard environments/[a-z]*.py))))
+
 # Without bytecode every process spends 17 s instead of 8 s on imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -62,11 +67,12 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev environment train new-task check-task test faults bench check format reproduce mlflow prefect ui serve ask view browser ledger lock clean distclean
+.PHONY: help install dev environment ready train new-task check-task test faults bench check format reproduce mlflow prefect ui serve ask view browser ledger lock clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
 		printf '  make %-10s %s\n' "$$target" "$$what"; done
+	@echo "Tasks (make train TASK=name): $(ALL_TASKS)"
 
 install:  ## set up .venv from the lock files (GPU=1: for CUDA; DEV=1: with the packages for tests)
 	@if [ -e "$(STAMP)" ]; then echo "environment: .venv is up to date with $(strip $(LOCKS))"; else $(MAKE) environment GPU=$(GPU) DEV=$(DEV); fi
@@ -77,11 +83,13 @@ dev:
 environment:
 	@[ "$$(uname -s)-$$(uname -m)" = Linux-x86_64 ] || { \
 		echo "The lock files are for Linux on x86-64, and this is $$(uname -s) on $$(uname -m): run in a container or on a machine of that kind." >&2; exit 1; }
+	@[ ! -L .venv ] || { \
+		echo ".venv is a symbolic link to $$(readlink .venv), whose packages this would replace: remove the link (rm .venv) and 'make install' makes an environment here." >&2; exit 1; }
 	@usable() { .venv/bin/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
 			&& grep -qsF '"$(CURDIR)/.venv"' .venv/bin/activate && .venv/bin/python -m pip --version >/dev/null 2>&1; }; \
 	if ! usable || [ "$(GPU)" != "$$([ -e .venv/.gpu ] && echo 1 || echo 0)" ]; then \
 		$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 || { \
-			echo "Python 3.11 with venv is needed and '$(PYTHON)' is not it: install python3.11 and python3.11-venv, or name one, as in 'make install PYTHON=/path/to/python3.11'." >&2; exit 1; }; \
+			echo "Python 3.11 with venv is needed and '$(PYTHON)' is not it: install python3.11 and python3.11-venv, or name one, as in 'make install PYTHON=/path/to/python3.11'. Where the distribution has none, uv brings one: 'uv python install 3.11', then 'make install PYTHON=\$$(uv python find 3.11)'." >&2; exit 1; }; \
 		echo "environment: creating .venv with $$($(PYTHON) --version)"; \
 		$(PYTHON) -m venv --clear .venv; \
 		if [ "$(GPU)" = 1 ]; then touch .venv/.gpu; fi; \
@@ -92,12 +100,19 @@ environment:
 		echo "environment: installing uv $(UV_VERSION)"; \
 		.venv/bin/python -m pip install -qq --disable-pip-version-check "uv==$(UV_VERSION)"; \
 	fi
-	@echo "environment: installing the $$(cat $(LOCKS) | grep -c ==) packages of $(strip $(LOCKS)) (torch: $(TORCH_FROM))"
+	@echo "environment: installing the $$(cat $(LOCKS) | grep -c ==) packages of $(strip $(LOCKS)) (torch: $(TORCH_FROM)); $(SIZE), and uv's cache keeps the downloads; free here: $$(df -Ph . | awk 'NR == 2 {print $$4}')"
 	@$(UV) pip sync $(TORCH) $(LOCKS) || { echo "The packages of $(strip $(LOCKS)) could not be installed: see the line above; 'make install' goes on from here." >&2; exit 1; }
 	@touch "$(STAMP)"
 	@echo "environment: ready"
 
-train: install  ## train an agent, evaluate it, register the best adapter (TASK=name, ARGS="--set seed=2")
+# What would otherwise fail only after the installation.
+ready:
+	@[ -e .git ] || { \
+		echo "This folder is no git repository (a ZIP download is none), and DVC needs one: 'git init && git add --all && git commit --message start', then the same command again." >&2; exit 1; }
+	@case "$(TASK)" in ''|*.*) ;; *) [ -e "environments/$(TASK).py" ] || { \
+		echo "There is no task $(TASK). The tasks are $(ALL_TASKS); 'make new-task NAME=$(TASK)' makes it." >&2; exit 1; };; esac
+
+train: ready install  ## train an agent, evaluate it, register the best adapter (TASK=name, ARGS="--set seed=2")
 	@mkdir -p "$(PREFECT_HOME)"
 	@$(RUN) python -m flows.train $(if $(TASK),--task $(TASK)) $(ARGS)
 
@@ -129,7 +144,7 @@ format: dev  ## format the code and fix what ruff can fix
 	@$(RUN) ruff check --quiet --fix-only .
 	@$(RUN) ruff format .
 
-reproduce: install  ## run the stale stages by dvc repro, without a flow (ARGS=--force: all stages)
+reproduce: ready install  ## run the stale stages by dvc repro, without a flow (ARGS=--force: all stages)
 	@$(RUN) dvc repro $(ARGS)
 
 mlflow: install  ## serve MLflow's pages at http://127.0.0.1:5000 (MLFLOW_PORT=5001)
@@ -138,7 +153,7 @@ mlflow: install  ## serve MLflow's pages at http://127.0.0.1:5000 (MLFLOW_PORT=5
 prefect: install  ## serve Prefect at http://127.0.0.1:4200 (PREFECT_PORT=4201)
 	@exec env $(RUN) python -m flows.ui --only prefect --prefect-port $(PREFECT_PORT) $(ARGS)
 
-ui: install  ## start MLflow, Prefect with a worker and the deployments, and the viewer of trajectories (ARGS="--runs 2")
+ui: ready install  ## start MLflow, Prefect with a worker and the deployments, and the viewer of trajectories (ARGS="--runs 2")
 	@exec env $(RUN) python -m flows.ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT) --view-port $(VIEW_PORT) $(ARGS)
 
 serve: install  ## serve the champion by vLLM's OpenAI server at http://127.0.0.1:8000 (SERVE_PORT=8001)

@@ -1,7 +1,7 @@
 """Reproduce: runs a past run again, in a worktree of its own, and says for each output whether it is the same.
 
     python -m flows.reproduce nightly-7              # a run's name (refs/runs/<name>), or any git revision
-    python -m flows.reproduce 3f2a9c...              # an MLflow run: the parent, or one of its iterations
+    python -m flows.reproduce 3f2a9c...              # an MLflow run, by id or name: the parent, or one of its iterations
     python -m flows.reproduce nightly-7 --kept       # fetch it from the DVC cache or remote, and run nothing
 
 An MLflow run brings its own dvc.lock, params.yaml and chain.yaml, and the difference of its working tree to the commit.
@@ -63,7 +63,7 @@ def reproduce(root: Path, name: str, kept: bool = False, remove: bool = True) ->
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.reproduce", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("run", help="an MLflow run id, a run's name, or a git revision")
+    parser.add_argument("run", help="a run's name, an MLflow run's id or name, or a git revision")
     parser.add_argument("--kept", action="store_true", help="fetch its outputs from DVC, and run nothing")
     parser.add_argument("--keep-worktree", action="store_true", help="do not remove the worktree")
     parser.add_argument("--json", action="store_true", help="print one JSON object per output")

@@ -2,282 +2,66 @@
 
     python -m flows.train                                   # what params.yaml says
     python -m flows.train --set seed=2 --set train.iterations=6
+    python -m flows.train --name second                     # in Prefect, in MLflow, and as refs/runs/second
     python -m flows.train --dry-run                         # the resolved parameters, and nothing else
 
-Each task runs one stage of dvc.yaml through DVC, which skips what is up to date: the same command goes on where a stopped
-run was. Training stops early when validation has not improved for `train.patience` iterations; the best iteration, not the
-last, is registered. Without PREFECT_API_URL the flow runs by itself, on a server of its own that ends with it.
+The same command goes on where a stopped run was. Without PREFECT_API_URL the flow runs by itself, on a server of its own
+that ends with it. The run itself is in flows/training/run.py, which imports Prefect: the command refuses what it can first.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import json
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
-from prefect.exceptions import TerminationSignal
-
-from flows.deployment import pages
-from flows.deployment.settings import TrainSettings
-from flows.deployment.workspace import LIMIT, workspace
-from flows.repro import folder_lock
+from flows.deployment import workspace
 from flows.repro.parameters import set_params
-from flows.repro.pipeline import Pipeline
-from flows.terminal import report
-from flows.terminal.command import LOG, explained, prepare, run_command, undisturbed
-from flows.terminal.display import RunDisplay
-from flows.terminal.recorded import leave, result_of
-from flows.terminal.report import RUN, Point
-from steps.core.errors import UserError, causes
-from steps.core.files import write_text
-from steps.core.masking import masked
-from steps.core.records import OUTPUTS
-from steps.project import chain
-from steps.project.chain import iteration_name
-from steps.runner import handover
-from steps.tracking import system_metrics
-
-if TYPE_CHECKING:
-    from prefect.futures import PrefectFuture
-
-    from steps.tracking.lasting import LastingMlflow
-    from steps.tracking.system_metrics import Sample
-    from steps.tracking.tracker import Tracker
-
-
-@task(task_run_name="{stage}", cache_policy=NO_CACHE)
-def run_stage(stage: str, pipeline: Pipeline, display: RunDisplay) -> bool:
-    """Run one stage of dvc.yaml if it is stale: whether it ran."""
-    display.begin(stage)
-    return pipeline.reproduce(stage)
-
-
-@task(task_run_name="track {iteration}", cache_policy=NO_CACHE)
-def track(trackers: list[Tracker], iteration: str, overhead: float, system: list[Sample], display: RunDisplay) -> None:
-    """Log an iteration to MLflow, to Weights & Biases where that is on, and to the ledger."""
-    for tracker in trackers:
-        tracker.iteration(iteration, overhead, system)
-    index(["000", iteration] if iteration == "001" else [iteration], display)
-
-
-def index(iterations: list[str], display: RunDisplay) -> None:
-    """Add iterations to the ledger's lineage. An unreachable ledger stops no run: `make ledger` adds them later."""
-    from steps.lineage import index as lineage_index
-    from steps.project.ledger import Ledger
-
-    try:
-        with Ledger(patience=5) as ledger:
-            lineage_index.index(Path.cwd(), ledger, iterations)
-    except UserError as problem:
-        display.say(f"The ledger was not written: {problem}; `make ledger` does it later.")
-
-
-def open_trackers(display: RunDisplay) -> tuple[LastingMlflow, list[Tracker]]:
-    """MLflow's tracker, and all trackers: MLflow's first, whose metrics Weights & Biases gets."""
-    from steps.tracking import lasting, tracker, wandb
-
-    display.begin("opening MLflow's store")
-    log = partial(log_message, display)
-    mlflow = lasting.LastingMlflow(tracker.MlflowTracker(Path.cwd(), log), log)
-    weights_and_biases = wandb.start(Path.cwd(), mlflow.params, mlflow.metrics, log)
-    return mlflow, [mlflow, weights_and_biases] if weights_and_biases else [mlflow]
-
-
-def log_message(display: RunDisplay, text: str) -> None:
-    """Show a line of tracking, such as that a host does not take traces, in the log and on the terminal."""
-    line = f"tracking: {masked(text)}"
-    print(line, flush=True)
-    display.say(line)
-
-
-@flow(name="train", log_prints=False)
-def deployed(settings: TrainSettings) -> dict[str, Any]:
-    """Train in the worktree that the deployment's pull step made, when this machine has room for another run."""
-    from prefect import get_run_logger
-    from prefect.concurrency.sync import concurrency
-
-    prepare()
-    display = RunDisplay()
-    place = concurrency(LIMIT, occupy=1, strict=True)
-    with (
-        place,
-        workspace() as folder,
-        folder_lock.held(folder, f"deployed run {folder.name}"),
-        display.shown(LOG, get_run_logger()),
-    ):
-        try:
-            set_params(settings.assignments(), task=settings.chosen)
-            return train_here(display)
-        except Exception as problem:  # the run's page shows the sentence that the command would print
-            raise UserError(explained(problem)[0]) from problem
-        finally:
-            handover.stop_workers(Path.cwd())
-
-
-def train_here(display: RunDisplay) -> dict[str, Any]:
-    """Train in the current folder, the project's or a worktree, by its params.yaml; the content of run/summary.json.
-
-    However it ends, its run in MLflow does not stay RUNNING.
-    """
-    started = time.monotonic()
-    mlflow, trackers = open_trackers(display)
-    try:
-        return _train(mlflow, trackers, display, started)
-    except BaseException as problem:
-        signals = (KeyboardInterrupt, TerminationSignal)  # the second is what Prefect makes of SIGTERM
-        interrupted = any(isinstance(link, signals) for link in causes(problem))
-        with undisturbed():
-            for tracker in trackers:
-                tracker.finish("KILLED" if interrupted else "FAILED")
-        if interrupted and isinstance(problem, Exception):  # by whatever Ctrl-C met: Prefect must see it as what it is
-            raise KeyboardInterrupt from problem
-        raise
-
-
-def _train(mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, started: float) -> dict[str, Any]:
-    params = mlflow.params
-    chain.write_chain(1, 1)
-    run = partial(run_stage, pipeline=Pipeline(Path.cwd()), display=display)
-    run("scenarios")
-    run("initialise")
-    run(f"evaluate@{chain.BASE}")
-    curve = [report.point(0)]
-    display.row(curve[0], None, None)
-    gc.freeze()  # a full collection of all objects that imports made takes 0.15 s
-    tracked = None  # the previous iteration, which is tracked while the next one samples
-    with system_metrics.sampled() as drain:
-        for iteration in range(1, params.train.iterations + 1):
-            chain.write_chain(iteration, best(curve).iteration or iteration)
-            tracked = iterate(iteration, curve, trackers, tracked, drain, params.train.iterations, run, display)
-            if iteration - best(curve).iteration >= params.train.patience:
-                display.say(f"Validation has not improved for {params.train.patience} iterations: training ends here.")
-                break
-    if tracked is not None:
-        tracked.result()
-    chosen = best(curve).iteration
-    chain.write_chain(len(curve) - 1, chosen)
-    for stage in ("test@base", "test@best"):
-        run(stage)
-    registered = run("register")
-    report.draw(curve, chosen, RUN / "learning_curve.png")
-    for tracker in trackers:
-        tracker.finish()
-    mlflow.log_artifact(RUN / "learning_curve.png")
-    index([chain.BASE, iteration_name(chosen)], display)
-    pages.end(RUN / "learning_curve.png", mlflow.where())
-    summary = write_summary(params.task, chosen, len(curve) - 1, started, display)
-    if registered and summary["registered"] and summary["registered"]["version"]:
-        pages.challenger(**summary["registered"])
-    return summary
-
-
-def iterate(
-    iteration: int,
-    curve: list[Point],
-    trackers: list[Tracker],
-    tracked: PrefectFuture[None] | None,
-    drain: Callable[[], list[Sample]],
-    iterations: int,
-    run: Callable[[str], bool],
-    display: RunDisplay,
-) -> PrefectFuture[None]:
-    """Run one iteration and append its point to the curve. Tracking goes on beside the next one: the future waits for it."""
-    started = time.monotonic()
-    ran = {stage: run(f"{stage}@{iteration_name(iteration)}") for stage in OUTPUTS}
-    curve.append(report.point(iteration))
-    seconds = report.seconds(iteration)
-    now = sum(spent for stage, spent in seconds.items() if ran[stage])  # after an interrupt, some had run before
-    if tracked is not None:
-        tracked.result()
-    overhead = time.monotonic() - started - now
-    future = track.submit(trackers, iteration_name(iteration), overhead, drain(), display)
-    if any(ran.values()):
-        report.keep_overhead(iteration, time.monotonic() - started - now)
-    row = report.iteration_row(iteration)
-    pages.iteration(curve, row, iterations)
-    display.row(curve[-1], row["reward"], sum(seconds.values()) + (row["overhead_seconds"] or 0))
-    return future
-
-
-def best(curve: list[Point]) -> Point:
-    """The iteration with the highest validation success, then reward, then the earliest. The base only before the first."""
-    return max(curve[1:] or curve[:1], key=lambda point: (point.success, point.reward, -point.iteration))
-
-
-def write_summary(task: str, chosen: int, iterations: int, started: float, display: RunDisplay) -> dict[str, Any]:
-    """Write run/summary.json, and return its content. A registry that is away leaves the version's number open."""
-    from steps.registry.model import registered_version
-
-    receipt, version, is_away = report.read(RUN / "receipt.json"), None, False
-    if receipt["registered"]:
-        try:
-            version = registered_version(receipt["name"], receipt["adapter_hash"])
-        except UserError as problem:
-            is_away = True
-            display.say(f"The registry cannot be asked for the number of the version: {problem}")
-    summary = report.summary(task, chosen, iterations, version, time.monotonic() - started)
-    if is_away:
-        summary["registered"] = {"name": receipt["name"], "version": None}
-    write_text(RUN / "summary.json", json.dumps(summary, indent=2) + "\n")
-    return summary
-
-
-def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
-    """Print the result, and three commands to go on with."""
-    say("")
-    for who in ("base", "trained"):
-        result, (low, high) = summary[who], summary[who]["ci95"]
-        sampled = "" if result.get("sampled_success") is None else f"; sampled {result['sampled_success']:.3f}"
-        say(
-            f"{who:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {result['n']} scenarios{sampled}"
-        )
-    iteration = summary["trained"]["iteration"]
-    if (entry := summary["registered"]) and entry["version"] is None:
-        say(f"Registered iteration {iteration} in {entry['name']}; `make mlflow` shows the version's number.")
-    elif entry:
-        say(f"Registered iteration {iteration} as models:/{entry['name']}/{entry['version']}.")
-    else:
-        say(f"Not registered: {report.read(RUN / 'receipt.json')['reason']}.")
-    seconds = f"({summary['wall_seconds']:.0f} s)"
-    say(f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   {seconds}")
-    say("\nNext:")
-    test = f"run/{iteration_name(iteration)}/test"
-    say(f"  .venv/bin/python -m steps.analytics.transcripts {test}      read what the agent did")
-    say("  make mlflow                                    compare iterations and runs, open the registry")
-    again = "what is stale? everything again with ARGS=--force: same bytes"
-    say(f"  make reproduce                                 {again}")
+from flows.terminal.command import LOG, prepare, run_command
+from steps.core.errors import UserError
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.train", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--task", help="the task to train on; another than before begins with its preset")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change params.yaml first")
+    parser.add_argument("--name", default="", help="of the run, in Prefect, in MLflow and under refs/runs/")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved parameters and stop")
     options = parser.parse_args()
 
     def work() -> int:
+        if options.name:
+            workspace.ref(options.name)  # which refuses what cannot be a name
         params = set_params(options.set, task=options.task, dry_run=options.dry_run)
         if options.dry_run:
             print(params.model_dump_json(indent=2, by_alias=True))
             return 0
-        prepare()
+        if not Path(".git").exists():
+            raise UserError(
+                f"{Path.cwd()} is no git repository (a ZIP download is none), and DVC needs one: `git init && git add --all "
+                "&& git commit --message start`, then the same command again"
+            )
         print(f"train: {params.task}, {params.policy.base_model}; log: {LOG}", flush=True)
+        prepare()
+        from flows.terminal.display import RunDisplay
+        from flows.terminal.recorded import result_of
+        from flows.training.ending import print_end
+        from flows.training.run import title, train_here
+
         display = RunDisplay()
         with display.shown(LOG):
             display.begin("starting Prefect")
-            summary = result_of("train", partial(train_here, display), display.say)
+            training = partial(train_here, display, options.name)
+            summary = result_of("train", training, display.say, title(params, options.name))
+        if options.name:
+            workspace.keep_described(Path.cwd(), options.name)
         print_end(display.say, summary)
         return 0
 
-    return leave(run_command(work, writes=not options.dry_run))
+    code = run_command(work, writes=not options.dry_run)
+    recorded = sys.modules.get("flows.terminal.recorded")  # only a run has imported it, and Prefect with it
+    return recorded.leave(code) if recorded else code
 
 
 if __name__ == "__main__":

@@ -89,12 +89,17 @@ class Source(NamedTuple):
 
 
 def source(root: Path, name: str) -> Source:
-    """The source of a run, by its name, a git revision or the id of its MLflow run, with what was logged there.
+    """The source of a run, by its name, a git revision, or the id or the name of its MLflow run, with what was logged there.
 
     UserError where the MLflow run has no commit, or was never finished.
     """
     if not re.fullmatch(r"[0-9a-f]{32}", name):
-        return Source(workspace.resolve(root, name), "", {})
+        try:
+            return Source(workspace.resolve(root, name), "", {})
+        except UserError:
+            if (named := run_named(root, name)) is None:
+                raise
+            name = named
     with store.explained(store.address(root)):
         client = store.connect(root)
         run = client.get_run(name)
@@ -114,6 +119,20 @@ def source(root: Path, name: str) -> Source:
                 for file in (*workspace.KEPT, *({"git.diff"} & logged))
             }
     return Source(commit, files.pop("git.diff", ""), files)
+
+
+def run_named(root: Path, name: str) -> str | None:
+    """The id of the latest MLflow run of this name; None where there is none, or MLflow is away."""
+    uri = store.address(root)
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        return None  # `connect` would make it
+    with contextlib.suppress(UserError), store.explained(uri):
+        client = store.connect(root)
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        quoted = name.replace("'", "")  # which no name of ours holds
+        runs = client.search_runs(experiments, f"attributes.run_name = '{quoted}'", max_results=1)
+        return str(runs[0].info.run_id) if runs else None
+    return None
 
 
 def restore(root: Path, path: Path, run: Source) -> None:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec
+from uuid import UUID
 
 from flows.terminal.limits import TakesTooLong, limit
 from flows.terminal.report import RUN, Point
@@ -78,6 +79,37 @@ def end(curve: Path, where: str) -> None:
 
     show_picture(curve, "learning-curve", "learning curve")
     create_markdown_artifact(masked(f"{where}\n"), key="mlflow", description="where the run is tracked")
+
+
+@shown
+def result(lines: list[str]) -> None:
+    """Show the result of the tests, and what was registered."""
+    from prefect.artifacts import create_markdown_artifact
+
+    create_markdown_artifact(
+        masked(indented("\n".join(lines))), key="result", description="the result on the test split"
+    )
+
+
+@shown
+def rename(name: str) -> None:
+    """Give the flow run the name of the run that it makes, which may have been chosen in the form."""
+    from prefect.client.orchestration import get_client
+    from prefect.runtime import flow_run
+
+    if flow_run.id and flow_run.name != name:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(UUID(flow_run.id), name=name)
+
+
+def origin() -> dict[str, str]:
+    """Tags that lead from MLflow to Prefect's flow run, and to its page where a server keeps it. Empty outside a flow."""
+    from prefect.runtime import flow_run
+
+    if not flow_run.id:
+        return {}
+    page = {"prefect_flow_run_url": str(flow_run.ui_url)} if os.environ.get("PREFECT_API_URL") else {}
+    return {"prefect_flow_run_id": str(flow_run.id), **page}
 
 
 def show_picture(png: Path, key: str, description: str) -> None:

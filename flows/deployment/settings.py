@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from flows.deployment.workspace import NAME
+from flows.repro.tasks import tasks
 from steps.core.masking import masked
-
-
-def tasks() -> list[str]:
-    """The tasks that come with the project."""
-    folder = Path(__file__).parent.parent.parent / "environments"
-    return sorted(path.stem for path in folder.glob("[!_]*.py") if path.stem != "base")
 
 
 def plainly(schema: dict[str, Any]) -> None:

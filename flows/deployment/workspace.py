@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -118,3 +119,18 @@ def keep(root: Path, path: Path, kept: str, files: Sequence[str]) -> str:
     commit = git(path, "rev-parse", "HEAD")
     git(root, "update-ref", kept, commit)
     return commit
+
+
+def keep_described(root: Path, name: str) -> None:
+    """Keep a run of the checkout itself under its ref: the commit that is checked out, with the files that describe the run.
+
+    Neither a branch nor git's index changes. Uncommitted changes to code are not kept, which is said.
+    """
+    with tempfile.TemporaryDirectory(prefix="flywheel-") as folder:
+        index = Path(folder) / "index"
+        git(root, "read-tree", "HEAD", index=index)
+        git(root, "add", "--force", "--", *[file for file in KEPT if (root / file).exists()], index=index)
+        commit = git(root, "commit-tree", git(root, "write-tree", index=index), "-p", "HEAD", "-m", f"run {name}")
+    git(root, "update-ref", ref(name), commit)
+    if git(root, "status", "--porcelain", "--", ".", *[f":!{file}" for file in KEPT]):
+        say(f"{ref(name)} holds the last commit without your uncommitted changes; those are with the run in MLflow")

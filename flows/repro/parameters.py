@@ -6,10 +6,12 @@ import io
 from pathlib import Path
 from typing import Any
 
+from flows.repro.tasks import check_task
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.params import Params
+from steps.core.progress import say
 
 
 def set_params(
@@ -17,21 +19,41 @@ def set_params(
 ) -> Params:
     """Change the file by `key=value` pairs, after a change of task where one is named; the parameters that it then holds.
 
-    Nothing is written where the result is not valid, which is a UserError, and nothing with `dry_run`.
+    Nothing is written where the result is not valid, which is a UserError, and nothing with `dry_run`. Settings that
+    another task's preset replaces are kept in params.yaml.before, unless they are a preset's own.
     """
     text = before = path.read_text(encoding="utf-8") if path.exists() else ""
     if path.exists() and not text.strip():
         return params.parse(text, path, Params)  # which says that it is empty: it is damaged, and not to be filled up
     if task is not None:
+        check_task(task)
         text = with_task(text, path, task)
+    is_replaced = text != before
     if assignments:
         text = changed(text, path, assignments)
     if not text and not path.exists():
         return params.load(path, Params)  # which says that there is no such file
     checked = params.parse(text, path, Params)
+    check_task(checked.task)
     if text != before and not dry_run:
+        if is_replaced and before and not is_preset(before, path):
+            copy = path.with_name(f"{path.name}.before")
+            write_text(copy, before)
+            say(f"{path} now begins with the preset of {checked.task}; your settings are kept in {copy}")
         write_text(path, text)
     return checked
+
+
+def is_preset(text: str, path: Path) -> bool:
+    """Whether the text of a params file says what its task's preset says."""
+    content = params.parse(text, path, Params)
+    preset = preset_of(content.task)
+    return preset.is_file() and params.parse(preset.read_text(encoding="utf-8"), preset, Params) == content
+
+
+def preset_of(task: str) -> Path:
+    """The file with a task's own settings, where it has any."""
+    return Path("tasks_data") / f"{task.rpartition('.')[2]}.yaml"
 
 
 def with_task(text: str, path: Path, task: str) -> str:
@@ -41,7 +63,7 @@ def with_task(text: str, path: Path, task: str) -> str:
     """
     if text and params.parse(text, path, Params).task == task:
         return text
-    preset = Path("tasks_data") / f"{task.rpartition('.')[2]}.yaml"
+    preset = preset_of(task)
     if preset.is_file():
         text = preset.read_text(encoding="utf-8")
         params.parse(text, preset, Params)

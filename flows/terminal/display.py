@@ -26,6 +26,11 @@ from flows.terminal.report import Point
 from steps.core.masking import MaskingFilter, masked
 
 PROGRESS = Path(".flywheel/progress.json")
+LOADS = {  # what takes the time of a stage that seems to do little
+    "starting Prefect": "a server of its own, unless PREFECT_API_URL names one",
+    "initialise": "loads torch and the trainer",
+    "evaluate@000": "loads vLLM, then plays validation",
+}
 
 
 class RunDisplay:
@@ -35,6 +40,8 @@ class RunDisplay:
         self.console: Console | None = None
         self.live: Live | None = None
         self.stage = ""
+        self.iteration = ""  # which one is at work, and how long all may still take
+        self.spent: list[float] = []  # seconds of each iteration so far
         self.since = time.monotonic()
         self.rows: list[tuple[str, ...]] = []
         self.logger: Any = None  # of Prefect's flow run: its page shows the same lines
@@ -51,12 +58,23 @@ class RunDisplay:
         """Show that a stage starts."""
         self.stage, self.since = stage, time.monotonic()
         PROGRESS.unlink(missing_ok=True)
-        self._line(f"  {stage} …", style="dim")
+        loads = f" ({LOADS[stage]})" if stage in LOADS else ""
+        self._line(f"  {stage}{loads} …", style="dim")
+
+    def begin_iteration(self, number: int, most: int) -> None:
+        """Show which iteration begins, and how long all may take at most, by the longest so far."""
+        left = f", {duration((most - number + 1) * max(self.spent))} left at most" if self.spent else ""
+        self.iteration = f"iteration {number} of at most {most}{left}"
+        self._line(self.iteration)
+
+    def end_iterations(self) -> None:
+        """Only tests and the registration are left."""
+        self.iteration = ""
 
     def _line(self, text: str, style: str | None = None) -> None:
         """Log a line, and print it where no live table shows the same."""
         if self.live is None and self.console is not None:
-            self.console.print(text, style=style, highlight=False)
+            self.console.print(text, style=style, highlight=False, soft_wrap=True)
         if self.logger is not None:
             self.logger.info(text.strip())
 
@@ -72,11 +90,14 @@ class RunDisplay:
             f"{spent:.1f} s" if spent is not None else "",
         )
         self.rows.append(cells)
+        self.spent += [] if spent is None else [spent]
         start = f"iteration {cells[0]:>4}   reward {cells[1]:>6}"
         self._line(f"{start}   validation success {cells[2]} [{cells[3]}]   sampled {cells[4] or '–'}   {cells[5]}")
 
     def __rich__(self) -> Group:
-        return Group(self._table(), self._current_stage())
+        return Group(
+            self._table(), *([Text(self.iteration, style="dim")] if self.iteration else []), self._current_stage()
+        )
 
     def _table(self) -> Table:
         titles = ("iteration", "train reward", "validation success", "95 %", "sampled", "time")
@@ -92,7 +113,8 @@ class RunDisplay:
             progress = json.loads(PROGRESS.read_text())
             finished, total, note = progress["done"], progress["total"], progress["note"]
         except (OSError, ValueError, KeyError):
-            return Text(f"{self.stage}  {spent:.0f} s", style="cyan")
+            loads = f" ({LOADS[self.stage]})" if self.stage in LOADS else ""
+            return Text(f"{self.stage}{loads}  {spent:.0f} s", style="cyan")
         bar = Progress(
             TextColumn("[cyan]{task.description}"),
             *Progress.get_default_columns()[1:3],
@@ -133,6 +155,11 @@ class RunDisplay:
                 os.close(number)
             os.environ.pop("FLYWHEEL_PROGRESS", None)
             self.console = Console()
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words, as exactly as a guess deserves."""
+    return f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {max(1, round(seconds))} s"
 
 
 def mask_logs() -> None:

@@ -22,13 +22,20 @@ AWAY = threading.Event()  # set where it has not
 
 
 def result_of(
-    name: str, work: Callable[[], T], say: Callable[[str], None], start: float = START, end: float = END
+    name: str,
+    work: Callable[[], T],
+    say: Callable[[str], None],
+    run_name: str,
+    start: float = START,
+    end: float = END,
 ) -> T:
-    """What `work` returns, which runs as the flow `name`. An error of Prefect's after that is said, and changes nothing."""
+    """What `work` returns, which runs as the flow `name`, in a flow run named `run_name`.
+
+    An error of Prefect's after that is said, and changes nothing."""
     results: list[T] = []
     with contextlib.ExitStack() as limits:
 
-        @flow(name=name, log_prints=False)
+        @flow(name=name, flow_run_name=lambda: run_name, log_prints=False)  # a text would be a template
         def run() -> None:
             limits.close()
             results.append(work())

@@ -13,9 +13,12 @@ IDENTITY = {"GIT_AUTHOR_NAME": "agent-flywheel", "GIT_AUTHOR_EMAIL": "run@localh
 IDENTITY |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in IDENTITY.items()}
 
 
-def git(folder: Path, *words: str) -> str:
-    """A git command's output, without the line break at its end. UserError with git's message where it fails."""
+def git(folder: Path, *words: str, index: Path | None = None) -> str:
+    """A git command's output, without the line break at its end. UserError with git's message where it fails.
+
+    `index` stands for the folder's own index of what the next commit holds, which then stays as it is."""
     environment = os.environ | IDENTITY | {"GIT_OPTIONAL_LOCKS": "0"}
+    environment |= {"GIT_INDEX_FILE": os.fspath(index)} if index else {}
     try:
         process = subprocess.run(["git", "-C", os.fspath(folder), *words], capture_output=True, env=environment)
     except FileNotFoundError:

@@ -1,8 +1,9 @@
 """Posts traces and scores to a server from threads of their own, so that a run never waits for the server.
 
 A server that refuses, hangs or is slow costs a run only what `settle` waits at its end. Its failure causes one warning,
-and what did not arrive is counted. After a failed connection nothing is sent for PAUSE seconds; deliveries of that time are
-lost.
+and what did not arrive is counted. A server that takes a request and answers too late is asked again, ATTEMPTS times in
+all: what arrives twice has the same ids. After a failed connection nothing is sent for PAUSE seconds; deliveries of that
+time are lost.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from steps.core.masking import masked
 SECONDS = 1.5  # that a run waits at its end for each iteration's deliveries; tracing may cost 2 s per iteration
 PATIENCE = (2.0, 5.0)  # seconds to connect, and until an answer begins
 PAUSE = 20.0  # seconds without requests after a failed connection
+LEAST = 10.0  # seconds that a run waits at its end for a server that answers, however few its iterations
+ATTEMPTS = 3
 THREADS = 4
 LARGEST = 3_000_000  # bytes of a body, before compression; well below the default limits of servers
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -95,7 +98,7 @@ class Deliveries:
                 try:
                     if time.monotonic() >= self._paused_until:
                         for post in delivery.posts:
-                            send_post(session, post)
+                            send_patiently(session, post)
                         arrived = True
                 except Refused as problem:
                     self._fail(str(problem))
@@ -117,6 +120,19 @@ class Deliveries:
         if not self._warned:
             self._warned = True
             self.log_message(masked(f"{self.host} does not take traces: {reason}; the run goes on without it"))
+
+
+def send_patiently(session: Any, post: Post) -> None:
+    """Send one request, and again where the server has not answered in time. OSError and Refused as `send_post`."""
+    import requests
+
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            send_post(session, post)
+            return
+        except requests.ReadTimeout:
+            if attempt == ATTEMPTS:
+                raise
 
 
 def send_post(session: Any, post: Post) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from steps.core.masking import Masker, masked
 from steps.core.params import Params
 from steps.tracing import episodes, files, langfuse
-from steps.tracing.deliveries import SECONDS
+from steps.tracing.deliveries import LEAST, SECONDS
 from steps.tracing.spans import Trace, hashed
 from steps.tracing.to_mlflow import Mlflow
 
@@ -36,7 +36,7 @@ class Tracing:
         self.langfuse = langfuse.connect(log_message)
         # Names the share and the receivers: traces that were sent under the same key are not sent again.
         self.key = hashed(str(self.rate), uri, self.langfuse.host if self.langfuse else "")[:16]
-        self.sent = 0  # iterations; for each the end waits up to SECONDS
+        self.sent = 0  # iterations; for each the end waits up to SECONDS, and for all at least up to LEAST
         self.traced = 0  # episodes
         self._mask: Masker | None = None  # made with the first episodes
         self._warned = False
@@ -73,7 +73,7 @@ class Tracing:
                 results |= {**hardware(), "metrics": dict(metrics)}
                 traces.append(episodes.training(self._mask, about, settings, times[1], results))
             self._send(traces, run_id)
-        until = time.monotonic() + SECONDS * max(1, self.sent)
+        until = time.monotonic() + max(LEAST, SECONDS * self.sent)
         hosts = [self.mlflow.deliveries, self.langfuse.deliveries if self.langfuse else None]
         arrived = [host.settle(max(0.0, until - time.monotonic())) for host in hosts if host is not None]
         return all(arrived) and not self._warned

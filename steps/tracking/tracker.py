@@ -56,10 +56,18 @@ class Tracker(Protocol):
 class MlflowTracker:
     """The parent run of what params.yaml and dvc.lock describe. It is looked up, or created, with the first iteration.
 
+    `name` is the run's; without one, `title` says what is special about it. `origin` are tags that say where it was started.
     The store is connected to, and created where it is missing; UserError where that fails.
     """
 
-    def __init__(self, root: Path, log_message: Callable[[str], None] = say) -> None:
+    def __init__(
+        self,
+        root: Path,
+        log_message: Callable[[str], None] = say,
+        name: str = "",
+        origin: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name, self.origin = name, masked(dict(origin or {}))
         self.root, self.began = root.resolve(), int(1000 * time.time())
         self.log_message = lambda text: log_message(masked(text))
         self.params = load(self.root / "params.yaml", Params)
@@ -207,15 +215,18 @@ class MlflowTracker:
         runs = self.client.search_runs([self.experiment], f"tags.run_key = '{key}'", order_by=["start_time ASC"])
         if runs:
             run = runs[0]
+            if self.name and run.info.run_name != self.name:
+                self.client.update_run(run.info.run_id, name=self.name)
+                run = self.client.get_run(run.info.run_id)
         else:
             state, difference = git.git_state(self.root)
-            tags, name = self.tags | state | {"run_key": key}, f"{title(self.params)}, {key[:6]}"
+            tags, name = self.tags | state | {"run_key": key}, self.name or f"{title(self.params)}, {key[:6]}"
             run = self.client.create_run(self.experiment, self.began, tags, name)
             if difference:
                 self.client.log_text(run.info.run_id, masked(difference), "git.diff")
         unset = {name: value for name, value in self.settings.items() if name not in run.data.params}
         base = self.measured.evaluation("val", "000", "evaluation")
-        self.client.log_batch(run.info.run_id, **batch(run, base, 0, unset, self.flow_settings))
+        self.client.log_batch(run.info.run_id, **batch(run, base, 0, unset, self.flow_settings | self.origin))
         nested = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
         for child in self.client.search_runs([self.experiment], nested, max_results=5000):
             self.children.setdefault(child.data.tags.get("iteration", ""), []).append(child)
@@ -323,10 +334,10 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
-def log(root: Path) -> None:
-    """Log every iteration of chain.yaml, the test split, and the files that describe the run."""
+def log(root: Path, name: str = "") -> None:
+    """Log every iteration of chain.yaml, the test split, and the files that describe the run, which may have a name."""
     dotenv.load(root)
-    tracker = MlflowTracker(root)
+    tracker = MlflowTracker(root, name=name)
     logged = [number for number in read_chain(tracker.root).get("iterations") or {} if tracker.iteration(number)]
     if logged:
         tracker.finish()

@@ -244,6 +244,8 @@ def test_another_run_is_chosen_in_the_head(tmp_path: Path, page: Page) -> None:
     site = Site(team / "run")
     try:
         page.goto(site.address)
+        assert page.url.endswith("?run=late"), "the newest run, as there is none here"
+        page.goto(f"{site.address}/?run=.")
         assert "holds no trajectories yet" in page.inner_text("main")
         shot(page, "view_waiting")
         begun = time.monotonic()

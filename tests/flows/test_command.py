@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,12 @@ def test_a_prefect_server_that_drips_is_one_sentence(tmp_path: Path, monkeypatch
         monkeypatch.setenv("PREFECT_API_URL", f"{url}/api")
         with pytest.raises(UserError, match=r"no Prefect server answers \(no answer within 0.5 s\)"):
             command.prepare()
+
+
+def test_the_help_of_train_imports_neither_prefect_nor_mlflow_nor_dvc() -> None:
+    """It took three seconds; what can be refused is refused before these are imported, too."""
+    script = (
+        "import sys, flows.train; print(sorted({'prefect', 'mlflow', 'dvc', 'torch', 'rich'} & sys.modules.keys()))"
+    )
+    process = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert process.stdout == "[]\n", process.stderr

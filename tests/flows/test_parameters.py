@@ -26,6 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for preset in (ROOT / "tasks_data").glob("*.yaml"):
         shutil.copy(preset, tmp_path / "tasks_data")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as `python -m` does
     return tmp_path
 
 
@@ -123,8 +124,51 @@ def test_another_task_begins_with_its_preset(folder: Path) -> None:
     preset = (folder / "tasks_data/tic_tac_toe.yaml").read_text()
     assert yaml.safe_load((folder / "params.yaml").read_text()) == yaml.safe_load(preset) | {"seed": 3}
     written = (folder / "params.yaml").read_text()
+    (folder / "my_team").mkdir()
+    (folder / "my_team/my_task.py").write_text("raise AssertionError('it is not imported')")
     assert set_params([], task="my_team.my_task").task == "my_team.my_task"
     assert (folder / "params.yaml").read_text() == written.replace("task: tic_tac_toe", "task: my_team.my_task")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "tic_tak_toe",
+            "there is no task tic_tak_toe; did you mean tic_tac_toe[?] The tasks are code_repair, email_search",
+        ),
+        ("chess", "there is no task chess: The tasks are code_repair, .*knowledge_search.*make new-task"),
+        ("no_such_team.task", "there is no module no_such_team.task"),
+        ("environments.no_such_task", "there is no module environments.no_such_task"),
+    ],
+)
+def test_a_task_that_is_none_is_refused_before_anything_is_written(folder: Path, name: str, reason: str) -> None:
+    before = files(folder)
+    for assignments, task in (([], name), ([f"task={name}"], None)):
+        with pytest.raises(UserError, match=reason):
+            set_params(assignments, task=task)
+        assert files(folder) == before
+    (folder / "params.yaml").write_text(f"task: {name}\n")
+    with pytest.raises(UserError, match=reason):
+        set_params([])
+
+
+def test_settings_of_ones_own_are_kept_when_a_preset_replaces_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = folder / "params.yaml.before"
+    set_params([], task="tic_tac_toe")
+    assert not copy.exists(), "what was replaced is a preset's own"
+    set_params(["seed=7"])
+    own = (folder / "params.yaml").read_text()
+    set_params([], task="multiplication", dry_run=True)
+    assert not copy.exists()
+    capsys.readouterr()
+    set_params([], task="multiplication")
+    assert copy.read_text() == own
+    assert "params.yaml.before" in capsys.readouterr().out
+    set_params([], task="game_2048")
+    assert copy.read_text() == own, "a preset replaces no settings of one's own"
 
 
 def test_a_bad_assignment_leaves_the_task_as_it_was(folder: Path) -> None:
@@ -150,3 +194,11 @@ def test_a_dry_run_prints_what_would_be_and_writes_nothing(folder: Path) -> None
     assert (process.returncode, process.stdout) == (2, "")
     assert "rollout.attempts" in process.stderr
     assert files(folder) == before
+
+
+def test_a_folder_without_git_is_one_sentence_before_anything_starts(folder: Path) -> None:
+    """It ended in DVC's traceback, after Prefect and MLflow had started."""
+    process = run(python("flows.train"), folder, PYTHONPATH=os.fspath(ROOT))
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr.startswith(f"error: {folder} is no git repository (a ZIP download is none)")
+    assert not (folder / ".flywheel/mlflow.db").exists()

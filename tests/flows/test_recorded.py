@@ -60,7 +60,7 @@ def test_a_server_that_went_away_costs_no_result(
     """It used to end with Prefect's traceback, and without the lines on what was registered."""
     monkeypatch.setattr(recorded, "flow", fake_flow(nothing, after))
     lines: list[str] = []
-    assert recorded.result_of("train", lambda: "result", lines.append, end=0.05) == "result"
+    assert recorded.result_of("train", lambda: "result", lines.append, "second", end=0.05) == "result"
     assert lines == [f"Prefect has not recorded the end of this run ({reason}). The run itself is complete:"]
 
 
@@ -75,19 +75,32 @@ def test_a_server_that_went_away_does_not_hold_up_the_end_of_the_process(monkeyp
     assert ended == [3]
 
 
+def test_a_flow_run_has_the_runs_name_literally(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect takes a text for a template, and makes up a name where there is none."""
+    options: dict[str, Any] = {}
+
+    def flow(**given: Any) -> Callable[..., Any]:
+        options.update(given)
+        return lambda work: work
+
+    monkeypatch.setattr(recorded, "flow", flow)
+    assert recorded.result_of("train", lambda: 1, print, "toy {seed}") == 1
+    assert options["flow_run_name"]() == "toy {seed}"
+
+
 def test_an_error_of_the_work_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "flow", fake_flow(nothing, nothing))
     lines: list[str] = []
-    assert recorded.result_of("train", lambda: "result", lines.append, start=0.05) == "result"
+    assert recorded.result_of("train", lambda: "result", lines.append, "second", start=0.05) == "result"
     with pytest.raises(ConnectionError):
-        recorded.result_of("train", fail, lines.append)
+        recorded.result_of("train", fail, lines.append, "second")
     assert lines == []
 
 
 def test_a_server_that_does_not_begin_the_run_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "flow", fake_flow(hang, nothing))
     with pytest.raises(UserError, match="Prefect has not begun the run"):
-        recorded.result_of("train", lambda: 1, print, start=0.05)
+        recorded.result_of("train", lambda: 1, print, "second", start=0.05)
 
 
 def test_an_artifact_that_takes_too_long_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,21 +130,28 @@ def test_a_registry_that_is_away_at_the_end_costs_only_the_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stage has registered the adapter; asking for the number used to end the run without its summary."""
-    from flows import train
+    from flows.training import ending
     from flows.terminal.display import RunDisplay
 
     def away(*_: object) -> None:
         raise UserError("MLflow cannot be reached")
 
     result = {"success": 0.5, "ci95": [0.4, 0.6], "n": 30}
-    content = {"base": result, "trained": result | {"iteration": 2}, "registered": None, "wall_seconds": 1.0}
+    content = {
+        "base": result,
+        "trained": result | {"iteration": 2},
+        "registered": None,
+        "iterations": [{}],
+        "wall_seconds": 1.0,
+    }
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/receipt.json").write_text('{"registered": true, "name": "toy", "adapter_hash": "abc"}')
     monkeypatch.setattr("steps.registry.model.registered_version", away)
-    monkeypatch.setattr(train.report, "summary", lambda *_: content)
-    summary = train.write_summary("toy", 2, 2, 0.0, RunDisplay())
+    monkeypatch.setattr(ending.report, "summary", lambda *_: content)
+    monkeypatch.setattr(ending.health, "at_end", lambda *_: [])  # which reads the iterations' files
+    summary = ending.write_summary("toy", 2, 2, 0.0, RunDisplay())
     assert summary["registered"] == {"name": "toy", "version": None}
     lines: list[str] = []
-    train.print_end(lines.append, summary)
+    ending.print_end(lines.append, summary)
     assert "Registered iteration 2 in toy; `make mlflow` shows the version's number." in lines

@@ -52,7 +52,9 @@ def test_two_runs_at_a_time_have_worktrees_of_their_own_and_are_kept_under_refs(
         assert f"task: {task}" in written
         assert "iterations: 1" in written
     shown = ui.artifacts()
-    assert {"iterations", "progress", "trajectories", "learning-curve", "mlflow"} <= set(shown)
+    assert {"iterations", "progress", "trajectories", "learning-curve", "mlflow", "result"} <= set(shown)
+    assert "trained: test success " in shown["result"]["data"]
+    assert {entry["name"] for entry in runs} == {"nightly", "numbers"}
     assert len(json.loads(shown["iterations"]["data"])) == 2
     assert f"127.0.0.1:{ui.mlflow}/#/experiments/" in shown["mlflow"]["data"]
 

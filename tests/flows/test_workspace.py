@@ -79,6 +79,50 @@ def test_a_training_run_has_a_worktree_and_goes_on_in_it(project: Path) -> None:
         checkout.new(project, "lucky-owl", {"name": "../nightly"})
 
 
+def test_a_named_run_of_the_checkout_is_kept_without_touching_it(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "params.yaml").write_text("seed: 2\n")
+    (project / "chain.yaml").write_text("iterations: {}\n")
+    before = git(project, "status", "--porcelain"), git(project, "rev-parse", "HEAD")
+    workspace.keep_described(project, "second")
+    assert (git(project, "status", "--porcelain"), git(project, "rev-parse", "HEAD")) == before
+    assert git(project, "show", "refs/runs/second:params.yaml") == "seed: 2"
+    assert git(project, "rev-parse", "refs/runs/second^") == before[1]
+    assert checkout.source(project, "second").commit == git(project, "rev-parse", "refs/runs/second")
+    assert capsys.readouterr().out == ""
+    (project / ".gitignore").write_text("")
+    workspace.keep_described(project, "second")
+    assert git(project, "show", "refs/runs/second:.gitignore") == "/.flywheel/"
+    assert "without your uncommitted changes" in capsys.readouterr().out
+
+
+def test_a_run_is_found_by_its_name_in_mlflow(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as `email_search seed 2, 91e914`, which nobody chose and every page shows."""
+    asked: list[str] = []
+
+    class Client:
+        """Stands for MLflow's: knows one run."""
+
+        def search_experiments(self) -> list[SimpleNamespace]:
+            return [SimpleNamespace(experiment_id="1")]
+
+        def search_runs(self, _: list[str], query: str, max_results: int) -> list[SimpleNamespace]:
+            asked.append(query)
+            return [SimpleNamespace(info=SimpleNamespace(run_id="f" * 32))] if "seed 2" in query else []
+
+        def get_run(self, name: str) -> SimpleNamespace:
+            return SimpleNamespace(data=SimpleNamespace(tags={}), info=SimpleNamespace(run_id=name))
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow")
+    monkeypatch.setattr(store, "connect", lambda root: Client())
+    with pytest.raises(UserError, match=f"the MLflow run {'f' * 32} has no git commit"):
+        checkout.source(project, "toy seed 2, 91e914")
+    with pytest.raises(UserError, match="no run or revision 'toy seed 3'"):
+        checkout.source(project, "toy seed 3")
+    assert asked == [f"attributes.run_name = '{name}'" for name in ("toy seed 2, 91e914", "toy seed 3")]
+
+
 def test_a_judging_run_has_the_tree_of_the_judged_run_and_begins_anew(project: Path) -> None:
     (project / "params.yaml").write_text("seed: 2\n")
     workspace.keep(project, project, workspace.ref("kept"), ["params.yaml"])

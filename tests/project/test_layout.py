@@ -31,7 +31,7 @@ LEVELS = {
         "repro": 1,
         "terminal": 2,
         "deployment": 3,
-        **dict.fromkeys(("promotion", "serving"), 4),
+        **dict.fromkeys(("promotion", "serving", "training"), 4),
         **dict.fromkeys(FLOWS, 5),
     },
 }

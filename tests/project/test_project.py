@@ -373,6 +373,7 @@ def test_install_without_python_311_is_one_sentence(tree: Path) -> None:
     done = make(tree, "install", PYTHON="python-that-is-missing")
     assert done.returncode != 0
     assert done.stderr.startswith("Python 3.11 with venv is needed and 'python-that-is-missing' is not it: ")
+    assert "'uv python install 3.11', then 'make install PYTHON=$(uv python find 3.11)'" in done.stderr
     assert not (tree / ".venv").exists()
 
 
@@ -380,7 +381,50 @@ def test_help_lists_every_target(tree: Path) -> None:
     phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), flags=re.M)
     assert phony is not None
     listed = re.findall(r"^  make (\S+) +\S", make(tree).stdout, flags=re.M)
-    assert set(listed) == set(phony.group(1).split()) - {"dev", "environment"}
+    assert set(listed) == set(phony.group(1).split()) - {"dev", "environment", "ready"}
+
+
+def test_help_lists_the_tasks(tree: Path) -> None:
+    (tree / "environments").mkdir()
+    for name in ("base", "chess", "go", "_tools", "__init__"):
+        (tree / f"environments/{name}.py").touch()
+    assert "Tasks (make train TASK=name): chess go" in make(tree).stdout.splitlines()
+
+
+@pytest.mark.parametrize("target", ["train", "reproduce", "ui"])
+def test_a_zip_download_is_refused_before_anything_is_installed(tree: Path, target: str) -> None:
+    done = make(tree, target, PYTHON="python-that-is-missing")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("This folder is no git repository")
+    assert "git init && git add --all && git commit" in done.stderr
+
+
+def test_a_task_that_is_none_is_refused_before_anything_is_installed(tree: Path) -> None:
+    (tree / "environments").mkdir()
+    (tree / ".git").touch()
+    (tree / "environments/chess.py").touch()
+    done = make(tree, "train", "TASK=ches", PYTHON="python-that-is-missing")
+    assert done.stderr.startswith("There is no task ches. The tasks are chess; 'make new-task NAME=ches'")
+    for task in ("chess", "my_team.my_task", ""):
+        done = make(tree, "train", f"TASK={task}", PYTHON="python-that-is-missing")
+        assert done.stderr.startswith("Python 3.11 with venv is needed")
+
+
+def test_an_environment_behind_a_link_is_not_touched(tree: Path) -> None:
+    (tree / "elsewhere").mkdir()
+    (tree / "elsewhere/precious").touch()
+    (tree / ".venv").symlink_to("elsewhere")
+    done = make(tree, "install", PYTHON=sys.executable)
+    assert done.returncode != 0
+    assert done.stderr.startswith(".venv is a symbolic link to elsewhere, whose packages this would replace")
+    assert [path.name for path in (tree / "elsewhere").iterdir()] == ["precious"]
+
+
+def test_the_space_that_an_installation_takes_is_said_before_it(tree: Path) -> None:
+    plan = make(tree, "--dry-run", "environment").stdout
+    assert ".venv takes about 2.8 GB" in plan
+    assert plan.index(".venv takes about 2.8 GB") < plan.index("pip sync")
+    assert ".venv takes about 3.2 GB" in make(tree, "--dry-run", "environment", "DEV=1").stdout
 
 
 def test_prefect_reads_its_settings_from_pyproject() -> None:

@@ -409,8 +409,8 @@ def shown(project: Project, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]
 
 def logged(project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> dict[str, bytes]:
     """The log of a flow, its terminal, what Prefect's logger passes on, and the worker's log and answer."""
-    from flows import train
     from flows.terminal.display import RunDisplay
+    from flows.training import run as train
 
     everything = "\n".join(text(place) for place in TEXTS) + "\n" + environment()
     passed: list[str] = []

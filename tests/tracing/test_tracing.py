@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 
 from environments.base import Scenario
 from steps.core.errors import UserError
@@ -745,6 +746,7 @@ def test_eight_iterations_are_waited_for_two_seconds_each_at_most(
     client, experiment, run = store
     messages: list[str] = []
     keys.setattr(tracing, "SECONDS", patience)
+    keys.setattr(tracing, "LEAST", min(deliveries.LEAST, 20 * patience))
     with receiving(seconds=seconds) as host:
         keys.setenv("LANGFUSE_HOST", host.address)
         sender = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, messages.append)
@@ -761,6 +763,44 @@ def test_eight_iterations_are_waited_for_two_seconds_each_at_most(
     assert arrived == (seconds == 1.0)
     assert waited < (15 if arrived else NOBODY_WAITS)
     assert ["does not take traces" in line for line in messages] == ([] if arrived else [True, False])
+
+
+class LateSession:
+    """Stands for a session of requests: the server answers only after so many requests."""
+
+    def __init__(self, late: int) -> None:
+        self.late, self.asked, self.trust_env = late, 0, True
+
+    def post(self, *_: object, **__: object) -> SimpleNamespace:
+        self.asked += 1
+        if self.asked <= self.late:
+            raise requests.ReadTimeout("Read timed out.")
+        return SimpleNamespace(status_code=200)
+
+
+def test_a_server_that_answers_late_is_asked_again() -> None:
+    post = deliveries.Post("http://127.0.0.1/v1/traces", b"{}", {"Content-Type": "application/json"})
+    late = LateSession(deliveries.ATTEMPTS - 1)
+    deliveries.send_patiently(late, post)
+    assert late.asked == deliveries.ATTEMPTS
+    silent = LateSession(99)
+    with pytest.raises(requests.ReadTimeout):
+        deliveries.send_patiently(silent, post)
+    assert silent.asked == deliveries.ATTEMPTS
+
+
+def test_one_iteration_is_waited_for_as_long_as_a_busy_machine_takes(
+    finished: Path, store: tuple[Any, str, str], keys: pytest.MonkeyPatch
+) -> None:
+    """A second and a half was too short for a server that had just started, and twenty traces were lost."""
+    client, experiment, run = store
+    waits: list[float] = []
+    sender = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, print)
+    sender.mlflow.deliveries = SimpleNamespace(settle=lambda seconds: waits.append(seconds) or True)  # type: ignore
+    sender.sent = 1
+    sender.mlflow.send = lambda *_: None  # type: ignore[method-assign]
+    assert sender.finish("key", run, {}, {}, {}, (1.0, 2.0))
+    assert waits[0] > deliveries.LEAST - 1
 
 
 def test_what_goes_wrong_is_said_once_and_stops_nothing(finished: Path, store: tuple[Any, str, str]) -> None:

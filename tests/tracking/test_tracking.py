@@ -321,6 +321,20 @@ def test_going_on_later_finds_the_same_parent(project: Project) -> None:
     assert runs(tracker, parent=True)[0].info.status == "FINISHED", "its end was logged already"
 
 
+def test_a_run_has_the_name_that_it_was_given_and_says_where_it_was_started(project: Project) -> None:
+    tracker, _ = project.log("001", finish=False)
+    assert runs(tracker, parent=True)[0].info.run_name.startswith("toy seed")
+    origin = {"prefect_flow_run_id": "1", "prefect_flow_run_url": "http://prefect/1"}
+    again = MlflowTracker(project.root, print, "second", origin)
+    for number in ("001", "002"):
+        again.iteration(number)
+    [parent] = runs(again, parent=True)
+    assert parent.info.run_name == "second"
+    assert origin.items() <= parent.data.tags.items()
+    assert runs(again)[-1].info.run_name == "iteration 002 of second"
+    assert again.where().endswith("second")
+
+
 @pytest.mark.parametrize(
     ("problem", "status"),
     [
@@ -332,15 +346,15 @@ def test_going_on_later_finds_the_same_parent(project: Project) -> None:
 def test_a_flow_that_does_not_get_to_its_end_leaves_no_run_running(
     project: Project, monkeypatch: pytest.MonkeyPatch, problem: BaseException, status: str
 ) -> None:
-    from flows import train
     from flows.terminal.display import RunDisplay
+    from flows.training import run as train
     from steps.project import chain
 
     def fails(*_: object) -> None:
         raise problem
 
     tracker, _ = project.log("001", finish=False)
-    monkeypatch.setattr(train, "open_trackers", lambda _: (tracker, [tracker]))
+    monkeypatch.setattr(train, "open_trackers", lambda *_: (tracker, [tracker]))
     monkeypatch.setattr(chain, "write_chain", fails)
     with pytest.raises(type(problem)):
         train.train_here(RunDisplay())
@@ -541,8 +555,8 @@ def test_a_locked_store_is_a_sentence_without_sql(tmp_path: Path) -> None:
 
 
 def test_a_flow_s_tracker_outlasts_its_store(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows import train
     from flows.terminal.display import RunDisplay
+    from flows.training import run as train
 
     monkeypatch.chdir(project.root)
     mlflow, (first, *_) = train.open_trackers(RunDisplay())

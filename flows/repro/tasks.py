@@ -1,0 +1,43 @@
+"""The tasks by name: which ones there are, and a sentence about a name that is none of them. No task's module is run."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from pathlib import Path
+
+from steps.core.errors import UserError
+
+
+def tasks() -> list[str]:
+    """The tasks that come with the project."""
+    import environments
+
+    folder = Path(environments.__file__ or "").parent
+    return sorted(path.stem for path in folder.glob("[!_]*.py") if path.stem != "base")
+
+
+def check_task(name: str) -> None:
+    """UserError with the nearest name and all others where there is no such task."""
+    if "." in name:
+        if not is_importable(name):
+            raise UserError(
+                f"task: there is no module {name}: start the command in a folder, or set PYTHONPATH to one, from which it "
+                "can be imported"
+            )
+        return
+    names = tasks()
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        question = f"; did you mean {near[0]}?" if near else ":"
+        raise UserError(
+            f"task: there is no task {name}{question} The tasks are {', '.join(names)}; `make new-task NAME=…` makes another"
+        )
+
+
+def is_importable(module: str) -> bool:
+    """Whether a dotted module exists. The packages that it is in are imported, but not the module."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,88 @@
+"""What a person should hear while a run goes on: episodes that failed, and iterations that teach nothing, with the cause.
+
+It reads what the stages wrote, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from flows.terminal.report import RUN, read
+from steps.project.chain import iteration_name
+
+LONGEST = 300  # characters shown of an error
+
+CURES = {  # stop reason -> what helps
+    "length": "raise rollout.max_tokens, for turns are cut off",
+    "context": "raise policy.context, for episodes fill it",
+    "max_turns": "raise rollout.max_turns, or train a policy that comes to an end",
+}
+EQUAL = (
+    "the attempts at each scenario all earned the same reward, so that none is better than another. Take easier scenarios "
+    "or a policy that succeeds at times, give partial credit in the task's reward, or raise rollout.attempts"
+)
+
+
+def failures(folder: Path) -> str:
+    """How many episodes of a folder's trajectories failed, with the first error; empty where none did."""
+    errors = [error or "no message" for reason, error in stops(folder) if reason == "error"]
+    if not errors:
+        return ""
+    total = len(stops(folder))
+    first = " ".join("".join(letter if letter.isprintable() else " " for letter in errors[0]).split())
+    first = first if len(first) <= LONGEST else f"{first[:LONGEST]} …"
+    return f"{len(errors)} of {total} episodes failed ({100 * len(errors) / total:.0f} %); the first error: {first}"
+
+
+def stops(folder: Path) -> list[tuple[str, str | None]]:
+    """(stop reason, error) of each episode."""
+    from steps.core.parquet import read_columns
+
+    path = folder / "trajectories.parquet"
+    rows = read_columns(path, ["stop_reason", "error"]).to_pylist() if path.exists() else []
+    return [(row["stop_reason"], row["error"]) for row in rows]
+
+
+def teaches_nothing(iteration: int) -> bool:
+    """Whether no trajectory of the iteration's batch pushed the policy anywhere."""
+    return "gradient" not in read(RUN / iteration_name(iteration) / "fates.json").values()
+
+
+def warnings(iteration: int) -> list[str]:
+    """Lines about an iteration's batch and validation: what failed, and why nothing was learnt. Empty where all is well."""
+    folder = RUN / iteration_name(iteration)
+    lines = [] if iteration == 0 else [f"rollout: {text}" for text in [failures(folder)] if text]
+    lines += [f"validation: {text}" for text in [failures(folder / "evaluation")] if text]
+    if iteration and teaches_nothing(iteration):
+        lines.append(f"iteration {iteration} teaches nothing: {cause(folder)}")
+    return [f"Warning: {line}" for line in lines]
+
+
+def at_end(best: int, iterations: int) -> list[str]:
+    """Lines beside a run's result: whether anything was learnt at all, and how many test episodes failed."""
+    lines = []
+    if all(teaches_nothing(iteration) for iteration in range(1, iterations + 1)):
+        lines.append(
+            "Warning: no iteration taught anything, so this is no result of training; the lines above say why."
+        )
+    if failed := failures(RUN / iteration_name(best) / "test"):
+        lines.append(f"Warning: test of iteration {best}: {failed}")
+    return lines
+
+
+def cause(folder: Path) -> str:
+    """Why an iteration without a signal has none, and the setting to change."""
+    fates = Counter(read(folder / "fates.json").values())
+    reasons = Counter(reason for reason, _ in stops(folder))
+    total, cut = fates.total(), {reason: reasons[reason] for reason in CURES if reasons[reason]}
+    if reasons["error"] == total:
+        return f"all {total} episodes failed. `make check-task NAME=…` tests a task without a model"
+    if fates["quarantined"] == total:
+        return f"all {total} trajectories are quarantined, for the reasons in {folder / 'metrics.json'}"
+    if fates["unscored"] == total:
+        return f"no judge could score any of the {total} episodes, for the reasons in {folder / 'judgements.jsonl'}"
+    if sum(cut.values()) == total:
+        return f"all {total} episodes were truncated: {'; '.join(CURES[reason] for reason in cut)}"
+    counts = ", ".join(f"{number} {fate.replace('_', ' ')}" for fate, number in sorted(fates.items()))
+    return f"{EQUAL} (of {total} trajectories: {counts}; truncated: {sum(cut.values())})"

@@ -1,0 +1,74 @@
+"""The end of a training run: run/summary.json, the result in words, and commands to go on with."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flows.terminal import health, report
+from flows.terminal.display import RunDisplay
+from flows.terminal.report import RUN
+from steps.core.errors import UserError
+from steps.core.files import write_text
+from steps.project.chain import iteration_name
+
+NEXT = {  # commands to go on with, and what each is for
+    ".venv/bin/python -m steps.analytics.transcripts {test}": "read what the agent did",
+    "make view": "the same as pages, with every attempt, reward and chart",
+    "make mlflow": "compare iterations and runs, open the registry",
+    "make serve": "serve the champion, once there is one (python -m flows.promote)",
+    "make ui": "schedule and start runs from Prefect's pages",
+    "make reproduce": "what is stale? everything again with ARGS=--force: same bytes",
+}
+
+
+def write_summary(task: str, chosen: int, iterations: int, started: float, display: RunDisplay) -> dict[str, Any]:
+    """Write run/summary.json, and return its content. A registry that is away leaves the version's number open."""
+    from steps.registry.model import registered_version
+
+    receipt, version, is_away = report.read(RUN / "receipt.json"), None, False
+    if receipt["registered"]:
+        try:
+            version = registered_version(receipt["name"], receipt["adapter_hash"])
+        except UserError as problem:
+            is_away = True
+            display.say(f"The registry cannot be asked for the number of the version: {problem}")
+    summary = report.summary(task, chosen, iterations, version, time.monotonic() - started)
+    if is_away:
+        summary["registered"] = {"name": receipt["name"], "version": None}
+    write_text(RUN / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def result_lines(summary: dict[str, Any]) -> list[str]:
+    """The result of the tests, and what was registered."""
+    lines = []
+    for who in ("base", "trained"):
+        result, (low, high) = summary[who], summary[who]["ci95"]
+        sampled = "" if result.get("sampled_success") is None else f"; sampled {result['sampled_success']:.3f}"
+        lines.append(
+            f"{who:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {result['n']} scenarios{sampled}"
+        )
+    iteration = summary["trained"]["iteration"]
+    if (entry := summary["registered"]) and entry["version"] is None:
+        lines.append(f"Registered iteration {iteration} in {entry['name']}; `make mlflow` shows the version's number.")
+    elif entry:
+        lines.append(f"Registered iteration {iteration} as models:/{entry['name']}/{entry['version']}.")
+    else:
+        lines.append(f"Not registered: {report.read(RUN / 'receipt.json')['reason']}.")
+    return [*lines, *health.at_end(iteration, len(summary["iterations"]))]
+
+
+def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
+    """Print the result, and commands to go on with."""
+    say("")
+    for line in result_lines(summary):
+        say(line)
+    seconds = f"({summary['wall_seconds']:.0f} s)"
+    say(f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   {seconds}")
+    say("\nNext:")
+    test = f"run/{iteration_name(summary['trained']['iteration'])}/test"
+    for words, what in NEXT.items():
+        say(f"  {words.format(test=test):<62}{what}")

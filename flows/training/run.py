@@ -1,0 +1,225 @@
+"""A training run as a Prefect flow: iterations until validation no longer improves, the tests, and the registration.
+
+Each task runs one stage of dvc.yaml through DVC, which skips what is up to date. Training stops early when validation has
+not improved for `train.patience` iterations; the best iteration, not the last, is registered. `deployed` is the flow of the
+deployment; flows/train.py starts the same by hand, and imports this only when all that could be refused is checked.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import TerminationSignal
+
+from flows.deployment import pages, workspace
+from flows.deployment.settings import TrainSettings
+from flows.repro import folder_lock
+from flows.repro.parameters import set_params
+from flows.repro.pipeline import Pipeline
+from flows.terminal import health, report
+from flows.terminal.command import LOG, explained, prepare
+from flows.terminal.display import RunDisplay
+from flows.terminal.report import RUN, Point
+from flows.training.ending import result_lines, write_summary
+from steps.core.errors import UserError, causes
+from steps.core.masking import masked
+from steps.core.records import OUTPUTS
+from steps.project import chain
+from steps.project.chain import iteration_name
+from steps.runner import handover
+from steps.tracking import system_metrics
+
+if TYPE_CHECKING:
+    from prefect.futures import PrefectFuture
+
+    from steps.core.params import Params
+    from steps.tracking.lasting import LastingMlflow
+    from steps.tracking.system_metrics import Sample
+    from steps.tracking.tracker import Tracker
+
+
+@task(task_run_name="{stage}", cache_policy=NO_CACHE)
+def run_stage(stage: str, pipeline: Pipeline, display: RunDisplay) -> bool:
+    """Run one stage of dvc.yaml if it is stale: whether it ran."""
+    display.begin(stage)
+    return pipeline.reproduce(stage)
+
+
+@task(task_run_name="track {iteration}", cache_policy=NO_CACHE)
+def track(trackers: list[Tracker], iteration: str, overhead: float, system: list[Sample], display: RunDisplay) -> None:
+    """Log an iteration to MLflow, to Weights & Biases where that is on, and to the ledger."""
+    for tracker in trackers:
+        tracker.iteration(iteration, overhead, system)
+    index(["000", iteration] if iteration == "001" else [iteration], display)
+
+
+def index(iterations: list[str], display: RunDisplay) -> None:
+    """Add iterations to the ledger's lineage. An unreachable ledger stops no run: `make ledger` adds them later."""
+    from steps.lineage import index as lineage_index
+    from steps.project.ledger import Ledger
+
+    try:
+        with Ledger(patience=5) as ledger:
+            lineage_index.index(Path.cwd(), ledger, iterations)
+    except UserError as problem:
+        display.say(f"The ledger was not written: {problem}; `make ledger` does it later.")
+
+
+def open_trackers(display: RunDisplay, name: str = "") -> tuple[LastingMlflow, list[Tracker]]:
+    """MLflow's tracker, and all trackers: MLflow's first, whose metrics Weights & Biases gets. `name` is the run's."""
+    from steps.tracking import lasting, tracker, wandb
+
+    display.begin("opening MLflow's store")
+    log = partial(log_message, display)
+    mlflow = lasting.LastingMlflow(tracker.MlflowTracker(Path.cwd(), log, name, pages.origin()), log)
+    weights_and_biases = wandb.start(Path.cwd(), mlflow.params, mlflow.metrics, log)
+    return mlflow, [mlflow, weights_and_biases] if weights_and_biases else [mlflow]
+
+
+def log_message(display: RunDisplay, text: str) -> None:
+    """Show a line of tracking, such as that a host does not take traces, in the log and on the terminal."""
+    line = f"tracking: {masked(text)}"
+    print(line, flush=True)
+    display.say(line)
+
+
+@flow(name="train", log_prints=False)
+def deployed(settings: TrainSettings) -> dict[str, Any]:
+    """Train in the worktree that the deployment's pull step made, when this machine has room for another run."""
+    from prefect import get_run_logger
+    from prefect.concurrency.sync import concurrency
+
+    prepare()
+    display = RunDisplay()
+    place = concurrency(workspace.LIMIT, occupy=1, strict=True)
+    with (
+        place,
+        workspace.workspace() as folder,
+        folder_lock.held(folder, f"deployed run {folder.name}"),
+        display.shown(LOG, get_run_logger()),
+    ):
+        try:
+            set_params(settings.assignments(), task=settings.chosen)
+            pages.rename(folder.name)
+            summary = train_here(display, folder.name)
+            for line in result_lines(summary):
+                display.say(line)
+            return summary
+        except Exception as problem:  # the run's page shows the sentence that the command would print
+            raise UserError(explained(problem)[0]) from problem
+        finally:
+            handover.stop_workers(Path.cwd())
+
+
+def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
+    """Train in the current folder, the project's or a worktree, by its params.yaml; the content of run/summary.json.
+
+    With a name, MLflow's run has it. However it ends, its run in MLflow does not stay RUNNING.
+    """
+    started = time.monotonic()
+    mlflow, trackers = open_trackers(display, name)
+    try:
+        return _train(mlflow, trackers, display, started)
+    except BaseException as problem:
+        signals = (KeyboardInterrupt, TerminationSignal)  # the second is what Prefect makes of SIGTERM
+        interrupted = any(isinstance(link, signals) for link in causes(problem))
+        for tracker in trackers:
+            tracker.finish("KILLED" if interrupted else "FAILED")
+        if interrupted and isinstance(problem, Exception):  # by whatever Ctrl-C met: Prefect must see it as what it is
+            raise KeyboardInterrupt from problem
+        raise
+
+
+def _train(mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, started: float) -> dict[str, Any]:
+    params = mlflow.params
+    chain.write_chain(1, 1)
+    run = partial(run_stage, pipeline=Pipeline(Path.cwd()), display=display)
+    run("scenarios")
+    run("initialise")
+    run(f"evaluate@{chain.BASE}")
+    curve = [report.point(0)]
+    display.row(curve[0], None, None)
+    warn(0, display)
+    gc.freeze()  # a full collection of all objects that imports made takes 0.15 s
+    tracked = None  # the previous iteration, which is tracked while the next one samples
+    with system_metrics.sampled() as drain:
+        for iteration in range(1, params.train.iterations + 1):
+            chain.write_chain(iteration, best(curve).iteration or iteration)
+            display.begin_iteration(iteration, params.train.iterations)
+            tracked = iterate(iteration, curve, trackers, tracked, drain, params.train.iterations, run, display)
+            if iteration - best(curve).iteration >= params.train.patience:
+                display.say(f"Validation has not improved for {params.train.patience} iterations: training ends here.")
+                break
+    display.end_iterations()
+    if tracked is not None:
+        tracked.result()
+    chosen = best(curve).iteration
+    chain.write_chain(len(curve) - 1, chosen)
+    for stage in ("test@base", "test@best"):
+        run(stage)
+    registered = run("register")
+    report.draw(curve, chosen, RUN / "learning_curve.png")
+    for tracker in trackers:
+        tracker.finish()
+    mlflow.log_artifact(RUN / "learning_curve.png")
+    index([chain.BASE, iteration_name(chosen)], display)
+    pages.end(RUN / "learning_curve.png", mlflow.where())
+    summary = write_summary(params.task, chosen, len(curve) - 1, started, display)
+    pages.result(result_lines(summary))
+    if registered and summary["registered"] and summary["registered"]["version"]:
+        pages.challenger(**summary["registered"])
+    return summary
+
+
+def iterate(
+    iteration: int,
+    curve: list[Point],
+    trackers: list[Tracker],
+    tracked: PrefectFuture[None] | None,
+    drain: Callable[[], list[Sample]],
+    iterations: int,
+    run: Callable[[str], bool],
+    display: RunDisplay,
+) -> PrefectFuture[None]:
+    """Run one iteration and append its point to the curve. Tracking goes on beside the next one: the future waits for it."""
+    started = time.monotonic()
+    ran = {stage: run(f"{stage}@{iteration_name(iteration)}") for stage in OUTPUTS}
+    curve.append(report.point(iteration))
+    seconds = report.seconds(iteration)
+    now = sum(spent for stage, spent in seconds.items() if ran[stage])  # after an interrupt, some had run before
+    if tracked is not None:
+        tracked.result()
+    overhead = time.monotonic() - started - now
+    future = track.submit(trackers, iteration_name(iteration), overhead, drain(), display)
+    if any(ran.values()):
+        report.keep_overhead(iteration, time.monotonic() - started - now)
+    row = report.iteration_row(iteration)
+    pages.iteration(curve, row, iterations)
+    display.row(curve[-1], row["reward"], sum(seconds.values()) + (row["overhead_seconds"] or 0))
+    warn(iteration, display)
+    return future
+
+
+def warn(iteration: int, display: RunDisplay) -> None:
+    """Say what failed in an iteration, and why it taught nothing, where that is so."""
+    for line in health.warnings(iteration):
+        display.say(line)
+
+
+def best(curve: list[Point]) -> Point:
+    """The iteration with the highest validation success, then reward, then the earliest. The base only before the first."""
+    return max(curve[1:] or curve[:1], key=lambda point: (point.success, point.reward, -point.iteration))
+
+
+def title(params: Params, name: str) -> str:
+    """The name of Prefect's flow run: the run's own, or what MLflow's run begins with."""
+    from steps.tracking import tracker
+
+    return name or str(masked(tracker.title(params)))

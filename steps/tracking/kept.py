@@ -1,0 +1,56 @@
+"""Finds the files of a run that was kept under its name: in its worktree, or in one that is made of refs/runs/<name>.
+
+The data come from DVC's cache. How long stages took is not in it, so that a run logged from there has no seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from steps.core.errors import UserError
+from steps.project import store
+from steps.project.git import git
+
+WORKTREES = Path(".flywheel/worktrees")
+
+
+@contextlib.contextmanager
+def kept_run(root: Path, name: str) -> Iterator[Path]:
+    """Inside, the folder of the run, with the project's own MLflow store. UserError where no run has the name."""
+    root = root.resolve()
+    path = root / WORKTREES / name
+    is_there = name != ".." and path.parent == root / WORKTREES and path.is_dir()
+    if not is_there:
+        try:
+            commit = git(root, "rev-parse", "--verify", "--quiet", f"refs/runs/{name}^{{commit}}")
+        except UserError:
+            names = git(root, "for-each-ref", "--format=%(refname:lstrip=2)", "--sort=-committerdate", "refs/runs")
+            latest = ", ".join(names.split()[:5]) or "none"
+            raise UserError(f"there is no run {name!r} in {root}; the latest runs: {latest}") from None
+        path = root / WORKTREES / f"tracking-{os.getpid()}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        git(root, "worktree", "add", "--quiet", "--detach", os.fspath(path), commit)
+    try:
+        if not is_there:
+            check_out(root, path)
+        with store.variables(MLFLOW_TRACKING_URI=store.address(root)):
+            yield path
+    finally:
+        if not is_there:
+            git(root, "worktree", "remove", "--force", os.fspath(path))
+
+
+def check_out(root: Path, path: Path) -> None:
+    """Bring the run's data from the project's DVC cache. UserError where the cache lacks some of them."""
+    (path / ".dvc" / "config.local").write_text(f"[cache]\n    dir = {root / '.dvc' / 'cache'}\n")
+    words = [sys.executable, "-m", "dvc", "checkout", "--force", "--quiet"]
+    process = subprocess.run(words, cwd=path, env=os.environ | {"DVC_NO_ANALYTICS": "1"})
+    if process.returncode:
+        raise UserError(
+            "DVC's cache does not hold all of the run: fetch the rest first (`dvc fetch`), see the lines above"
+        )

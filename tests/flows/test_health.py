@@ -1,0 +1,97 @@
+"""What a run says of episodes that failed and of iterations that teach nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from environments.base import Scenario
+from flows.terminal import health
+from flows.terminal.display import RunDisplay
+from flows.training import run as train
+from steps.core.records import write_records
+from tests.support.judged import attempt, words
+
+SCENARIO = Scenario.make("t", "train", [], {})
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "run/001"
+
+
+def episodes(folder: Path, *stops: str, error: str = "ValueError: no mail\x1b[31m\nhere") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    batch = [
+        attempt(SCENARIO, place, words("x"), stop=stop, error=error if stop == "error" else None)
+        for place, stop in enumerate(stops)
+    ]
+    write_records(batch, folder / "trajectories.parquet")
+
+
+def fates(folder: Path, *kinds: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "fates.json").write_text(json.dumps({str(place): kind for place, kind in enumerate(kinds)}))
+
+
+def test_a_sound_iteration_gives_no_warning(folder: Path) -> None:
+    episodes(folder, "done", "max_turns")
+    fates(folder, "gradient", "gradient")
+    assert health.warnings(1) == []
+    assert health.at_end(1, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("stops", "kinds", "reason"),
+    [
+        (["length"] * 4, ["zero_variance"] * 4, "all 4 episodes were truncated: raise rollout.max_tokens"),
+        (["length", "context"], ["truncated"] * 2, "max_tokens, for turns are cut off; raise policy.context"),
+        (["max_turns"] * 2, ["zero_variance"] * 2, "all 2 episodes were truncated: raise rollout.max_turns"),
+        (["error"] * 4, ["quarantined"] * 4, "all 4 episodes failed. `make check-task NAME=…`"),
+        (
+            ["done"] * 4,
+            ["quarantined"] * 4,
+            "all 4 trajectories are quarantined, for the reasons in run/001/metrics.json",
+        ),
+        (
+            ["done"] * 4,
+            ["unscored"] * 4,
+            "no judge could score any of the 4 episodes, for the reasons in run/001/judgem",
+        ),
+        (["done", "length"], ["zero_variance"] * 2, "all earned the same reward.*2 zero variance; truncated: 1"),
+        (["done"] * 2, ["at_mean", "unscored"], "1 at mean, 1 unscored"),
+    ],
+)
+def test_an_iteration_that_teaches_nothing_says_why(
+    folder: Path, stops: list[str], kinds: list[str], reason: str
+) -> None:
+    episodes(folder, *stops)
+    fates(folder, *kinds)
+    line = health.warnings(1)[-1]
+    assert line.startswith("Warning: iteration 1 teaches nothing: ")
+    assert re.search(reason, line), line
+    assert health.at_end(1, 1)[0].startswith("Warning: no iteration taught anything")
+
+
+def test_failed_episodes_are_shown_with_the_first_error(
+    folder: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Where output is piped, they were in no line at all."""
+    episodes(folder, "done", "error", "error", "done")
+    episodes(folder / "evaluation", "error", "done", "done", "done", error="KeyError: " + "k" * 999)
+    episodes(folder / "test", "error", "done")
+    fates(folder, "gradient", "quarantined", "quarantined", "gradient")
+    display = RunDisplay()
+    with display.shown(tmp_path / "log"):
+        train.warn(1, display)
+    rollout, validation = capfd.readouterr().out.splitlines()
+    assert rollout == "Warning: rollout: 2 of 4 episodes failed (50 %); the first error: ValueError: no mail [31m here"
+    assert validation.startswith("Warning: validation: 1 of 4 episodes failed (25 %); the first error: KeyError: kkk")
+    assert len(validation) < 400
+    assert health.at_end(1, 1) == [
+        "Warning: test of iteration 1: 1 of 2 episodes failed (50 %); the first error: ValueError: no mail [31m here"
+    ]
