@@ -130,8 +130,8 @@ def test_a_registry_that_is_away_at_the_end_costs_only_the_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stage has registered the adapter; asking for the number used to end the run without its summary."""
-    from flows.training import ending
     from flows.terminal.display import RunDisplay
+    from flows.training import ending
 
     def away(*_: object) -> None:
         raise UserError("MLflow cannot be reached")
