@@ -26,6 +26,7 @@ from steps.core.masking import masked
 from steps.core.params import Params, load
 from steps.core.progress import say
 from steps.core.records import OUTPUTS
+from steps.core.yaml_text import read_mapping
 from steps.project import git, store
 from steps.project.chain import read_chain
 from steps.project.lock import Lock, digest, read_lock, run_key, unfit
@@ -309,8 +310,7 @@ def public(text: str) -> str:
     """A YAML file without secrets: unchanged where it holds none, else written anew with masked values."""
     import yaml
 
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    content = yaml.load(text, loader)
+    content = read_mapping(text, "a file of this run")
     safe = masked(content)
     return masked(text if safe == content else yaml.safe_dump(safe, sort_keys=False, allow_unicode=True))
 
