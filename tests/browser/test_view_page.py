@@ -200,7 +200,7 @@ def test_tokens_show_their_probability(large: Site, page: Page) -> None:
     legend = page.locator(".legend .t").evaluate_all("all => all.map(it => getComputedStyle(it).backgroundColor)")
     assert set(colours) <= set(legend)
     tokens.nth(3).hover()
-    assert page.inner_text("#about") == "-1.5000 nats = 22.31% · token 303"
+    assert page.inner_text("#about") == "log probability -1.5000 = 22.31% · token 303"
     page.mouse.move(5, 5)
     assert page.is_hidden("#about")
     shot(page, "view_group")
