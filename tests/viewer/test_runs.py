@@ -342,7 +342,9 @@ def test_a_state_folder_that_cannot_be_written_is_a_page_that_says_so(own: Path)
     with browse(own / "run") as client:
         answer = client.get("/?run=nightly")
         assert answer.status_code == 503
-        assert ".flywheel/view cannot be used (Not a directory): a file stands where a folder should be" in str(Text(answer.text))
+        assert ".flywheel/view cannot be used (Not a directory): a file stands where a folder should be" in str(
+            Text(answer.text)
+        )
 
 
 def test_the_latest_few_stay_in_memory(team: Path) -> None:
