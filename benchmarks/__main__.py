@@ -27,7 +27,17 @@ from benchmarks._common import BENCHMARKS, ROOT, announcement, duration, line, s
 
 FOLDER = ROOT / ".flywheel" / "bench"
 GRACE = 60.0  # seconds in which a benchmark that is stopped may end its own processes
-BESIDE = ("benchmark", "name", "host", "ratio", "load", "load_before", "quick", "second")  # not among a row's numbers
+BESIDE = (
+    "benchmark",
+    "name",
+    "host",
+    "ratio",
+    "load",
+    "load_before",
+    "quick",
+    "second",
+    "measured",
+)  # not among a row's numbers
 HEADINGS = ("benchmark", "row", "ratio", "which is", "also measured", "load", "after, s")
 HEADING = (line(HEADINGS), line(["---"] * len(HEADINGS)))
 
@@ -86,7 +96,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [
         row["benchmark"],
         label,
-        text(row.get("ratio")),
+        text(row.get("ratio")) + ("" if row.get("measured", True) else " (not measured)"),
         benchmark.ratio if benchmark else "",
         ", ".join(f"{name} {text(value)}" for name, value in numbers.items()),
         text(row.get("load")),

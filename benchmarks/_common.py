@@ -2,7 +2,10 @@
 
 A row is a dictionary of what was measured: `name`, `ratio`, and numbers of the benchmark's own. Every row also gets
 `load_before`, the load average of the last minute when the benchmark began, and `load`, the same when the row was measured
-(the benchmark's own work is in it); both in processes. Rows of --quick carry `quick: true`: README quotes the full forms.
+(the benchmark's own work is in it); both in processes. `others` is how many cores other programs kept at work since the row
+before. Above `SHARED` cores the row has `measured: false` and the `reason`, and its ratio is printed as not measured: it
+says nothing of the project, because the machine was not the benchmark's own. Rows of --quick carry `quick: true`: README
+quotes the full forms.
 
 Rows go to standard output, one JSON object per line with --json and a Markdown table without, whose headings are the names
 of the numbers. Everything else, such as the expected duration, goes to standard error.
@@ -60,6 +63,7 @@ BENCHMARKS = {
 }
 REFERENCE = 6000.0  # rounds of `slowness` per second of a core there (6,181 were measured)
 CORES = 2
+SHARED = 0.25  # cores at work for other programs, above which nothing counts as measured
 
 
 def tell(text: str) -> None:
@@ -109,6 +113,46 @@ def command(main: Callable[[], None]) -> NoReturn:
     raise SystemExit(0)
 
 
+class Work(NamedTuple):
+    """How much the cores that this process may use have worked, by Linux's own count, and the time of the count; seconds."""
+
+    clock: float
+    all: float  # by every program, and by neighbours on the same hardware ("steal")
+    own: float  # by this process's group and descendants, and what has ended among them
+
+    @classmethod
+    def now(cls) -> Work:
+        allowed = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+        # user, nice, system, -, -, irq, softirq, steal
+        ticks = sum(int(words[place]) for words in lines if words[0] in allowed for place in (1, 2, 3, 6, 7, 8))
+        processes = {}  # by id: its parent, its group, its ticks
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                fields = path.read_text().rpartition(")")[2].split()
+                processes[int(path.parent.name)] = int(fields[1]), int(fields[2]), sum(map(int, fields[11:15]))
+        ours = {number for number, (_, group, _) in processes.items() if group == os.getpgrp()}
+        while more := {number for number, (parent, _, _) in processes.items() if parent in ours} - ours:
+            ours |= more  # such as a warm worker, which has a group of its own
+        own = sum(processes[number][2] for number in ours)
+        second = os.sysconf("SC_CLK_TCK")
+        return cls(time.monotonic(), ticks / second, own / second)
+
+    def others(self, since: Work) -> float:
+        """How many cores were at work for other programs since then, on average."""
+        return max(0.0, (self.all - since.all) - (self.own - since.own)) / max(self.clock - since.clock, 1.0)
+
+
+def verdict(others: float) -> dict[str, Any]:
+    """Whether a row counts as measured where other programs kept this many cores at work, and why not."""
+    shown: dict[str, Any] = {"others": round(others, 2), "measured": others <= SHARED}
+    if not shown["measured"]:
+        shown["reason"] = (
+            f"other programs kept {others:.2f} cores at work ({SHARED} are allowed): repeat it on an idle machine"
+        )
+    return shown
+
+
 class Rows:
     """Prints rows as they are measured: in a table with a heading before each row whose names differ from the last one's."""
 
@@ -116,11 +160,16 @@ class Rows:
         self.as_json, self.quick = as_json, quick
         self.load_before = round(os.getloadavg()[0], 2)
         self.headings: list[str] = []
+        self.since = Work.now()
 
     def add(self, row: Mapping[str, Any], **texts: str) -> None:
         """Print a row; `texts` replace values in the table, which leaves other mappings and lists out."""
         load = {"load_before": self.load_before, "load": round(os.getloadavg()[0], 2)}
-        row = {**row, **({"quick": True} if self.quick else {}), **load}
+        until = Work.now()
+        row = {**row, **({"quick": True} if self.quick else {}), **load, **verdict(until.others(self.since))}
+        self.since = until
+        if not row["measured"] and "ratio" in row:
+            texts = {"ratio": f"{text(row['ratio'])} (not measured)"} | texts
         if self.as_json:
             print(json.dumps(row), flush=True)
             return

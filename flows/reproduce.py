@@ -20,10 +20,11 @@ from typing import Any
 from flows.deployment import workspace
 from flows.deployment.checkout import have, restore, source
 from flows.deployment.workspace import dvc
-from steps.core import dotenv
+from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
 from steps.project import lock
+from steps.project.chain import read_chain
 from steps.project.git import git
 
 
@@ -48,6 +49,8 @@ def reproduce(root: Path, name: str, kept: bool = False, remove: bool = True) ->
         before = outputs(path)
         if not before:
             raise UserError(f"the dvc.lock of {name} has no outputs: it ran no stage")
+        params.load(path / "params.yaml", params.Params)  # DVC writes names of these two into the stages' commands
+        read_chain(path)
         with workspace.here(root, path):
             if not kept:
                 dvc(path, "repro", "--force", "--no-run-cache")

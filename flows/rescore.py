@@ -125,7 +125,7 @@ def write_settings(source: Path, assignments: Sequence[str], rubric: Path | None
         raise UserError(f"{label!r} cannot be the name of a folder: letters, digits, dots, dashes and underscores")
     if not source.is_file():
         raise UserError(f"{source} does not exist: run from the project's root, or name a file with --params")
-    changed_text = changed(source.read_text(encoding="utf-8"), source, list(assignments))
+    changed_text = changed(params.read_text(source), source, list(assignments))
     settings = params.parse(changed_text, source, params.Params)
     if params.load("params.yaml", params.Params).task != settings.task:
         raise UserError(f"{source} is of another task than params.yaml, which run/ was made with")

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from steps.core.errors import UserError
+from steps.core.errors import UserError, explain
 from steps.core.terminal import served
 from viewer.pages import PAGES, Pages
 from viewer.runs import Runs
@@ -53,6 +53,8 @@ def application(run: Path) -> Starlette:
 
     def problem(request: Request, error: Exception) -> Response:
         text, code = (error.detail, error.status_code) if isinstance(error, HTTPException) else (str(error), 400)
+        if isinstance(error, OSError) and not isinstance(error, UserError):  # such as a .flywheel/ that is read-only
+            text, code = explain(error)[0].strip().splitlines()[-1], 503
         return pages.html("problem.html", request, None, code, problem=text)
 
     return Starlette(
@@ -68,7 +70,7 @@ def application(run: Path) -> Starlette:
             Middleware(BaseHTTPMiddleware, dispatch=guarded),
             Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"], www_redirect=False),
         ],
-        exception_handlers={UserError: problem, HTTPException: problem},
+        exception_handlers={UserError: problem, HTTPException: problem, OSError: problem},
     )
 
 

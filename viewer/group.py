@@ -10,13 +10,16 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steps.core.parquet import read_columns
+from steps.core.parquet import read_columns, unreadable
+from steps.core.yaml_text import read_mapping
 from viewer.index import AttemptGroup, AttemptSummary, Index, TrajectoryFile, line, stamp
+from viewer.runs import LONGEST
 
 # Lower ends of the probability bands, each with its own colour and legend.
 LIKELY = (
@@ -97,14 +100,25 @@ def full(index: Index, group: AttemptGroup) -> list[FullAttempt]:
         if attempt.id in rows:
             reward = rewards.get(attempt.id, {})
             own = rows[attempt.id]["turns"] or ()
-            shown, logprobs = turns(own, words)
+            with damage_named(batch.trajectories):
+                shown, logprobs = turns(own, words)
             duplicate_of = first.setdefault(tuple(tuple(turn["completion_ids"] or ()) for turn in own), attempt.number)
-            about = (reward.get("name", ""), *components(reward))
+            with damage_named(batch.rewards):
+                about = (reward.get("name", ""), *components(reward))
             to_mean = None if attempt.reward is None or len(group.attempts) == 1 else attempt.reward - mean
             logprob = sum(logprobs) / len(logprobs) if logprobs else None
             duplicate = duplicate_of if duplicate_of != attempt.number else None
             attempts.append(FullAttempt(attempt, shown, *about, to_mean, logprob, duplicate))
     return attempts
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """UserError names the file where its content is not what this project writes, such as JSON with a flipped bit."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError) as problem:
+        raise unreadable(path, f"{type(problem).__name__}: {problem}") from None
 
 
 def records(path: Path, column: str, value: str) -> list[dict[str, Any]]:
@@ -183,8 +197,10 @@ def asked(run: Path, scenario: str) -> dict[str, list[Any]]:
     """The scenario from run/scenarios: "messages", and "hidden" data as (name, JSON). Empty if no file holds it."""
     for path in sorted((run / "scenarios").glob("*.parquet")):
         for row in records(path, "id", scenario):
-            hidden = [(name, value(inside)) for name, inside in json.loads(row["data"]).items()]
-            return {"messages": [shown_message(message) for message in json.loads(row["messages"])], "hidden": hidden}
+            with damage_named(path):
+                hidden = [(name, value(inside)) for name, inside in json.loads(row["data"]).items()]
+                messages = [shown_message(message) for message in json.loads(row["messages"])]
+                return {"messages": messages, "hidden": hidden}
     return {"messages": [], "hidden": []}
 
 
@@ -196,7 +212,7 @@ def opinion(batch: TrajectoryFile, scenario: str) -> dict[str, Any] | None:
     path = batch.folder / "judgements.jsonl"
     if not path.is_file():
         return None
-    with path.open(encoding="utf-8") as entries:
+    with damage_named(path), path.open(encoding="utf-8") as entries:
         for entry in entries:
             if scenario in entry and (judgement := json.loads(entry)).get("scenario_id") == scenario:
                 orders = len(judgement.get("orders", ()))
@@ -211,7 +227,7 @@ def tokens(ids: Sequence[int], logprobs: Sequence[float], words: Any) -> list[To
     for before, number, logprob in zip([None, *ids], ids, every, strict=False):
         about, likely = "no logprob was kept", None
         if logprob is not None:
-            about, likely = f"{logprob:.4f} nats = {math.exp(min(logprob, 0.0)):.2%}", band(logprob)
+            about, likely = f"log probability {logprob:.4f} = {math.exp(min(logprob, 0.0)):.2%}", band(logprob)
         shown.append(Token(piece(before, number, words), likely, f"{about} · token {number}"))
     return shown
 
@@ -251,14 +267,13 @@ def base_model(run: Path, batch: TrajectoryFile) -> tuple[str, str | None]:
     for folder in (run / batch.iteration, run / "000"):
         config = folder / "adapter" / "adapter_config.json"
         if config.is_file():
-            settings = json.loads(config.read_text())
-            return str(settings.get("base_model_name_or_path") or ""), settings.get("revision")
+            settings = read_mapping(config.read_bytes(), config)  # JSON is YAML
+            return str(settings.get("base_model_name_or_path") or "")[:LONGEST], settings.get("revision")
     params = run.resolve().parent / "params.yaml"
     if params.is_file():
-        import yaml
-
-        policy = (yaml.safe_load(params.read_text()) or {}).get("policy") or {}
-        return str(policy.get("base_model") or ""), policy.get("revision")
+        policy = read_mapping(params.read_bytes(), params).get("policy") or {}
+        if isinstance(policy, dict):
+            return str(policy.get("base_model") or "")[:LONGEST], policy.get("revision")
     return "", None
 
 

@@ -183,7 +183,7 @@ class Index:
         folders = {}
         with suppress(FileNotFoundError, NotADirectoryError):  # the run does not exist yet or is being removed
             for path in self.run.iterdir():
-                if path.name.isdigit():
+                if path.name.isascii() and path.name.isdigit():  # isdigit alone takes ², which is no number
                     if (path / "trajectories.parquet").is_file():
                         folders[f"{path.name}/rollout"] = path
                     for inside in path.glob("*/trajectories.parquet"):

@@ -125,7 +125,7 @@ class Pages:
             fulls=full(index, group),
             opinion=opinion(index.batches[group.batch], group.scenario),
             elsewhere=[key for key in elsewhere if key != group.batch],
-            chosen=int(chosen) if chosen.isdecimal() else None,
+            chosen=next((attempt.number for attempt in group.attempts if str(attempt.number) == chosen), None),
             shown=shown_tokens(parameters),
             **neighbours(index, query, group, state(request)),
         )
@@ -325,6 +325,6 @@ FILTERS: dict[str, Callable[[Any], Any]] = {
     "signed": lambda value: f"{value:+.3f}",
     "share": lambda value: "–" if value is None else f"{value:.0%}",
     "short": lambda value: f"{value:,.1f}".removesuffix(".0"),
-    "nats": lambda value: f"{value:.3f} nats",
+    "logprob": lambda value: f"log probability {value:.3f}",
     "breaks": breaks,
 }

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from steps.core.errors import UserError
+from steps.core.yaml_text import read_mapping
 from viewer.index import Index
 
 HERE = "."  # the name of the folder's own run; no other name begins with a dot
@@ -28,6 +29,7 @@ WORKTREES = Path(".flywheel/worktrees")  # as in flows/deployment/workspace.py, 
 LAID_OUT = Path(".flywheel/view")
 CACHE = Path(".dvc/cache/files/md5")  # the cache of all runs, see flows/deployment/workspace.py
 OPEN = 4  # indexes in memory
+LONGEST = 500  # characters of a model's name
 
 
 class RunChoice(NamedTuple):
@@ -157,8 +159,10 @@ def describe(root: Path, commit: str, folder: Path) -> None:
     folder.mkdir()
     for name in ("params.yaml", "chain.yaml"):
         (folder / name).write_text(git(root, "show", f"{commit}:{name}"))
-    policy = (parsed(root, commit, "params.yaml") or {}).get("policy") or {}
-    tokenizer = f"{policy.get('base_model')}/tokenizer.json"
+    policy = parsed(root, commit, "params.yaml").get("policy") or {}
+    if not isinstance(policy, dict):
+        raise foreign("params.yaml", commit)
+    tokenizer = f"{str(policy.get('base_model'))[:LONGEST]}/tokenizer.json"
     if inside(tokenizer) and (text := git(root, "show", f"{commit}:{tokenizer}")):
         (folder / tokenizer).parent.mkdir(parents=True, exist_ok=True)
         (folder / tokenizer).write_text(text)
@@ -174,14 +178,16 @@ def files(root: Path, commit: str) -> Iterator[tuple[str, Path | None]]:
             continue
         try:
             listed = json.loads(place(cache, md5).read_bytes())
+            entries = [(f"{path}/{entry['relpath']}", str(entry["md5"])) for entry in listed]
         except FileNotFoundError:
             yield path, None
             continue
-        for entry in listed:
-            file = f"{path}/{entry['relpath']}"
+        except (ValueError, TypeError, KeyError):  # no JSON, or another one than DVC writes
+            raise foreign(f"the list of {path} in DVC's cache", commit) from None
+        for file, md5_of_file in entries:
             if not inside(file):
                 raise UserError(f"{path} in dvc.lock of {commit[:8]} lists {file}, which is none of its files")
-            yield file, place(cache, entry["md5"])
+            yield file, place(cache, md5_of_file)
 
 
 def place(cache: Path, md5: str) -> Path:
@@ -195,21 +201,28 @@ def outputs(root: Path, commit: str) -> tuple[tuple[str, str], ...]:
     """Path and MD5 of the outputs in run/. Iterations in dvc.lock that are not in the chain belong to another run."""
     lock, chain, project = (parsed(root, commit, name) for name in ("dvc.lock", "chain.yaml", "dvc.yaml"))
     paths = []
-    for name, entry in (lock.get("stages") or {}).items():
-        stage, _, key = name.partition("@")
-        each = ((project.get("stages") or {}).get(stage) or {}).get("foreach")  # "${iterations}"
-        if each is None or key in map(str, chain.get(each.strip("${}")) or ()):
-            outs = [(str(out["path"]), str(out.get("md5"))) for out in entry.get("outs", ())]
-            paths += [out for out in outs if inside(out[0]) and out[0].startswith("run/")]
+    try:
+        for name, entry in (lock.get("stages") or {}).items():
+            stage, _, key = name.partition("@")
+            each = ((project.get("stages") or {}).get(stage) or {}).get("foreach")  # "${iterations}"
+            if each is None or key in map(str, chain.get(each.strip("${}")) or ()):
+                outs = [(str(out["path"]), str(out.get("md5"))) for out in entry.get("outs", ())]
+                paths += [out for out in outs if inside(out[0]) and out[0].startswith("run/")]
+    except (AttributeError, TypeError, KeyError):
+        raise foreign("dvc.lock, chain.yaml or dvc.yaml", commit) from None
     return tuple(paths)
 
 
 def parsed(root: Path, commit: str, name: str) -> dict[str, Any]:
-    import yaml
+    """The content of a YAML file of a kept run. UserError where it is damaged."""
+    return read_mapping(git(root, "show", f"{commit}:{name}"), f"{name} of the kept run {commit[:8]}")
 
-    # The C loader takes a twentieth of the time.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(git(root, "show", f"{commit}:{name}"), loader) or {}
+
+def foreign(what: str, commit: str) -> UserError:
+    return UserError(
+        f"{what} of the kept run {commit[:8]} does not have the form that DVC and this project write, so the run cannot be "
+        "shown: look at it with `git show`, or choose another run"
+    )
 
 
 def inside(path: str) -> bool:

@@ -12,6 +12,7 @@ from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.params import Params
 from steps.core.progress import say
+from steps.core.yaml_text import read_mapping
 
 
 def set_params(
@@ -22,7 +23,7 @@ def set_params(
     Nothing is written where the result is not valid, which is a UserError, and nothing with `dry_run`. Settings that
     another task's preset replaces are kept in params.yaml.before, unless they are a preset's own.
     """
-    text = before = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = before = params.read_text(path) if path.exists() else ""
     if path.exists() and not text.strip():
         return params.parse(text, path, Params)  # which says that it is empty: it is damaged, and not to be filled up
     if task is not None:
@@ -65,7 +66,7 @@ def with_task(text: str, path: Path, task: str) -> str:
         return text
     preset = preset_of(task)
     if preset.is_file():
-        text = preset.read_text(encoding="utf-8")
+        text = params.read_text(preset)
         params.parse(text, preset, Params)
     return changed(text, path, [f"task={task}"])
 
@@ -74,14 +75,13 @@ def changed(text: str, path: Path, assignments: list[str]) -> str:
     """The text of a params file with `key=value` pairs set and all comments kept; the values are not checked."""
     from ruamel.yaml import YAML, YAMLError
 
+    read_mapping(text, path)  # says what is wrong with a damaged file
     yaml = YAML()
     yaml.default_flow_style = False
     try:
         content = yaml.load(text) or {}
-    except YAMLError as problem:
+    except YAMLError as problem:  # it refuses more than the other reader, such as a key that comes twice
         raise UserError(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must hold keys and values, not a {type(content).__name__}")
     for key, value in values(assignments).items():
         *sections, last = key.split(".")
         section = content
@@ -107,6 +107,6 @@ def values(assignments: list[str]) -> dict[str, Any]:
             raise UserError(f"--set {assignment}: give key=value, as in --set rollout.scenarios=8")
         try:
             pairs[key] = YAML(typ="safe").load(value)
-        except YAMLError:
+        except (YAMLError, ValueError):  # ValueError: a date or a number that is none
             raise UserError(f"--set {assignment}: the value is not valid YAML") from None
     return pairs

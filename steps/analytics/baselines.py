@@ -19,8 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import environments
 from environments.base import Env, Scenario
 from steps.core.errors import UserError
@@ -29,6 +27,7 @@ from steps.core.progress import say
 from steps.core.records import Reward, Trajectory, read_records
 from steps.core.stats import mean, wilson
 from steps.core.terminal import ProgressDisplay, command_parser, console, exit_code, table
+from steps.core.yaml_text import read_mapping
 from steps.judging.rule import by_rule
 from steps.llm.prices import add_options, endpoint_of
 from steps.sampling import players
@@ -91,7 +90,8 @@ def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]
     """The results of the base and the trained policy on these scenarios, where the run has evaluated them."""
     numbers = {"base": "000"}
     if chain.is_file():
-        numbers["trained"] = str(((yaml.safe_load(chain.read_text()) or {}).get("tested") or {}).get("best", "000"))
+        tested = read_mapping(chain.read_bytes(), chain).get("tested") or {}
+        numbers["trained"] = str(tested.get("best", "000"))
     ids = {scenario.id for scenario in chosen}
     results = []
     for label, number in numbers.items():

@@ -6,6 +6,7 @@ Only the standard library is imported here, because the command of every stage l
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,17 @@ def _advice(error: BaseException) -> str:
             where = getattr(cause, "filename", None) or Path.cwd()
             cure = "free some space and run the same command again: nothing half-written is left"
             return f"the disk is full ({where}); {cure}"
+        text = str(cause)
+        where = getattr(cause, "filename", None)
+        refused = isinstance(cause, OSError) and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        if (refused and where) or "attempt to write a readonly database" in text:
+            why = os.strerror(cause.errno or 0) if isinstance(cause, OSError) else "the database is read-only"
+            cure = "give your user the right to it (`ls -ld` shows its owner), or mount its file system for writing"
+            return f"{where or Path.cwd() / '.flywheel'} cannot be used ({why}): {cure}"
+        if isinstance(cause, FileExistsError | NotADirectoryError | IsADirectoryError) and where:
+            why = os.strerror(cause.errno or 0)
+            cure = "a file stands where a folder should be, or a folder where a file should be; move it elsewhere"
+            return f"{where} cannot be used ({why}): {cure}"
     if isinstance(error, FileNotFoundError):
         if error.filename is not None:
             return f"{error.filename} does not exist; check the command's paths and those in params.yaml"

@@ -50,7 +50,7 @@ TEXT = re.compile(
     r"(?P<whole>"
     r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)"
     r"|(?<![A-Za-z0-9])(?:"
-    r"[srp]k-(?=[\w-]*\d)[\w-]{16,}"  # OpenAI, Anthropic, Langfuse, OpenRouter
+    r"[srp]k-(?=[\w-]{0,200}\d)[\w-]{16,}"  # OpenAI, Anthropic, Langfuse, OpenRouter
     r"|[srp]k_(?:live|test)_\w{16,}"
     r"|hf_[A-Za-z0-9]{16,}"
     r"|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|npm_[A-Za-z0-9]{30,}|dckr_pat_[\w-]{20,}"
@@ -60,17 +60,24 @@ TEXT = re.compile(
     r"|xox[a-z](?:\.xox[a-z])?-[\w-]{10,}"
     r"|A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"
     r"|AIza[\w-]{35}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)*"
+    r"|eyJ[\w-]{8,4000}+\.[\w-]{8,}(?:\.[\w-]*)*"
     r"))"
-    r"|(?P<lead>(?<!\w)(?i:bearer)[ \t]+)(?=[\w.~+/-]*\d)[\w.~+/-]{8,}=*"
-    r"|(?P<place>://[^\s/@:\"'<>]{0,200}:)[^\s/@\"'<>]{1,300}(?=@)"
+    r"|(?P<lead>(?<!\w)(?i:bearer)[ \t]+)(?=[\w.~+/-]{0,500}\d)[\w.~+/-]{8,}=*"
+    r"|(?P<place>://[^\s/:\"'<>]{0,200}:)[^\s/\"'<>]{1,300}(?=@)"  # to the last @: a password may hold others
     rf"|(?P<word>(?i:{SURE}|{UNSURE})[_-]?\d*)"
-    r"(?P<sign>(?:\\*[\"'])?\]?\s{0,3}(?:=>|:|=(?!=))\s{0,3})"
-    r"(?:(?P<open>\\*[\"'])(?P<quoted>(?:(?<=\w)'(?=\w)|(?!\\*[\"']|\n).){1,4000})"
+    r"(?:(?:\\*[\"'])?\]?\s{0,3}(?:=>|:|=(?!=))\s{0,3}"
+    r"|(?P<gap>(?:\\*[\"'])?(?:[ \t]{1,3}|\s{0,3},\s{0,3}(?=\\*[\"'])))(?!-))"  # --password x, "--password", "x"
+    r"(?:(?P<open>\\*[\"'])"  # `_quoted_end` finds where it is closed
     r"|(?P<scheme>(?i:basic|bearer|digest|token)[ \t]+)?"
-    r"(?P<bare>(?:(?<=\w)'(?=\w)|[^\s\"'<>,;&(){}\[\]|\\]){4,4000})(?![\w(\[]))",
+    r"(?(scheme)|(?![$%]))"  # a variable's name
+    r"(?P<bare>(?:(?<=\w)'(?=\w)|[^\s\"'<>,;&(){}\[\]|\\]){1,4000}+)(?![(\[]))",
     re.DOTALL,
 )
+OPTION = re.compile(r"(?:\A|[^\w-])--?(?:[A-Za-z][\w-]*)?\Z")
+APOSTROPHE = re.compile(r"(?<=\w)'(?=\w)")
+QUOTE = re.compile(r"(?<!\\)\\*[\"']|\n")
+REST = re.compile(r"[^\s\"'<>,;&(){}\[\]|\\]*")  # of a value that is longer than the pattern reads
+LONGEST = 4000  # characters of a value by which is decided whether it is a secret; then all of it is masked
 BEFORE = re.compile(r"[\w-]{1,60}\Z")
 # `"name": [` or `{` in JSON or Python, quotes escaped or not: HOLDS finds the colon, HOLDER the name before it.
 HOLDS = re.compile(r":\s{0,3}(?=[\[{])")
@@ -130,7 +137,11 @@ class Masker:
                 for name, item in fields.items()
             }
         if isinstance(value, list | tuple | set | frozenset):
-            copied = [self._copy(item, depth + 1, inside) for item in value]
+            items = list(value)
+            copied = [
+                MASK if is_options(before, item) else self._copy(item, depth + 1, inside)
+                for before, item in zip([None, *items], items, strict=False)
+            ]
             return tuple(copied) if isinstance(value, tuple) else copied
         shown = str(value)
         safe = self.text(shown)
@@ -145,6 +156,13 @@ def is_secret(name: object, value: object) -> bool:
     if sure is None:
         return False
     return sure or (isinstance(value, str) and RANDOM.fullmatch(value) is not None)
+
+
+def is_options(option: object, value: object) -> bool:
+    """Whether a value of a list is the secret of the option before it, as in ["--password", "x"]."""
+    if not isinstance(option, str) or not isinstance(value, str) or not re.fullmatch(r"--?[A-Za-z][\w-]*", option):
+        return False
+    return not value.startswith("-") and is_secret(option.lstrip("-"), value)
 
 
 @functools.lru_cache(maxsize=4)
@@ -231,28 +249,60 @@ def _by_pattern(text: str) -> str:
         return text
     parts, end = [], 0
     for place in sorted(places):
-        if place >= end and (match := TEXT.match(text, place)) and (start := _begins(text, match)) is not None:
-            parts += [text[end:start], MASK]
-            end = match.end()
+        if place >= end and (match := TEXT.match(text, place)) and (secret := _secret(text, match)) is not None:
+            parts += [text[end : secret[0]], MASK]
+            end = secret[1]
     return "".join([*parts, text[end:]]) if parts else text
 
 
-def _begins(text: str, match: re.Match[str]) -> int | None:
-    """Where the secret in a match begins; None where the match is no secret after all."""
+def _secret(text: str, match: re.Match[str]) -> tuple[int, int] | None:
+    """Where the secret in a match begins and ends; None where the match is no secret after all."""
     if match["whole"] is not None:
-        return match.start()
+        return match.span()
     for group in ("lead", "place"):
         if match[group] is not None:
-            return match.end(group)
-    before = BEFORE.search(text[max(0, match.start() - 60) : match.start()])
+            return match.end(group), match.end()
+    around = text[max(0, match.start() - 60) : match.start()]
+    before = BEFORE.search(around)
     sure = _names_secret((before[0] if before else "") + match["word"])
-    if sure is None:
+    if sure is None or (match["gap"] is not None and not OPTION.search(around)):
         return None
-    group = "quoted" if match["bare"] is None else "bare"
-    value = match[group]
-    if value.startswith(MASK) or (group == "bare" and not match["scheme"] and CODE.match(value)):
+    if match["open"] is not None:
+        start, end = match.end(), _quoted_end(text, match.end(), match["open"], match.end() + LONGEST)
+    else:
+        start, end = match.span("bare")
+        if not match["scheme"] and ((end - start < 4 and match["gap"] is None) or CODE.match(match["bare"])):
+            return None
+    value = text[start:end]
+    if not value or value.startswith(MASK) or not (sure or match["scheme"] or RANDOM.fullmatch(value)):
         return None
-    return match.start(group) if sure or match["scheme"] or RANDOM.fullmatch(value) else None
+    if end - start < LONGEST:
+        return start, end
+    return start, _quoted_end(text, start, match["open"], len(text)) if match["open"] else _end(REST, text, end)
+
+
+def _quoted_end(text: str, start: int, opened: str, limit: int) -> int:
+    """Where a quoted text ends that begins at `start`: before the quote that closes it, else with its line, or at `limit`.
+
+    `opened` is the quote with the backslashes before it: JSON in JSON has one, and three on the next level. A quote that
+    belongs to the text has more of them, and so has one after a backslash that does: both come in whole multiples.
+    """
+    slashes = len(opened) - 1
+    for token in QUOTE.finditer(text, start, limit):
+        sign, place = token[0][-1], token.start()
+        if sign == "\n":
+            return place
+        if sign != opened[-1] or APOSTROPHE.match(text, place):
+            continue
+        more = len(token[0]) - len(opened)
+        if more < 0 or more % (2 * slashes + 2) == 0:
+            return token.end() - len(opened) if more > 0 else place
+    return min(limit, len(text))
+
+
+def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
+    match = pattern.match(text, start)
+    return match.end() if match else start
 
 
 def _fields(value: Any) -> dict[str, Any] | None:

@@ -9,10 +9,11 @@ Each field's meaning, default and range stand in steps/core/params_sections.py.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from steps.core.errors import UserError
 from steps.core.params_sections import (
@@ -33,6 +34,7 @@ from steps.core.params_sections import (
     Train,
     Update,
 )
+from steps.core.yaml_text import read_mapping
 
 __all__ = [  # sections that others import from here
     "Criteria", "Curriculum", "Endpoint", "Evaluate", "Judges", "Lora", "Policy", "Promote", "Register", "Rollout", "Ruler",
@@ -56,6 +58,17 @@ class Params(Section):
     register_: Register = Field(Register(), alias="register")
     promote: Promote = Promote()
     train: Train = Train()
+
+    @field_validator("task")
+    @classmethod
+    def check_task(cls, task: str) -> str:
+        """dvc.yaml writes the name into the commands and paths of stages, so it holds nothing that a shell would read."""
+        if not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*", task):
+            raise ValueError(
+                f"task: {task[:80]!r} is no name of a task: letters, digits and _ only, with dots for a module elsewhere "
+                "(email_search, my_package.my_task)"
+            )
+        return task
 
     @model_validator(mode="after")
     def check(self) -> Params:
@@ -139,11 +152,26 @@ P = TypeVar("P", bound=BaseModel)
 def load(path: Path | str, kind: type[P]) -> P:
     """Read and check all of params.yaml, and return the part that `kind` declares. UserError says what is wrong."""
     path = Path(path)
+    return parse(read_text(path), path, kind)
+
+
+def read_text(path: Path) -> str:
+    """The text of a params file. UserError where there is no file, or where it is no text."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: run from the project's root, or name a file with --params") from None
-    return parse(text, path, kind)
+    except UnicodeDecodeError as problem:
+        raise UserError(
+            f"{path} is no text in UTF-8 ({problem.reason} at byte {problem.start}); {cure(path)}"
+        ) from None
+    except OSError as problem:
+        raise UserError(f"{path} cannot be read ({problem.strerror}); {cure(path)}") from None
+
+
+def cure(path: Path) -> str:
+    """What to do about a params file that is damaged."""
+    return f"bring it back (`git checkout {path}`), or begin one with a line such as `task: email_search`"
 
 
 def parse(text: str, path: Path, kind: type[P]) -> P:
@@ -151,17 +179,9 @@ def parse(text: str, path: Path, kind: type[P]) -> P:
 
     Nothing is read from `path`: the text may be what is about to be written there.
     """
-    import yaml
-
     if not text.strip():  # it would mean the defaults, and a full disk can empty a file
-        cure = f"bring it back (`git checkout {path}`), or begin one with a line such as `task: email_search`"
-        raise UserError(f"{path} is empty; {cure}")
-    try:
-        read = yaml.safe_load(text) or {}
-    except yaml.YAMLError as problem:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from None
-    if not isinstance(read, dict):
-        raise UserError(f"{path} must hold keys and values, not a {type(read).__name__}")
+        raise UserError(f"{path} is empty; {cure(path)}")
+    read = read_mapping(text, path)
     try:
         whole = Params.model_validate(read)
         names = {field.alias or name: name for name, field in kind.model_fields.items()}

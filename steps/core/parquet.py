@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+# What a damaged file can end in beside pyarrow's own errors: a flipped bit may stand in a name, a length or a text.
+DAMAGE = (ValueError, KeyError, TypeError, OverflowError, MemoryError)
+
+
 class MissingFile(UserError, FileNotFoundError):
     """The file does not exist, or another process is replacing it."""
 
@@ -35,7 +39,7 @@ def read_columns(path: Path, names: Sequence[str] | None = None) -> pa.Table:
             return file.read(columns=names and list(names), use_threads=names is None)
     except FileNotFoundError:
         raise MissingFile(f"{path} does not exist: make it (`dvc repro`), or bring it back (`dvc checkout`)") from None
-    except (pa.ArrowException, OSError) as problem:
+    except (pa.ArrowException, OSError, *DAMAGE) as problem:
         raise unreadable(path, str(problem)) from None
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from environments.base import Message, Scenario
-from steps.core.parquet import read_columns
+from steps.core.parquet import DAMAGE, read_columns, unreadable
 
 R = TypeVar("R", bound=BaseModel)
 # The stages of an iteration, each by its first output in run/NNN: its seconds stand in run/NNN/timings/<output>.json.
@@ -169,8 +169,11 @@ def write_records(records: Iterable[BaseModel], path: Path) -> None:
 
 
 def read_records(kind: type[R], path: Path) -> list[R]:
-    """All records of a file, validated."""
-    return [kind.model_validate(unpack(row)) for row in read_columns(path).to_pylist()]
+    """All records of a file, validated. UserError where the file is damaged, or is not of this kind."""
+    try:
+        return [kind.model_validate(unpack(row)) for row in read_columns(path).to_pylist()]
+    except DAMAGE as problem:  # pydantic's and JSON's errors are ValueErrors
+        raise unreadable(path, f"a row is no {kind.__name__}: {' '.join(str(problem).split())[:200]}") from None
 
 
 NESTED = ("messages", "data", "message", "observations", "components", "slices")

@@ -5,11 +5,13 @@ The flow writes it as the run goes on, and dvc.yaml reads it.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from steps.core.errors import UserError
 from steps.core.files import write_text
+from steps.core.yaml_text import read_mapping
 
 CHAIN = Path("chain.yaml")
 HEADER = (
@@ -17,6 +19,7 @@ HEADER = (
     "validation.\n"
 )
 BASE = "000"  # the policy before any iteration
+NAME = re.compile(r"\d{3}", re.ASCII)  # of an iteration
 
 
 def iteration_name(iteration: int) -> str:
@@ -35,10 +38,26 @@ def write_chain(iterations: int, best: int) -> None:
 
 
 def read_chain(root: Path) -> dict[str, Any]:
-    """The content of chain.yaml: "iterations", "evaluated" and "tested". UserError where there is no file."""
-    import yaml
-
+    """The content of chain.yaml: "iterations", "evaluated" and "tested". UserError where there is no file, or where it is
+    damaged: dvc.yaml writes the names in it into the commands of the stages."""
     path = root / "chain.yaml"
     if not path.exists():
         raise UserError(f"{path} does not exist: run from the project's root, or name it with --root")
-    return yaml.safe_load(path.read_text()) or {}
+    cure = "`git checkout chain.yaml` brings the committed one back"
+    content = read_mapping(path.read_bytes(), path, cure)
+    if problem := misshapen(content):
+        raise UserError(f"{path}: {problem}; {cure}")
+    return content
+
+
+def misshapen(chain: dict[str, Any]) -> str:
+    """What in a chain does not have the form that `write_chain` gives it; empty where all has."""
+    for key, kind in (("iterations", dict), ("evaluated", list), ("tested", dict)):
+        if not isinstance(chain.get(key) or kind(), kind):
+            return f"{key} must be a {'list' if kind is list else 'mapping'}, not a {type(chain[key]).__name__}"
+    iterations, tested = chain.get("iterations") or {}, chain.get("tested") or {}
+    links = [link.get("prev", BASE) if isinstance(link, dict) else BASE for link in iterations.values()]
+    for name in [*iterations, *links, *(chain.get("evaluated") or []), *filter(None, tested.values())]:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            return f'{str(name)[:40]!r} is no name of an iteration, such as "001"'
+    return ""

@@ -33,7 +33,7 @@ class MeasuredRun:
         metrics, folder = {}, f"run/{number}"
         if text := self._read(f"{folder}/metrics.json", recorded.get(f"{folder}/metrics.json")):
             counted = json.loads(text)
-            metrics = named({name: value for name, value in counted.items() if name != "quarantine"})
+            metrics = named({grouped(name): value for name, value in counted.items() if name != "quarantine"})
             if "quarantine" in counted:  # only the real update stage writes it, and `waste` needs it
                 try:
                     metrics |= waste(self.root / folder).metrics()
@@ -67,8 +67,8 @@ class MeasuredRun:
             self.log_message(f"run/{number}/{name} is of another adapter, and is left out: {REMEDY}")
             return {}
         low, high = summary.ci95
-        plain = summary.model_dump(include={"n", "success", "reward", "turns", "tokens"})
-        values = plain | {"ci95_low": low, "ci95_high": high}
+        plain = {name: getattr(summary, name) for name in ("success", "reward", "turns", "tokens")}
+        values = plain | {"scenarios": summary.n, "ci95_low": low, "ci95_high": high}
         values |= {f"success_{kind}": share for kind, share in summary.slices.items()}
         if summary.sampled_success is not None and summary.sampled_ci95 is not None:
             low, high = summary.sampled_ci95
@@ -86,6 +86,11 @@ class MeasuredRun:
             self.log_message(f"{name} is not what dvc.lock recorded, and is left out: {REMEDY}")
             return None
         return content.decode()
+
+
+def grouped(name: str) -> str:
+    """A metric's name in the group of its stage: MLflow shows groups by the alphabet, and clipping would come first."""
+    return f"update/{name.replace('/', '_')}" if name.startswith("clip_ratio/") else name
 
 
 def named(values: dict[str, float]) -> dict[str, float]:

@@ -26,6 +26,7 @@ from steps.core.masking import masked
 from steps.core.params import Params, load
 from steps.core.progress import say
 from steps.core.records import OUTPUTS
+from steps.core.yaml_text import read_mapping
 from steps.project import git, store
 from steps.project.chain import read_chain
 from steps.project.lock import Lock, digest, read_lock, run_key, unfit
@@ -37,8 +38,12 @@ from steps.tracking.system_metrics import Sample
 # Parameters of the flow, not of an iteration: they may change while a run continues, so they are logged as tags.
 FLOW_ONLY = ("train", "register")
 # Metrics that the parent run shows as curves over the iterations; the nested runs have all metrics.
-MIRRORED = """reward_mean reward_std success turns tokens entropy kl clip_ratio/region_mean grad_norm loss sampler_kl
+MIRRORED = """reward_mean reward_std success turns tokens entropy kl update/clip_ratio_region_mean grad_norm loss sampler_kl
     zero_variance_groups val/success val/ci95_low val/ci95_high val/reward tokens_per_second overhead_seconds""".split()
+SOURCE = {
+    "mlflow.source.name": "flows/train.py",
+    "mlflow.source.type": "LOCAL",
+}  # the column "Source" of MLflow's pages
 GIT = ("git_commit", "git_dirty", "mlflow.source.git.commit")  # the parent's tags that nested runs get, too
 KNOBS = 3  # changed parameters that a run's name lists
 
@@ -137,8 +142,21 @@ class MlflowTracker:
                 self.client.log_batch(run.info.run_id, **batch(run, metrics, int(number or 0), {}, tags))
             for path in files:
                 self.client.log_text(run.info.run_id, public(path.read_text()), path.name)
+            self._link_model(tested.get("best"))
             self._set_status("FINISHED")
             return True
+
+    def _link_model(self, best: str | None) -> None:
+        """Show the best iteration's adapter as the model of the whole run, too."""
+        from mlflow.entities import LoggedModelOutput
+
+        run_id = self.parent.info.run_id
+        if best not in self.children:  # the base policy, which is no model of this run
+            return
+        outputs = [self.client.get_run(number).outputs for number in (run_id, self.children[best][0].info.run_id)]
+        linked, made = ({model.model_id for model in listed.model_outputs} if listed else set() for listed in outputs)
+        if new := sorted(made - linked):  # MLflow refuses the same output twice
+            self.client.log_outputs(run_id, [LoggedModelOutput(name, int(best)) for name in new])
 
     def _set_status(self, status: str) -> None:
         """Set the parent run's status; every status but RUNNING ends it."""
@@ -220,13 +238,14 @@ class MlflowTracker:
                 run = self.client.get_run(run.info.run_id)
         else:
             state, difference = git.git_state(self.root)
-            tags, name = self.tags | state | {"run_key": key}, self.name or f"{title(self.params)}, {key[:6]}"
+            tags, name = self.tags | state | SOURCE | {"run_key": key}, self.name or f"{title(self.params)}, {key[:6]}"
             run = self.client.create_run(self.experiment, self.began, tags, name)
             if difference:
                 self.client.log_text(run.info.run_id, masked(difference), "git.diff")
         unset = {name: value for name, value in self.settings.items() if name not in run.data.params}
         base = self.measured.evaluation("val", "000", "evaluation")
         self.client.log_batch(run.info.run_id, **batch(run, base, 0, unset, self.flow_settings | self.origin))
+        self.client.log_inputs(run.info.run_id, inputs("001", {"scenarios": lock["scenarios"]}))
         nested = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
         for child in self.client.search_runs([self.experiment], nested, max_results=5000):
             self.children.setdefault(child.data.tags.get("iteration", ""), []).append(child)
@@ -250,8 +269,8 @@ class MlflowTracker:
             if run is None:
                 parent, began = self.parent, int(1000 * (time.time() - seconds))
                 tags = self.tags | {name: value for name, value in parent.data.tags.items() if name in GIT}
-                tags |= {"iteration": number, "iteration_key": key, "mlflow.parentRunId": parent.info.run_id}
-                name = f"iteration {number} of {parent.info.run_name}"
+                tags |= SOURCE | {"iteration": number, "iteration_key": key, "mlflow.parentRunId": parent.info.run_id}
+                name = f"iteration {number}, {parent.data.tags['run_key'][:6]}"  # longer names are cut off in the pages
                 run = self.client.create_run(self.experiment, began, tags, name)
             self._fill(run, number, entries, metrics, system)
             self.client.set_terminated(run.info.run_id)
@@ -296,12 +315,17 @@ def batch(run: Any, metrics: dict, step: int, params: dict, tags: dict, model: s
     """The arguments of `log_batch`. A metric's time is its run's start. Validation metrics belong to the model, too."""
     from mlflow.entities import Metric, Param, RunTag
 
-    models = {name: model if name.startswith("val/") else None for name in metrics}
+    models = {name: model if is_models(name) else None for name in metrics}
     return {
         "metrics": [Metric(name, value, run.info.start_time, step, models[name]) for name, value in metrics.items()],
         "params": [Param(*item) for item in params.items()],
         "tags": [RunTag(*item) for item in tags.items()],
     }
+
+
+def is_models(name: str) -> bool:
+    """Whether a metric belongs to the model: what its validation is compared by, without sizes and intervals."""
+    return name.startswith("val/") and "ci95" not in name and name != "val/scenarios"
 
 
 def title(params: Params) -> str:
@@ -320,8 +344,7 @@ def public(text: str) -> str:
     """A YAML file without secrets: unchanged where it holds none, else written anew with masked values."""
     import yaml
 
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    content = yaml.load(text, loader)
+    content = read_mapping(text, "a file of this run")
     safe = masked(content)
     return masked(text if safe == content else yaml.safe_dump(safe, sort_keys=False, allow_unicode=True))
 

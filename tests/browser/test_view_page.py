@@ -17,7 +17,7 @@ from playwright.sync_api import Page, expect
 
 from environments.base import Scenario
 from steps.core.records import Trajectory, write_records
-from tests.browser.conftest import shot
+from tests.browser.conftest import SIZE, shot
 from tests.conftest import end, free_port, python, start
 from tests.viewer import test_pages as test_view
 from tests.viewer import test_runs as test_view_runs
@@ -190,6 +190,31 @@ def test_keys(large: Site, page: Page) -> None:
     assert page.locator("tr.here").count() == 0
 
 
+def test_escape_clears_box_and_filter(large: Site, page: Page) -> None:
+    page.goto(large.address)
+    everything = count(page)
+    page.fill("[name=q]", "no such words")
+    page.wait_for_selector("text=Nothing fits these filters")
+    page.press("[name=q]", "Escape")
+    page.wait_for_selector("table.list tbody tr")
+    assert (page.input_value("[name=q]"), count(page), page.url.rstrip("/")) == ("", everything, large.address)
+
+
+@pytest.mark.parametrize("width", [390, 820, SIZE["width"]])
+def test_no_page_is_wider_than_its_window(large: Site, page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    group = f"/group?at=001/rollout&scenario={test_view.scenario(0).id}"
+    compare = f"/compare?scenario={test_view.scenario(0, 'val').id}"
+    for address in ("/", "/?by=attempt", group, "/compare", compare, "/analytics"):
+        page.goto(large.address + address)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, address
+        if address == group:
+            right = "it => it.getBoundingClientRect().right"
+            attempts = page.locator(".attempt")
+            assert attempts.count() == 8
+            assert max(attempts.nth(number).evaluate(right) for number in range(8)) <= width
+
+
 def test_tokens_show_their_probability(large: Site, page: Page) -> None:
     page.goto(f"{large.address}/?kind=rollout")
     page.click("table.list tbody tr a.open")
@@ -200,7 +225,7 @@ def test_tokens_show_their_probability(large: Site, page: Page) -> None:
     legend = page.locator(".legend .t").evaluate_all("all => all.map(it => getComputedStyle(it).backgroundColor)")
     assert set(colours) <= set(legend)
     tokens.nth(3).hover()
-    assert page.inner_text("#about") == "-1.5000 nats = 22.31% · token 303"
+    assert page.inner_text("#about") == "log probability -1.5000 = 22.31% · token 303"
     page.mouse.move(5, 5)
     assert page.is_hidden("#about")
     shot(page, "view_group")

@@ -32,7 +32,9 @@ def test_ten_commands(tmp_path: Path) -> None:
     running, sourced, said = [], "", {}
     try:
         for line in lines[1:]:
-            words = re.sub(r"^make ", f"make -o install -o dev {given} ", line).replace(":8000", f":{ports['SERVE_PORT']}")
+            words = re.sub(r"^make ", f"make -o install -o dev {given} ", line).replace(
+                ":8000", f":{ports['SERVE_PORT']}"
+            )
             if line in ("make ui", "make serve"):
                 log = folder / f"{line.split()[1]}.log"
                 running.append(start(["bash", "-c", f"{sourced}exec {words}"], folder, log))

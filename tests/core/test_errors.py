@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from pathlib import Path
 
@@ -41,6 +42,36 @@ def test_a_full_disk_is_recognised_behind_other_errors() -> None:
     quoted = RuntimeError("sqlite: No space left on device")  # as libraries report it, without a number
     assert explain(quoted) == (
         f"the disk is full ({Path.cwd()}); free some space and run the same command again: nothing half-written is left",
+        2,
+    )
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_folder_without_the_right_to_write_is_a_sentence(number: int) -> None:
+    refused = OSError(number, os.strerror(number), ".flywheel/command.lock")
+    for error in (refused, raised(RuntimeError("no lock"), raised(refused))):
+        text, code = explain(error)
+        assert text.startswith(
+            f".flywheel/command.lock cannot be used ({os.strerror(number)}): give your user the right"
+        )
+        assert code == 2
+
+
+def test_a_read_only_database_is_a_sentence() -> None:
+    """As SQLAlchemy quotes SQLite, without a number."""
+    text, code = explain(
+        raised(RuntimeError("(sqlite3.OperationalError) attempt to write a readonly database [SQL: …]"))
+    )
+    assert (text.partition(":")[0], code) == (f"{Path.cwd()}/.flywheel cannot be used (the database is read-only)", 2)
+
+
+def test_a_file_where_a_folder_should_be_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / ".flywheel").touch()
+    with pytest.raises(OSError, match="File exists") as caught:
+        (tmp_path / ".flywheel").mkdir(exist_ok=True)
+    assert explain(caught.value) == (
+        f"{tmp_path}/.flywheel cannot be used (File exists): a file stands where a folder should be, or a folder where a "
+        "file should be; move it elsewhere",
         2,
     )
 

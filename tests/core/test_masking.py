@@ -84,6 +84,24 @@ PLANTED: list[tuple[Any, str]] = [  # (what holds it, the secret)
     ("{'private_key': ['a line', 'another line']}", "another line"),
     (json.dumps({"body": json.dumps({"password": {"old": "first }", "new": "second ]"}})}), "second ]"),
     ('"credentials": [1, "cut off', "cut off"),
+    ('{"password":"a1\\"b2"}', "b2"),  # a quotation mark within the value
+    ('{"password": "ends in a backslash \\\\", "user": "me"}', "backslash"),
+    ('{"password": "it is \'quoted\' inside"}', "inside"),
+    (json.dumps({"body": json.dumps({"password": 'one"two\\'})}), "two"),
+    (json.dumps({"a": json.dumps({"b": json.dumps({"api_key": 'x"inside'})})}), "inside"),
+    ("{'password': 'it\\'s \\'mine\\''}", "mine"),
+    ('"password": "cut off before its', "before its"),
+    ("postgresql://u:p4@w5@h/db", "w5"),
+    ("postgresql://u:p4@w5@h/db", "p4"),
+    ("https://me@corp.example:pa55@host/x", "pa55"),
+    ("mysql --user me --password x7 --host db", "x7"),
+    ("mysql --db-password 'two words' --host db", "two words"),
+    (f"run --token {R}", R),
+    ("['mysql', '--password', 'swordfish']", "swordfish"),
+    (json.dumps(["mysql", "--password", "swordfish"]), "swordfish"),
+    (["mysql", "--password", "swordfish"], "swordfish"),
+    ("password=" + "a" * 5000 + "tail7", "tail7"),
+    ('{"password": "' + "a b" * 3000 + 'tail8"}', "tail8"),
 ]
 ORDINARY: list[Any] = [
     {"max_tokens": 64, "input_tokens": 225, "output_tokens": 8, "total_tokens": 233, "token_count": 5},
@@ -120,6 +138,9 @@ ORDINARY: list[Any] = [
     "m418 9ee353964b374d87 sha256:0123456789abcdef0123456789abcdef",
     "12:30, ratio 4:3@60, C://Users, http://host:8080/path",
     "tool_call: search_emails(keywords=['Nova'], after='2001-01-01')",
+    "flows.train --seed 3 --token is asked for; give --max-tokens 64 --api-key $KEY or --password PASSWORD",
+    ["--max-tokens", "64", "--token", "word", "--password", "--verbose"],
+    '{"password": "", "user": "me", "other": "kept"}',
     3.5,
     None,
     True,
@@ -275,6 +296,48 @@ def test_no_text_takes_long(text: str) -> None:
     began = time.process_time()
     masked(text)
     assert time.process_time() - began < 2
+
+
+def test_what_stands_around_a_quoted_secret_stays() -> None:
+    inner = json.dumps({"password": 'a"b\\', "user": "me"})
+    for level in (inner, json.dumps([inner, "kept"]), json.dumps([json.dumps([inner])])):
+        text = masked(level)
+        assert text.count(MASK) == 1
+        assert text.replace(MASK, "") != text
+        content = json.loads(text)
+        while not isinstance(content, dict):
+            content = json.loads(content) if isinstance(content, str) else content[0]
+        assert content == {"password": MASK, "user": "me"}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "sk-",
+        "eyJ-",
+        "bearer ",
+        "token=$",
+        "password='\\",
+        'password=\\"',
+        "://u:@",
+        "--password ",
+        "SG.-",
+        "token='a ",
+        "-----BEGIN A",
+    ],
+)
+def test_time_grows_with_the_text_and_not_with_its_square(part: str) -> None:
+    """Eight times the text takes about eight times the work; a quadratic pattern would take 64 times as much."""
+
+    def seconds(count: int) -> float:
+        text, times = part * count, []
+        for _ in range(3):
+            began = time.process_time()
+            masked(text)
+            times.append(time.process_time() - began)
+        return min(times)
+
+    assert seconds(16_000) < 24 * max(seconds(2_000), 0.002)
 
 
 def test_base64_of_a_login_behind_its_header() -> None:

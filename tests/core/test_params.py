@@ -57,6 +57,23 @@ def test_defaults_are_the_recipe() -> None:
     assert load(ROOT / "params.yaml", Params) == Params()
 
 
+@pytest.mark.parametrize("task", ["x; cmd", "x'", "$(id)", "a b", "../x", "a/b", ".x", "x.", "a..b", "x\n", "", "ü"])
+def test_a_task_that_is_no_name_never_reaches_a_command(refused: Any, task: str) -> None:
+    assert "is no name of a task" in refused({"task": task}) or task == ""
+
+
+def test_dotted_tasks_are_names() -> None:
+    assert Params(task="my_team.my_task2").task == "my_team.my_task2"
+
+
+def test_a_file_that_is_no_text_or_no_file(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_bytes(b"\x89PNG\xff")
+    with pytest.raises(UserError, match=r"params\.yaml is no text in UTF-8 \(.*\); bring it back \(`git checkout"):
+        load(tmp_path / "params.yaml", Params)
+    with pytest.raises(UserError, match=r"cannot be read \(Is a directory\); bring it back"):
+        load(tmp_path, Params)
+
+
 def test_an_empty_file_is_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("# nothing\n")
     assert load(tmp_path / "params.yaml", Params) == Params()

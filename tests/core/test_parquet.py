@@ -9,7 +9,7 @@ import pytest
 
 from steps.core.errors import UserError
 from steps.core.parquet import MissingFile, read_columns
-from steps.core.records import Trajectory, Turn, read_records, write_records
+from steps.core.records import Reward, Trajectory, Turn, read_records, write_records
 
 NESTED = "turns.list.element.completion_ids"
 
@@ -66,3 +66,30 @@ def test_what_cannot_be_read_is_one_sentence_with_a_cure(tmp_path: Path, name: s
     with pytest.raises(UserError, match=rf"^{re.escape(f'{tmp_path / name} {reason}')}.*`dvc checkout`\)$") as caught:
         read_columns(tmp_path / name, ["id", "score", "rating"])
     assert isinstance(caught.value, MissingFile) == isinstance(caught.value, FileNotFoundError) == ("missing" in name)
+
+
+def test_a_flipped_bit_anywhere_is_read_or_one_sentence(tmp_path: Path) -> None:
+    """Parquet files without checksums may hide a flipped bit; none may end in a traceback."""
+    path = tmp_path / "some.parquet"
+    write_records([trajectory(1), trajectory(2)], path)
+    whole = path.read_bytes()
+    sentences = []
+    for place in range(0, len(whole), 17):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        for read in (lambda: read_records(Trajectory, path), lambda: read_columns(path, ["id", NESTED]).to_pylist()):
+            try:
+                read()
+            except UserError as problem:
+                sentences.append(str(problem))
+    assert len(sentences) > 10
+    for sentence in sentences:
+        assert sentence.startswith(f"{path} cannot be read (")
+        assert "\n" not in sentence
+
+
+def test_a_record_of_another_kind_is_one_sentence(tmp_path: Path) -> None:
+    write_records([trajectory(1)], tmp_path / "some.parquet")
+    with pytest.raises(UserError, match=r"some\.parquet cannot be read \(a row is no Reward: .*`dvc checkout`"):
+        read_records(Reward, tmp_path / "some.parquet")

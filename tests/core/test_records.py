@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from environments.base import Scenario
+from steps.core.errors import UserError
 from steps.core.records import Evaluation, Reward, Row, Trajectory, Turn, read_records, write_records
 
 
@@ -124,7 +125,7 @@ def test_numbers_lie_as_numbers_and_messages_as_json(tmp_path: Path) -> None:
 
 def test_a_file_of_other_records_is_refused(tmp_path: Path) -> None:
     write_records([REWARD], tmp_path / "rewards.parquet")
-    with pytest.raises(ValidationError):
+    with pytest.raises(UserError, match=r"rewards\.parquet cannot be read \(a row is no Trajectory"):
         read_records(Trajectory, tmp_path / "rewards.parquet")
 
 

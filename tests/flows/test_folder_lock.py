@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from flows.repro import folder_lock
+from flows.terminal import command
 from steps.core.errors import UserError
+from steps.runner import handover
 from tests.conftest import ROOT, python, run
 
 HOLDER = """
@@ -82,3 +84,17 @@ def test_an_owner_that_has_not_written_who_it_is(tmp_path: Path) -> None:
     assert folder_lock.refusal(tmp_path, "").startswith(f"another command is at work in {tmp_path}")
     elsewhere = '{"pid": 7, "host": "other-machine", "command": "make train", "since": "2026-11-22 14:00:00"}'
     assert "stop it with `kill 7` on other-machine" in folder_lock.refusal(tmp_path, elsewhere)
+
+
+def test_a_state_folder_that_cannot_be_used_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file in its place stands for a folder that is read-only: root, as whom tests may run, may write anywhere."""
+    monkeypatch.chdir(tmp_path)
+    Path("dvc.yaml").touch()
+    Path(".flywheel").touch()
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "signal", lambda *_: None)
+        patched.setattr(handover, "end_own_workers", lambda: None)
+        assert command.run_command(lambda: 0) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}/.flywheel cannot be used (File exists): ")

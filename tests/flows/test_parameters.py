@@ -66,6 +66,11 @@ def test_the_text_is_that_of_dvcs_writer(folder: Path) -> None:
         (["seed.more=4"], "--set seed.more: seed is a value"),
         (["seed"], "--set seed: give key=value"),
         (["seed=[1"], r"--set seed=\[1: the value is not valid YAML"),
+        (["seed=@"], "--set seed=@: the value is not valid YAML"),
+        (["seed=2020-13-45"], "--set seed=2020-13-45: the value is not valid YAML"),
+        (["seed=" + "1" * 5000], "the value is not valid YAML"),
+        (["policy.chat_template_kwargs=&a [*a]"], "refers to what it stands in"),
+        (["task='x; echo'"], "task: 'x; echo' is no name of a task"),
     ],
 )
 def test_what_is_not_valid_is_never_written(folder: Path, assignments: list[str], reason: str) -> None:
@@ -104,6 +109,15 @@ def test_an_empty_file_is_damage_and_not_the_defaults(folder: Path) -> None:
         assert files(folder) == before
         with pytest.raises(UserError, match="is empty"):
             load("params.yaml", Params)
+
+
+def test_a_binary_file_is_one_sentence(folder: Path) -> None:
+    (folder / "params.yaml").write_bytes(b"seed: 1\n\x89PNG\xff\xfe")
+    before = files(folder)
+    for assignments, task in (([], None), (["seed=2"], None), ([], "tic_tac_toe")):
+        with pytest.raises(UserError, match=r"params\.yaml is no text in UTF-8 \(.*at byte 8\); bring it back"):
+            set_params(assignments, task=task)
+    assert files(folder) == before
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,7 +137,7 @@ def test_a_registry_that_is_away_at_the_end_costs_only_the_number(
         raise UserError("MLflow cannot be reached")
 
     result = {"success": 0.5, "ci95": [0.4, 0.6], "n": 30}
-    content = {
+    content: dict[str, Any] = {
         "base": result,
         "trained": result | {"iteration": 2},
         "registered": None,

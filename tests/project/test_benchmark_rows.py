@@ -106,30 +106,81 @@ def test_quick_rows_come_one_by_one(
         assert row["ratio"] is not None
         assert row["load_before"] >= 0
         assert row["load"] >= 0
+        assert row["others"] >= 0
+        assert row["measured"] is (row["others"] <= _common.SHARED or "reason" not in row)
     assert before[-1] == len(rows) - 1
 
 
 def test_rows_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     loads = iter((0.5, 2.0, 3.0, 4.0, 0.5, 2.0))
     monkeypatch.setattr(os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
+    monkeypatch.setattr(_common.Work, "now", lambda: _common.Work(0.0, 0.0, 0.0))
     row = {"name": "a", "seconds": 1234.5678, "base": {"success": 0.5}, "parts": {"x": 1}, "same": True}
     rows = Rows()
     rows.add(row, base="0.500")
     rows.add(row | {"name": "b"}, base="0.600")
     rows.add({"name": "c"})
     assert capsys.readouterr().out.splitlines() == [
-        "| name | seconds | same | load_before | load | base |",
-        "| --- | --- | --- | --- | --- | --- |",
-        "| a | 1,235 | yes | 0.5 | 2 | 0.500 |",
-        "| b | 1,235 | yes | 0.5 | 3 | 0.600 |",
+        "| name | seconds | same | load_before | load | others | measured | base |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| a | 1,235 | yes | 0.5 | 2 | 0 | yes | 0.500 |",
+        "| b | 1,235 | yes | 0.5 | 3 | 0 | yes | 0.600 |",
         "",
-        "| name | load_before | load |",
-        "| --- | --- | --- |",
-        "| c | 0.5 | 4 |",
+        "| name | load_before | load | others | measured |",
+        "| --- | --- | --- | --- | --- |",
+        "| c | 0.5 | 4 | 0 | yes |",
     ]
     Rows(as_json=True).add(row, base="0.500")
-    assert json.loads(capsys.readouterr().out) == row | {"load_before": 0.5, "load": 2.0}
+    assert json.loads(capsys.readouterr().out) == row | {
+        "load_before": 0.5,
+        "load": 2.0,
+        "others": 0.0,
+        "measured": True,
+    }
     assert [text(value) for value in (None, False, 12345, 0.00123456)] == ["", "no", "12,345", "0.001235"]
+
+
+def test_a_ratio_beside_other_programs_is_not_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 10 s, of 12 s of work 9 were ours: 0.3 cores worked for others; then 0.2 of them."""
+    counts = [_common.Work(0.0, 5.0, 1.0), _common.Work(10.0, 17.0, 10.0), _common.Work(20.0, 28.0, 19.0)]
+    for as_json in (True, False):
+        times = iter(counts)
+        monkeypatch.setattr(_common.Work, "now", lambda times=times: next(times))
+        rows = Rows(as_json)
+        rows.add(ROW)
+        rows.add(ROW)
+    printed = capsys.readouterr().out.splitlines()
+    first, second = map(json.loads, printed[:2])
+    assert (first["others"], first["measured"], first["ratio"]) == (0.3, False, 2.0)
+    assert first["reason"] == "other programs kept 0.30 cores at work (0.25 are allowed): repeat it on an idle machine"
+    assert (second["others"], second["measured"], "reason" in second) == (0.2, True, False)
+    assert printed[4].startswith("| x | 2 (not measured) |")
+    assert printed[-1].startswith("| x | 2 |")
+    assert runner.cells(first | {"benchmark": "gate", "second": 1})[2] == "2 (not measured)"
+    assert "reason other programs kept" in runner.cells(first | {"benchmark": "gate", "second": 1})[4]
+    assert runner.cells(second | {"benchmark": "gate", "second": 1})[2] == "2"
+
+
+def test_own_work_is_not_that_of_others() -> None:
+    """A child's counts as own work while it runs, and after it has ended; in a group of its own, too."""
+    work = "import time\nwhile time.process_time() < 0.3: pass"
+    before = _common.Work.now()
+    subprocess.run([sys.executable, "-c", work], check=True)
+    between = _common.Work.now()
+    assert between.own - before.own >= 0.25
+    assert between.all - before.all >= 0.25
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{work}\nprint(flush=True)\ntime.sleep(60)"],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # a group of its own, and still alive
+        assert _common.Work.now().own - between.own >= 0.25
+        child.kill()
+    assert _common.Work(10.0, 9.0, 9.0).others(_common.Work(0.0, 0.0, 0.0)) == 0
 
 
 @pytest.mark.parametrize("as_json", [True, False])

@@ -298,10 +298,10 @@ def test_dvc_makes_a_stage_of_each_iteration(listed: dict[str, dict[str, Any]]) 
 def test_an_iteration_starts_from_the_one_before(listed: dict[str, dict[str, Any]]) -> None:
     for number, before in (("001", "000"), ("002", "001"), ("003", "002")):
         assert {f"run/{before}/adapter", f"run/{before}/successes.json"} <= listed[f"rollout@{number}"]["deps"]
-        assert f"--successes run/{before}/successes.json" in listed[f"rollout@{number}"]["cmd"]
-        assert f"--previous-successes run/{before}/successes.json" in listed[f"score@{number}"]["cmd"]
+        assert f"--successes 'run/{before}/successes.json'" in listed[f"rollout@{number}"]["cmd"]
+        assert f"--previous-successes 'run/{before}/successes.json'" in listed[f"score@{number}"]["cmd"]
         assert f"run/{before}/checkpoint" in listed[f"update@{number}"]["deps"]
-        assert f"--previous run/{before}/checkpoint" in listed[f"update@{number}"]["cmd"]
+        assert f"--previous 'run/{before}/checkpoint'" in listed[f"update@{number}"]["cmd"]
     assert {"run/000/test", "run/002/test", "run/002/adapter"} <= listed["register"]["deps"]
 
 

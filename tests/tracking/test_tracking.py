@@ -187,13 +187,18 @@ def test_a_run_is_logged_whole(project: Project) -> None:
     tracker, messages = project.log()
     assert messages == []
     (parent,), nested = runs(tracker, parent=True), runs(tracker)
-    assert [run.info.run_name for run in nested] == [f"iteration 00{n} of {parent.info.run_name}" for n in (1, 2)]
+    key = parent.data.tags["run_key"][:6]
+    assert [run.info.run_name for run in nested] == [f"iteration 00{n}, {key}" for n in (1, 2)]
+    assert parent.info.run_name.endswith(f", {key}")
+    for run in (parent, *nested):
+        assert (run.data.tags["mlflow.source.name"], run.data.tags["mlflow.source.type"]) == ("flows/train.py", "LOCAL")
+    assert [item.dataset.name for item in parent.inputs.dataset_inputs] == ["scenarios"]
     second = nested[1].data
     assert second.metrics["reward_mean"] == 1.0
     assert second.metrics["val/success"] == 0.5
     assert second.metrics["val/ci95_low"] == pytest.approx(0.4)
     assert second.metrics["val/success_date_ last_"] == 0.5
-    assert second.metrics["clip_ratio/region_mean"] == 0.01
+    assert second.metrics["update/clip_ratio_region_mean"] == 0.01
     assert second.metrics["seconds/update"] == 2.0
     assert second.metrics["update/learning_rate"] == 3e-06
     assert second.metrics["overhead_seconds"] == 0.25
@@ -214,7 +219,11 @@ def test_a_run_is_logged_whole(project: Project) -> None:
     model = tracker.client.get_logged_model(output.model_id)
     assert model.tags["adapter_hash"] == name
     assert model.source_run_id == nested[1].info.run_id
-    assert {metric.key: metric.value for metric in model.metrics}["val/success"] == 0.5
+    of_model = {metric.key: metric.value for metric in model.metrics}
+    assert of_model["val/success"] == 0.5
+    assert not [name for name in of_model if "ci95" in name or name.endswith(("/n", "/scenarios"))], "no measures of it"
+    assert [best.model_id for best in parent.outputs.model_outputs] == [output.model_id]
+    assert min(name for name in second.metrics if "/" in name) > "clip", "what clipping did is not the first group"
 
     run_id = parent.info.run_id
     history = tracker.client.get_metric_history(run_id, "val/success")

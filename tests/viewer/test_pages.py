@@ -267,6 +267,40 @@ def test_bad_addresses_are_one_sentence(client: TestClient, address: str, said: 
 # --- A group
 
 
+@pytest.mark.parametrize("attempt", ["9" * 5000, "²", "-1", "1.0", "x", "99"])
+def test_an_attempt_that_is_none_marks_none(client: TestClient, made: Path, attempt: str) -> None:
+    address = {"at": "001/rollout", "scenario": scenario(0).id, "attempt": attempt}
+    answer = client.get("/group", params=address)
+    assert (answer.status_code, "attempt chosen" in answer.text) == (200, False)
+    assert "attempt chosen" in client.get("/group", params=address | {"attempt": "1"}).text
+
+
+def test_a_folder_with_a_strange_digit_is_no_iteration(own: Path) -> None:
+    (own / "001").rename(own / "²")
+    with browse(own) as client:
+        assert client.get("/").status_code == 200
+
+
+def test_a_damaged_file_is_a_page_that_says_so(own: Path) -> None:
+    """Valid parquet whose JSON has been damaged, then a params.yaml beside the run."""
+    address = {"at": "001/rollout", "scenario": scenario(0).id}
+    with browse(own) as client:
+        (own.parent / "params.yaml").write_text("policy: {base_model: [x")
+        answer = client.get("/group", params=address)
+        assert (answer.status_code, "params.yaml is not valid YAML" in answer.text) == (400, True)
+        (own.parent / "params.yaml").unlink()
+        assert client.get("/group", params=address).status_code == 200
+        import pyarrow.parquet as pq
+
+        path = own / "001" / "rewards.parquet"
+        table = pq.read_table(path)
+        place = table.column_names.index("components")
+        pq.write_table(table.set_column(place, "components", [['{"right": 1'] * len(table)]), path)
+        answer = client.get("/group", params=address)
+        assert answer.status_code == 400
+        assert "rewards.parquet cannot be read (JSONDecodeError" in str(Text(answer.text))
+
+
 def test_group_beside_each_other(client: TestClient, made: Path) -> None:
     one = scenario(0)
     page = read(client, "/group", at="001/rollout", scenario=one.id, kind="rollout")
@@ -286,15 +320,15 @@ def test_group_beside_each_other(client: TestClient, made: Path) -> None:
 def test_tokens_have_their_logprobs(client: TestClient) -> None:
     address = f"/group?at=001/rollout&scenario={scenario(0).id}"
     page = client.get(address).text
-    # No tokenizer belongs to this run: ids are shown. -0.2 nats is 81.87 %, the second of six bands.
-    assert '<span class="t p1" title="-0.2000 nats = 81.87% · token 301">301 </span>' in page
-    assert '<span class="t p5" title="-6.0000 nats = 0.25% · token 2">2 </span>' in page
-    assert len(re.findall(r'title="[^"]+nats[^"]+token', page)) == 5 * (1 + 2 + 3)
+    # No tokenizer belongs to this run: ids are shown. A log probability of -0.2 is 81.87 %, the second of six bands.
+    assert '<span class="t p1" title="log probability -0.2000 = 81.87% · token 301">301 </span>' in page
+    assert '<span class="t p5" title="log probability -6.0000 = 0.25% · token 2">2 </span>' in page
+    assert len(re.findall(r'title="log probability [^"]+token', page)) == 5 * (1 + 2 + 3)
     assert "10 11 12" not in str(Text(page))
     both = client.get(address + "&tokens=all").text
     assert "10 11 12 13" in str(Text(both))  # the first prompt
     assert str(Text(both)).count("50 51 52 53 54 55 56 57 58 59") == 1 + 2  # what came in between, once each
-    assert "nats = " not in client.get(address + "&tokens=none").text
+    assert "log probability -0.2000" not in client.get(address + "&tokens=none").text
     greedy = client.get(f"/group?at=000/evaluation&scenario={scenario(0, 'val').id}").text
     assert 'class="t g" title="no logprob was kept · token 300"' in greedy
 

@@ -306,6 +306,47 @@ def test_a_lock_cannot_lead_elsewhere(own: Path, tmp_path: Path, outs: list[dict
     assert {path for path in tmp_path.rglob("*") if not path.is_relative_to(own / ".flywheel")} == before
 
 
+BOMB = "policy: {base_model: *a9}"
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)) + BOMB
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("dvc.lock", "stages: {a: [", "dvc.lock of the kept run"),
+        ("dvc.lock", "stages: [1, 2]", "does not have the form"),
+        ("dvc.lock", "stages: {a: {outs: [{md5: x}]}}", "does not have the form"),
+        ("chain.yaml", "iterations: 3", "does not have the form"),
+        ("params.yaml", "- a", "must hold keys and values, not a list"),
+        ("params.yaml", "policy: [a]", "params.yaml of the kept run"),
+        ("params.yaml", BOMB, "repeat more than 10,000 values"),
+        ("params.yaml", "[" * 50_000, "levels deep"),
+    ],
+    ids=range(8),
+)
+def test_a_kept_run_with_damaged_files_is_a_page_that_says_so(own: Path, name: str, text: str, said: str) -> None:
+    git(own, "read-tree", "refs/runs/nightly")
+    (own / name).write_text(text)
+    git(own, "add", "--force", name)
+    commit = git(own, "commit-tree", git(own, "write-tree"), "-m", "damaged")
+    git(own, "update-ref", "refs/runs/damaged", commit)
+    with browse(own / "run") as client:
+        answer = client.get("/?run=damaged")
+        assert answer.status_code == 400
+        assert said in str(Text(answer.text))
+        assert client.get("/?run=nightly").status_code == 200
+
+
+def test_a_state_folder_that_cannot_be_written_is_a_page_that_says_so(own: Path) -> None:
+    (own / ".flywheel").touch()
+    with browse(own / "run") as client:
+        answer = client.get("/?run=nightly")
+        assert answer.status_code == 503
+        assert ".flywheel/view cannot be used (Not a directory): a file stands where a folder should be" in str(
+            Text(answer.text)
+        )
+
+
 def test_the_latest_few_stay_in_memory(team: Path) -> None:
     runs = view_runs.Runs(team / "run")
     for name in ("nightly", "short", "late", ".", "nightly"):

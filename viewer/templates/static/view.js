@@ -56,6 +56,16 @@ function step(by) {
   lines[next].scrollIntoView({ block: "nearest" });
 }
 
+// Escape empties a search box and drops its filter, in every browser alike.
+function leave(box) {
+  if (box.type === "search" && box.value !== "") {
+    box.value = "";
+    clearTimeout(waiting);
+    if (form && box.form === form) filter();
+  }
+  box.blur();
+}
+
 const KEYS = {
   j: () => step(1),
   k: () => step(-1),
@@ -67,7 +77,7 @@ const KEYS = {
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.closest("input, select, textarea")) {
-    if (event.key === "Escape") event.target.blur();
+    if (event.key === "Escape") leave(event.target);
     return;
   }
   if (event.key === "Enter" && event.target.closest("a, button, summary")) return;
@@ -85,6 +95,5 @@ document.addEventListener("mouseover", (event) => {
   if (token) about.textContent = token.title;
 });
 
-// Sideways only: the question above stays in sight.
-const chosen = document.querySelector(".attempt.chosen");
-if (chosen) chosen.parentElement.scrollLeft = chosen.offsetLeft - chosen.parentElement.offsetLeft - 40;
+// No further than needed: the question above stays in sight where there is room.
+document.querySelector(".attempt.chosen")?.scrollIntoView({ block: "nearest" });
