@@ -73,6 +73,9 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
         axis.plot(steps, sampled, linestyle="--", marker=".", markersize=3, color=line.get_color())
     axis.plot([], [], color="grey", label="greedy, with 95 % interval")
     axis.plot([], [], color="grey", linestyle="--", label="sampled at temperature 1")
+    if biases := [run["biased"]["success"] for run in runs if "biased" in run]:
+        label = "base policy, one token biased (greedy, test)"
+        axis.axhline(sum(biases) / len(biases), color="grey", linestyle=":", label=label)
     axis.set(xlabel="iteration (0 = base policy)", ylabel="validation success", ylim=(0, 1))
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(alpha=0.3)
