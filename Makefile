@@ -55,6 +55,12 @@ export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
 
 ALL_TASKS := $(filter-out base,$(notdir $(basename $(wildcard environments/[a-z]*.py))))
 
+# A home that cannot be written, as in some containers: caches and settings of tools are kept in the project, too.
+ifneq ($(shell mkdir -p "$${XDG_CACHE_HOME:-$$HOME/.cache}" 2>/dev/null && [ -w "$${XDG_CACHE_HOME:-$$HOME/.cache}" ] && echo yes),yes)
+export XDG_CACHE_HOME := $(STATE)/cache
+export XDG_CONFIG_HOME := $(STATE)/config
+endif
+
 # Without bytecode every process spends 17 s instead of 8 s on imports.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -168,11 +168,7 @@ def read(kind: Any, path: Path, what: str) -> list[Any]:
     """The records of a file; UserError where it is missing or holds something else."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; name a file of {what}, or the folder that holds it")
-    try:
-        return read_records(kind, path)
-    except ValueError as problem:  # of pydantic or of JSON
-        reason = str(problem).strip().splitlines()[0]
-        raise UserError(f"{path} holds no {what} ({reason}); name the file that the stage wrote") from None
+    return read_records(kind, path)
 
 
 def choose(

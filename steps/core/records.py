@@ -173,7 +173,8 @@ def read_records(kind: type[R], path: Path) -> list[R]:
     try:
         return [kind.model_validate(unpack(row)) for row in read_columns(path).to_pylist()]
     except DAMAGE as problem:  # pydantic's and JSON's errors are ValueErrors
-        raise unreadable(path, f"a row is no {kind.__name__}: {' '.join(str(problem).split())[:200]}") from None
+        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200]
+        raise unreadable(path, f"a row is no {kind.__name__}: {reason}") from None
 
 
 NESTED = ("messages", "data", "message", "observations", "components", "slices")

@@ -270,7 +270,8 @@ class MlflowTracker:
                 parent, began = self.parent, int(1000 * (time.time() - seconds))
                 tags = self.tags | {name: value for name, value in parent.data.tags.items() if name in GIT}
                 tags |= SOURCE | {"iteration": number, "iteration_key": key, "mlflow.parentRunId": parent.info.run_id}
-                name = f"iteration {number}, {parent.data.tags['run_key'][:6]}"  # longer names are cut off in the pages
+                whose = f" of {self.name}" if self.name else f", {parent.data.tags['run_key'][:6]}"
+                name = f"iteration {number}{whose}"  # short, because the pages cut off longer names
                 run = self.client.create_run(self.experiment, began, tags, name)
             self._fill(run, number, entries, metrics, system)
             self.client.set_terminated(run.info.run_id)

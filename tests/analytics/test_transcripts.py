@@ -227,11 +227,17 @@ def test_rewards_and_scenarios_from_elsewhere(run: Path, tmp_path: Path, capsys:
     [
         (["run/002"], "run/002 does not exist"),
         (["run/scenarios"], "run/scenarios/trajectories.parquet does not exist"),
-        (["run/001/rewards.parquet"], "run/001/rewards.parquet holds no trajectories"),
+        (
+            ["run/001/rewards.parquet"],
+            "run/001/rewards.parquet cannot be read (a row is no Trajectory: 13 validation errors",
+        ),
         (["junk.parquet"], "junk.parquet cannot be read (Parquet"),
         (["empty.parquet"], "empty.parquet holds no trajectories"),
         (["run/001", "--rewards", "none.parquet"], "none.parquet does not exist"),
-        (["run/001", "--rewards", "run/001/trajectories.parquet"], "trajectories.parquet holds no rewards"),
+        (
+            ["run/001", "--rewards", "run/001/trajectories.parquet"],
+            "trajectories.parquet cannot be read (a row is no Reward: ",
+        ),
         (["run/001", "--rewards", "others.parquet"], "others.parquet holds rewards of other trajectories"),
         (["run/001", "--scenarios", "none"], "--scenarios: none is no folder"),
         (["run/001", "--id", "x"], f"--id: there is no x in run/001; the first of 4 is {GOOD.id}"),

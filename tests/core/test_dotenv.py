@@ -136,7 +136,7 @@ def test_tracking_by_hand_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / ".env").write_text("FLYWHEEL_FROM_FILE=1\n")
     seen: list[str | None] = []
 
-    def started(_: Path) -> None:
+    def started(_: Path, **__: str) -> None:
         seen.append(os.environ.get("FLYWHEEL_FROM_FILE"))
         raise KeyboardInterrupt
 

@@ -432,6 +432,7 @@ def test_schedules_go_on_from_a_checkpoint(
     update = Update.model_validate(given)
     examples = with_advantages(random_rows(6, 1))
     whole = moved(Trainer(policy, seed=4))
+    take_measurements()  # of other tests
     whole.train(examples, update, 1.0, seed=5)
     whole.save_checkpoint(tmp_path / "half", "a")
     whole.train(examples, update, 1.0, seed=5)
