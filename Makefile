@@ -73,7 +73,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev environment ready train new-task check-task test faults bench check format reproduce mlflow prefect ui serve ask view browser ledger lock clean distclean
+.PHONY: help install dev environment ready train new-task check-task test faults bench check format promote reproduce mlflow prefect ui serve ask view browser ledger lock clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -149,6 +149,9 @@ check: dev  ## check lint, formatting and types
 format: dev  ## format the code and fix what ruff can fix
 	@$(RUN) ruff check --quiet --fix-only .
 	@$(RUN) ruff format .
+
+promote: install  ## judge the newest version, make it champion if the gate allows it (ARGS=--dry-run)
+	@$(RUN) python -m flows.promote $(ARGS)
 
 reproduce: ready install  ## run the stale stages by dvc repro, without a flow (ARGS=--force: all stages)
 	@$(RUN) dvc repro $(ARGS)
