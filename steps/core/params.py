@@ -4,7 +4,7 @@ There is a top-level key for each stage, and a few that stages share. A stage de
 are top-level keys (`RolloutParams`): it gets nothing else, and a test holds `params:` in dvc.yaml to the same keys. Defaults
 are the recipe for the embedded policy. Unknown keys and values out of range end the command with one sentence.
 
-Each field's meaning, default and range stand in steps/core/params_sections.py.
+Each field's meaning, default and range stand in steps/core/params_policy.py, params_sections.py and params_update.py.
 """
 
 from __future__ import annotations
@@ -16,24 +16,21 @@ from typing import Any, Self, TypeVar, get_args
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from steps.core.errors import UserError
+from steps.core.params_policy import Endpoint, Lora, Policy, Section
 from steps.core.params_sections import (
     Criteria,
     Curriculum,
-    Endpoint,
     Evaluate,
     Judges,
-    Lora,
-    Policy,
     Promote,
     Register,
     Rollout,
     Ruler,
     Scenarios,
     Score,
-    Section,
     Train,
-    Update,
 )
+from steps.core.params_update import Update
 from steps.core.yaml_text import read_mapping
 
 __all__ = [  # sections that others import from here

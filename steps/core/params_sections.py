@@ -1,112 +1,14 @@
-"""The sections of params.yaml: fields, defaults and ranges.
+"""The sections of params.yaml but `policy` and `update`: fields, defaults and ranges.
 
-The text under a field says what it does and its unit. Everything else imports the sections from steps/core/params.py.
+`policy` is in steps/core/params_policy.py, `update` in steps/core/params_update.py. The text under a field says what it does
+and its unit. Everything else imports the sections from steps/core/params.py.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Any, Literal
+from pydantic import Field, model_validator
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-CLIPPING: dict[str, tuple[float | None, float]] = {"cispo": (None, 5.0), "gspo": (3e-4, 4e-4)}
-CLIPPING_ELSE = (0.2, 0.28)  # epsilon and epsilon_high of the other losses
-
-
-class Section(BaseModel):
-    """A frozen mapping of params.yaml that refuses unknown keys, NaN and infinity."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Lora(Section):
-    """The LoRA adapter: on all linear layers, scaled by alpha / rank."""
-
-    rank: int = Field(16, ge=1, le=512)
-    """Rank of the adapter's matrices."""
-    alpha: float = Field(32, gt=0)
-    """The adapter's output is multiplied by alpha / rank."""
-
-
-class Endpoint(Section):
-    """A model on an OpenAI-compatible server (steps/llm/client.py)."""
-
-    model: str = Field(min_length=1)
-    """The model's name, as the server knows it."""
-    base_url: str = "https://api.openai.com/v1"
-    """The server's address: http(s)://host[:port]/path, without a name, a key or a query."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """Name of the environment variable that holds the key, which stands nowhere else. If it is not set, no key is sent."""
-    temperature: float | None = Field(0.0, ge=0, le=2)
-    """Sampling temperature. null: none is sent, for models that refuse it."""
-    max_tokens: int = Field(1024, ge=1)
-    """Most tokens of one answer."""
-    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """The name under which the server takes `max_tokens`; OpenAI's newer models take the second."""
-    timeout_seconds: float = Field(120, gt=0)
-    """Seconds until an attempt to call the server is given up."""
-    max_retries: int = Field(6, ge=0)
-    """Further attempts after a call was refused (429), the server failed, the answer was broken or it timed out."""
-    max_connections: int = Field(16, ge=1)
-    """Calls under way at the same time."""
-    price_in: float = Field(0.0, ge=0)
-    """Price of a million input tokens."""
-    price_out: float = Field(0.0, ge=0)
-    """Price of a million output tokens."""
-    max_cost: float | None = Field(None, gt=0)
-    """The most that one command's calls may cost; it stops before it would pass that. null: no limit."""
-    extra_body: dict[str, Any] = {}
-    """Further fields of each request, as the server documents them."""
-
-    @model_validator(mode="after")
-    def check(self) -> Endpoint:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):  # not quoted: it may be the key itself
-            raise ValueError("endpoint.api_key_env must be the name of an environment variable, and not the key itself")
-        if not re.fullmatch(r"https?://[^/@?#]+(/[^@?#]*)?", self.base_url):
-            raise ValueError("endpoint.base_url must be http(s)://host[:port]/path, without a name, a key or a query")
-        if self.max_cost is not None and not self.price_in + self.price_out:
-            raise ValueError("endpoint.max_cost needs price_in and price_out, which tell what a call costs")
-        return self
-
-    def cost(self, input_tokens: int, output_tokens: int) -> float:
-        """What a call costs, in the currency of the prices."""
-        return (input_tokens * self.price_in + output_tokens * self.price_out) / 1e6
-
-
-class Policy(Section):
-    """The model that acts and learns."""
-
-    kind: Literal["vllm", "openai", "scripted", "random"] = "vllm"
-    """Who plays. vllm: the base model with an adapter, in this process; the others can only be evaluated, and read nothing
-    else here but `endpoint`: a model on a server, the environment's scripted player, or random actions."""
-    endpoint: Endpoint | None = None
-    """The server of kind openai, and only of that. Its temperature and max_tokens count in place of those of `evaluate`."""
-    base_model: str = Field("tasks_data/embedded_policy", min_length=1)
-    """A folder, or a name on the Hugging Face Hub."""
-    revision: str | None = None
-    """The commit of a Hugging Face name. Without it a run cannot be reproduced once the model changes there."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """The number format of the weights and of all arithmetic."""
-    context: int = Field(2048, ge=64)
-    """Most tokens of an episode, prompt included."""
-    chat_template_kwargs: dict[str, Any] = {}
-    """Further arguments of the model's chat template, as its documentation names them."""
-    lora: Lora = Lora()
-    """The adapter that is trained."""
-    threads: int = Field(2, ge=1, le=1024)
-    """Threads that sampling and training compute with on a CPU, one per core. Another number rounds sums otherwise: the run
-    gives other bytes. Give a machine with more cores more of them."""
-    gpu_memory: float = Field(0.5, gt=0, lt=1)
-    """Share of a GPU's memory that the engine takes; the rest is for training."""
-
-    @model_validator(mode="after")
-    def check(self) -> Policy:
-        if self.kind == "openai" and self.endpoint is None:
-            raise ValueError("policy.endpoint is needed with policy.kind: openai (its model, at least)")
-        if self.kind != "openai" and self.endpoint is not None:
-            raise ValueError(f"policy.endpoint would have no effect with policy.kind: {self.kind}; take it out")
-        return self
+from steps.core.params_policy import Endpoint, Section
 
 
 class Scenarios(Section):
@@ -244,98 +146,6 @@ class Score(Section):
             if settings is not None and not getattr(self.judges, name):
                 raise ValueError(f"score.{name} would have no effect: score.judges.{name} is 0; take it out")
         return self
-
-
-class Update(Section):
-    """The GRPO update, with the names and meanings of TRL's GRPOConfig.
-
-    Some fields are read only with certain values of others, and their defaults depend on those. They are None until all
-    fields are checked; then `resolve` puts in the default, and refuses what would have no effect.
-    """
-
-    loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo"] = "dapo"
-    """How token losses are clipped and averaged."""
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """The rewards whose standard deviation the advantages are divided by."""
-    beta: float = Field(0.01, ge=0)
-    """Weight of the KL divergence from the base policy."""
-    use_bias_correction_kl: bool | None = None
-    """Weight the KL's gradient by the policies' ratio, which removes its bias. Default: true; read with beta above 0."""
-    epsilon: float | None = Field(None, gt=0, lt=1)
-    """How far below 1 the ratio counts. Default: 0.2, with gspo 3e-4; cispo does not read it."""
-    epsilon_high: float | None = Field(None, gt=0)
-    """How far above 1 the ratio counts; with cispo, the largest weight of a token. Default: 0.28, gspo 4e-4, cispo 5."""
-    num_iterations: int = Field(1, ge=1)
-    """Passes over the batch."""
-    steps_per_generation: int = Field(8, ge=1)
-    """Optimiser steps of each pass."""
-    learning_rate: float = Field(5e-4, gt=0)
-    """Step size of AdamW, after the warm-up."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls to 0 until `max_steps`."""
-    warmup_steps: int = Field(0, ge=0)
-    """Optimiser steps over which the learning rate rises from 0."""
-    max_steps: int | None = Field(None, ge=1)
-    """Optimiser steps of all iterations together. Needed, and read, with linear and cosine."""
-    weight_decay: float = Field(0.0, ge=0)
-    """AdamW's weight decay."""
-    max_grad_norm: float = Field(1.0, gt=0)
-    """Norm to which larger gradients are scaled down."""
-    truncated_completions: Literal["keep", "mask", "penalise"] = "keep"
-    """What becomes of episodes that max_tokens or the context cut off: learnt from, left out, or given a lower reward."""
-    truncation_penalty: float | None = Field(None, gt=0)
-    """Taken from the reward of such an episode. Default: 0.5; read with truncated_completions: penalise."""
-    without_signal: Literal["count", "drop"] = "count"
-    """What becomes of trajectories that are unscored, masked, or of a group whose scores are all equal. count: they are in
-    the loss's averages and, unless masked, in its KL term, as in TRL. drop: in neither, so that the others weigh more."""
-    vllm_importance_sampling_correction: bool = False
-    """Take ratios to the trainer's own logprobs, and weight the loss by trainer / sampler."""
-    vllm_importance_sampling_mode: (
-        Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
-    ) = None
-    """Whether those weights are of tokens or of whole sequences, and whether too large ones are cut or left out.
-    Default: sequence_mask; read with the correction, as are the two below."""
-    vllm_importance_sampling_clip_max: float | None = Field(None, gt=0)
-    """The largest weight. Default: 3. null: no upper bound."""
-    vllm_importance_sampling_clip_min: float | None = Field(None, gt=0)
-    """The smallest weight. Default: no lower bound."""
-    max_sampler_kl: float = Field(1e-3, gt=0)
-    """KL divergence between sampler and trainer, in nats per token before the update, above which the stage fails."""
-    tokens_per_micro_batch: int = Field(4096, ge=64)
-    """Tokens in one forward pass; a prefix that rows share counts once, and a trajectory is never divided."""
-    gradient_checkpointing: bool = False
-    """Compute activations a second time in place of keeping them: less memory, more time."""
-
-    @model_validator(mode="after")
-    def resolve(self) -> Update:
-        """Put in the defaults that depend on other fields. ValueError for a field that nothing would read."""
-        low, high = CLIPPING.get(self.loss_type, CLIPPING_ELSE)
-        is_scheduled = self.lr_scheduler_type != "constant"
-        is_penalised = self.truncated_completions == "penalise"
-        is_corrected, correction = self.vllm_importance_sampling_correction, "vllm_importance_sampling_correction: true"
-        unbounded = "vllm_importance_sampling_clip_max" in self.model_fields_set  # written as null
-        self._resolve("epsilon", low, low is not None, "a loss_type other than cispo")
-        self._resolve("epsilon_high", high)
-        self._resolve("use_bias_correction_kl", True, self.beta != 0, "a beta above 0")
-        self._resolve("max_steps", None, is_scheduled, "lr_scheduler_type: linear or cosine")
-        self._resolve("truncation_penalty", 0.5, is_penalised, "truncated_completions: penalise")
-        self._resolve("vllm_importance_sampling_mode", "sequence_mask", is_corrected, correction)
-        self._resolve("vllm_importance_sampling_clip_max", None if unbounded else 3.0, is_corrected, correction)
-        self._resolve("vllm_importance_sampling_clip_min", None, is_corrected, correction)
-        if is_scheduled and self.max_steps is None:
-            raise ValueError(
-                f"update.max_steps is needed with lr_scheduler_type: {self.lr_scheduler_type} "
-                "(iterations × steps_per_generation × num_iterations)"
-            )
-        return self
-
-    def _resolve(self, name: str, default: Any, is_read: bool = True, reader: str = "") -> None:
-        """Give a field that is None its default. ValueError where it is set and not read; `reader` says when it would be."""
-        if getattr(self, name) is None:
-            if is_read:
-                object.__setattr__(self, name, default)  # the section is frozen for everybody else
-        elif not is_read:
-            raise ValueError(f"update.{name} would have no effect: it is read with {reader} alone; take it out")
 
 
 class Evaluate(Section):

@@ -11,20 +11,20 @@ steps are then the same as in one process, within rounding.
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steps.core.errors import UserError
 from steps.core.progress import measure, progress, say
-from steps.policy import loading
 from steps.policy.adapter import adapter_hash
 from steps.training import packing
 from steps.training.batches import Example, OptimizerStep, by_group, micro_batches, split_evenly, split_steps
 from steps.training.loss import SamplerKl, TrlLoss, check_sampler, sampler_ratio
+from steps.training.model import load_model
+from steps.training.processes import gathered, process
+from steps.training.schedule import check_schedule, set_rate
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ class Trainer:
         """With a fresh adapter drawn from `seed`, or with a checkpoint's adapter and optimiser."""
         import torch
 
-        if _process()[1] > 1:
+        if process()[1] > 1:
             from accelerate import PartialState
 
             PartialState()  # joins the other processes, and selects this one's GPU
@@ -151,7 +151,7 @@ class Trainer:
                         sums[name] += metric * batch["tokens"]
                 del batch["packed"]  # large, and quick to make again for the next pass
             if not number:  # no weight has changed yet
-                nats, tokens = (sum(values) for values in zip(*_over_processes((kl.nats, kl.tokens)), strict=True))
+                nats, tokens = (sum(values) for values in zip(*gathered((kl.nats, kl.tokens)), strict=True))
                 if tokens:
                     common["sampler_kl"] = check_sampler(nats / tokens, settings.max_sampler_kl)
             self._sum_gradients()
@@ -170,7 +170,7 @@ class Trainer:
         }
         total = sum(step.computed for step in steps) * settings.num_iterations
         common["grad_norm"] = sums.pop("grad_norm")
-        return common | self._metrics(_over_processes((dict(sums), dict(extremes))), total)
+        return common | self._metrics(gathered((dict(sums), dict(extremes))), total)
 
     @staticmethod
     def _metrics(summed: list[tuple[dict[str, float], dict[str, list[float]]]], tokens: float) -> dict[str, float]:
@@ -200,7 +200,7 @@ class Trainer:
         groups = by_group([example for example in examples if example.has_gradient(settings.beta)])
         draw = random.Random(f"sampler {seed} {self.steps}")
         chosen = [draw.choice(groups[group]) for group in sorted(groups.keys() - first)]
-        rank, processes = _process()
+        rank, processes = process()
         own = split_evenly(sorted(chosen, key=lambda example: example.ids), processes)[rank]
         with torch.no_grad():
             for part in micro_batches(own, settings.tokens_per_micro_batch):
@@ -228,7 +228,7 @@ class Trainer:
                 f"{count} optimiser steps per pass, not {settings.steps_per_generation}: there are no more trajectories"
             )
         total = sum(example.tokens for example in examples)
-        rank, processes = _process()
+        rank, processes = process()
         steps = []
         for part in split_steps(examples, count, random.Random(f"update {seed} {self.steps}")):
             computed = sorted(
@@ -325,71 +325,5 @@ class Trainer:
         for weight in self.weights.values():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-            if _process()[1] > 1:
+            if process()[1] > 1:
                 torch.distributed.all_reduce(weight.grad)
-
-
-def load_model(policy: Policy) -> Any:
-    """The policy's base model with a fresh adapter, drawn with torch's seed, prepared for updates: packed attention, no
-    dropout, faster layers. UserError for unsupported layers."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-
-    from steps.training import layers
-
-    base = loading.load_model(policy)
-    packing.prepare(base)
-    for layer in base.modules():
-        if isinstance(layer, torch.nn.Dropout):  # the sampler has no dropout, so the ratios would measure it
-            layer.p = 0.0
-    lora = LoraConfig(
-        r=policy.lora.rank,
-        lora_alpha=policy.lora.alpha,
-        lora_dropout=0.0,
-        target_modules=loading.adapted_layers(base.config) or "all-linear",
-        task_type="CAUSAL_LM",
-    )
-    model = get_peft_model(base, lora)
-    layers.replace_forwards(model)
-    return model
-
-
-def set_rate(optimizer: Any, settings: Update, steps: int) -> None:
-    """Set the learning rate after `steps` optimiser steps: transformers' schedules, as a function of the count alone."""
-    if settings.lr_scheduler_type == "constant" and not settings.warmup_steps:
-        return
-    import torch
-    from torch.optim import SGD
-    from transformers import get_scheduler
-
-    name = "constant_with_warmup" if settings.lr_scheduler_type == "constant" else settings.lr_scheduler_type
-    schedule = get_scheduler(name, SGD([torch.zeros(1)]), settings.warmup_steps, settings.max_steps)
-    rate = settings.learning_rate * schedule.lr_lambdas[0](steps)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
-def check_schedule(settings: Update, steps: int) -> None:
-    """UserError where the schedule ends before the update does: the rest would have a learning rate of 0."""
-    if settings.max_steps is not None and steps > settings.max_steps:
-        raise UserError(
-            f"update.max_steps is {settings.max_steps}, and this update ends at optimiser step {steps}: the "
-            f"{settings.lr_scheduler_type} schedule ends before; raise it (iterations × steps_per_generation × "
-            "num_iterations)"
-        )
-
-
-def _over_processes(value: Any) -> list[Any]:
-    """This value of every process, in the order of their ranks."""
-    if _process()[1] == 1:
-        return [value]
-    import torch
-
-    gathered: list[Any] = [None] * _process()[1]
-    torch.distributed.all_gather_object(gathered, value)
-    return gathered
-
-
-def _process() -> tuple[int, int]:
-    """(rank of this process, number of processes) of `accelerate launch`; (0, 1) without it."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -359,7 +359,9 @@ def test_exponents_without_a_dot_are_numbers(tmp_path: Path) -> None:
 def test_every_field_says_what_it_is() -> None:
     """A text stands under each field of a section."""
     silent = []
-    for section in ast.walk(ast.parse((ROOT / "steps/core/params_sections.py").read_text())):
+    texts = [path.read_text() for path in sorted(ROOT.glob("steps/core/params_*.py"))]
+    assert len(texts) == 3
+    for section in (node for text in texts for node in ast.walk(ast.parse(text))):
         if isinstance(section, ast.ClassDef):
             assert ast.get_docstring(section), section.name
             for field, text in zip(section.body, [*section.body[1:], None], strict=True):

@@ -22,7 +22,8 @@ from steps.core.records import Row
 from steps.policy.adapter import adapter_hash
 from steps.training import grpo, packing
 from steps.training.batches import Example, advantages, micro_batches, split_evenly, split_steps
-from steps.training.grpo import Trainer, set_rate
+from steps.training.grpo import Trainer
+from steps.training.schedule import set_rate
 from tests.support import tiny
 from tests.support.tiny import (
     LOOSE,
@@ -317,7 +318,7 @@ def test_processes_share_each_step(policy: Policy, monkeypatch: pytest.MonkeyPat
     whole, steps = rows_of_steps(trainer, examples, update, 3), trainer._steps(examples, update, 3)
     shares = []
     for rank in range(processes):
-        monkeypatch.setattr(grpo, "_process", lambda rank=rank: (rank, processes))
+        monkeypatch.setattr(grpo, "process", lambda rank=rank: (rank, processes))
         shares.append(rows_of_steps(trainer, examples, update, 3))
         assert [step[1:] for step in trainer._steps(examples, update, 3)] == [step[1:] for step in steps]
     for number, part in enumerate(whole):

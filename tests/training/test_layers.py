@@ -69,7 +69,7 @@ def test_every_family_is_what_stock_transformers_and_peft_make_of_it(
 
 
 def test_which_forwards_are_replaced(tmp_path: Path) -> None:
-    from steps.training.grpo import load_model
+    from steps.training.model import load_model
 
     def replaced(name: str) -> set[str]:
         model = load_model(family(name, tmp_path / name))

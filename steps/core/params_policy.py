@@ -1,0 +1,103 @@
+"""The section `policy` of params.yaml, and what each section is. See steps/core/params_sections.py."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A frozen mapping of params.yaml that refuses unknown keys, NaN and infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Lora(Section):
+    """The LoRA adapter: on all linear layers, scaled by alpha / rank."""
+
+    rank: int = Field(16, ge=1, le=512)
+    """Rank of the adapter's matrices."""
+    alpha: float = Field(32, gt=0)
+    """The adapter's output is multiplied by alpha / rank."""
+
+
+class Endpoint(Section):
+    """A model on an OpenAI-compatible server (steps/llm/client.py)."""
+
+    model: str = Field(min_length=1)
+    """The model's name, as the server knows it."""
+    base_url: str = "https://api.openai.com/v1"
+    """The server's address: http(s)://host[:port]/path, without a name, a key or a query."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Name of the environment variable that holds the key, which stands nowhere else. If it is not set, no key is sent."""
+    temperature: float | None = Field(0.0, ge=0, le=2)
+    """Sampling temperature. null: none is sent, for models that refuse it."""
+    max_tokens: int = Field(1024, ge=1)
+    """Most tokens of one answer."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """The name under which the server takes `max_tokens`; OpenAI's newer models take the second."""
+    timeout_seconds: float = Field(120, gt=0)
+    """Seconds until an attempt to call the server is given up."""
+    max_retries: int = Field(6, ge=0)
+    """Further attempts after a call was refused (429), the server failed, the answer was broken or it timed out."""
+    max_connections: int = Field(16, ge=1)
+    """Calls under way at the same time."""
+    price_in: float = Field(0.0, ge=0)
+    """Price of a million input tokens."""
+    price_out: float = Field(0.0, ge=0)
+    """Price of a million output tokens."""
+    max_cost: float | None = Field(None, gt=0)
+    """The most that one command's calls may cost; it stops before it would pass that. null: no limit."""
+    extra_body: dict[str, Any] = {}
+    """Further fields of each request, as the server documents them."""
+
+    @model_validator(mode="after")
+    def check(self) -> Endpoint:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):  # not quoted: it may be the key itself
+            raise ValueError("endpoint.api_key_env must be the name of an environment variable, and not the key itself")
+        if not re.fullmatch(r"https?://[^/@?#]+(/[^@?#]*)?", self.base_url):
+            raise ValueError("endpoint.base_url must be http(s)://host[:port]/path, without a name, a key or a query")
+        if self.max_cost is not None and not self.price_in + self.price_out:
+            raise ValueError("endpoint.max_cost needs price_in and price_out, which tell what a call costs")
+        return self
+
+    def cost(self, input_tokens: int, output_tokens: int) -> float:
+        """What a call costs, in the currency of the prices."""
+        return (input_tokens * self.price_in + output_tokens * self.price_out) / 1e6
+
+
+class Policy(Section):
+    """The model that acts and learns."""
+
+    kind: Literal["vllm", "openai", "scripted", "random"] = "vllm"
+    """Who plays. vllm: the base model with an adapter, in this process; the others can only be evaluated, and read nothing
+    else here but `endpoint`: a model on a server, the environment's scripted player, or random actions."""
+    endpoint: Endpoint | None = None
+    """The server of kind openai, and only of that. Its temperature and max_tokens count in place of those of `evaluate`."""
+    base_model: str = Field("tasks_data/embedded_policy", min_length=1)
+    """A folder, or a name on the Hugging Face Hub."""
+    revision: str | None = None
+    """The commit of a Hugging Face name. Without it a run cannot be reproduced once the model changes there."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """The number format of the weights and of all arithmetic."""
+    context: int = Field(2048, ge=64)
+    """Most tokens of an episode, prompt included."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Further arguments of the model's chat template, as its documentation names them."""
+    lora: Lora = Lora()
+    """The adapter that is trained."""
+    threads: int = Field(2, ge=1, le=1024)
+    """Threads that sampling and training compute with on a CPU, one per core. Another number rounds sums otherwise: the run
+    gives other bytes. Give a machine with more cores more of them."""
+    gpu_memory: float = Field(0.5, gt=0, lt=1)
+    """Share of a GPU's memory that the engine takes; the rest is for training."""
+
+    @model_validator(mode="after")
+    def check(self) -> Policy:
+        if self.kind == "openai" and self.endpoint is None:
+            raise ValueError("policy.endpoint is needed with policy.kind: openai (its model, at least)")
+        if self.kind != "openai" and self.endpoint is not None:
+            raise ValueError(f"policy.endpoint would have no effect with policy.kind: {self.kind}; take it out")
+        return self

@@ -1,0 +1,104 @@
+"""The section `update` of params.yaml. See steps/core/params_sections.py."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from steps.core.params_policy import Section
+
+CLIPPING: dict[str, tuple[float | None, float]] = {"cispo": (None, 5.0), "gspo": (3e-4, 4e-4)}
+CLIPPING_ELSE = (0.2, 0.28)  # epsilon and epsilon_high of the other losses
+
+
+class Update(Section):
+    """The GRPO update, with the names and meanings of TRL's GRPOConfig.
+
+    Some fields are read only with certain values of others, and their defaults depend on those. They are None until all
+    fields are checked; then `resolve` puts in the default, and refuses what would have no effect.
+    """
+
+    loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo"] = "dapo"
+    """How token losses are clipped and averaged."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """The rewards whose standard deviation the advantages are divided by."""
+    beta: float = Field(0.01, ge=0)
+    """Weight of the KL divergence from the base policy."""
+    use_bias_correction_kl: bool | None = None
+    """Weight the KL's gradient by the policies' ratio, which removes its bias. Default: true; read with beta above 0."""
+    epsilon: float | None = Field(None, gt=0, lt=1)
+    """How far below 1 the ratio counts. Default: 0.2, with gspo 3e-4; cispo does not read it."""
+    epsilon_high: float | None = Field(None, gt=0)
+    """How far above 1 the ratio counts; with cispo, the largest weight of a token. Default: 0.28, gspo 4e-4, cispo 5."""
+    num_iterations: int = Field(1, ge=1)
+    """Passes over the batch."""
+    steps_per_generation: int = Field(8, ge=1)
+    """Optimiser steps of each pass."""
+    learning_rate: float = Field(5e-4, gt=0)
+    """Step size of AdamW, after the warm-up."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls to 0 until `max_steps`."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimiser steps over which the learning rate rises from 0."""
+    max_steps: int | None = Field(None, ge=1)
+    """Optimiser steps of all iterations together. Needed, and read, with linear and cosine."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's weight decay."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Norm to which larger gradients are scaled down."""
+    truncated_completions: Literal["keep", "mask", "penalise"] = "keep"
+    """What becomes of episodes that max_tokens or the context cut off: learnt from, left out, or given a lower reward."""
+    truncation_penalty: float | None = Field(None, gt=0)
+    """Taken from the reward of such an episode. Default: 0.5; read with truncated_completions: penalise."""
+    without_signal: Literal["count", "drop"] = "count"
+    """What becomes of trajectories that are unscored, masked, or of a group whose scores are all equal. count: they are in
+    the loss's averages and, unless masked, in its KL term, as in TRL. drop: in neither, so that the others weigh more."""
+    vllm_importance_sampling_correction: bool = False
+    """Take ratios to the trainer's own logprobs, and weight the loss by trainer / sampler."""
+    vllm_importance_sampling_mode: (
+        Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
+    ) = None
+    """Whether those weights are of tokens or of whole sequences, and whether too large ones are cut or left out.
+    Default: sequence_mask; read with the correction, as are the two below."""
+    vllm_importance_sampling_clip_max: float | None = Field(None, gt=0)
+    """The largest weight. Default: 3. null: no upper bound."""
+    vllm_importance_sampling_clip_min: float | None = Field(None, gt=0)
+    """The smallest weight. Default: no lower bound."""
+    max_sampler_kl: float = Field(1e-3, gt=0)
+    """KL divergence between sampler and trainer, in nats per token before the update, above which the stage fails."""
+    tokens_per_micro_batch: int = Field(4096, ge=64)
+    """Tokens in one forward pass; a prefix that rows share counts once, and a trajectory is never divided."""
+    gradient_checkpointing: bool = False
+    """Compute activations a second time in place of keeping them: less memory, more time."""
+
+    @model_validator(mode="after")
+    def resolve(self) -> Update:
+        """Put in the defaults that depend on other fields. ValueError for a field that nothing would read."""
+        low, high = CLIPPING.get(self.loss_type, CLIPPING_ELSE)
+        is_scheduled = self.lr_scheduler_type != "constant"
+        is_penalised = self.truncated_completions == "penalise"
+        is_corrected, correction = self.vllm_importance_sampling_correction, "vllm_importance_sampling_correction: true"
+        unbounded = "vllm_importance_sampling_clip_max" in self.model_fields_set  # written as null
+        self._resolve("epsilon", low, low is not None, "a loss_type other than cispo")
+        self._resolve("epsilon_high", high)
+        self._resolve("use_bias_correction_kl", True, self.beta != 0, "a beta above 0")
+        self._resolve("max_steps", None, is_scheduled, "lr_scheduler_type: linear or cosine")
+        self._resolve("truncation_penalty", 0.5, is_penalised, "truncated_completions: penalise")
+        self._resolve("vllm_importance_sampling_mode", "sequence_mask", is_corrected, correction)
+        self._resolve("vllm_importance_sampling_clip_max", None if unbounded else 3.0, is_corrected, correction)
+        self._resolve("vllm_importance_sampling_clip_min", None, is_corrected, correction)
+        if is_scheduled and self.max_steps is None:
+            raise ValueError(
+                f"update.max_steps is needed with lr_scheduler_type: {self.lr_scheduler_type} "
+                "(iterations × steps_per_generation × num_iterations)"
+            )
+        return self
+
+    def _resolve(self, name: str, default: Any, is_read: bool = True, reader: str = "") -> None:
+        """Give a field that is None its default. ValueError where it is set and not read; `reader` says when it would be."""
+        if getattr(self, name) is None:
+            if is_read:
+                object.__setattr__(self, name, default)  # the section is frozen for everybody else
+        elif not is_read:
+            raise ValueError(f"update.{name} would have no effect: it is read with {reader} alone; take it out")

@@ -1,0 +1,36 @@
+"""The model that an update trains: the policy's base model, frozen, with a LoRA adapter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steps.policy import loading
+from steps.training import packing
+
+if TYPE_CHECKING:
+    from steps.core.params import Policy
+
+
+def load_model(policy: Policy) -> Any:
+    """The policy's base model with a fresh adapter, drawn with torch's seed, prepared for updates: packed attention, no
+    dropout, faster layers. UserError for unsupported layers."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    from steps.training import layers
+
+    base = loading.load_model(policy)
+    packing.prepare(base)
+    for layer in base.modules():
+        if isinstance(layer, torch.nn.Dropout):  # the sampler has no dropout, so the ratios would measure it
+            layer.p = 0.0
+    lora = LoraConfig(
+        r=policy.lora.rank,
+        lora_alpha=policy.lora.alpha,
+        lora_dropout=0.0,
+        target_modules=loading.adapted_layers(base.config) or "all-linear",
+        task_type="CAUSAL_LM",
+    )
+    model = get_peft_model(base, lora)
+    layers.replace_forwards(model)
+    return model
