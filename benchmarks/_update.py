@@ -215,6 +215,40 @@ def run_trl(folder: str, steps: int, count: int, batch: int) -> dict[str, Any]:
     return {"seconds": seconds[steps:], "memory": memory()}
 
 
+STOCK: dict[str, Any] = {  # settings of GRPOConfig: this project's recipe, and nothing beside training
+    "loss_type": "dapo",
+    "epsilon_high": 0.28,
+    "beta": 0.0,
+    "learning_rate": LEARNING_RATE,
+    "lr_scheduler_type": "constant",
+    "adam_beta2": 0.95,
+    "max_grad_norm": 1.0,
+    "shuffle_dataset": False,
+    "gradient_checkpointing": False,
+    "save_strategy": "no",
+    "logging_steps": 10_000,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "seed": 0,
+}
+
+
+def with_first_adapter(model: Any, start: Path) -> Any:
+    """The model with this project's LoRA, as PEFT makes it, and the weights of the checkpoint `start`."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from safetensors.torch import load_file
+
+    lora = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(model, lora)
+    first = load_file(start / "state.safetensors")
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if value.requires_grad:
+                value.copy_(first[f"weight.{name}"])
+    return model
+
+
 def train_with_trl(
     base_model: str,
     start: Path,  # checkpoint of the first adapter
@@ -235,21 +269,12 @@ def train_with_trl(
     """
     import torch
     from datasets import Dataset
-    from peft import LoraConfig, get_peft_model
-    from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     kind = torch.bfloat16 if settings.get("bf16") else torch.float32  # faster than float32 that autocast casts
-    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=kind)
-    lora = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
-    model = get_peft_model(model, lora)
-    first = load_file(start / "state.safetensors")
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if value.requires_grad:
-                value.copy_(first[f"weight.{name}"])
+    model = with_first_adapter(AutoModelForCausalLM.from_pretrained(base_model, dtype=kind), start)
     seconds: list[float] = []
 
     class Clock(TrainerCallback):
@@ -272,22 +297,8 @@ def train_with_trl(
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=len(prompts) * attempts // batch,
         num_generations=attempts,
-        loss_type="dapo",
-        epsilon_high=0.28,
-        beta=0.0,
-        learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        adam_beta2=0.95,
-        max_grad_norm=1.0,
-        shuffle_dataset=False,
-        gradient_checkpointing=False,
         use_cpu=not torch.cuda.is_available(),
-        save_strategy="no",
-        logging_steps=10_000,
-        report_to="none",
-        disable_tqdm=True,
-        seed=0,
-        **{"bf16": False, **settings},
+        **STOCK | {"bf16": False} | settings,
     )
     GRPOTrainer(
         model=model,

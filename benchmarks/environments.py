@@ -20,8 +20,8 @@ from typing import Any
 import environments
 from benchmarks import _common
 from benchmarks._common import ROOT
+from environments import tasks
 from environments.base import Env, Message, Scenario
-from flows.deployment.settings import tasks
 
 EPISODES = 32  # that are replayed, over and over
 SCENARIOS = 32  # made in one go

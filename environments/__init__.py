@@ -7,10 +7,16 @@ your own (`load("my_package.my_task")`).
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from environments.base import Env
+
+
+def tasks() -> list[str]:
+    """The tasks that come with the project. No task's module is run."""
+    return sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py") if path.stem != "base")
 
 
 def load(task: str) -> type[Env]:

@@ -93,6 +93,18 @@ def copy_project(folder: Path) -> Path:
     return folder
 
 
+def small_repository(folder: Path, params: str) -> None:
+    """A git repository in `folder` with one commit, of what a run's own files are kept beside."""
+    from steps.project.git import git
+
+    git(folder, "init", "--quiet")
+    for name, text in {".gitignore": "/.flywheel/\n", ".dvc/config": "", "params.yaml": params}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "first")
+
+
 def change_params(folder: Path, changes: Mapping[str, object]) -> None:
     path = folder / "params.yaml"
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))

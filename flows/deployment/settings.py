@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
+from environments import tasks
 from flows.deployment.workspace import NAME
-from flows.repro.tasks import tasks
 from steps.core.masking import masked
 
 

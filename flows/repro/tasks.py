@@ -1,20 +1,12 @@
-"""The tasks by name: which ones there are, and a sentence about a name that is none of them. No task's module is run."""
+"""A sentence about the name of a task that does not exist. No task's module is run."""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
-from pathlib import Path
 
+import environments
 from steps.core.errors import UserError
-
-
-def tasks() -> list[str]:
-    """The tasks that come with the project."""
-    import environments
-
-    folder = Path(environments.__file__ or "").parent
-    return sorted(path.stem for path in folder.glob("[!_]*.py") if path.stem != "base")
 
 
 def check_task(name: str) -> None:
@@ -26,7 +18,7 @@ def check_task(name: str) -> None:
                 "can be imported"
             )
         return
-    names = tasks()
+    names = environments.tasks()
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         question = f"; did you mean {near[0]}?" if near else ":"

@@ -26,10 +26,10 @@ EQUAL = (
 
 def failures(folder: Path) -> str:
     """How many episodes of a folder's trajectories failed, with the first error; empty where none did."""
-    errors = [error or "no message" for reason, error in stops(folder) if reason == "error"]
+    ends = stops(folder)
+    errors, total = [error or "no message" for reason, error in ends if reason == "error"], len(ends)
     if not errors:
         return ""
-    total = len(stops(folder))
     first = " ".join("".join(letter if letter.isprintable() else " " for letter in errors[0]).split())
     first = first if len(first) <= LONGEST else f"{first[:LONGEST]} …"
     return f"{len(errors)} of {total} episodes failed ({100 * len(errors) / total:.0f} %); the first error: {first}"

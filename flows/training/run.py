@@ -24,7 +24,7 @@ from flows.repro import folder_lock
 from flows.repro.parameters import set_params
 from flows.repro.pipeline import Pipeline
 from flows.terminal import health, report
-from flows.terminal.command import LOG, explained, prepare
+from flows.terminal.command import LOG, explained, prepare, undisturbed
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
 from flows.training.ending import result_lines, write_summary
@@ -130,8 +130,9 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
     except BaseException as problem:
         signals = (KeyboardInterrupt, TerminationSignal)  # the second is what Prefect makes of SIGTERM
         interrupted = any(isinstance(link, signals) for link in causes(problem))
-        for tracker in trackers:
-            tracker.finish("KILLED" if interrupted else "FAILED")
+        with undisturbed():
+            for tracker in trackers:
+                tracker.finish("KILLED" if interrupted else "FAILED")
         if interrupted and isinstance(problem, Exception):  # by whatever Ctrl-C met: Prefect must see it as what it is
             raise KeyboardInterrupt from problem
         raise

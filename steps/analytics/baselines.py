@@ -150,8 +150,8 @@ def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> 
     try:
         env = environments.load(task)
     except (ModuleNotFoundError, ValueError) as problem:
-        names = sorted(path.stem for path in Path(environments.__file__).parent.glob("[!_]*.py") if path.stem != "base")
-        raise UserError(f"--task {task}: {problem}; the tasks are {', '.join(names)}, or a dotted module") from None
+        names = ", ".join(environments.tasks())
+        raise UserError(f"--task {task}: {problem}; the tasks are {names}, or a dotted module") from None
     data = env.load(folder)
     chosen, of_the_run = choose(task, env, data, words)
     results = []

@@ -22,7 +22,7 @@ from tests.conftest import ROOT
 
 # Below the pool of every task's every split.
 SMALL = {"train": 120, "val": 60, "test": 60}
-TASKS = sorted(path.stem for path in (ROOT / "environments").glob("[!_]*.py") if path.stem != "base")
+TASKS = environments.tasks()
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 

@@ -25,9 +25,9 @@ from typing import Any
 import pytest
 
 import environments
-from benchmarks.environments import random_plays, tasks
+from benchmarks.environments import random_plays
 from benchmarks.environments import replay as replay_plays
-from environments import _new
+from environments import _new, tasks
 from environments._template import Template
 from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls, use
 from steps.policy.chat import Chat

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -155,3 +156,25 @@ def test_a_registry_that_is_away_at_the_end_costs_only_the_number(
     lines: list[str] = []
     ending.print_end(lines.append, summary)
     assert "Registered iteration 2 in toy; `make mlflow` shows the version's number." in lines
+
+
+def test_a_second_signal_does_not_cut_off_what_trackers_log_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """make passes on a SIGTERM that the process has had already, and people press Ctrl-C twice."""
+    from flows.terminal.display import RunDisplay
+    from flows.training import run as training
+
+    ended: list[str] = []
+
+    class Tracker:
+        def finish(self, status: str) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            ended.append(status)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "open_trackers", lambda *_: (Tracker(), [Tracker(), Tracker()]))
+    monkeypatch.setattr(training, "_train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        training.train_here(RunDisplay())
+    assert ended == ["KILLED", "KILLED"]

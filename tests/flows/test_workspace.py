@@ -18,18 +18,13 @@ from steps.core.errors import UserError
 from steps.project import store
 from steps.project.git import git, git_state
 from steps.project.store import variables
-from tests.conftest import ROOT
+from tests.conftest import ROOT, small_repository
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A repository with one commit."""
-    git(tmp_path, "init", "--quiet")
-    for name, text in {".gitignore": "/.flywheel/\n", ".dvc/config": "", "params.yaml": "seed: 1\n"}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    git(tmp_path, "add", "--all")
-    git(tmp_path, "commit", "--quiet", "--message", "first")
+    small_repository(tmp_path, "seed: 1\n")
     return tmp_path
 
 

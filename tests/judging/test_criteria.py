@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import environments
-from benchmarks.environments import tasks
+from environments import tasks
 from environments._template import Template
 from environments.base import Env, Message, Outcome, Scenario, Split, use, words
 from steps.core.params import Criteria

@@ -318,7 +318,7 @@ def test_no_text_names_a_machine_or_a_registry() -> None:
 
 def test_text_rule_can_fail(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True, timeout=240)
-    (tmp_path / "good.md").write_text("see docs/work/x.md, ~/root/y, and framework/root/z\n")
+    (tmp_path / "good.md").write_text("see docs/work/x.md, ~/" + "root/y, and framework/" + "root/z\n")
     (tmp_path / "bad.md").write_text(
         "one\n" + "see /" + "work/main\n" + "see /" + "root\n" + "https://py" + "pi.org/simple\n"
     )

@@ -11,18 +11,14 @@ from steps.project import store
 from steps.project.git import git
 from steps.tracking import __main__ as command
 from steps.tracking.kept import WORKTREES, kept_run
+from tests.conftest import small_repository
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with a run that was kept, and one whose worktree is still there."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    git(tmp_path, "init", "--quiet")
-    for name, text in {".gitignore": "/.flywheel/\n", ".dvc/config": "", "params.yaml": "seed: 2\n"}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    git(tmp_path, "add", "--all")
-    git(tmp_path, "commit", "--quiet", "--message", "run second")
+    small_repository(tmp_path, "seed: 2\n")
     git(tmp_path, "update-ref", "refs/runs/second", "HEAD")
     (tmp_path / WORKTREES / "failed").mkdir(parents=True)
     return tmp_path
