@@ -26,7 +26,11 @@ class Parsed(NamedTuple):
 
 
 class Chat:
-    """Renders and parses for one tokenizer and one set of tools. ValueError for templates without tools."""
+    """Renders and parses for one tokenizer and one set of tools.
+
+    ValueError for a template that leaves out the tools, where there are any, or what a tool answers. A task without tools
+    needs no template for them.
+    """
 
     def __init__(self, tokenizer: Any, tools: Sequence[dict[str, Any]], options: dict[str, Any] | None = None) -> None:
         self.tokenizer = tokenizer
@@ -52,16 +56,17 @@ class Chat:
     def suffix_ids(self, observations: Sequence[Message]) -> list[int]:
         """The token ids that observations add after a finished turn, up to the point where the assistant begins again."""
         call = {"type": "function", "function": {"name": DUMMY, "arguments": {}}}
-        dummy: list[Message] = [
-            {"role": "user", "content": "dummy"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ]
+        turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        if not self.tools:
+            turn = {"role": "assistant", "content": DUMMY}
+        dummy: list[Message] = [{"role": "user", "content": "dummy"}, turn]
         text = self._render([*dummy, *map(self._without_special, observations)], generate=True)
         mark = self.tokenizer.convert_ids_to_tokens(self.end)
         _, called, after_call = text.partition(DUMMY)
         _, ended, suffix = after_call.partition(mark)
         if not called or not ended:
-            raise ValueError("its chat template leaves out an assistant's tool call, or does not end it as other turns")
+            what = "an assistant's tool call" if self.tools else "an assistant's turn"
+            raise ValueError(f"its chat template leaves out {what}, or does not end it as other turns")
         return self._encode(suffix)
 
     def _without_special(self, message: Message) -> Message:
@@ -77,6 +82,8 @@ class Chat:
         names = [tool["function"]["name"] for tool in self.tools]
         if not all(name in shown for name in names):
             raise ValueError("its chat template leaves out the tools")
+        if not self.tools:
+            return
         answer = self.tokenizer.decode(self.suffix_ids([{"role": "tool", "name": "dummy", "content": "an answer"}]))
         if "an answer" not in answer:
             raise ValueError("its chat template leaves out what a tool answers")
@@ -104,7 +111,7 @@ class Chat:
 
     def _render(self, messages: Sequence[Message], generate: bool) -> str:
         return self.tokenizer.apply_chat_template(
-            list(messages), tools=self.tools, tokenize=False, add_generation_prompt=generate, **self.options
+            list(messages), tools=self.tools or None, tokenize=False, add_generation_prompt=generate, **self.options
         )
 
     def _encode(self, text: str) -> list[int]:

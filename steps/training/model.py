@@ -12,14 +12,17 @@ if TYPE_CHECKING:
 
 
 def load_model(policy: Policy) -> Any:
-    """The policy's base model with a fresh adapter, drawn with torch's seed, prepared for updates: packed attention, no
-    dropout, faster layers. UserError for unsupported layers."""
+    """The policy's base model with a fresh adapter, drawn with torch's seed. UserError for unsupported layers."""
+    return wrap(loading.load_model(policy), policy)
+
+
+def wrap(base: Any, policy: Policy) -> Any:
+    """A base model with a fresh adapter, prepared for updates: packed attention, no dropout, faster layers."""
     import torch
     from peft import LoraConfig, get_peft_model
 
     from steps.training import layers
 
-    base = loading.load_model(policy)
     packing.prepare(base)
     for layer in base.modules():
         if isinstance(layer, torch.nn.Dropout):  # the sampler has no dropout, so the ratios would measure it

@@ -477,3 +477,18 @@ def test_options_reach_the_template(family: Callable[[str], Any]) -> None:
     )
     assert plain.tokenizer.decode(plain.prompt_ids(told)).endswith("<|im_start|>assistant\n")
     assert quiet.tokenizer.decode(quiet.prompt_ids(told)).endswith("<think>\n\n</think>\n\n")
+
+
+def test_a_task_without_tools_needs_no_template_for_them(tokenizer: Any) -> None:
+    """SmolLM2's template writes contents alone."""
+    plain = copy.deepcopy(tokenizer)
+    plain.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    chat = Chat(plain, [])
+    suffix = plain.decode(chat.suffix_ids([{"role": "user", "content": "no, again"}]))
+    assert suffix == "\n<|im_start|>user\nno, again<|im_end|>\n<|im_start|>assistant\n"
+    assert chat.parse(chat.completion_ids(assistant(content="12"))).message["content"] == "12"
+    with pytest.raises(ValueError, match="leaves out the tools"):
+        Chat(plain, TOOLS)
