@@ -1,10 +1,10 @@
 """vLLM in this process: one engine, kept for the life of the process, that takes token ids and returns token ids.
 
-Left out on purpose: text, seeds per request (vLLM's CPU sampler has none: a batch is seeded as a whole), and any server. The
-same batch, seed and adapter give the same tokens and logprobs, in a fresh process and in a warm one.
+Left out on purpose: text, and any server. Each request has a seed of its own, so what is drawn for it does not depend on
+the batch in which it runs, nor on whether the process is fresh or warm. Logits do depend on the batch, in their last bits.
 
-    sampler = EngineSampler(policy, adapter, temperature=1.0, max_tokens=64, stop=2, seed=1)
-    sampler.submit(0, prompt_ids)
+    sampler = EngineSampler(policy, adapter, temperature=1.0, max_tokens=64, stop=2)
+    sampler.submit(0, prompt_ids, seed=1)
     while sampler.pending: for sampled in sampler.step(): …
 
 `play` plays whole episodes with it, as the stages rollout and evaluate do.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,7 @@ from steps.core.progress import say
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import adapted_layers, explained, load_tokenizer
 from steps.policy.machine import before_training, own_cores
-from steps.sampling import episodes
+from steps.sampling import draws_cpu, episodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,8 +67,9 @@ class Engine:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         import torch
 
-        on_gpu = torch.cuda.is_available()
+        self.on_gpu = on_gpu = torch.cuda.is_available()
         if not on_gpu:
+            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # draws_cpu.py replaces a part of the other
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, own_cores(self.policy.threads)))
             compile_nothing()
         from transformers import AutoConfig
@@ -76,6 +78,7 @@ class Engine:
         if not on_gpu:
             from steps.sampling import lora_cpu
 
+            draws_cpu.use()
             lora_cpu.use()
         load_tokenizer(self.policy)  # an unknown model fails here with a sentence, not deep inside the engine
         with explained(self.policy):
@@ -148,20 +151,19 @@ class EngineSampler:
         temperature: float,
         max_tokens: int,
         stop: int,
-        seed: int,
         logit_bias: dict[int, float] | None = None,  # nats, by token id
     ) -> None:
-        import torch
-
         engine = get(policy)  # before vLLM is imported: see compile_nothing
         from vllm import SamplingParams
 
         engine.wake()
         engine.llm.reset_prefix_cache()
+        self.on_gpu = engine.on_gpu
         self.engine = engine.llm
         self.lora = engine.lora(adapter)
         self.keys: dict[str, int] = {}
-        self.sampling = SamplingParams(
+        self.sampling = partial(
+            SamplingParams,
             temperature=temperature,
             max_tokens=max_tokens,
             stop_token_ids=[stop],
@@ -170,17 +172,17 @@ class EngineSampler:
             detokenize=False,
             logit_bias=logit_bias,
         )
-        torch.manual_seed(seed)
 
     @property
     def pending(self) -> int:
         return len(self.keys)
 
-    def submit(self, key: int, prompt_ids: list[int]) -> None:
-        """Queue one turn; its result has the same `key`."""
+    def submit(self, key: int, prompt_ids: list[int], seed: int) -> None:
+        """Queue one turn; its result has the same `key`. `seed`, an integer of 63 bits, decides what is drawn."""
         self.keys[str(key)] = key
         prompt: Any = {"prompt_token_ids": prompt_ids}
-        self.engine.add_request(str(key), prompt, self.sampling, lora_request=self.lora)
+        draws = {"seed": seed} if self.on_gpu else draws_cpu.seeded(seed)
+        self.engine.add_request(str(key), prompt, self.sampling(**draws), lora_request=self.lora)
 
     def step(self) -> list[Sampled]:
         """Make one engine step; returns the turns that it finished, in the order of their keys."""
@@ -212,12 +214,13 @@ def play(
     tools = [tool.schema for tool in env.tools().values()]
     chat = Chat(load_tokenizer(policy), tools, policy.chat_template_kwargs)
     return episodes.play(
-        EngineSampler(policy, adapter, limits.temperature, limits.max_tokens, chat.end, seed, logit_bias),
+        EngineSampler(policy, adapter, limits.temperature, limits.max_tokens, chat.end, logit_bias),
         chat,
         env,
         data,
         attempts,
         prefix=prefix,
+        seed=seed,
         adapter_hash=adapter_hash(adapter),
         context=policy.context,
         max_tokens=limits.max_tokens,

@@ -7,6 +7,7 @@ observations add. An episode that fails is recorded with its error; it is never 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ class Sampler(Protocol):
     @property
     def pending(self) -> int: ...
 
-    def submit(self, key: int, prompt_ids: list[int]) -> None: ...
+    def submit(self, key: int, prompt_ids: list[int], seed: int) -> None: ...
 
     def step(self) -> list[Sampled]: ...
 
@@ -121,6 +122,7 @@ def play(
     attempts: Sequence[tuple[Scenario, int]],  # (scenario, number of the attempt)
     *,
     prefix: str,  # of the trajectories' ids
+    seed: int,
     adapter_hash: str,
     context: int,  # most tokens of an episode
     max_tokens: int,  # of a turn
@@ -135,7 +137,7 @@ def play(
         if scenario.id not in prompts:
             prompts[scenario.id] = chat.prompt_ids(scenario.messages)
         episode.ids = list(prompts[scenario.id])
-        _ask(sampler, key, episode, context, max_tokens)
+        _ask(sampler, key, episode, seed, context, max_tokens)
     finished = 0
     while sampler.pending:
         finished_turns = sampler.step()
@@ -146,19 +148,26 @@ def play(
             with episode.recording_errors():
                 _take_turn(episode, sampled, chat)
             if episode.stop_reason is None:
-                _ask(sampler, sampled.key, episode, context, max_tokens)
+                _ask(sampler, sampled.key, episode, seed, context, max_tokens)
             if episode.stop_reason is not None:
                 finished += 1
                 progress(finished, len(episodes), "episodes")
     return records(episodes, adapter_hash, began, start)
 
 
-def _ask(sampler: Sampler, key: int, episode: Episode, context: int, max_tokens: int) -> None:
+def turn_seed(seed: int, scenario_id: str, attempt: int, turn: int) -> int:
+    """The seed of one turn's draws, 63 bits. `attempt` and `turn` count from 0."""
+    digest = hashlib.sha256(f"{seed} {scenario_id} {attempt} {turn}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _ask(sampler: Sampler, key: int, episode: Episode, seed: int, context: int, max_tokens: int) -> None:
     if len(episode.ids) + max_tokens > context:
         episode.stop_reason = "context"
     else:
         episode.asked = time.perf_counter()
-        sampler.submit(key, episode.ids)
+        draws = turn_seed(seed, episode.scenario.id, episode.attempt, len(episode.turns))
+        sampler.submit(key, episode.ids, draws)
 
 
 def _take_turn(episode: Episode, sampled: Sampled, chat: Chat) -> None:

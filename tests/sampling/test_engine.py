@@ -54,7 +54,7 @@ def test_nothing_is_compiled_on_the_cpu(
             variables.delenv("TORCHDYNAMO_DISABLE")
         before = dict(os.environ)
         with pytest.raises(Imported):
-            engine.EngineSampler(Policy(), Path("adapter"), 1.0, 8, 2, 1)
+            engine.EngineSampler(Policy(), Path("adapter"), 1.0, 8, 2)
         assert vllm.dynamo == [expected]
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
