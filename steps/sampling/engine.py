@@ -13,6 +13,7 @@ the batch in which it runs, nor on whether the process is fresh or warm. Logits 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.progress import say
+from steps.policy import cuda
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import adapted_layers, explained, load_tokenizer
 from steps.policy.machine import before_training, own_cores
@@ -67,6 +69,8 @@ class Engine:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         import torch
 
+        cuda.check_build()
+        cuda.check_engine(self.policy)
         self.on_gpu = on_gpu = torch.cuda.is_available()
         if not on_gpu:
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # draws_cpu.py replaces a part of the other
@@ -74,7 +78,11 @@ class Engine:
             compile_nothing()
         from transformers import AutoConfig
         from vllm import EngineArgs, LLMEngine
+        from vllm.usage.usage_lib import UsageContext
 
+        # Sequences and tokens of a step: on a GPU those of vLLM's own class for batches (1,024 and 16,384 from 70 GB on, 256
+        # and 8,192 on smaller cards and A100s); on a CPU 128 and 2,048.
+        usage = UsageContext.LLM_CLASS if on_gpu else UsageContext.ENGINE_CONTEXT
         if not on_gpu:
             from steps.sampling import lora_cpu
 
@@ -106,7 +114,16 @@ class Engine:
             seed=0,
         )
         with explained(self.policy):
-            return LLMEngine.from_engine_args(arguments)
+            try:
+                return LLMEngine.from_engine_args(arguments, usage_context=usage)
+            except (ValueError, RuntimeError) as problem:
+                reason = str(problem).strip().splitlines() or [""]
+                if not (self.policy.deterministic and re.search(r"batch[ _-]invarian", str(problem), re.IGNORECASE)):
+                    raise
+                raise UserError(
+                    f"policy.deterministic: vLLM has no kernels of a fixed order for {self.policy.base_model} on this card "
+                    f"({reason[0][:200]}); take it out"
+                ) from problem
 
     def lora(self, adapter: Path) -> Any:
         """A request for this adapter. Its name and path contain its content hash, because vLLM caches by them."""
@@ -153,7 +170,7 @@ class EngineSampler:
         stop: int,
         logit_bias: dict[int, float] | None = None,  # nats, by token id
     ) -> None:
-        engine = get(policy)  # before vLLM is imported: see compile_nothing
+        engine = get(policy)  # before vLLM is imported: see compile_nothing and use_invariant_batches
         from vllm import SamplingParams
 
         engine.wake()
@@ -230,6 +247,10 @@ def play(
 
 def get(policy: Policy) -> Engine:
     """The engine of this policy. FreshProcessNeeded where this process has another policy's engine."""
+    import torch
+
+    if policy.deterministic and torch.cuda.is_available():
+        cuda.use_invariant_batches()
     key = policy.model_dump_json()
     if key not in _engines:
         if _engines:
