@@ -1,5 +1,5 @@
-"""Where a model's config.json is: in its folder, in the Hub's cache on this machine, or at the Hub; and the shapes of
-common models, which a plan can be made for without either."""
+"""Where a model's shape is read: in its folder, in a GGUF file, in the Hub's cache on this machine, or at the Hub; and the
+shapes of common models, which a plan can be made for without any."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
-from steps.planning import shapes
+from steps.planning import gguf, shapes
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
@@ -57,13 +57,19 @@ COMMON: dict[str, dict[str, Any]] = {
 
 def at_hand(policy: Policy) -> shapes.Shape | None:
     """The shape of policy.base_model, where its config.json is on this machine or the model is a common one; else None."""
-    path = Path(policy.base_model) / "config.json"
-    if path.is_file():
-        return shapes.read(path)
+    path = Path(policy.base_model)
+    if path.suffix == ".gguf":
+        name = path.name.partition(".")[
+            0
+        ]  # without the quantisation: a file that is still to be downloaded has no header
+        named = [config for common, config in COMMON.items() if common.rpartition("/")[2] == name]
+        return gguf.read(path) if path.is_file() else shapes.of(named[0], name) if named else None
+    if (path / "config.json").is_file():
+        return shapes.read(path / "config.json")
     home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
     folder = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")) / f"models--{policy.base_model.replace('/', '--')}"
-    name = folder / "refs" / (policy.revision or "main")
-    commit = name.read_text().strip() if name.is_file() else policy.revision or "main"
+    ref = folder / "refs" / (policy.revision or "main")
+    commit = ref.read_text().strip() if ref.is_file() else policy.revision or "main"
     cached = folder / "snapshots" / commit / "config.json"
     if cached.is_file():
         return shapes.read(cached)
@@ -77,6 +83,8 @@ def shape_of(policy: Policy) -> shapes.Shape:
         return shape
     if Path(policy.base_model).exists():
         raise UserError(f"policy.base_model: {policy.base_model} holds no config.json; give the folder of a model")
+    if policy.base_model.endswith(".gguf"):
+        raise UserError(f"policy.base_model: there is no file {policy.base_model}")
     os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "5")
     from huggingface_hub import hf_hub_download
 

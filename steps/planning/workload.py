@@ -50,15 +50,14 @@ class Batch(NamedTuple):
 
 
 def assumed(params: Params, turns: int) -> Episodes:
-    """Episodes where nothing was measured: `turns` of half of rollout.max_tokens, answers of tools as long as that, and a
-    prompt of 400 tokens; shorter where policy.context ends them."""
-    turns = min(turns, params.rollout.max_turns or turns)
-    sampled = params.rollout.max_tokens / 2
-    whole = turns * sampled + (turns - 1) * sampled
+    """Episodes where nothing was measured: a prompt of 400 tokens, half of the task's `turns`, each of a quarter of
+    rollout.max_tokens, and answers of tools four times as long; shorter where policy.context ends them."""
+    turns = max(1, min(turns, params.rollout.max_turns or turns) // 2)
+    sampled = params.rollout.max_tokens / 4
     prompt = min(400.0, params.policy.context / 2)
-    if prompt + whole > params.policy.context:
-        sampled *= (params.policy.context - prompt) / whole
-    return Episodes(prompt, turns, sampled, sampled, "assumed: --episode gives others")
+    whole = turns * sampled + (turns - 1) * 4 * sampled
+    sampled *= min(1.0, (params.policy.context - prompt) / whole)
+    return Episodes(prompt, turns, sampled, 4 * sampled if turns > 1 else 0.0, "assumed: --episode gives others")
 
 
 def keys(start: float, own: float) -> float:
@@ -71,7 +70,8 @@ def batch(params: Params, episodes: Episodes) -> Batch:
     """The work of one update of `rollout.scenarios` × `rollout.attempts` episodes of the mean length: all are laid out as
     the trainer does it, in optimiser steps as large as each other, each cut into micro-batches."""
     attempts, count = params.rollout.attempts, params.rollout.scenarios * params.rollout.attempts
-    steps, budget = min(params.update.steps_per_generation, count), params.update.tokens_per_micro_batch
+    steps = min(params.update.steps_per_generation, count)
+    budget = params.update.tokens_per_micro_batch
     first, later = keys(0, episodes.length), keys(episodes.prompt, episodes.own)
     cuts: list[tuple[float, float, int]] = []  # (tokens, keys, episodes) of each micro-batch
     for step in range(steps):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from flows.plan import alike, given, planned
 from steps.core.errors import UserError
 from steps.core.params import Params
 from steps.core.records import OUTPUTS, Trajectory, Turn, write_records
-from steps.planning import cards, measured, models, plan, shapes, speed, table, workload
+from steps.planning import cards, gguf, measured, models, plan, shapes, speed, table, workload
 from steps.planning.cards import CARDS, GIB, Machine
 from steps.planning.models import COMMON
 from steps.planning.workload import Episodes
@@ -207,6 +208,50 @@ def test_the_hubs_cache_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert shape is not None
     assert shape.parameters == 7_615_616_512
     assert models.at_hand(policy.model_copy(update={"base_model": "me/other"})) is None
+
+
+def gguf_file(path: Path, layers: int = 2) -> Path:
+    """The header of a llama in the format, by hand: version 3, one tensor, keys of each kind of value."""
+
+    def text(words: str) -> bytes:
+        return struct.pack("<Q", len(words)) + words.encode()
+
+    values = {"embedding_length": 64, "feed_forward_length": 96, "block_count": layers, "attention.head_count": 4}
+    pairs = [text(f"llama.{name}") + struct.pack("<II", 4, value) for name, value in values.items()]
+    pairs.append(text("general.architecture") + struct.pack("<I", 8) + text("llama"))
+    words = struct.pack("<IIQ", 9, 8, 3) + text("a") + text("bc") + text("")
+    pairs.append(text("tokenizer.ggml.tokens") + words)
+    pairs.append(text("tokenizer.ggml.scores") + struct.pack("<IIQ3f", 9, 6, 3, 0.0, 0.0, 0.0))
+    tensor = text("token_embd.weight") + struct.pack("<IQQIQ", 2, 64, 3, 0, 0)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, len(pairs)) + b"".join(pairs) + tensor)
+    return path
+
+
+def test_a_gguf_files_header_is_read(tmp_path: Path) -> None:
+    shape = gguf.read(gguf_file(tmp_path / "m.gguf"))
+    assert (shape.layers, shape.width, shape.heads, shape.key_heads, shape.vocabulary) == (2, 64, 4, 4, 3)
+    assert shape.tied
+    assert shape.parameters == 2 * (4 * 64 * 64 + 3 * 64 * 96) + 5 * 64 + 3 * 64
+    whole = (tmp_path / "m.gguf").read_bytes()
+    for broken in (
+        whole[:60],
+        b"GGML" + whole[4:],
+        whole[:4] + b"\1" + whole[5:],
+        b"",
+        whole.replace(b"llama", b"gemma"),
+    ):
+        (tmp_path / "broken.gguf").write_bytes(broken)
+        with pytest.raises(UserError, match=r"broken\.gguf"):
+            gguf.read(tmp_path / "broken.gguf")
+
+
+def test_a_gguf_file_that_is_still_to_come_is_known_by_its_name() -> None:
+    policy = Params().policy.model_copy(update={"base_model": "pypi:p==1/SmolLM2-135M-Instruct.Q4_1.gguf"})
+    shape = models.at_hand(policy)
+    assert shape is not None
+    assert shape.parameters == 134_515_008
+    with pytest.raises(UserError, match="there is no file"):
+        models.shape_of(policy.model_copy(update={"base_model": "mine.gguf"}))
 
 
 # --- The commands
