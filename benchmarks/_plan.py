@@ -50,7 +50,9 @@ def params_of(configuration: dict[str, Any], folder: Path) -> Params:
 
 
 def run(folder: str, configuration: dict[str, Any]) -> dict[str, Any]:
-    """Two iterations: MB after each phase of the first and at most, and the seconds of the second."""
+    """Two iterations: MB after each phase of the first and at most, and of the second the seconds that the main thread was
+    at work, beside those of the clock. It is at work all the time that an iteration takes on an idle machine: it does its
+    share of what is parallel, and sleeps while others have the core (OMP_WAIT_POLICY=passive, which the caller sets)."""
     from steps.policy.machine import prepare_training
     from steps.sampling import engine
     from steps.training import batches, grpo
@@ -61,23 +63,24 @@ def run(folder: str, configuration: dict[str, Any]) -> dict[str, Any]:
     adapter, checkpoint = Path(folder, "adapter"), Path(folder, "checkpoint")
     for path in (adapter, checkpoint):
         shutil.rmtree(path, ignore_errors=True)
-    found: dict[str, Any] = {"memory": {}, "seconds": {}}
+    found: dict[str, Any] = {"memory": {}, "wall": {}, "seconds": {}}
 
-    def note(phase: str, began: float) -> float:
+    def note(phase: str, began: tuple[float, float]) -> tuple[float, float]:
+        """Add what was measured since `began`, which is what this returns: seconds of the clock, and of this thread."""
+        now = time.perf_counter(), time.thread_time()
         found["memory"].setdefault(phase, memory())
-        found["seconds"][phase] = time.perf_counter() - began
-        return time.perf_counter()
+        found["wall"][phase], found["seconds"][phase] = now[0] - began[0], now[1] - began[1]
+        return now
 
     os.chdir(folder)
     engine.get(policy)
-    began = note("engine", time.perf_counter())
+    note("engine", (0.0, 0.0))
     trainer = grpo.Trainer(policy, seed=1)
     trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
-    found["load"] = os.getloadavg()[0]
     for number in range(2):
         shape = (params.rollout.scenarios, params.rollout.attempts)
         prompts = [[rng.randrange(10, vocabulary) for _ in range(configuration["prompt"])] for _ in range(shape[0])]
-        began = time.perf_counter()
+        began = time.perf_counter(), time.thread_time()
         sampler = engine.EngineSampler(policy, adapter, 1.0, params.rollout.max_tokens, vocabulary - 1, number)
         for key in range(shape[0] * shape[1]):
             sampler.submit(key, prompts[key // shape[1]])

@@ -2,7 +2,7 @@
 
 Rates of cards are their makers' data sheets (dense, without sparsity), and were not measured here. Supported are those that
 the locked vLLM and torch run on: CUDA, compute capability 8.0 or later, which bfloat16 needs. This machine's rates are
-measured: a matrix product and a copy, half a second together.
+measured.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,8 +65,11 @@ def card(name: str) -> Machine:
 
 
 def this_machine(threads: int) -> Machine:
-    """This machine's CPU with as many threads; its rates are measured now, in about half a second."""
-    product, copy = _measure(threads)
+    """This machine's CPU with as many threads; its rates are measured now (steps/planning/rates.py)."""
+    variables = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "steps.planning.rates", str(threads)]
+    printed = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True).stdout
+    product, copy = (float(word) for word in printed.split())
     return Machine("this machine", memory(), product * bfloat16_gain(), product, copy, False, threads)
 
 
@@ -105,27 +107,3 @@ def bfloat16_gain() -> float:
     2 with AVX-512 BF16, else 1. numpy has no such type, so that it cannot be measured without torch."""
     flags = Path("/proc/cpuinfo").read_text().partition("\nflags")[2].partition("\n")[0].split()
     return 8.0 if "amx_bf16" in flags else 2.0 if "avx512_bf16" in flags else 1.0
-
-
-def _measure(threads: int) -> tuple[float, float]:
-    """(operations a second of a float32 matrix product of 1,536 a side, bytes a second of a copy of 128 MiB), best of
-    several, with that many threads of this machine's cores."""
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
-        os.environ.setdefault(name, str(threads))  # read when numpy is imported
-    import numpy as np
-
-    side = 1536
-    left, right = np.ones((side, side), np.float32), np.ones((side, side), np.float32)
-    out, large = np.empty_like(left), np.ones(2**25, np.float32)
-    target = np.empty_like(large)
-    np.matmul(left, right, out=out)  # starts the threads
-    product = min(_seconds(lambda: np.matmul(left, right, out=out)) for _ in range(5))
-    np.copyto(target, large)
-    copy = min(_seconds(lambda: np.copyto(target, large)) for _ in range(3))
-    return 2 * side**3 / product, 2 * large.nbytes / copy
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began

@@ -1,7 +1,8 @@
 """The shape of a model in a GGUF file, from the header of the file: no weights are read.
 
-The layout is that of the format's specification (ggml, docs/gguf.md, versions 2 and 3): magic, version, two counts,
-key-value pairs, then names, sizes and types of tensors. Known are the architectures that llama.cpp names `llama`, `qwen2` and `qwen3`.
+The layout is that of the format's specification (ggml, docs/gguf.md, versions 2 and 3): magic, version, two counts, pairs
+of keys and values, then names, sizes and types of tensors. Known are the architectures that llama.cpp names `llama`, `qwen2`
+and `qwen3`.
 """
 
 from __future__ import annotations

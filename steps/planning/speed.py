@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 class Reached(NamedTuple):
     """What the code reaches of a machine's peaks, and what it costs that no peak bounds."""
 
-    engine: float  # share of the peak of products
+    engine: float  # share of the rate of products; on a CPU of numpy's (steps/planning/rates.py), which is no bound
+    engine_half: float  # the same in bfloat16
     trainer: float
     attention: float
     bandwidth: float  # share of the peak of reading memory
-    half: float  # width of a matrix at which half of the share is reached
+    width: float  # of a matrix, at which half of the share is reached
+    tokens: float  # of an engine step, at which half of the share is reached
     step: float  # seconds of an engine step
     layer: float  # seconds that each layer adds to it
     sequence: float  # seconds that each episode in it adds
@@ -36,8 +38,8 @@ class Reached(NamedTuple):
     block: int  # tokens whose keys and values the prefix cache keeps together
 
 
-CPU = Reached(0.6, 0.7, 0.3, 0.6, 60, 3e-3, 0.3e-3, 0.06e-3, 3e-3, 6, 128)
-CARD = Reached(0.5, 0.3, 0.2, 0.7, 0, 4e-3, 0.05e-3, 0.02e-3, 0.5e-3, 6, 16)
+CPU = Reached(1.15, 0.75, 0.79, 0.25, 0.5, 18, 6, 2.1e-3, 0.26e-3, 0.1e-3, 3e-3, 6.6, 128)
+CARD = Reached(0.5, 0.5, 0.3, 0.2, 0.7, 0, 0, 4e-3, 0.05e-3, 0.02e-3, 0.5e-3, 6, 16)
 
 
 class Seconds(NamedTuple):
@@ -67,7 +69,7 @@ def peak(machine: Machine, params: Params) -> float:
 
 def products(shape: Shape, params: Params, machine: Machine, share: float) -> float:
     """Seconds in which one token passes through all linear layers but the output layer, forward, with the adapter."""
-    half = reached(machine).half
+    half = reached(machine).width
     rank = params.policy.lora.rank
     seconds = 0.0
     for matrix in shape.matrices:
@@ -85,15 +87,17 @@ def engine(
     one token of up to SEQUENCES episodes in each step. What is known of a prompt is computed once, in whole blocks."""
     reach, count = reached(machine), groups * attempts
     block = reach.block
-    shared = episodes.prompt // block * block
+    shared = (episodes.prompt - 1) // block * block  # the last token is always computed
     again = min(block / 2, episodes.prompt) + episodes.observed + 1  # of a later turn
     prompts = groups * shared + count * (episodes.prompt - shared) + count * (episodes.turns - 1) * again
     tokens = count * episodes.turns * episodes.sampled
     width = min(float(SEQUENCES), count)
     steps = max(episodes.turns * episodes.sampled, tokens / width) + prompts / BATCHED
     number = size(params)
-    product = (prompts + tokens) * products(shape, params, machine, reach.engine)
-    product += 2 * tokens * shape.embedding / reach.engine / peak(machine, params)
+    share = reach.engine if params.policy.dtype == "float32" else reach.engine_half
+    a_token = products(shape, params, machine, share)
+    head = 2 * shape.embedding / share / peak(machine, params)
+    product = prompts * a_token + tokens * (1 + reach.tokens / width) * (a_token + head)
     touched = 1.0
     if shape.experts:  # of all experts, those that a step's tokens choose
         touched = 1 - (1 - min(1.0, shape.active / shape.linear)) ** width
