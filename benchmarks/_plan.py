@@ -81,9 +81,9 @@ def run(folder: str, configuration: dict[str, Any]) -> dict[str, Any]:
         shape = (params.rollout.scenarios, params.rollout.attempts)
         prompts = [[rng.randrange(10, vocabulary) for _ in range(configuration["prompt"])] for _ in range(shape[0])]
         began = time.perf_counter(), time.thread_time()
-        sampler = engine.EngineSampler(policy, adapter, 1.0, params.rollout.max_tokens, vocabulary - 1, number)
+        sampler = engine.EngineSampler(policy, adapter, 1.0, params.rollout.max_tokens, vocabulary - 1)
         for key in range(shape[0] * shape[1]):
-            sampler.submit(key, prompts[key // shape[1]])
+            sampler.submit(key, prompts[key // shape[1]], seed=1000 * number + key)
         turns = []
         while sampler.pending:
             turns += sampler.step()
