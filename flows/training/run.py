@@ -31,6 +31,7 @@ from flows.training.ending import result_lines, write_summary
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.records import OUTPUTS
+from steps.planning import plan
 from steps.project import chain
 from steps.project.chain import iteration_name
 from steps.runner import handover
@@ -106,7 +107,7 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
         display.shown(LOG, get_run_logger()),
     ):
         try:
-            set_params(settings.assignments(), task=settings.chosen)
+            plan.check(set_params(settings.assignments(), task=settings.chosen))
             pages.rename(folder.name)
             summary = train_here(display, folder.name)
             for line in result_lines(summary):
@@ -171,11 +172,19 @@ def _train(mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, 
         tracker.finish()
     mlflow.log_artifact(RUN / "learning_curve.png")
     index([chain.BASE, iteration_name(chosen)], display)
+    if mlflow.run_name:
+        pages.rename(mlflow.run_name)
     pages.end(RUN / "learning_curve.png", mlflow.where())
     summary = write_summary(params.task, chosen, len(curve) - 1, started, display)
     pages.result(result_lines(summary))
-    if registered and summary["registered"] and summary["registered"]["version"]:
-        pages.challenger(**summary["registered"])
+    if summary["registered"] and summary["registered"]["version"]:
+        mlflow.note(
+            "Registered as [{name}, version {version}](#/models/{name}/versions/{version}).".format(
+                **summary["registered"]
+            )
+        )
+        if registered:
+            pages.challenger(**summary["registered"])
     return summary
 
 
