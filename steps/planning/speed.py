@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from steps.planning.cards import Machine
-from steps.planning.memory import BATCHED, SEQUENCES, size
+from steps.planning.memory import engine_step, size
 from steps.planning.shapes import Shape
 from steps.planning.workload import Batch, Episodes
 
@@ -83,16 +83,17 @@ def products(shape: Shape, params: Params, machine: Machine, share: float) -> fl
 def engine(
     shape: Shape, params: Params, episodes: Episodes, groups: float, attempts: float, machine: Machine
 ) -> Seconds:
-    """`groups` × `attempts` episodes by the engine (steps/sampling/engine.py): prompts in steps of BATCHED tokens, then
-    one token of up to SEQUENCES episodes in each step. What is known of a prompt is computed once, in whole blocks."""
+    """`groups` × `attempts` episodes by the engine (steps/sampling/engine.py): prompts in steps of many tokens, then
+    one token of many episodes in each step. What is known of a prompt is computed once, in whole blocks."""
     reach, count = reached(machine), groups * attempts
     block = reach.block
+    batched, sequences = engine_step(machine)
     shared = (episodes.prompt - 1) // block * block  # the last token is always computed
     again = min(block / 2, episodes.prompt) + episodes.observed + 1  # of a later turn
     prompts = groups * shared + count * (episodes.prompt - shared) + count * (episodes.turns - 1) * again
     tokens = count * episodes.turns * episodes.sampled
-    width = min(float(SEQUENCES), count)
-    steps = max(episodes.turns * episodes.sampled, tokens / width) + prompts / BATCHED
+    width = min(float(sequences), count)
+    steps = max(episodes.turns * episodes.sampled, tokens / width) + prompts / batched
     number = size(params)
     share = reach.engine if params.policy.dtype == "float32" else reach.engine_half
     a_token = products(shape, params, machine, share)

@@ -19,7 +19,6 @@ def params_of(model: str, share: float) -> Params:
             "policy": {"base_model": model, "dtype": "bfloat16", "context": 8192, "gpu_memory": share},
             "rollout": {"max_tokens": 512},
             "evaluate": {"max_tokens": 512},
-            "update": {"gradient_checkpointing": True},
         }
     )
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from steps.training.memory import TOKENS
+
 if TYPE_CHECKING:
     from steps.core.params import Params
 
 QUERIES = 256  # as in steps/training/packing.py; a test holds the two together
-TOKENS = 4096  # of a micro-batch where update.tokens_per_micro_batch is null: as in steps/training/memory.py
 KEYS = 8  # of a micro-batch, in multiples of tokens_per_micro_batch: as in steps/training/batches.py
 
 

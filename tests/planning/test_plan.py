@@ -35,6 +35,7 @@ def made(machine: Machine = CPU, model: str = "tasks_data/embedded_policy", **se
 
 
 QWEN7, HALF, BF16 = "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", {"dtype": "bfloat16"}
+QWEN14 = "Qwen/Qwen2.5-14B-Instruct"
 CHECKPOINTED: dict[str, Any] = {"policy": BF16, "update": {"gradient_checkpointing": True}}
 LARGE: dict[str, Any] = {
     "rollout": {"scenarios": 64},
@@ -50,7 +51,7 @@ LARGE: dict[str, Any] = {
     ("machine", "model", "sections", "words"),
     [
         (CPU, QWEN7, {}, ["7B-Instruct does not fit", "while the trainer works", "has 24.0 GiB", "smaller model"]),
-        (CARDS["4090-24"], QWEN7, {"policy": BF16}, ["does not fit", "4090-24 has 23.6 GiB", "fits is"]),
+        (CARDS["4090-24"], QWEN14, {"policy": BF16}, ["does not fit", "4090-24 has 23.6 GiB", "fits is"]),
         (CPU, HALF, {"policy": BF16 | {"context": 200_000}}, ["policy.context = 200000", "1.0 GiB", "KVCACHE"]),
         (CARDS["h100-80"], QWEN7, {}, ["float32", "bfloat16"]),
         (CPU, "Qwen/Qwen3-30B-A3B", {"policy": BF16}, ["mixture of experts", "--gpu"]),

@@ -21,8 +21,8 @@ LEVELS = {
     "steps": {
         "core": 1,
         **dict.fromkeys(("runner", "policy", "project"), 2),
-        **dict.fromkeys(("llm", "training", "supervised", "registry", "planning"), 3),
-        **dict.fromkeys(("data", "judging", "sampling", "tracing", "lineage"), 4),
+        **dict.fromkeys(("llm", "training", "supervised", "registry"), 3),
+        **dict.fromkeys(("data", "judging", "sampling", "tracing", "lineage", "planning"), 4),
         "analytics": 5,
         "tracking": 6,
         **dict.fromkeys(STAGES, 7),
