@@ -130,7 +130,7 @@ def check(params: Params) -> None:
 def _cure(plan: Plan) -> str:
     """What would make it fit: a knob, or a card."""
     for text, changed in knobs(plan):
-        if changed.memory.peak <= plan.machine.memory:
+        if changed.memory.peak <= plan.machine.memory and changed.memory.parts["KV cache"] > 0:
             return f"; {text} would make it fit ({gib(changed.memory.peak)})"
     if plan.machine.is_card:
         for card in sorted(CARDS.values(), key=lambda card: card.memory):
