@@ -82,6 +82,7 @@ class Env(ABC):
     sources: ClassVar[tuple[str, ...]] = ()
     openings_repeat: ClassVar[bool] = False
     done: bool = False
+    call_hint: str = "between <tool_call> and </tool_call>"  # how this policy writes a call, after "call one"
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
         self.scenario = scenario
@@ -209,7 +210,7 @@ class Env(ABC):
 
     def hear(self, text: str) -> list[Message]:
         """The answer to a turn in plain words, without a tool call. A task that takes its result this way sets `done`."""
-        asked = error("no tool was called; call one between <tool_call> and </tool_call>")
+        asked = error(f"no tool was called; call one {self.call_hint}")
         return [{"role": "tool", "name": "", "content": asked}]
 
     def call(self, name: str, arguments: Any) -> str:

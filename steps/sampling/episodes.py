@@ -132,6 +132,7 @@ def play(
     began, start = time.time(), time.perf_counter()
     for key, episode in enumerate(episodes):
         scenario = episode.scenario
+        episode.env.call_hint = chat.call_hint or episode.env.call_hint
         if scenario.id not in prompts:
             prompts[scenario.id] = chat.prompt_ids(scenario.messages)
         episode.ids = list(prompts[scenario.id])
@@ -167,7 +168,8 @@ def _take_turn(episode: Episode, sampled: Sampled, chat: Chat) -> None:
     is_cut_off = sampled.finish_reason != "stop"
     episode.advance(Action(parsed.message, parsed.problems, is_cut_off, sampled.completion_ids, sampled.logprobs))
     if episode.stop_reason is None:
-        episode.ids = [*episode.ids, *sampled.completion_ids, *chat.suffix_ids(episode.turns[-1].observations)]
+        suffix = chat.suffix_ids(episode.turns[-1].observations, parsed.message)
+        episode.ids = [*episode.ids, *sampled.completion_ids, *suffix]
 
 
 def records(episodes: Sequence[Episode], policy: str, began: float, start: float) -> list[Trajectory]:
