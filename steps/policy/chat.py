@@ -43,6 +43,7 @@ DUMMY_TOOL = {
 }
 USER: Message = {"role": "user", "content": "dummy"}
 CONTROL = re.compile(r"<[|\uff5c].+[|\uff5c]>|\[/?[A-Z_]+\]")  # names of tokens that mark turns and calls
+THOUGHT = "dummy reasoning"
 THINK = re.compile(r"<think>\s*$")
 
 
@@ -164,8 +165,6 @@ class Chat:
     def _check(self, dummy: str) -> None:
         """ValueError where what the template writes is not read back, or does not stand in the tokens of the next turn."""
         message = self._dummy_turn(1, "Words before.", ARGUMENTS) if self.tools else self._plain()
-        if self.reasoning_parser:
-            message["reasoning"] = message["reasoning_content"] = "dummy reasoning"
         ids = self.completion_ids(message)
         reader, self.reader = self.reader, self._reader([*self.tools, DUMMY_TOOL], dummy)
         (read, problems), self.reader = self.parse(ids), reader
@@ -182,12 +181,22 @@ class Chat:
         joined = self.tokenizer.decode([*ids, *self.suffix_ids([observation], read)])
         if "an answer" not in joined:
             raise ValueError("its chat template leaves out what a tool answers")
-        if self.reasoning_parser and not (
-            "dummy reasoning" in joined and "dummy reasoning" in str(read.get("reasoning"))
-        ):
+        if self.reasoning_parser:
+            self._check_reasoning(message)
+
+    def _check_reasoning(self, turn: Message) -> None:
+        """ValueError where reasoning is not read back as the template writes it, or between the parser's marks where the
+        template shows a turn without its reasoning."""
+        turn = turn | dict.fromkeys(("reasoning", "reasoning_content"), THOUGHT)
+        text = self._written(turn)
+        if THOUGHT not in text:
+            begin, end = self.reader.reasoning_marks()
+            text = f"{begin}\n{THOUGHT}\n{end}\n\n{self._written(self._plain())}"
+        read = self.parse([*self._encode(text), self.end]).message
+        if read.get("reasoning") != THOUGHT:
             raise ValueError(
-                f"the reasoning of a turn that its chat template writes is not read back by vLLM's parser "
-                f"{self.reasoning_parser}: {self._written(message)[:200]!r}"
+                f"the reasoning of a turn is not read back by vLLM's parser {self.reasoning_parser}: {text[:200]!r} gives "
+                f"{read.get('reasoning')!r:.100}"
             )
 
     @staticmethod
@@ -213,11 +222,14 @@ class Chat:
         ]
         turn = message | ({"tool_calls": calls} if calls else {})
         whole = self._render([USER, turn], generate=False)
-        common = _common(whole, self.opening)
-        text, promised = whole[common:], self.opening[common:]
-        if THINK.fullmatch(promised):  # the prompt begins the reasoning, and a finished turn is shown without it
-            text = f"\n</think>\n\n{text}"
-        elif promised.strip():
+        asked = THINK.sub("", self.opening)  # without the reasoning that a prompt may begin
+        if whole.startswith(self.opening):
+            text = whole[len(self.opening) :]
+        elif asked != self.opening and whole.startswith(asked):  # a finished turn is shown without its reasoning
+            text = f"\n</think>\n\n{whole[len(asked) :]}"
+        elif whole.startswith(self.opening.rstrip()):
+            text = whole[len(self.opening.rstrip()) :]
+        else:
             raise ValueError(
                 "its chat template begins an assistant's turn in another way when it shows it than when it asks"
             )

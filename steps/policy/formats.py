@@ -139,6 +139,11 @@ class Reader:
         )
         self.parser = ParserManager.get_parser(tool_parser, reasoning_parser, True, tokenizer=self.tokenizer)
 
+    def reasoning_marks(self) -> tuple[str, str]:
+        """With what reasoning begins and ends, by vLLM's parser; empty where it names no marks."""
+        parser = self.parser(self.tokenizer).reasoning_parser
+        return parser.reasoning_start_str or "", parser.reasoning_end_str or ""
+
     def read(self, text: str) -> Reading:
         """The text of a turn, with its special tokens and without the one that ends it."""
         reasoning, calls, content = None, [], text
