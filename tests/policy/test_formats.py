@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from environments.base import Env, Message, Scenario, tool
+from environments.base import Message
 from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.policy.chat import Chat
@@ -20,6 +20,7 @@ from steps.policy.formats import FORMATS
 from steps.policy.loading import load_chat, turn_limit
 from steps.sampling import engine, episodes
 from steps.training.contract import breach
+from tests.support.lookup import Lookup
 from tests.support.templates import FAMILIES, Family, tokenizer
 
 KINDS = ("string", "integer", "number", "boolean", "array", "object")
@@ -408,33 +409,6 @@ def test_a_template_is_told_its_arguments_when_its_turns_are_read() -> None:
 # --- Episodes
 
 
-class Noted(Env):
-    """Keeps what it was asked, and answers each call."""
-
-    max_turns = 3
-
-    @tool
-    def note(self, text: str, words: list[str]) -> str:
-        """Note a text."""
-        return f"noted {len(words)}"
-
-    @classmethod
-    def load(cls, folder: Any) -> Any:
-        return None
-
-    @classmethod
-    def scenarios(cls, data: Any, split: Any, count: int, seed: int) -> list[Scenario]:
-        return [Scenario.make("noted", split, [{"role": "user", "content": f"Note {n}."}], {}) for n in range(count)]
-
-    @classmethod
-    def reward(cls, scenario: Scenario, messages: Any) -> float:
-        return 0.0
-
-    @classmethod
-    def success(cls, scenario: Scenario, messages: Any) -> bool:
-        return False
-
-
 class FakeSampler:
     """Stands in for vLLM: its turns are given, as token ids."""
 
@@ -457,8 +431,8 @@ class FakeSampler:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_episode_is_played_in_the_form_of_each_family(name: str) -> None:
     """A call, words without one, and a malformed call: the environment hears each, and prompts only grow."""
-    chat = Chat(tokenizer(FAMILIES[name]), [entry.schema for entry in Noted.tools().values()])
-    function = {"name": "note", "arguments": {"text": '"naïve"\n東京', "words": ["a", "b, c"]}}
+    chat = Chat(tokenizer(FAMILIES[name]), [entry.schema for entry in Lookup.tools().values()])
+    function = {"name": "look", "arguments": {"text": '"naïve"\n東京', "words": ["a", "b, c"]}}
     call = chat.completion_ids(
         {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
     )
@@ -466,14 +440,14 @@ def test_an_episode_is_played_in_the_form_of_each_family(name: str) -> None:
     words = [*chat.tokenizer.encode(f"{thought}I do not know.", add_special_tokens=False), chat.end]
     turns = [call, words, [*call[: len(call) * 3 // 4], chat.end]]
     sampler = FakeSampler(turns)
-    [scenario] = Noted.scenarios(None, "train", 1, 1)
+    [scenario] = Lookup.scenarios(None, "train", 1, 1)
     [played] = episodes.play(
-        sampler, chat, Noted, None, [(scenario, 0)], prefix="x", adapter_hash="a", context=4096, max_tokens=8
+        sampler, chat, Lookup, None, [(scenario, 0)], prefix="x", adapter_hash="a", context=4096, max_tokens=8
     )
     first, second, third = played.turns
     assert (played.stop_reason, played.error) == ("max_turns", None)
     assert first.message["tool_calls"][0]["function"] == function
-    assert [message["content"] for message in first.observations] == ["noted 2"]
+    assert [message["content"] for message in first.observations] == ["looked for 2 words"]
     hint = FORMATS[chat.tool_parser or ""].hint
     assert [message["content"] for message in second.observations] == [f"Error: no tool was called; call one {hint}."]
     malformed = FORMATS[chat.tool_parser or ""].malformed

@@ -13,14 +13,12 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from environments.base import Env, Message, Scenario, Split, tool
 from steps.core.params import Lora, Policy, Rollout, Update
 from steps.core.records import Row
 from tests.support import templates, tiny
+from tests.support.lookup import Lookup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from steps.training.grpo import Trainer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -108,33 +106,6 @@ def sample(policy: Policy, adapter: Path, asked: list[list[int]], temperature: f
     return rows
 
 
-class Lookup(Env):
-    """A task with one tool."""
-
-    max_turns = 3
-
-    @tool
-    def look(self, word: str) -> str:
-        """Look up a word."""
-        return f"{word} is a word"
-
-    @classmethod
-    def load(cls, folder: Path) -> Any:
-        return None
-
-    @classmethod
-    def scenarios(cls, data: Any, split: Split, count: int, seed: int) -> list[Scenario]:
-        return [Scenario.make("lookup", split, [{"role": "user", "content": f"Look {n}."}], {}) for n in range(count)]
-
-    @classmethod
-    def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> float:
-        return 0.0
-
-    @classmethod
-    def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
-        return False
-
-
 def play(policy: Policy, adapter: Path) -> dict[str, Any]:
     """A rollout by vLLM in the family's own form. A random model writes no call; a bias makes it end its turns."""
     from steps.policy.loading import load_chat
@@ -166,7 +137,7 @@ def served(policy: Policy, adapter: Path) -> dict[str, Any]:
     reasoning = args.reasoning_parser or None
     parser = ParserManager.get_parser(args.tool_call_parser, reasoning, args.enable_auto_tool_choice)
     request = ChatCompletionRequest(messages=[{"role": "user", "content": ""}], tools=chat.tools, tool_choice="auto")
-    function = {"name": "look", "arguments": {"word": 'naïve "東京"'}}
+    function = {"name": "look", "arguments": {"text": 'naïve "東京"', "words": []}}
     turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
     text = chat.tokenizer.decode(chat.completion_ids(turn)[:-1])
     reader = parser(chat.tokenizer, request.tools, chat_template_kwargs=args.default_chat_template_kwargs or {})
