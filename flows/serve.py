@@ -47,7 +47,6 @@ class Follower:
         self.root, self.settings, self.alias = root, settings, alias
         self.version, self.adapter = self.look_up()
         self.policy = policy_of(self.version, self.adapter, settings.policy)
-        self.chat = load_chat(self.policy, environments.load(settings.task))
         self.reported: set[str] = set()  # why the alias cannot be followed at the moment
 
     def look_up(self) -> tuple[Any, Path]:
@@ -92,9 +91,10 @@ def serve(root: Path, alias: str, host: str, port: int, seconds: float) -> None:
     except (OSError, OverflowError) as problem:
         raise UserError(f"port {port} on {host} cannot be used ({problem}): choose another with --port") from None
     follower = Follower(root, settings, alias)
+    chat = load_chat(follower.policy, environments.load(settings.task))
     with Services(root / ".flywheel", plain(os.environ, *VLLMS) | server.environment()) as services:
         say(f"starting vLLM with {settings.model} version {follower.version.version} …")
-        services.start("serve", *server.command(follower.policy, follower.adapter, follower.chat))
+        services.start("serve", *server.command(follower.policy, follower.adapter, chat))
         services.wait("serve", f"{server.page}/health")
         say(f"serving: {server.page}/v1, model {settings.model}, key in {KEY}; following @{alias}; Ctrl-C stops it")
         options = ("" if port == PORT else f" SERVE_PORT={port}") + ("" if host == HOST else f' ARGS="--host {host}"')
