@@ -16,7 +16,12 @@ class Lookup(Multiplication):
 
     @tool
     def look(self, text: str, words: list[str]) -> str:
-        """Look up words in a text."""
+        """Look up words in a text.
+
+        Args:
+            text: where to look
+            words: what to look for
+        """
         return f"looked for {len(words)} words"
 
     @classmethod
