@@ -193,7 +193,8 @@ class Chat:
             begin, end = self.reader.reasoning_marks()
             text = f"{begin}\n{THOUGHT}\n{end}\n\n{self._written(self._plain())}"
         read = self.parse([*self._encode(text), self.end]).message
-        if read.get("reasoning") != THOUGHT:
+        plain = self.parse(self.completion_ids(self._plain())).message  # is all of it taken for reasoning?
+        if read.get("reasoning") != THOUGHT or plain["content"].strip() != DUMMY:
             raise ValueError(
                 f"the reasoning of a turn is not read back by vLLM's parser {self.reasoning_parser}: {text[:200]!r} gives "
                 f"{read.get('reasoning')!r:.100}"
