@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from steps.core.errors import UserError
 from steps.policy import chat_templates
 from steps.policy.chat import Chat, rendered_turn
+from steps.policy.cuda import check_build
 from steps.policy.formats import reasoning_parser
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def turn_limit(policy: Policy, given: int | None) -> int:
 
 def load_model(policy: Policy) -> Any:
     """The policy's base model for training, without an adapter."""
+    check_build()
     import torch
     from transformers import AutoModelForCausalLM
 

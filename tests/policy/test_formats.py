@@ -419,7 +419,7 @@ class FakeSampler:
     def pending(self) -> int:
         return len(self.asked)
 
-    def submit(self, key: int, prompt_ids: list[int]) -> None:
+    def submit(self, key: int, prompt_ids: list[int], seed: int) -> None:
         self.asked.append(key)
         self.prompts.append(prompt_ids)
 
@@ -442,7 +442,7 @@ def test_an_episode_is_played_in_the_form_of_each_family(name: str) -> None:
     sampler = FakeSampler(turns)
     [scenario] = Lookup.scenarios(None, "train", 1, 1)
     [played] = episodes.play(
-        sampler, chat, Lookup, None, [(scenario, 0)], prefix="x", adapter_hash="a", context=4096, max_tokens=8
+        sampler, chat, Lookup, None, [(scenario, 0)], prefix="x", seed=1, adapter_hash="a", context=4096, max_tokens=8
     )
     first, second, third = played.turns
     assert (played.stop_reason, played.error) == ("max_turns", None)
