@@ -170,6 +170,7 @@ def run_ours(folder: str, steps: int, count: int) -> dict[str, Any]:
     """Optimiser steps of the update stage's trainer, each on all rows; the adapter after `steps` of them in ours/."""
     from steps.policy.machine import cores, prepare_training
     from steps.training import batches, grpo
+    from steps.training.memory import TOKENS
 
     prepare_training(len(cores()))
     shape = json.loads(Path(folder, "shape.json").read_text())
@@ -184,7 +185,7 @@ def run_ours(folder: str, steps: int, count: int) -> dict[str, Any]:
             trainer.save_adapter(Path(folder, "ours"))
         if number == steps + count:
             break
-    flops = operations(trainer, training_rows(rows), update.tokens_per_micro_batch)
+    flops = operations(trainer, training_rows(rows), update.tokens_per_micro_batch or TOKENS)
     return {"seconds": seconds[steps:], "flops": flops, "memory": memory(), "peak": matmul_peak()}
 
 

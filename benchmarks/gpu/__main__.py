@@ -6,10 +6,10 @@
     python -m benchmarks.gpu --toy                    # every step at toy size, on the CPU
 
 Prints a JSON object for each thing that was measured as soon as it is; with --out also to gpu-check.jsonl in that folder.
-docs/gpu.md says what they mean. The steps (right.py and speed.py beside this file) run one after another in a process of their
-own. One that fails, ends that process or takes longer than it may is a line with `error`, and the next ones run. The exit code
-is 1 where the update is not exact, FlexAttention does not run at the longest rows, or the update of the model of 7B is slower
-than TRL's; at toy size, where a step has an error or is not exact.
+docs/gpu.md says what they mean. The steps (right.py and speed.py beside this file) run one after another in a process of
+their own. One that fails, ends that process or takes longer than it may is a line with `error`, and the next ones run. The
+exit code is 1 where the update is not exact, FlexAttention does not run at the longest rows, or the update of the model of
+7B is slower than TRL's; at toy size, where a step has an error or is not exact.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ def refuse_without_gpu() -> None:
     look = "import sys, torch; sys.exit(not torch.cuda.is_available())"
     if subprocess.run([sys.executable, "-c", look]).returncode:
         raise SystemExit(
-            f"torch finds no GPU with {sys.executable}, and gpu-check measures one: name another Python (GPU_PYTHON), or run "
-            "the steps at toy size on the CPU ('make gpu-check TOY=1')"
+            f"torch finds no GPU with {sys.executable}, and gpu-check measures one: name another Python (GPU_PYTHON), or "
+            "run the steps at toy size on the CPU ('make gpu-check TOY=1')"
         )
 
 

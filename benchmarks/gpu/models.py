@@ -116,12 +116,12 @@ def make_base(shape: Shape, dtype: str, spread: float = 0.02) -> Any:
         return transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
 
 
-def own_trainer(base: Any, dtype: str) -> Any:
+def own_trainer(base: Any, dtype: str, deterministic: bool = False) -> Any:
     """The update stage's trainer around this base model, with a fresh adapter."""
     from steps.training import grpo
     from steps.training.model import wrap
 
-    policy = Policy(base_model="random weights", dtype=dtype, context=32_768)
+    policy = Policy(base_model="random weights", dtype=dtype, context=32_768, deterministic=deterministic)
     with patch.object(grpo, "load_model", lambda *_, **__: wrap(base, policy)):
         return grpo.Trainer(policy, seed=1)
 
@@ -144,24 +144,36 @@ def free() -> None:
     from steps.training import grpo
 
     grpo._bases.clear()
-    gc.collect()
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
 
 
 def attentions() -> dict[str, Callable[[], contextlib.AbstractContextManager[Any]]]:
     """The trainer's ways to compute attention on this device, each as a context in which packing takes it.
 
-    FlexAttention is compiled on a GPU. On a CPU its function runs unfused: the same mask and the same numbers, slowly.
+    On a CPU torch refuses FlexAttention's gradients. That refusal is taken away, so that torch's unfused function computes
+    them with the mask that a GPU gets: the toy form runs the code around the kernel, and not the kernel.
     """
-    try:
-        from steps.training import flex
-    except ImportError:
-        return {"gathers": contextlib.nullcontext}
+    from steps.training import flex
+
     ways: dict[str, Callable[[], Any]] = {"gathers": lambda: patch.object(flex, "runs_on", lambda _: False)}
     if device().type == "cpu" or flex.runs_on(device()):
-        ways["flex"] = lambda: patch.object(flex, "runs_on", lambda _: True)
+        ways["flex"] = with_flex
     return ways
+
+
+@contextlib.contextmanager
+def with_flex() -> Iterator[None]:
+    from torch.nn.attention import flex_attention
+
+    from steps.training import flex
+
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(patch.object(flex, "runs_on", lambda _: True))
+        if device().type == "cpu":
+            patches.enter_context(patch.object(flex_attention, "_validate_device", lambda *_: None))
+        yield
 
 
 def ours(
@@ -169,6 +181,7 @@ def ours(
 ) -> Measured:
     """Optimiser steps of our trainer: `steps`, after which folder/ours has the adapter, and `timed` more."""
     from steps.training import batches
+    from steps.training.memory import TOKENS
 
     gains, _ = batches.advantages([row["reward"] for row in rows], [row["group"] for row in rows])
     if len(rows) == 1:
@@ -181,8 +194,16 @@ def ours(
                 trainer.save_adapter(folder / "ours")
             if len(seconds) == steps + timed:
                 break
-    work = _update.operations(trainer, _update.training_rows(rows), update.tokens_per_micro_batch or 4096)
+    work = operations(trainer, rows, update.tokens_per_micro_batch or TOKENS)
     return Measured(min(seconds[steps:]), seconds[0], peak.gb, work)
+
+
+def operations(trainer: Any, rows: list[dict[str, Any]], budget: int) -> float:
+    """Floating-point operations of a step in micro-batches of `budget` tokens; of 1: where rows share nothing."""
+    from steps.training import flex
+
+    with patch.object(flex, "runs_on", lambda _: True):  # packs without the masks of gathers, which take long to make
+        return _update.operations(trainer, _update.training_rows(rows), budget)
 
 
 def trls(

@@ -10,6 +10,7 @@ from benchmarks.gpu.models import Rows, Shape
 class Size(NamedTuple):
     """How large everything is."""
 
+    dtype: str  # of the middle and the large model
     matrix: int  # side of the product whose rate is measured
     copied: int  # bytes of the copy whose rate is measured
     tiny: Shape  # of which each family has one
@@ -23,10 +24,12 @@ class Size(NamedTuple):
     lengths: tuple[int, ...]  # of the rows in the attention step; the last one decides
     single: tuple[int, ...]  # of the one row that the large model is trained on
     timed: int  # timed steps of each side
+    repeats: int  # of the same update
 
 
 TINY = Shape("Qwen2", 64, 96, 2, 4, 2, 16, 2_400, True)
 FULL = Size(
+    dtype="bfloat16",
     matrix=8192,
     copied=2**32,
     tiny=TINY,
@@ -40,8 +43,10 @@ FULL = Size(
     lengths=(2048, 8192, 16_384),
     single=(8192, 16_384),
     timed=2,
+    repeats=3,
 )
 TOY = Size(
+    dtype="float32",  # on a CPU the layers give FlexAttention two types of numbers otherwise
     matrix=128,
     copied=2**20,
     tiny=TINY._replace(width=32, inner=48, heads=2, groups=1),
@@ -55,4 +60,5 @@ TOY = Size(
     lengths=(32, 64),
     single=(64, 96),
     timed=1,
+    repeats=2,
 )

@@ -63,7 +63,11 @@ def attention(size: Size) -> Iterator[Row]:
         for name, call in calls.items():
             yield {"name": name, "tokens": length} | kernel(call, length)
         for way in {"flex"} - models.attentions().keys():
-            yield {"name": f"packed, {way}", "tokens": length, "missing": "not on this device, or not in this version"}
+            yield {
+                "name": f"packed, {way}",
+                "tokens": length,
+                "missing": "needs Triton, a C compiler and a GPU from Ampere on",
+            }
 
 
 def kernel(prepare: Callable[[int], Callable[[], None]], length: int) -> Row:
@@ -135,20 +139,22 @@ def middle(size: Size) -> Iterator[Row]:
     """The model of 0.5B: a step on 128 rows of different lengths, by both sides, and how far apart their adapters are."""
     rows = size.ragged.make(models.WORDS)
     tokens = sum(len(row["ids"]) for row in rows)
-    rate = models.matmul_rate("bfloat16", size.matrix)
+    rate = models.matmul_rate(size.dtype, size.matrix)
     with tempfile.TemporaryDirectory(prefix="gpu-") as name:
         folder = Path(name)
-        trainer = models.own_trainer(models.make_base(size.middle, "bfloat16"), "bfloat16")
+        trainer = models.own_trainer(models.make_base(size.middle, size.dtype), size.dtype)
         trainer.save_checkpoint(folder / "start", "")
         update = _update.recipe(max_sampler_kl=1e9, tokens_per_micro_batch=8192)
         own = models.ours(trainer, rows, update, 2, size.timed, folder)
-        work = _update.operations(trainer, _update.training_rows(rows), 1)
+        work = models.operations(trainer, rows, 1)
         shared = {"tokens": tokens, "operations_unshared": round(work / own.operations, 3)}
         yield {"name": "ours", **shared, **own.row(tokens, rate)}
         del trainer
         models.free()
-        base = models.make_base(size.middle, "bfloat16")
-        theirs = models.trls(base, rows, 2, size.timed, size.ragged.attempts, folder, work, bf16=True)
+        base = models.make_base(size.middle, size.dtype)
+        theirs = models.trls(
+            base, rows, 2, size.timed, size.ragged.attempts, folder, work, bf16=size.dtype == "bfloat16"
+        )
         yield {"name": "TRL", **theirs.row(tokens, rate)}
         whole, _ = difference(folder)
     yield {"name": "ratio", "ratio": round(theirs.seconds / own.seconds, 3), "adapters_apart": whole}
@@ -158,19 +164,19 @@ def large(size: Size) -> Iterator[Row]:
     """The model of 7B: a step on 32 rows of 2k by both sides, with and without checkpointing; ratio of the fastest."""
     rows = size.long.make(models.WORDS)
     tokens = sum(len(row["ids"]) for row in rows)
-    rate = models.matmul_rate("bfloat16", size.matrix)
+    rate = models.matmul_rate(size.dtype, size.matrix)
     best: dict[str, float] = {}
     work = 0.0
     with tempfile.TemporaryDirectory(prefix="gpu-") as name:
         folder = Path(name)
         for again, budget in zip((False, True), size.tokens, strict=True):
             with fits() as row:
-                trainer = models.own_trainer(models.make_base(size.large, "bfloat16"), "bfloat16")
+                trainer = models.own_trainer(models.make_base(size.large, size.dtype), size.dtype)
                 if not again:
                     trainer.save_checkpoint(folder / "start", "")
                 more = {"tokens_per_micro_batch": budget, "gradient_checkpointing": again}
                 own = models.ours(trainer, rows, _update.recipe(max_sampler_kl=1e9, **more), 1, size.timed)
-                work = _update.operations(trainer, _update.training_rows(rows), 1)
+                work = models.operations(trainer, rows, 1)
                 row |= own.row(tokens, rate)
                 best["ours"] = min(own.seconds, best.get("ours", own.seconds))
             yield {"name": f"ours{', checkpointed' if again else ''}", **row}
@@ -178,8 +184,8 @@ def large(size: Size) -> Iterator[Row]:
             models.free()
         for again, batch in zip((False, True), size.batches, strict=True):
             with fits() as row:
-                base = models.make_base(size.large, "bfloat16")
-                settings = {"bf16": True, "gradient_checkpointing": again}
+                base = models.make_base(size.large, size.dtype)
+                settings = {"bf16": size.dtype == "bfloat16", "gradient_checkpointing": again}
                 theirs = models.trls(base, rows, 1, size.timed, batch, folder, work, **settings)
                 row |= theirs.row(tokens, rate)
                 best["TRL"] = min(theirs.seconds, best.get("TRL", theirs.seconds))
@@ -192,8 +198,8 @@ def large(size: Size) -> Iterator[Row]:
 
 def single(size: Size) -> Iterator[Row]:
     """The model of 7B, checkpointed, on one row: does it fit?"""
-    trainer = models.own_trainer(models.make_base(size.large, "bfloat16"), "bfloat16")
-    rate = models.matmul_rate("bfloat16", size.matrix)
+    trainer = models.own_trainer(models.make_base(size.large, size.dtype), size.dtype)
+    rate = models.matmul_rate(size.dtype, size.matrix)
     update = _update.recipe(max_sampler_kl=1e9, gradient_checkpointing=True)
     for length in size.single:
         with fits() as row:
@@ -204,12 +210,9 @@ def single(size: Size) -> Iterator[Row]:
 
 def host(size: Size) -> Iterator[Row]:
     """The trainer's 7B to host memory and back, as between an update and the next rollout."""
-    try:
-        from steps.training.memory import Base
-    except ImportError:
-        yield {"missing": "this version keeps the trainer's model on the GPU"}
-        return
-    base = Base(models.own_trainer(models.make_base(size.large, "bfloat16"), "bfloat16").model)
+    from steps.training.memory import Base
+
+    base = Base(models.own_trainer(models.make_base(size.large, size.dtype), size.dtype).model)
     held = sum(value.numel() * value.element_size() for value in base.frozen) / 1e9
     for name in ("first", "second"):  # the copy on the host is made once
         away = models.timed(base.leave)
