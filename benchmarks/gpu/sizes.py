@@ -23,7 +23,7 @@ class Size(NamedTuple):
     tokens: tuple[int, int]  # of our micro-batches there
     lengths: tuple[int, ...]  # of the rows in the attention step; the last one decides
     single: tuple[int, ...]  # of the one row that the large model is trained on
-    timed: int  # timed steps of each side
+    timed: int  # timed steps of each side with the middle model
     repeats: int  # of the same update
 
 

@@ -10,9 +10,9 @@ stages' own code, in one process as a warm worker runs it. Prints a JSON object 
 mean.
 
 A canary follows the second iteration: the first one's trajectories under the name of the adapter that was made from them, as
-if the engine had gone on with a stale one. The update must refuse them. Everything runs twice, in two processes; --once leaves
-out the second. The exit code is 1 where the canary passes, or where bytes differ that must be the same (on a CPU and with
---deterministic).
+if the engine had gone on with a stale one. The update must refuse them. Everything runs twice, in two processes; --once
+leaves out the second. The exit code is 1 where the canary passes, or where bytes differ that must be the same (on a CPU, and
+with --deterministic).
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ BYTES = ("first/trajectories.parquet", "first/adapter", "second/trajectories.par
 def parameters(folder: Path, toy: bool, deterministic: bool) -> Params:
     """params.yaml with the random model, which is written to folder/policy."""
     import torch
+    import yaml
 
-    from steps.core.params import Params, load
+    from steps.core.params import Params, parse
 
     dtype = "float32" if toy else "bfloat16"
     base = models.make_base(TOY if toy else FULL, dtype)
@@ -61,14 +62,15 @@ def parameters(folder: Path, toy: bool, deterministic: bool) -> Params:
     del base
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    params = load(_common.ROOT / "params.yaml", Params).model_dump(exclude_unset=True)
+    path = _common.ROOT / "params.yaml"
+    params = yaml.safe_load(path.read_text())
     params["policy"] |= {"base_model": os.fspath(folder / "policy"), "dtype": dtype, "deterministic": deterministic}
     # a random model's adapter has to move far enough for the canary
     params["update"] |= {"learning_rate": 0.002, "max_sampler_kl": 0.001 if toy else 0.005}
     if toy:
         params["rollout"] |= {"scenarios": 3, "attempts": 4, "max_tokens": 16}
         params["update"] |= {"steps_per_generation": 3}
-    return Params.model_validate(params)
+    return parse(yaml.safe_dump(params), path, Params)
 
 
 def iterate(folder: Path, toy: bool, deterministic: bool) -> Iterator[dict[str, Any]]:
@@ -161,10 +163,8 @@ def random_rewards(batch: list[Trajectory]) -> list[Any]:
 
 def digest(path: Path) -> str:
     """Hash of a file, or of a folder's files in the order of their names."""
-    whole = hashlib.sha256()
-    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-        whole.update(file.name.encode() + file.read_bytes())
-    return whole.hexdigest()[:16]
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def faults(rows: list[dict[str, Any]], exact: bool) -> list[str]:
