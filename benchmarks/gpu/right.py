@@ -92,7 +92,7 @@ def determinism(size: Size) -> Iterator[Row]:
                 for _ in range(size.repeats):
                     trainer = models.own_trainer(models.make_base(shape, size.dtype), size.dtype, fixed)
                     with chosen():
-                        seconds.append(models.ours(models.moved(trainer, 0.01), rows, update, 1, 1).seconds)
+                        seconds.append(models.ours(models.moved(trainer, 0.01), rows, update, 0, 1).seconds)
                     hashes.append(hash_of(trainer))
                     trainer = None
                     models.free()
