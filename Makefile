@@ -14,9 +14,10 @@ MLFLOW_PORT ?= 5000
 PREFECT_PORT ?= 4200
 SERVE_PORT ?= 8000
 VIEW_PORT ?= 8600
-# For gpu-check: a Python with torch, transformers, accelerate and peft, and the folder of what it lacks.
+# For gpu-check: a Python with torch, transformers, accelerate and peft, and the folder of what it lacks (dill pickles what does
+# not lie in a folder of this name by value, and fails).
 GPU_PYTHON ?= .venv/bin/python
-GPU_SITE ?= .flywheel/gpu-site
+GPU_SITE ?= .flywheel/gpu/site-packages
 GPU_VERSION ?= $(shell $(GPU_PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 OUT ?=
 TOY ?=
@@ -150,7 +151,7 @@ OWN_PYTHON := $(filter .venv/%,$(GPU_PYTHON))
 gpu-check: $(if $(OWN_PYTHON),install)  ## measure the update on a GPU, without vLLM (GPU_PYTHON=python3; OUT=folder; TOY=1: on the CPU)
 	@$(if $(OWN_PYTHON),,PYTHONPATH="$(GPU_SITE)") "$(GPU_PYTHON)" -m benchmarks.gpu $(if $(TOY),--toy) $(if $(OUT),--out "$(OUT)") $(ARGS)
 
-gpu-site: install  ## put what gpu-check needs beside torch into .flywheel/gpu-site (GPU_VERSION=3.12: for that Python)
+gpu-site: install  ## put what gpu-check needs beside torch into .flywheel/gpu (GPU_VERSION=3.12: for that Python)
 	@rm -rf "$(GPU_SITE)"
 	@$(UV) pip install --target "$(GPU_SITE)" --no-deps --only-binary :all: --python-version "$(GPU_VERSION)" --python-platform x86_64-unknown-linux-gnu \
 		$$(grep -oE '^(annotated-types|datasets|dill|multiprocess|pydantic|pydantic-core|trl|typing-extensions|typing-inspection)==[^ ;]+' requirements/cpu.txt)

@@ -164,9 +164,9 @@ def main() -> None:
         os.dup2(2, 1)  # what libraries print is not among the rows
         work(chosen, options.toy, lambda row: print(json.dumps(row), file=answers, flush=True))
         return
-    os.environ |= VARIABLES | ({"CUDA_VISIBLE_DEVICES": ""} if options.toy else {})
     if not options.toy:
         refuse_without_gpu()
+    os.environ |= VARIABLES | ({"CUDA_VISIBLE_DEVICES": ""} if options.toy else {})
     began, rows = time.monotonic(), []
     command = [sys.executable, "-m", "benchmarks.gpu", "--worker", *(["--toy"] if options.toy else []), "--steps"]
     if options.out:
@@ -190,8 +190,9 @@ def main() -> None:
 
 def refuse_without_gpu() -> None:
     """SystemExit with a sentence where this Python's torch finds no GPU."""
-    look = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    if subprocess.run([sys.executable, "-c", look]).returncode:
+    import torch
+
+    if not torch.cuda.is_available():
         raise SystemExit(
             f"torch finds no GPU with {sys.executable}, and gpu-check measures one: name another Python (GPU_PYTHON), or "
             "run the steps at toy size on the CPU ('make gpu-check TOY=1')"
