@@ -8,52 +8,16 @@ from typing import Any
 
 import pytest
 
+from benchmarks.attention import kept
 from steps.core.params import Policy, Update
 from steps.core.records import Row
 from steps.policy import machine
-from steps.training import flex, grpo, memory, packing
+from steps.training import grpo, memory, packing
 from steps.training.grpo import Trainer
 from tests.support import tiny
 from tests.support.tiny import LOOSE, moved, random_rows, sampled_by, with_advantages
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def kept(config: Any, tokens: int) -> int:
-    """Bytes that autograd keeps for the backward pass of a model on a row, parameters aside. Nothing is computed: torch's
-    fake tensors have a shape and no data."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.autograd.graph import saved_tensors_hooks
-    from transformers import AutoModelForCausalLM
-
-    from steps.training.model import wrap
-
-    packed = packing.pack([Row([1] * tokens, [0] + [1] * (tokens - 1), [])], torch.float32)
-    with torch.device("meta"):
-        model = wrap(AutoModelForCausalLM.from_config(config), Policy())
-    sizes: dict[int, int] = {}
-    held = []
-
-    def keep(value: Any) -> Any:
-        sizes[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
-        held.append(value)  # so that no other storage gets its address
-        return value
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        own = set()
-        for module in model.modules():
-            for values in (module._parameters, module._buffers):
-                for name, value in values.items():
-                    if value is not None:
-                        fake: Any = torch.empty(value.shape, dtype=value.dtype)
-                        values[name] = (
-                            torch.nn.Parameter(fake, value.requires_grad) if values is module._parameters else fake
-                        )
-                        own.add(values[name].untyped_storage()._cdata)
-        with saved_tensors_hooks(keep, lambda value: value):
-            packing.token_logps(model, packed, 1.0)
-    return sum(size for storage, size in sizes.items() if storage not in own)
 
 
 SHAPES = {  # of Qwen2.5 7B, Llama 3.1 8B and Qwen3 8B
@@ -64,16 +28,14 @@ SHAPES = {  # of Qwen2.5 7B, Llama 3.1 8B and Qwen3 8B
 
 
 @pytest.mark.parametrize("family", SHAPES)
-def test_the_count_is_what_autograd_keeps(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With FlexAttention, whose refusal of gradients on a CPU is taken away, in float32: within 2 % of a layer."""
+def test_the_count_is_what_autograd_keeps(family: str) -> None:
+    """With FlexAttention, in float32: within 2 % of a layer."""
     import transformers
 
-    monkeypatch.setattr(flex, "runs_on", lambda _: True)
-    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
-    found = []
+    found, rows = [], [Row([1] * 1024, [0] + [1] * 1023, [])]
     for layers in (1, 2):
         config = getattr(transformers, f"{family}Config")(vocab_size=64, num_hidden_layers=layers, **SHAPES[family])
-        found.append(kept(config, 1024))
+        found.append(kept(config, rows))
     cost = memory.costs(config, Policy().lora.rank, 4)
     assert cost.layer == pytest.approx((found[1] - found[0]) / 1024, rel=0.02)
     assert cost.whole >= found[1] / 1024

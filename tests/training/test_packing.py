@@ -170,7 +170,7 @@ def test_a_call_computes_little_more_than_what_is_asked_for(longest: int) -> Non
 @pytest.mark.parametrize("heads", [(2, 1), (4, 2), (2, 2)], ids=lambda heads: f"{heads[0]} heads, {heads[1]} of keys")
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 def test_logprobs_entropies_and_gradients_are_those_of_whole_rows(
-    tmp_path: Path, heads: tuple[int, int], temperature: float
+    tmp_path: Path, heads: tuple[int, int], temperature: float, device: str
 ) -> None:
     """Against stock transformers and PEFT in float64, one row at a time."""
     import torch
@@ -178,13 +178,13 @@ def test_logprobs_entropies_and_gradients_are_those_of_whole_rows(
     trainer = moved(Trainer(tiny.make_policy(tmp_path / "base", *heads), seed=1))
     model = twin(trainer, tmp_path / "adapter")
     for rows in TRIES.values():
-        packed = packing.pack(rows, torch.float32)
+        packed = packing.pack(rows, torch.float32, device)
         logps, entropies = packing.token_logps(trainer.model, packed, temperature)
         assert logps.shape == entropies.shape == packed.mask.shape
         assert not entropies.requires_grad
         weight = torch.randn(logps.shape, generator=torch.Generator().manual_seed(1))
         expected: Any = 0.0
-        for one, found, entropy, factor in zip(rows, logps, entropies, weight, strict=True):
+        for one, found, entropy, factor in zip(rows, logps.cpu(), entropies.cpu(), weight, strict=True):
             places = torch.tensor(one.mask[1:]).nonzero()[:, 0]
             count = len(places)
             plain = plain_logps(model, one, temperature)[places]
@@ -194,7 +194,7 @@ def test_logprobs_entropies_and_gradients_are_those_of_whole_rows(
             assert not found[count:].any()
             assert not entropy[count:].any()
             expected = expected + (plain * factor[:count]).sum()
-        mine = torch.autograd.grad((logps * weight).sum(), list(trainer.weights.values()))
+        mine = torch.autograd.grad((logps * weight.to(device)).sum(), list(trainer.weights.values()))
         theirs = torch.autograd.grad(expected, weights(model))
         assert relative(mine, theirs) < 1e-5
 
