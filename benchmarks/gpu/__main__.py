@@ -126,25 +126,25 @@ def rows_of(
 
 def faults(rows: Sequence[dict[str, Any]], steps: Sequence[str], toy: bool) -> list[str]:
     """Why the exit code is 1: sentences. Only the steps that were asked for count."""
-    found = []
+    reasons = []
     if "exactness" in steps:
         checked = [row for row in rows if row["step"] == "exactness" and "exact" in row]
-        found += [f"{row['name']}: the update is not exact" for row in checked if not row["exact"]]
+        reasons += [f"{row['name']}: the update is not exact" for row in checked if not row["exact"]]
         if len(checked) < 4:
-            found.append("exactness was not measured to its end")
+            reasons.append("exactness was not measured to its end")
     if "attention" in steps:
         longest = (TOY if toy else FULL).lengths[-1]
         wanted = {"step": "attention", "name": "packed, flex", "tokens": longest}
         if not any(wanted.items() <= row.items() and "ms" in row for row in rows):
-            found.append(f"FlexAttention did not run on two rows of {longest} tokens")
+            reasons.append(f"FlexAttention did not run on two rows of {longest} tokens")
     if "7B" in steps and not toy:
         ratios = [row["ratio"] for row in rows if row["step"] == "7B" and "ratio" in row]
         if not ratios:
-            found.append("the update of the model of 7B was not compared with TRL's")
-        found += [f"the update of the model of 7B has {ratio} of TRL's speed" for ratio in ratios if not ratio >= 1]
+            reasons.append("the update of the model of 7B was not compared with TRL's")
+        reasons += [f"the update of the model of 7B has {ratio} of TRL's speed" for ratio in ratios if not ratio >= 1]
     if toy:
-        found += [f"{row['step']}: {row['error']}" for row in rows if "error" in row]
-    return found
+        reasons += [f"{row['step']}: {row['error']}" for row in rows if "error" in row]
+    return reasons
 
 
 def main() -> None:

@@ -262,9 +262,9 @@ def matmul_rate(dtype: str, size: int) -> float:
     return float(2 * size**3 / min(timed(lambda: torch.mm(left, right)) for _ in range(10)))
 
 
-def distance(found: list[Any], expected: list[Any]) -> float:
-    """‖found - expected‖ / ‖expected‖ over all tensors together."""
-    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(found, expected, strict=True)]
+def distance(values: list[Any], expected: list[Any]) -> float:
+    """‖values - expected‖ / ‖expected‖ over all tensors together."""
+    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(values, expected, strict=True)]
     gap = sum(float((a - b).square().sum()) for a, b in pairs)
     return float((gap / sum(float(b.square().sum()) for _, b in pairs)) ** 0.5)
 

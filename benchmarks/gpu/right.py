@@ -42,13 +42,13 @@ def exactness(size: Size) -> Iterator[Row]:
             row: Row = {"name": f"{family}, {way}"}
             try:
                 with chosen():
-                    found = list(models.packed_logps(trainer, rows))
-                    sums = [logps.sum() * row["reward"] for logps, row in zip(found, rows, strict=True)]
+                    packed = list(models.packed_logps(trainer, rows))
+                    sums = [logps.sum() * row["reward"] for logps, row in zip(packed, rows, strict=True)]
                     torch.stack(sums).sum().backward()
             except Exception as problem:  # the other attention may be exact
                 yield row | {"exact": False, "error": first_line(problem)}
                 continue
-            gap = max(float((a - b).detach().abs().max()) for a, b in zip(found, expected, strict=True))
+            gap = max(float((a - b).detach().abs().max()) for a, b in zip(packed, expected, strict=True))
             apart = models.distance([w.grad for w in trainer.weights.values()], [w.grad for w in weights])
             exact = gap < 1e-3 and apart < LIMIT
             yield row | {"logps_apart": gap, "gradients_apart": apart, "exact": exact}
@@ -129,8 +129,8 @@ def drift(size: Size) -> Iterator[Row]:
             expected = [models.plain_logps(plain, row) for row in rows]
             for way, chosen in models.attentions().items():
                 with chosen():
-                    found = list(models.packed_logps(trainer, rows))
-                pairs = list(zip(found, expected, strict=True))
+                    packed = list(models.packed_logps(trainer, rows))
+                pairs = list(zip(packed, expected, strict=True))
                 kl = sum(sampler_kl(a, b, torch.ones_like(a)) for a, b in pairs) / sum(len(a) for a, _ in pairs)
                 worst = max(float((a - b).abs().max()) for a, b in pairs)
                 yield {

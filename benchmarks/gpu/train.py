@@ -169,19 +169,19 @@ def digest(path: Path) -> str:
 
 def faults(rows: list[dict[str, Any]], exact: bool) -> list[str]:
     """Why the exit code is 1: sentences. `exact`: bytes must be the same."""
-    found = []
+    reasons = []
     canaries = [row for row in rows if row.get("phase") == "canary"]
-    found += [
+    reasons += [
         f"a stale adapter was not noticed: {row['refusal'] or 'no error'}" for row in canaries if not row["caught"]
     ]
     ends = [row for row in rows if row.get("phase") == "bytes"]
     if not ends:
-        found.append("the phases did not come to their end")
+        reasons.append("the phases did not come to their end")
     if exact:
-        found += ["a warm engine gives other trajectories" for row in ends if not row["same_when_warm"]]
+        reasons += ["a warm engine gives other trajectories" for row in ends if not row["same_when_warm"]]
         names = {name for row in ends for name in row["hashes"] if row["hashes"][name] != ends[0]["hashes"][name]}
-        found += [f"another process wrote other bytes: {name}" for name in sorted(names)]
-    return found
+        reasons += [f"another process wrote other bytes: {name}" for name in sorted(names)]
+    return reasons
 
 
 def refuse(toy: bool) -> None:
