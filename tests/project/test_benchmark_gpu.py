@@ -85,9 +85,8 @@ def test_steps_after_the_time_for_all_are_said() -> None:
 
 def passed() -> list[dict[str, Any]]:
     """Rows of a run in earnest without a fault; made up."""
-    rows: list[dict[str, Any]] = [
-        {"step": "exactness", "name": f"family {number}", "exact": True} for number in range(4)
-    ]
+    names = ("first family", "second family", "third family", right.LAST)
+    rows: list[dict[str, Any]] = [{"step": "exactness", "name": name, "exact": True} for name in names]
     rows.append({"step": "attention", "name": "packed, flex", "tokens": 16_384, "ms": 1.0})
     return [*rows, {"step": "drift", "error": "any"}, {"step": "7B", "name": "ratio", "ratio": 1.2}]
 
