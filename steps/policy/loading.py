@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+from steps.policy.cuda import check_build
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
@@ -28,6 +29,7 @@ def load_tokenizer(policy: Policy) -> Any:
 
 def load_model(policy: Policy) -> Any:
     """The policy's base model for training, without an adapter. On a GPU its weights are read straight into its memory."""
+    check_build()
     import torch
     from transformers import AutoModelForCausalLM
 
