@@ -26,8 +26,8 @@ def load_tokenizer(policy: Policy) -> Any:
     return tokenizer
 
 
-def load_model(policy: Policy) -> Any:
-    """The policy's base model for training, without an adapter."""
+def load_model(policy: Policy, device: str | None = None) -> Any:
+    """The policy's base model for training, without an adapter, on `device` or on the GPU where there is one."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -35,7 +35,7 @@ def load_model(policy: Policy) -> Any:
         model = AutoModelForCausalLM.from_pretrained(
             policy.base_model, revision=policy.revision, dtype=getattr(torch, policy.dtype)
         )
-    return model.to("cuda") if torch.cuda.is_available() else model
+    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def adapted_layers(config: Any) -> list[str] | None:

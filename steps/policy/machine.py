@@ -34,7 +34,7 @@ def own_cores(threads: int) -> list[int]:
 
 
 def use_threads(threads: int) -> None:
-    """Have torch compute with this many threads, which the processes of `accelerate launch` share. On a GPU, torch decides.
+    """Have torch compute with this many threads, which the processes that share a stage divide. On a GPU, torch decides.
 
     UserError where there are fewer cores. FreshProcessNeeded where this process is bound to another number by its engine.
     """
@@ -66,14 +66,19 @@ def keep_memory() -> None:
             libc.mallopt(name, value)
 
 
-def before_training(make_room: Callable[[], None]) -> None:
-    """Call `make_room` whenever training is about to start, for example to leave a GPU's memory to the trainer."""
-    _making_room.append(make_room)
+def before_training(free: Callable[[], None]) -> None:
+    """Call `free` whenever training is about to start, for example to leave a GPU's memory to the trainer."""
+    _making_room.append(free)
 
 
 def prepare_training(threads: int) -> None:
     """Prepare this process for training: its threads, memory that is kept, and room on the device."""
     use_threads(threads)
     keep_memory()
-    for make_room in _making_room:
-        make_room()
+    make_room()
+
+
+def make_room() -> None:
+    """Free the memory of the device that this process holds and that the trainer needs."""
+    for free in _making_room:
+        free()
