@@ -49,7 +49,7 @@ def test_the_flow_ends_well_and_says_what_is_next(project: Project) -> None:
 
 
 def test_two_processes_give_the_update_of_one_through_dvc(project: Project, tmp_path: Path) -> None:
-    """The command is the same: params.yaml alone says that two processes share the stage, or a base that each has half of."""
+    """The command is the same: params.yaml alone says that two processes share the stage, each with half of the base."""
     from safetensors.numpy import load_file
 
     folder = shutil.copytree(project.folder, tmp_path / "project", symlinks=True)
