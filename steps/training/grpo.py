@@ -46,11 +46,13 @@ class Trainer:
 
         join()
         self.policy, self.is_sharded = policy, is_sharded
-        key = f"{policy.model_dump_json()} {is_sharded}"
+        # A base model that the engine divides may not fit on one GPU, and a fresh adapter needs none.
+        place = "cpu" if is_sharded or (checkpoint is None and policy.tensor_parallel > 1) else None
+        key = f"{policy.model_dump_json()} {is_sharded} {place}"
         if key not in _bases or checkpoint is None:
             _bases.clear()
             torch.manual_seed(seed)
-            _bases[key] = load_model(policy, "cpu" if is_sharded else None)
+            _bases[key] = load_model(policy, place)
             if is_sharded:
                 shard(_bases[key])
         self.model = _bases[key]

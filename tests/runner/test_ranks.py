@@ -26,6 +26,8 @@ from steps.runner.stage import Input, Output, main
 
 def shared(source: Input, result: Output, do: str = "write") -> None:
     if "RANK" not in os.environ:
+        if do == "bound":
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # as an engine of vLLM's does
         return ranks.shared(2, shared, source=source, result=result, do=do)
     rank = os.environ["RANK"]
     Path(f"pid{rank}").write_text(str(os.getpid()))
@@ -33,6 +35,7 @@ def shared(source: Input, result: Output, do: str = "write") -> None:
     print("a library's line")
     measure(rank=int(rank))
     result.write_text(f"{rank} of {os.environ['WORLD_SIZE']} {source.read_text()}")
+    Path("cores").write_text(str(len(os.sched_getaffinity(0))))
     if rank == "1":
         while not Path("pid0").exists():
             time.sleep(0.01)
@@ -40,7 +43,7 @@ def shared(source: Input, result: Output, do: str = "write") -> None:
             raise UserError("the word is wrong; choose another")
         if do == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-    elif do != "write":
+    elif do not in ("write", "bound"):
         time.sleep(0.3)
         if do == "die":
             raise RuntimeError("the other one is gone")  # as a collective of torch fails
@@ -81,6 +84,11 @@ def test_the_first_ones_outputs_count_and_they_stay(sharing: Project) -> None:
     assert '"rank": 0' in (sharing.root / "out/timings/result.json").read_text()
     handover.stop_workers(sharing.root)
     eventually(lambda: not any(map(handover.alive, first)))
+
+
+def test_they_have_the_cores_that_the_worker_had_before_an_engine_bound_it(sharing: Project) -> None:
+    assert run(sharing, "on", "--do", "bound")[0] == 0
+    assert int((sharing.root / "cores").read_text()) == len(os.sched_getaffinity(0))
 
 
 @WORKERS
