@@ -33,7 +33,7 @@ def update(
     import json
     from statistics import fmean, pstdev
 
-    from steps.policy.machine import make_room, prepare_training
+    from steps.policy.machine import make_room, prepare_sampling, prepare_training
     from steps.runner import ranks
     from steps.training import batches, contract, grpo
     from steps.training.fates import TRAINED, WITHOUT_SIGNAL, fate
@@ -46,7 +46,7 @@ def update(
         ranks.shared(params.update.processes, update, **read, **files, params=params)
         return
     batch, judged = read_batch(trajectories, rewards)
-    prepare_training(params.policy.threads)
+    prepare_training(params.policy.threads, params.policy.deterministic)
     trainer = grpo.Trainer(params.policy, checkpoint=previous, is_sharded=params.update.shard)
     contract.check_adapter(batch, trainer.adapter_hash, previous)
     end = contract.end_of_turn(batch)
@@ -81,6 +81,8 @@ def update(
     temperature = params.rollout.temperature
     measured = trainer.train(examples, params.update, temperature, params.seed) if examples else {}
     trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
+    if process()[1] > 1:
+        prepare_sampling()  # the engine is in another process, and cannot ask for the GPU
 
     trained = sum(kind in TRAINED for kind in fate_by_id.values())
     scored = [score for score in scores if score is not None]

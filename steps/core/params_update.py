@@ -67,10 +67,12 @@ class Update(Section):
     """The smallest weight. Default: no lower bound."""
     max_sampler_kl: float = Field(1e-3, gt=0)
     """KL divergence between sampler and trainer, in nats per token before the update, above which the stage fails."""
-    tokens_per_micro_batch: int = Field(4096, ge=64)
-    """Tokens in one forward pass; a prefix that rows share counts once, and a trajectory is never divided."""
-    gradient_checkpointing: bool = False
-    """Compute activations a second time in place of keeping them: less memory, more time."""
+    tokens_per_micro_batch: int | None = Field(None, ge=64)
+    """Tokens in one forward pass; a prefix that rows share counts once, and a trajectory is never divided. null: 4096 on a
+    CPU and with policy.deterministic; on a GPU as many as its free memory holds."""
+    gradient_checkpointing: bool | None = None
+    """Keep each layer's input alone, and compute the layer again for its gradient: less memory, more time. null: not on a
+    CPU; on a GPU where 4096 tokens, or the longest trajectory, would not fit otherwise; with policy.deterministic always."""
     launcher: Literal["none", "accelerate"] = "none"
     """none: one process updates. accelerate: `processes` of them on this machine share each optimiser step, with a GPU each
     where there are GPUs."""

@@ -29,16 +29,21 @@ def load_tokenizer(policy: Policy) -> Any:
 
 
 def load_model(policy: Policy, device: str | None = None) -> Any:
-    """The policy's base model for training, without an adapter, on `device` or on the GPU where there is one."""
+    """The policy's base model for training, without an adapter, on `device` or on the GPU where there is one.
+
+    Its weights are read straight into the GPU's memory."""
     check_gpus(policy)
     import torch
     from transformers import AutoModelForCausalLM
 
-    dtype, place = getattr(torch, policy.dtype), device or ("cuda" if torch.cuda.is_available() else "cpu")
-    more = {"quantization_config": four_bits(dtype), "device_map": {"": place}} if policy.quantization else {}
+    dtype, more = getattr(torch, policy.dtype), dict[str, Any]()
+    if policy.quantization:
+        more["quantization_config"] = four_bits(dtype)
+    place = device or (torch.cuda.current_device() if torch.cuda.is_available() else "cpu")
+    if policy.quantization or place != "cpu":
+        more["device_map"] = {"": place}
     with explained(policy):
-        model = AutoModelForCausalLM.from_pretrained(policy.base_model, revision=policy.revision, dtype=dtype, **more)
-    return model if policy.quantization else model.to(place)
+        return AutoModelForCausalLM.from_pretrained(policy.base_model, revision=policy.revision, dtype=dtype, **more)
 
 
 def four_bits(dtype: Any) -> Any:

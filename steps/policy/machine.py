@@ -1,10 +1,10 @@
-"""This machine: its cores and GPUs, how malloc keeps memory, and what must free memory before training starts."""
+"""This machine: its cores and GPUs, how malloc keeps memory, fixed orders of sums, and who leaves the GPU to whom."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 # Called before training. Global, because one process has one device: an engine that sampled in this process holds memory
 # that the trainer needs, and the two rooms do not know each other.
 _making_room: list[Callable[[], None]] = []
+_leaving: list[Callable[[], None]] = []  # called before sampling, the other way round
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS adds in a fixed order with the workspaces that this variable names
 
 
 def cores() -> list[int]:
@@ -101,10 +103,14 @@ def before_training(free: Callable[[], None]) -> None:
     _making_room.append(free)
 
 
-def prepare_training(threads: int) -> None:
+def prepare_training(threads: int, is_deterministic: bool = False) -> None:
     """Prepare this process for training: its threads, memory that is kept, and room on the device."""
+    import torch
+
+    prepare_deterministic(is_deterministic)
     use_threads(threads)
-    keep_memory()
+    if not torch.cuda.is_available():  # on a GPU malloc has none of the tensors, and would keep what loading left
+        keep_memory()
     make_room()
 
 
@@ -112,3 +118,47 @@ def make_room() -> None:
     """Free the memory of the device that this process holds and that the trainer needs."""
     for free in _making_room:
         free()
+
+
+def before_sampling(leave: Callable[[], None]) -> None:
+    """Call `leave` whenever an engine is about to take the device's memory, for example to take the trainer's model away."""
+    if leave not in _leaving:
+        _leaving.append(leave)
+
+
+def prepare_sampling() -> None:
+    """Prepare this process for sampling: the trainer leaves the device to the engine."""
+    for leave in _leaving:
+        leave()
+
+
+def prepare_deterministic(on: bool) -> None:
+    """Set cuBLAS's variable before this process uses a GPU. FreshProcessNeeded where it does so already: it is read once."""
+    import torch
+
+    if not on or not torch.cuda.is_available():
+        return
+    if CUBLAS not in os.environ and torch.cuda.is_initialized():
+        raise FreshProcessNeeded(f"policy.deterministic: this process uses the GPU already, without {CUBLAS}")
+    os.environ.setdefault(CUBLAS, ":4096:8")
+
+
+@contextlib.contextmanager
+def deterministic(on: bool) -> Iterator[None]:
+    """Within it, torch computes on a GPU with kernels whose sums have a fixed order, and refuses operations that have none.
+
+    On a CPU the same inputs give the same bytes anyway. Call `prepare_deterministic` before the GPU is used.
+    """
+    import torch
+
+    if not on or not torch.cuda.is_available():
+        yield
+        return
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it did not write
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = fills

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.progress import measure, progress, say
 from steps.policy.adapter import adapter_hash
-from steps.training import packing
+from steps.policy.machine import before_sampling, deterministic
+from steps.training import memory, packing
 from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
 from steps.training.loss import SamplerKl, TrlLoss, check_sampler, sampler_ratio
 from steps.training.model import load_model
@@ -33,7 +34,14 @@ if TYPE_CHECKING:
 
 # The base model with its adapter's layers, by policy; at most one. Global, because stages are plain functions, and a warm
 # process runs many updates in a row: each replaces the adapter's weights instead of loading the base model again.
-_bases: dict[str, Any] = {}
+_bases: dict[str, memory.Base] = {}
+
+
+def leave_gpu() -> None:
+    """Take the base model's weights off the GPU, if this process trains on one."""
+    for base in _bases.values():
+        if base.device.type == "cuda":
+            base.leave()
 
 
 class Trainer:
@@ -52,10 +60,13 @@ class Trainer:
         if key not in _bases or checkpoint is None:
             _bases.clear()
             torch.manual_seed(seed)
-            _bases[key] = load_model(policy, place)
+            model = load_model(policy, place)
             if is_sharded:
-                shard(_bases[key])
-        self.model = _bases[key]
+                shard(model)
+            _bases[key] = memory.Base(model)
+        before_sampling(leave_gpu)
+        _bases[key].come_back()
+        self.model = _bases[key].model
         self.model.train()
         self.weights = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         self.vocabulary = int(self.model.get_output_embeddings().weight.shape[0])
@@ -118,12 +129,16 @@ class Trainer:
 
         UserError where the trajectories were sampled by another policy, or the schedule ends too early.
         """
+        with deterministic(self.policy.deterministic):
+            return self._train(examples, self._with_micro_batches(examples, settings), temperature, seed)
+
+    def _train(self, examples: Sequence[Example], settings: Update, temperature: float, seed: int) -> dict[str, float]:
         import torch
 
         steps = self._steps(examples, settings, seed)
         planned, begun = settings.num_iterations * len(steps), self.steps
         check_schedule(settings, begun + planned)
-        self._set_checkpointing(settings.gradient_checkpointing)
+        self._set_checkpointing(bool(settings.gradient_checkpointing))
         optimizer = self._optimizer(settings)
         optimizer.zero_grad()  # clear a refused update's gradients
         loss = TrlLoss(settings, self.model, temperature, self.policy.context)
@@ -209,12 +224,24 @@ class Trainer:
     def _share(self, examples: list[Example], settings: Update, total: int) -> list[dict[str, Any]]:
         """This process's micro-batches of sorted trajectories. All processes pass through a sharded model together: one with
         fewer micro-batches than another passes the shortest trajectory through it, in which no token counts."""
-        own, idle = share_of(examples, process(), settings.tokens_per_micro_batch)
+        own, idle = share_of(examples, process(), settings.tokens_per_micro_batch or memory.TOKENS)
         batches = [self._batch(part, total) for part in own]
         for _ in range(idle if self.is_sharded else 0):
             batch = self._batch([min(examples, key=lambda example: sum(map(len, example.ids)))], total)
             batches.append(batch | {"completion_mask": batch["completion_mask"] * 0, "tokens": 0.0})
         return batches
+
+    def _with_micro_batches(self, examples: Sequence[Example], settings: Update) -> Update:
+        """The settings with the tokens of a micro-batch, and whether layers are checkpointed, where they leave that open."""
+        longest = max(sum(map(len, example.ids)) for example in examples)
+        policy = self.policy
+        chosen = memory.micro_batches_on(
+            self._place[1], self.model, settings, policy.lora.rank, longest, policy.deterministic
+        )
+        tokens, checkpointing = zip(*gathered(tuple(chosen)), strict=True)  # the processes make the same passes
+        return settings.model_copy(
+            update={"tokens_per_micro_batch": min(tokens), "gradient_checkpointing": any(checkpointing)}
+        )
 
     def _set_checkpointing(self, on: bool) -> None:
         """Keep only each layer's input, and compute the rest again in the backward pass."""
