@@ -101,7 +101,7 @@ def differences(tokens: int) -> dict[str, float]:
     compiled = torch.compile(kernel.flex_attention, dynamic=True)
     with patch.object(flex, "_compiled", lambda _: compiled), torch.no_grad():
         logps, _ = packing.token_logps(trainer.model, packed, 1.0)
-    found = {"logprobs": relative([logps[packed.mask > 0]], [torch.cat(expected)])}
+    off = {"logprobs": relative([logps[packed.mask > 0]], [torch.cat(expected)])}
     if has_gradient:
         with unfused():
             logps, _ = packing.token_logps(trainer.model, packed, 1.0)
@@ -109,8 +109,8 @@ def differences(tokens: int) -> dict[str, float]:
         mine, theirs = (
             [weight.grad for weight in model.parameters() if weight.requires_grad] for model in (trainer.model, plain)
         )
-        found["gradients"] = relative(mine, theirs)
-    return found
+        off["gradients"] = relative(mine, theirs)
+    return off
 
 
 def unfused() -> Any:
@@ -163,20 +163,20 @@ def kept_in_a_layer(tokens: int, **how: bool) -> float:
     from transformers import Qwen2Config
 
     rows = trie_rows(tokens)
-    one, two = (
+    single, double = (
         kept(Qwen2Config(vocab_size=WORDS, num_hidden_layers=layers, **LAYER_7B), rows, **how) for layers in (1, 2)
     )
-    return (two - one) / tokens / 1024
+    return (double - single) / tokens / 1024
 
 
 def measure(tokens: int) -> dict[str, Any]:
     """The row of a trie."""
-    found = differences(tokens) if tokens <= MOST_COMPARED else {}
+    off = differences(tokens) if tokens <= MOST_COMPARED else {}
     return {
         "name": f"{tokens} tokens",
-        "ratio": max(found.values()) / ALLOWED if found else None,
-        "logprobs": found.get("logprobs"),
-        "gradients": found.get("gradients"),
+        "ratio": max(off.values()) / ALLOWED if off else None,
+        "logprobs": off.get("logprobs"),
+        "gradients": off.get("gradients"),
         "flex": kept_in_a_layer(tokens),
         "gathered": kept_in_a_layer(tokens, with_flex=False),
         "checkpointed": kept_in_a_layer(tokens, checkpointing=True),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _making_room: list[Callable[[], None]] = []
 _leaving: list[Callable[[], None]] = []  # called before sampling, the other way round
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS adds in a fixed order with the workspaces that this variable names
+_workspaces: list[str] = []  # which it names; global, because a warm process forgets its variables from stage to stage
 
 
 def cores() -> list[int]:
@@ -138,9 +139,11 @@ def prepare_deterministic(on: bool) -> None:
 
     if not on or not torch.cuda.is_available():
         return
-    if CUBLAS not in os.environ and torch.cuda.is_initialized():
-        raise FreshProcessNeeded(f"policy.deterministic: this process uses the GPU already, without {CUBLAS}")
-    os.environ.setdefault(CUBLAS, ":4096:8")
+    if not _workspaces:
+        if CUBLAS not in os.environ and torch.cuda.is_initialized():
+            raise FreshProcessNeeded(f"policy.deterministic: this process uses the GPU already, without {CUBLAS}")
+        _workspaces.append(os.environ.get(CUBLAS, ":16:8"))  # as vLLM has it for batch invariance
+    os.environ[CUBLAS] = _workspaces[0]
 
 
 @contextlib.contextmanager

@@ -238,10 +238,9 @@ class Trainer:
         chosen = memory.micro_batches_on(
             self._place[1], self.model, settings, policy.lora.rank, longest, policy.deterministic
         )
-        tokens, checkpointing = zip(*gathered(tuple(chosen)), strict=True)  # the processes make the same passes
-        return settings.model_copy(
-            update={"tokens_per_micro_batch": min(tokens), "gradient_checkpointing": any(checkpointing)}
-        )
+        everywhere = gathered(chosen)  # processes that divide a model pass through it together
+        tokens, checkpointing = min(each.tokens for each in everywhere), any(each.checkpointing for each in everywhere)
+        return settings.model_copy(update={"tokens_per_micro_batch": tokens, "gradient_checkpointing": checkpointing})
 
     def _set_checkpointing(self, on: bool) -> None:
         """Keep only each layer's input, and compute the rest again in the backward pass."""

@@ -134,6 +134,7 @@ class Fake:
 
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialised)
+        monkeypatch.setattr(machine, "_workspaces", [])
 
 
 def test_deterministic_kernels_are_used_within_and_not_after(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +149,11 @@ def test_deterministic_kernels_are_used_within_and_not_after(monkeypatch: pytest
     machine.prepare_deterministic(False)
     assert machine.CUBLAS not in os.environ
     machine.prepare_deterministic(True)
-    assert os.environ[machine.CUBLAS] == ":4096:8"
+    assert os.environ[machine.CUBLAS] == ":16:8"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.delenv(machine.CUBLAS)  # as in a warm process's next stage
+    machine.prepare_deterministic(True)
+    assert os.environ[machine.CUBLAS] == ":16:8"
     with machine.deterministic(True):
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.utils.deterministic.fill_uninitialized_memory
@@ -162,9 +167,9 @@ def test_a_gpu_in_use_without_cublas_variable_needs_a_fresh_process(monkeypatch:
     machine.prepare_deterministic(False)
     with pytest.raises(FreshProcessNeeded, match="CUBLAS_WORKSPACE_CONFIG"):
         machine.prepare_training(2, is_deterministic=True)
-    monkeypatch.setenv(machine.CUBLAS, ":16:8")
+    monkeypatch.setenv(machine.CUBLAS, ":4096:8")
     machine.prepare_deterministic(True)
-    assert os.environ[machine.CUBLAS] == ":16:8"
+    assert os.environ[machine.CUBLAS] == ":4096:8"
 
 
 @pytest.mark.parametrize("has_gpu", [True, False])
