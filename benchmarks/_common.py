@@ -59,6 +59,7 @@ BENCHMARKS = {
     "learning": Benchmark(400, 105, "test success trained / base policy"),
     "tracing": Benchmark(600, 120, "seconds of a run / those without a Langfuse host"),
     "attention": Benchmark(600, 60, "difference from plain rows / the 1e-4 that are allowed"),
+    "plan": Benchmark(300, 60, "planned peak memory / measured"),
     "update": Benchmark(1200, 260, "TRL's seconds per step / ours"),
     "iteration": Benchmark(480, 175, "TRL's seconds per iteration / ours"),
 }

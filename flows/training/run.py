@@ -32,6 +32,7 @@ from flows.training.ending import result_lines, write_summary
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.records import OUTPUTS
+from steps.planning import plan
 from steps.project import chain
 from steps.project.chain import iteration_name
 from steps.runner import handover
@@ -108,7 +109,7 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
         contextlib.ExitStack() as gpus,  # given back when the worker, which holds their memory, has ended
     ):
         try:
-            set_params(settings.assignments(), task=settings.chosen)
+            plan.check(set_params(settings.assignments(), task=settings.chosen))
             pages.rename(folder.name)
             gpus.enter_context(cards.owned(workspace.root_of(folder), cards.needed(folder / "params.yaml")))
             summary = train_here(display, folder.name)

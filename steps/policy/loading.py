@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
-from steps.policy.machine import check_gpus
+from steps.policy.cuda import check_build, check_gpus
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
@@ -32,6 +32,7 @@ def load_model(policy: Policy, device: str | None = None) -> Any:
     """The policy's base model for training, without an adapter, on `device` or on the GPU where there is one.
 
     Its weights are read straight into the GPU's memory."""
+    check_build()
     check_gpus(policy)
     import torch
     from transformers import AutoModelForCausalLM

@@ -1,17 +1,12 @@
-"""This machine: its cores and GPUs, how malloc keeps memory, fixed orders of sums, and who leaves the GPU to whom."""
+"""This machine: its cores, how malloc keeps memory, fixed orders of sums, and who leaves the GPU to whom."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from steps.core.errors import FreshProcessNeeded, UserError
-
-if TYPE_CHECKING:
-    from steps.core.params import Policy
 
 # Called before training. Global, because one process has one device: an engine that sampled in this process holds memory
 # that the trainer needs, and the two rooms do not know each other.
@@ -57,31 +52,6 @@ def use_threads(threads: int) -> None:
     torch.set_num_threads(share)
     if torch.get_num_threads() != share:  # vLLM's binding makes the call above do nothing
         raise FreshProcessNeeded(f"this process computes with {torch.get_num_threads()} threads, not with {share}")
-
-
-def check_gpus(policy: Policy) -> None:
-    """UserError where the policy needs GPUs, or packages for GPUs, that there are not. Nothing is loaded to find out."""
-    import torch
-
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if policy.tensor_parallel > 1 and gpus < policy.tensor_parallel:
-        number = policy.tensor_parallel
-        raise UserError(
-            f"policy.tensor_parallel is {number}: the engine needs {number} GPUs, and this run sees {gpus or 'none'}; set "
-            f"it to {max(gpus, 1)}"
-        )
-    if policy.quantization is None:
-        return
-    if not gpus:
-        raise UserError(
-            f"policy.quantization: {policy.quantization} needs a GPU, and this run sees none (vLLM has no kernels for it on "
-            "CPUs); take it out"
-        )
-    if missing := [name for name in ("bitsandbytes", "vllm_bnb_plugin") if find_spec(name) is None]:
-        raise UserError(
-            f"policy.quantization: {policy.quantization} needs packages that are not installed ({', '.join(missing)}): "
-            "`make install GPU=1` installs them"
-        )
 
 
 def keep_memory() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.params import InitialiseParams, Policy
-from steps.policy import loading, machine
+from steps.policy import cuda, loading, machine
 
 
 class Threads:
@@ -114,10 +114,10 @@ def test_gpus_that_there_are_not_are_named_before_anything_loads(
     """How many GPUs torch sees is a fake here, and so is the lack of the plugin."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    monkeypatch.setattr(cuda, "find_spec", lambda name: None)
     policy = Policy(base_model="no/such/model", **setting)
     if problem is None:
-        machine.check_gpus(policy)
+        cuda.check_gpus(policy)
         return
     with pytest.raises(UserError, match=problem):
         load(policy)
