@@ -84,6 +84,8 @@ def model_options(policy: Policy) -> list[str]:
     """vLLM's options for the base model and its tool calls."""
     words = ["--model", policy.base_model, "--dtype", policy.dtype, "--max-model-len", str(policy.context)]
     words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    words += ["--tensor-parallel-size", str(policy.tensor_parallel)] if policy.tensor_parallel > 1 else []
+    words += ["--quantization", "bitsandbytes"] if policy.quantization else []
     return words + (["--revision", policy.revision] if policy.revision else [])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
-from steps.policy.cuda import check_build
+from steps.policy.cuda import check_build, check_gpus
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 def load_tokenizer(policy: Policy) -> Any:
     """The policy's tokenizer. UserError where the base model cannot be loaded or has no chat template."""
+    check_gpus(policy)
     from transformers import AutoTokenizer
 
     with explained(policy):
@@ -27,17 +28,37 @@ def load_tokenizer(policy: Policy) -> Any:
     return tokenizer
 
 
-def load_model(policy: Policy) -> Any:
-    """The policy's base model for training, without an adapter. On a GPU its weights are read straight into its memory."""
+def load_model(policy: Policy, device: str | None = None) -> Any:
+    """The policy's base model for training, without an adapter, on `device` or on the GPU where there is one.
+
+    Its weights are read straight into the GPU's memory."""
     check_build()
+    check_gpus(policy)
     import torch
     from transformers import AutoModelForCausalLM
 
-    place = {"device_map": {"": torch.cuda.current_device()}} if torch.cuda.is_available() else {}
+    dtype, more = getattr(torch, policy.dtype), dict[str, Any]()
+    if policy.quantization:
+        more["quantization_config"] = four_bits(dtype)
+    place = device or (torch.cuda.current_device() if torch.cuda.is_available() else "cpu")
+    if policy.quantization or place != "cpu":
+        more["device_map"] = {"": place}
     with explained(policy):
-        return AutoModelForCausalLM.from_pretrained(
-            policy.base_model, revision=policy.revision, dtype=getattr(torch, policy.dtype), **place
-        )
+        return AutoModelForCausalLM.from_pretrained(policy.base_model, revision=policy.revision, dtype=dtype, **more)
+
+
+def four_bits(dtype: Any) -> Any:
+    """transformers' setting for a base model in 4 bits: that of vLLM's plugin, so that both have the same weights.
+
+    The embedding, the head and the norms keep their type, without PEFT's cast of them to float32."""
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
 
 
 def adapted_layers(config: Any) -> list[str] | None:

@@ -112,6 +112,7 @@ class Engine:
             enable_sleep_mode=on_gpu,
             disable_log_stats=True,
             seed=0,
+            **divided(self.policy),
         )
         with explained(self.policy):
             try:
@@ -147,6 +148,21 @@ class Engine:
             prepare_sampling()
             self.llm.wake_up()
             self.asleep = False
+
+
+def divided(policy: Policy) -> dict[str, Any]:
+    """vLLM's arguments for a model on several GPUs and in 4 bits.
+
+    The engine stays in this process, and has a process for each GPU beside it: adapters reach those by their path, sleep and
+    wake by vLLM's own calls. They are spawned, not forked, because this process may hold a GPU and a lock already.
+    """
+    arguments: dict[str, Any] = {}
+    if policy.tensor_parallel > 1:
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        arguments |= {"tensor_parallel_size": policy.tensor_parallel, "distributed_executor_backend": "mp"}
+    if policy.quantization:
+        arguments["quantization"] = "bitsandbytes"
+    return arguments
 
 
 def compile_nothing() -> None:
