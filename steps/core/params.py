@@ -73,6 +73,11 @@ class Params(Section):
             raise ValueError(
                 f"rollout.scenarios ({self.rollout.scenarios}) is more than scenarios.train ({self.scenarios.train})"
             )
+        if self.update.shard and self.policy.quantization:
+            raise ValueError(
+                f"update.shard does not work with policy.quantization: {self.policy.quantization}, whose weights are not "
+                "divided; take one of the two out"
+            )
         return self
 
 

@@ -103,6 +103,12 @@ class Policy(Section):
     so."""
     gpu_memory: float = Field(0.5, gt=0, lt=1)
     """Share of a GPU's memory that the engine takes; the rest is for training."""
+    tensor_parallel: int = Field(1, ge=1, le=64)
+    """GPUs among which the engine divides the model, for one that does not fit on one of them (vLLM's tensor_parallel_size).
+    On a CPU 1 alone."""
+    quantization: Literal["bnb-4bit"] | None = None
+    """bnb-4bit: trainer and engine hold the base model's linear layers in 4 bits (NF4 with double quantisation, as QLoRA:
+    Dettmers et al. 2023, arXiv:2305.14314) and compute in `dtype`. On a GPU alone."""
 
     @model_validator(mode="after")
     def check(self) -> Policy:

@@ -67,10 +67,20 @@ class Update(Section):
     """The smallest weight. Default: no lower bound."""
     max_sampler_kl: float = Field(1e-3, gt=0)
     """KL divergence between sampler and trainer, in nats per token before the update, above which the stage fails."""
-    tokens_per_micro_batch: int = Field(4096, ge=64)
-    """Tokens in one forward pass; a prefix that rows share counts once, and a trajectory is never divided."""
-    gradient_checkpointing: bool = False
-    """Compute activations a second time in place of keeping them: less memory, more time."""
+    tokens_per_micro_batch: int | None = Field(None, ge=64)
+    """Tokens in one forward pass; a prefix that rows share counts once, and a trajectory is never divided. null: 4096 on a
+    CPU and with policy.deterministic; on a GPU as many as its free memory holds."""
+    gradient_checkpointing: bool | None = None
+    """Keep each layer's input alone, and compute the layer again for its gradient: less memory, more time. null: not on a
+    CPU; on a GPU where 4096 tokens, or the longest trajectory, would not fit otherwise; with policy.deterministic always."""
+    launcher: Literal["none", "accelerate"] = "none"
+    """none: one process updates. accelerate: `processes` of them on this machine share each optimiser step, with a GPU each
+    where there are GPUs."""
+    processes: int = Field(1, ge=1, le=64)
+    """How many. Sums are rounded otherwise than in one process, so the run gives other bytes."""
+    shard: bool = False
+    """Each process holds a part of the base model's layers, and gets the rest from the others when it computes (FSDP2), for
+    a base model that does not fit on one card. Read with processes above 1."""
 
     @model_validator(mode="after")
     def resolve(self) -> Update:
@@ -88,6 +98,10 @@ class Update(Section):
         self._resolve("vllm_importance_sampling_mode", "sequence_mask", is_corrected, correction)
         self._resolve("vllm_importance_sampling_clip_max", None if unbounded else 3.0, is_corrected, correction)
         self._resolve("vllm_importance_sampling_clip_min", None, is_corrected, correction)
+        if self.launcher == "none" and self.processes > 1:
+            raise ValueError(f"update.processes: {self.processes} needs update.launcher: accelerate, which starts them")
+        if self.shard and self.processes == 1:
+            raise ValueError("update.shard would have no effect: it is read with update.processes above 1; take it out")
         if is_scheduled and self.max_steps is None:
             raise ValueError(
                 f"update.max_steps is needed with lr_scheduler_type: {self.lr_scheduler_type} "

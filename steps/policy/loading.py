@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from steps.core.errors import UserError
 from steps.policy import chat_templates
 from steps.policy.chat import Chat, rendered_turn
-from steps.policy.cuda import check_build
+from steps.policy.cuda import check_build, check_gpus
 from steps.policy.formats import reasoning_parser
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ SMALL, USUAL, REASONING = 64, 512, 2048  # most tokens of a turn
 def load_tokenizer(policy: Policy) -> Any:
     """The policy's tokenizer, with `policy.chat_template` if that is set. UserError where the base model cannot be loaded or
     has no chat template."""
+    check_gpus(policy)
     from transformers import AutoTokenizer
 
     with explained(policy):
@@ -65,17 +66,37 @@ def turn_limit(policy: Policy, given: int | None) -> int:
     return min(USUAL if reasoning_parser(prompt, turn, None) is None else REASONING, policy.context // 4)
 
 
-def load_model(policy: Policy) -> Any:
-    """The policy's base model for training, without an adapter."""
+def load_model(policy: Policy, device: str | None = None) -> Any:
+    """The policy's base model for training, without an adapter, on `device` or on the GPU where there is one.
+
+    Its weights are read straight into the GPU's memory."""
     check_build()
+    check_gpus(policy)
     import torch
     from transformers import AutoModelForCausalLM
 
+    dtype, more = getattr(torch, policy.dtype), dict[str, Any]()
+    if policy.quantization:
+        more["quantization_config"] = four_bits(dtype)
+    place = device or (torch.cuda.current_device() if torch.cuda.is_available() else "cpu")
+    if policy.quantization or place != "cpu":
+        more["device_map"] = {"": place}
     with explained(policy):
-        model = AutoModelForCausalLM.from_pretrained(
-            policy.base_model, revision=policy.revision, dtype=getattr(torch, policy.dtype)
-        )
-    return model.to("cuda") if torch.cuda.is_available() else model
+        return AutoModelForCausalLM.from_pretrained(policy.base_model, revision=policy.revision, dtype=dtype, **more)
+
+
+def four_bits(dtype: Any) -> Any:
+    """transformers' setting for a base model in 4 bits: that of vLLM's plugin, so that both have the same weights.
+
+    The embedding, the head and the norms keep their type, without PEFT's cast of them to float32."""
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
 
 
 def adapted_layers(config: Any) -> list[str] | None:

@@ -24,7 +24,7 @@ from steps.core.progress import say
 from steps.policy import cuda
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import adapted_layers, explained, load_chat, load_tokenizer, turn_limit
-from steps.policy.machine import before_training, own_cores
+from steps.policy.machine import before_training, own_cores, prepare_deterministic, prepare_sampling
 from steps.sampling import draws_cpu, episodes
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class Engine:
             enable_sleep_mode=on_gpu,
             disable_log_stats=True,
             seed=0,
+            **divided(self.policy),
         )
         with explained(self.policy):
             try:
@@ -144,8 +145,24 @@ class Engine:
 
     def wake(self) -> None:
         if self.asleep:
+            prepare_sampling()
             self.llm.wake_up()
             self.asleep = False
+
+
+def divided(policy: Policy) -> dict[str, Any]:
+    """vLLM's arguments for a model on several GPUs and in 4 bits.
+
+    The engine stays in this process, and has a process for each GPU beside it: adapters reach those by their path, sleep and
+    wake by vLLM's own calls. They are spawned, not forked, because this process may hold a GPU and a lock already.
+    """
+    arguments: dict[str, Any] = {}
+    if policy.tensor_parallel > 1:
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        arguments |= {"tensor_parallel_size": policy.tensor_parallel, "distributed_executor_backend": "mp"}
+    if policy.quantization:
+        arguments["quantization"] = "bitsandbytes"
+    return arguments
 
 
 def compile_nothing() -> None:
@@ -253,6 +270,8 @@ def get(policy: Policy) -> Engine:
         if _engines:
             raise FreshProcessNeeded("this process samples for another policy already")
         say(f"starting vLLM for {policy.base_model}")
+        prepare_deterministic(policy.deterministic)
+        prepare_sampling()
         _engines[key] = Engine(policy)
         before_training(_engines[key].sleep)
     return _engines[key]

@@ -4,8 +4,8 @@ The loss is TRL's own (steps/training/loss.py), and so is each optimiser step's 
 without a signal count in its averages and in its KL term. Those whose gradient is zero are counted and not computed. Left
 out of TRL's trainer: data loading, generation, padding and compilation, which would take longer than the update itself here.
 
-Under `accelerate launch` each process takes a share of every optimiser step's trajectories, and gradients are summed. The
-steps are then the same as in one process, within rounding.
+With update.processes each process takes a share of every optimiser step's trajectories, and gradients are summed. The steps
+are then the same as in one process, within rounding.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.progress import measure, progress, say
 from steps.policy.adapter import adapter_hash
-from steps.training import packing
-from steps.training.batches import Example, OptimizerStep, by_group, micro_batches, split_evenly, split_steps
+from steps.policy.machine import before_sampling, deterministic
+from steps.training import memory, packing
+from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
 from steps.training.loss import SamplerKl, TrlLoss, check_sampler, sampler_ratio
 from steps.training.model import load_model
-from steps.training.processes import gathered, process
+from steps.training.processes import gathered, join, process, shard
 from steps.training.schedule import check_schedule, set_rate
 
 if TYPE_CHECKING:
@@ -33,27 +34,39 @@ if TYPE_CHECKING:
 
 # The base model with its adapter's layers, by policy; at most one. Global, because stages are plain functions, and a warm
 # process runs many updates in a row: each replaces the adapter's weights instead of loading the base model again.
-_bases: dict[str, Any] = {}
+_bases: dict[str, memory.Base] = {}
+
+
+def leave_gpu() -> None:
+    """Take the base model's weights off the GPU, if this process trains on one."""
+    for base in _bases.values():
+        if base.device.type == "cuda":
+            base.leave()
 
 
 class Trainer:
     """A base model with a LoRA adapter, Adam, and the count of optimiser steps so far."""
 
-    def __init__(self, policy: Policy, seed: int = 0, checkpoint: Path | None = None) -> None:
-        """With a fresh adapter drawn from `seed`, or with a checkpoint's adapter and optimiser."""
+    def __init__(self, policy: Policy, seed: int = 0, checkpoint: Path | None = None, is_sharded: bool = False) -> None:
+        """With a fresh adapter drawn from `seed`, or with a checkpoint's adapter and optimiser. `is_sharded`: each process
+        holds a part of the base model."""
         import torch
 
-        if process()[1] > 1:
-            from accelerate import PartialState
-
-            PartialState()  # joins the other processes, and selects this one's GPU
-        self.policy = policy
-        key = policy.model_dump_json()
+        join()
+        self.policy, self.is_sharded = policy, is_sharded
+        # A base model that the engine divides may not fit on one GPU, and a fresh adapter needs none.
+        place = "cpu" if is_sharded or (checkpoint is None and policy.tensor_parallel > 1) else None
+        key = f"{policy.model_dump_json()} {is_sharded} {place}"
         if key not in _bases or checkpoint is None:
             _bases.clear()
             torch.manual_seed(seed)
-            _bases[key] = load_model(policy)
-        self.model = _bases[key]
+            model = load_model(policy, place)
+            if is_sharded:
+                shard(model)
+            _bases[key] = memory.Base(model)
+        before_sampling(leave_gpu)
+        _bases[key].come_back()
+        self.model = _bases[key].model
         self.model.train()
         self.weights = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         self.vocabulary = int(self.model.get_output_embeddings().weight.shape[0])
@@ -116,12 +129,16 @@ class Trainer:
 
         UserError where the trajectories were sampled by another policy, or the schedule ends too early.
         """
+        with deterministic(self.policy.deterministic):
+            return self._train(examples, self._with_micro_batches(examples, settings), temperature, seed)
+
+    def _train(self, examples: Sequence[Example], settings: Update, temperature: float, seed: int) -> dict[str, float]:
         import torch
 
         steps = self._steps(examples, settings, seed)
         planned, begun = settings.num_iterations * len(steps), self.steps
         check_schedule(settings, begun + planned)
-        self._set_checkpointing(settings.gradient_checkpointing)
+        self._set_checkpointing(bool(settings.gradient_checkpointing))
         optimizer = self._optimizer(settings)
         optimizer.zero_grad()  # clear a refused update's gradients
         loss = TrlLoss(settings, self.model, temperature, self.policy.context)
@@ -144,7 +161,7 @@ class Trainer:
                 sums["loss"] += self._accumulate(loss, batch, step, len(steps)) / planned
                 if not number and not corrected:
                     kl.add(loss.logps, batch)
-                for name, metric in loss.take_metrics().items():
+                for name, metric in loss.take_metrics().items() if batch["tokens"] else ():
                     if name.endswith(("_min", "_max")):
                         extremes[name].append(metric)
                     else:
@@ -200,11 +217,30 @@ class Trainer:
         groups = by_group([example for example in examples if example.has_gradient(settings.beta)])
         draw = random.Random(f"sampler {seed} {self.steps}")
         chosen = [draw.choice(groups[group]) for group in sorted(groups.keys() - first)]
-        rank, processes = process()
-        own = split_evenly(sorted(chosen, key=lambda example: example.ids), processes)[rank]
         with torch.no_grad():
-            for part in micro_batches(own, settings.tokens_per_micro_batch):
-                kl.add(packing.token_logps(self.model, self._pack(part), temperature)[0], self._batch(part, 0))
+            for batch in self._share(sorted(chosen, key=lambda example: example.ids), settings, 0):
+                kl.add(packing.token_logps(self.model, self._pack(batch["examples"]), temperature)[0], batch)
+
+    def _share(self, examples: list[Example], settings: Update, total: int) -> list[dict[str, Any]]:
+        """This process's micro-batches of sorted trajectories. All processes pass through a sharded model together: one with
+        fewer micro-batches than another passes the shortest trajectory through it, in which no token counts."""
+        own, idle = share_of(examples, process(), settings.tokens_per_micro_batch or memory.TOKENS)
+        batches = [self._batch(part, total) for part in own]
+        for _ in range(idle if self.is_sharded else 0):
+            batch = self._batch([min(examples, key=lambda example: sum(map(len, example.ids)))], total)
+            batches.append(batch | {"completion_mask": batch["completion_mask"] * 0, "tokens": 0.0})
+        return batches
+
+    def _with_micro_batches(self, examples: Sequence[Example], settings: Update) -> Update:
+        """The settings with the tokens of a micro-batch, and whether layers are checkpointed, where they leave that open."""
+        longest = max(sum(map(len, example.ids)) for example in examples)
+        policy = self.policy
+        chosen = memory.micro_batches_on(
+            self._place[1], self.model, settings, policy.lora.rank, longest, policy.deterministic
+        )
+        everywhere = gathered(chosen)  # processes that divide a model pass through it together
+        tokens, checkpointing = min(each.tokens for each in everywhere), any(each.checkpointing for each in everywhere)
+        return settings.model_copy(update={"tokens_per_micro_batch": tokens, "gradient_checkpointing": checkpointing})
 
     def _set_checkpointing(self, on: bool) -> None:
         """Keep only each layer's input, and compute the rest again in the backward pass."""
@@ -228,15 +264,13 @@ class Trainer:
                 f"{count} optimiser steps per pass, not {settings.steps_per_generation}: there are no more trajectories"
             )
         total = sum(example.tokens for example in examples)
-        rank, processes = process()
         steps = []
         for part in split_steps(examples, count, random.Random(f"update {seed} {self.steps}")):
             computed = sorted(
                 (example for example in part if example.has_gradient(settings.beta)), key=lambda example: example.ids
             )
-            own = split_evenly(computed, processes)[rank]
             step = OptimizerStep(
-                [self._batch(chosen, total) for chosen in micro_batches(own, settings.tokens_per_micro_batch)],
+                self._share(computed, settings, total),
                 trajectories=len(part),
                 tokens=sum(example.tokens for example in part),
                 computed=sum(example.tokens for example in computed),
@@ -308,7 +342,7 @@ class Trainer:
         What the step counts without computing it has a share, too, and adds nothing.
         """
         share = len(batch["examples"]) / step.trajectories
-        if loss.loss_type == "bnpo":
+        if loss.loss_type == "bnpo" and batch["tokens"]:
             share = batch["tokens"] / step.tokens
         loss.weigh(share, steps)
         value = loss(batch)

@@ -406,3 +406,26 @@ def test_the_registry_entry_has_the_tasks_name_unless_it_is_named(tmp_path: Path
     ):
         path.write_text(text)
         assert load(path, RegisterParams).model == name
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"update": {"processes": 2}}, "update.processes: 2 needs update.launcher: accelerate, which starts them"),
+        ({"update": {"shard": True}}, "update.shard would have no effect"),
+        ({"update": {"launcher": "torchrun"}}, "update.launcher: "),
+        (
+            {
+                "update": {"launcher": "accelerate", "processes": 2, "shard": True},
+                "policy": {"quantization": "bnb-4bit"},
+            },
+            "update.shard does not work with policy.quantization: bnb-4bit",
+        ),
+        ({"policy": {"quantization": "awq"}}, "policy.quantization: "),
+        ({"policy": {"tensor_parallel": 0}}, "policy.tensor_parallel: "),
+    ],
+)
+def test_several_processes_and_cards_that_do_not_go_together(
+    refused: Any, sections: dict[str, Any], problem: str
+) -> None:
+    assert problem in refused(sections)
