@@ -309,7 +309,7 @@ def test_our_parser_of_tagged_calls_reads_as_vllms(chats: dict[str, Chat], name:
         ("llama3.1", {"tool_parser": "pythonic"}, "is not read back by vLLM's parser pythonic"),
         ("qwen2.5", {"tool_parser": "nonsense"}, "nonsense"),
         ("qwen2.5", {"reasoning_parser": "nonsense"}, "nonsense"),
-        ("qwen2.5", {"reasoning_parser": "qwen3"}, "the reasoning of a turn .* is not read back"),
+        ("qwen2.5", {"reasoning_parser": "qwen3"}, "the reasoning of a turn is not read back"),
     ],
 )
 def test_parsers_that_do_not_fit_are_refused(name: str, given: dict[str, Any], sentence: str) -> None:
