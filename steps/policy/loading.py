@@ -1,31 +1,69 @@
-"""Loads the policy's tokenizer and base model, and says which layers have an adapter."""
+"""Loads the policy's tokenizer, chat and base model, and says which layers have an adapter."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+from steps.policy import chat_templates
+from steps.policy.chat import Chat, rendered_turn
 from steps.policy.cuda import check_build, check_gpus
+from steps.policy.formats import reasoning_parser
 
 if TYPE_CHECKING:
+    from environments.base import Env
     from steps.core.params import Policy
+
+SMALL, USUAL, REASONING = 64, 512, 2048  # most tokens of a turn
 
 
 def load_tokenizer(policy: Policy) -> Any:
-    """The policy's tokenizer. UserError where the base model cannot be loaded or has no chat template."""
+    """The policy's tokenizer, with `policy.chat_template` if that is set. UserError where the base model cannot be loaded or
+    has no chat template."""
     check_gpus(policy)
     from transformers import AutoTokenizer
 
     with explained(policy):
         tokenizer = AutoTokenizer.from_pretrained(policy.base_model, revision=policy.revision)
+    if policy.chat_template:
+        tokenizer.chat_template = chat_templates.template(policy.chat_template)
     if not tokenizer.chat_template:
         raise UserError(
             f"policy.base_model: {policy.base_model} has no chat template, so it cannot be told about tools; use an "
-            "instruction-tuned model"
+            "instruction-tuned model, or set policy.chat_template (chatml, llama3, gemma, mistral, or a file)"
         )
     return tokenizer
+
+
+def load_chat(policy: Policy, env: type[Env]) -> Chat:
+    """What renders and reads a task for a policy. UserError where template or parsers do not fit the task's tools."""
+    tools = [tool.schema for tool in env.tools().values()]
+    tokenizer, options = load_tokenizer(policy), policy.chat_template_kwargs
+    try:
+        return Chat(tokenizer, tools, options, policy.tool_parser, policy.reasoning_parser)
+    except ValueError as problem:
+        raise UserError(
+            f"policy.base_model: {policy.base_model} cannot play this task, because {problem}. Set policy.tool_parser or "
+            "policy.reasoning_parser to the name that vLLM gives this model's form, or policy.chat_template to a template "
+            f"with tools: a file, or one of {', '.join(chat_templates.TEMPLATES)} (docs/gpu.md)"
+        ) from None
+
+
+def turn_limit(policy: Policy, given: int | None) -> int:
+    """The most tokens of a turn, for `rollout.max_tokens` or `evaluate.max_tokens`: a number as it is; null by the model.
+
+    A model reasons first where its template begins a turn with reasoning, and nothing ends it at once. A quarter of the
+    context is the most, or an episode of a few turns would not fit.
+    """
+    if given is not None:
+        return given
+    if "tasks_data" in Path(policy.base_model).parts:
+        return SMALL
+    prompt, turn = rendered_turn(load_tokenizer(policy), policy.chat_template_kwargs)
+    return min(USUAL if reasoning_parser(prompt, turn, None) is None else REASONING, policy.context // 4)
 
 
 def load_model(policy: Policy, device: str | None = None) -> Any:

@@ -23,7 +23,7 @@ from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.progress import say
 from steps.policy import cuda
 from steps.policy.adapter import adapter_hash
-from steps.policy.loading import adapted_layers, explained, load_tokenizer
+from steps.policy.loading import adapted_layers, explained, load_chat, load_tokenizer, turn_limit
 from steps.policy.machine import before_training, own_cores, prepare_deterministic, prepare_sampling
 from steps.sampling import draws_cpu, episodes
 
@@ -243,12 +243,9 @@ def play(
     logit_bias: dict[int, float] | None = None,
 ) -> list[Trajectory]:
     """The trajectories of all attempts by the policy with this adapter, in the same order."""
-    from steps.policy.chat import Chat
-
-    tools = [tool.schema for tool in env.tools().values()]
-    chat = Chat(load_tokenizer(policy), tools, policy.chat_template_kwargs)
+    chat, max_tokens = load_chat(policy, env), turn_limit(policy, limits.max_tokens)
     return episodes.play(
-        EngineSampler(policy, adapter, limits.temperature, limits.max_tokens, chat.end, logit_bias),
+        EngineSampler(policy, adapter, limits.temperature, max_tokens, chat.end, logit_bias),
         chat,
         env,
         data,
@@ -257,7 +254,7 @@ def play(
         seed=seed,
         adapter_hash=adapter_hash(adapter),
         context=policy.context,
-        max_tokens=limits.max_tokens,
+        max_tokens=max_tokens,
         max_turns=limits.max_turns,
     )
 
