@@ -9,6 +9,8 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3.11
 # One run's task, and further arguments: make train TASK=email_search ARGS="--dry-run"
 TASK ?=
+# A model's settings on top of the task's: make train PRESET=smollm2
+PRESET ?=
 ARGS ?=
 MLFLOW_PORT ?= 5000
 PREFECT_PORT ?= 4200
@@ -118,9 +120,9 @@ ready:
 	@case "$(TASK)" in ''|*.*) ;; *) [ -e "environments/$(TASK).py" ] || { \
 		echo "There is no task $(TASK). The tasks are $(ALL_TASKS); 'make new-task NAME=$(TASK)' makes it." >&2; exit 1; };; esac
 
-train: ready install  ## train an agent, evaluate it, register the best adapter (TASK=name, ARGS="--set seed=2")
+train: ready install  ## train an agent, evaluate it, register the best adapter (TASK=name, PRESET=smollm2, ARGS="--set seed=2")
 	@mkdir -p "$(PREFECT_HOME)"
-	@$(RUN) python -m flows.train $(if $(TASK),--task $(TASK)) $(ARGS)
+	@$(RUN) python -m flows.train $(if $(TASK),--task $(TASK)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
 new-task: install  ## write a small working task to edit (NAME=my_task)
 	@[ -n "$(NAME)" ] || { echo "Name the new task, as in 'make new-task NAME=my_task'." >&2; exit 2; }

@@ -25,7 +25,7 @@ from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.core.terminal import exit_code
-from steps.policy.loading import load_model, load_tokenizer
+from steps.policy.loading import load_model, load_tokenizer, local
 from steps.registry import card
 from steps.registry.model import fetched, policy_of, read_registry
 
@@ -39,7 +39,7 @@ def export(root: Path, settings: params.RegisterParams, name: str, to: Path, mer
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=to.parent) as folder:
         result = fetched(model, version, Path(folder) / "adapter")
-        policy = absolute(root, policy_of(version, result, settings.policy))
+        policy = absolute(root, local(policy_of(version, result, settings.policy)))
         if merged:
             result = merge(policy, result, Path(folder) / "merged")
         else:  # the adapter's own configuration names the base model, with its revision

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from flows.serving import guard
 from steps.core.errors import UserError
+from steps.policy.loading import local
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
@@ -82,6 +83,7 @@ class Server(NamedTuple):
 
 def model_options(policy: Policy) -> list[str]:
     """vLLM's options for the base model and its tool calls."""
+    policy = local(policy)
     words = ["--model", policy.base_model, "--dtype", policy.dtype, "--max-model-len", str(policy.context)]
     words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     return words + (["--revision", policy.revision] if policy.revision else [])

@@ -7,17 +7,27 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+from steps.policy.gguf import converted
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
+
+
+def local(policy: Policy) -> Policy:
+    """The policy with a base model that transformers and vLLM load: of a GGUF file, the folder that it is converted to."""
+    if not policy.is_gguf:
+        return policy
+    with explained(policy):
+        return policy.model_copy(update={"base_model": str(converted(policy)), "revision": None})
 
 
 def load_tokenizer(policy: Policy) -> Any:
     """The policy's tokenizer. UserError where the base model cannot be loaded or has no chat template."""
     from transformers import AutoTokenizer
 
+    base = local(policy)
     with explained(policy):
-        tokenizer = AutoTokenizer.from_pretrained(policy.base_model, revision=policy.revision)
+        tokenizer = AutoTokenizer.from_pretrained(base.base_model, revision=base.revision)
     if not tokenizer.chat_template:
         raise UserError(
             f"policy.base_model: {policy.base_model} has no chat template, so it cannot be told about tools; use an "
@@ -31,9 +41,10 @@ def load_model(policy: Policy) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    base = local(policy)
     with explained(policy):
         model = AutoModelForCausalLM.from_pretrained(
-            policy.base_model, revision=policy.revision, dtype=getattr(torch, policy.dtype)
+            base.base_model, revision=base.revision, dtype=getattr(torch, policy.dtype)
         )
     return model.to("cuda") if torch.cuda.is_available() else model
 
@@ -60,5 +71,6 @@ def explained(policy: Policy) -> Iterator[None]:
         reason = str(problem).strip().splitlines()[0][:200] if str(problem).strip() else type(problem).__name__
         raise UserError(
             f"policy.base_model: cannot load {policy.base_model!r} ({reason}); "
-            "give a folder that holds a model, or the name of one on the Hugging Face Hub that this machine can reach"
+            "give a folder that holds a model, a GGUF file, or the name of a model on the Hugging Face Hub that this "
+            "machine can reach"
         ) from problem

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.progress import say
 from steps.policy.adapter import adapter_hash
-from steps.policy.loading import adapted_layers, explained, load_tokenizer
+from steps.policy.loading import adapted_layers, explained, load_tokenizer, local
 from steps.policy.machine import before_training, own_cores
 from steps.sampling import episodes
 
@@ -78,16 +78,17 @@ class Engine:
 
             lora_cpu.use()
         load_tokenizer(self.policy)  # an unknown model fails here with a sentence, not deep inside the engine
+        base = local(self.policy)
         with explained(self.policy):
-            layers = adapted_layers(AutoConfig.from_pretrained(self.policy.base_model, revision=self.policy.revision))
+            layers = adapted_layers(AutoConfig.from_pretrained(base.base_model, revision=base.revision))
         if layers and not on_gpu:
             raise UserError(
                 f"policy.base_model: {self.policy.base_model} is a mixture of experts, and this build of vLLM serves its "
                 "adapters on a GPU alone"
             )
         arguments = EngineArgs(
-            model=self.policy.base_model,
-            revision=self.policy.revision,
+            model=base.base_model,
+            revision=base.revision,
             dtype=self.policy.dtype,
             max_model_len=self.policy.context,
             enable_lora=True,
