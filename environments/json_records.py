@@ -104,7 +104,7 @@ class JsonRecords(Env):
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
         given, record = record_in(_last_words(messages)), scenario.data["record"]
-        if given == record:
+        if _is_exact(given, record):
             return [Component("exact", EXACT, "the record, and nothing else")]
         if given is None:
             return [Component("no record", NONE, "there is no JSON object")]
@@ -114,7 +114,7 @@ class JsonRecords(Env):
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
-        return bool(record_in(_last_words(messages)) == scenario.data["record"])
+        return _is_exact(record_in(_last_words(messages)), scenario.data["record"])
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
@@ -130,8 +130,15 @@ def scenario(split: Split, record: Record) -> Scenario:
 
 
 def _same(given: Any, value: Any) -> bool:
-    """Whether a field is right: 24 is not "24", and true is not 1."""
+    """Whether a field is right: "Pilot" is pilot, 24 is not "24", and true is not 1."""
+    if isinstance(given, str) and isinstance(value, str):
+        return given.casefold() == value.casefold()
     return type(given) is type(value) and bool(given == value)
+
+
+def _is_exact(given: Record | None, record: Record) -> bool:
+    """Whether a record has the keys that were asked for, in any order, with the right values."""
+    return given is not None and given.keys() == record.keys() and all(_same(given[key], record[key]) for key in record)
 
 
 def _last_words(messages: Sequence[Message]) -> str:
