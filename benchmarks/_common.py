@@ -60,6 +60,7 @@ BENCHMARKS = {
     "tracing": Benchmark(600, 120, "seconds of a run / those without a Langfuse host"),
     "update": Benchmark(1200, 260, "TRL's seconds per step / ours"),
     "iteration": Benchmark(480, 175, "TRL's seconds per iteration / ours"),
+    "pretrained": Benchmark(2400, 900, "ours / theirs, as benchmarks.update, iteration and rollout have it"),
 }
 REFERENCE = 6000.0  # rounds of `slowness` per second of a core there (6,181 were measured)
 CORES = 2
