@@ -112,6 +112,7 @@ environment:
 	@$(UV) pip sync $(TORCH) $(LOCKS) || { echo "The packages of $(strip $(LOCKS)) could not be installed: see the line above; 'make install' goes on from here." >&2; exit 1; }
 	@touch "$(STAMP)"
 	@echo "environment: ready"
+	@if [ "$(GPU)" = 1 ]; then $(RUN) python -m steps.policy.cuda; fi
 
 # What would otherwise fail only after the installation.
 ready:

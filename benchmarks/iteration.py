@@ -127,7 +127,7 @@ class Lockstep:
     def pending(self) -> int:
         return len(self.asked)
 
-    def submit(self, key: int, prompt_ids: list[int]) -> None:
+    def submit(self, key: int, prompt_ids: list[int], seed: int) -> None:  # generate draws from torch's own
         self.asked[key] = prompt_ids
 
     def step(self) -> list[Sampled]:
@@ -164,6 +164,7 @@ def in_step(env: Any, data: Any, scenarios: list[Any], trainer: Any, params: Any
         data,
         list(zip(scenarios, range(len(scenarios)), strict=True)),
         prefix="trl",
+        seed=0,
         adapter_hash="",
         context=params.policy.context,
         max_tokens=settings.max_tokens,

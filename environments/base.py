@@ -81,6 +81,10 @@ class Env(ABC):
     # messages as well, unless `openings_repeat` says that scenarios start with the same words and differ in hidden data.
     sources: ClassVar[tuple[str, ...]] = ()
     openings_repeat: ClassVar[bool] = False
+    # For environments that take longer than a few milliseconds to answer a turn, such as by a web service: for how many
+    # engine steps (of one token for each episode) sampling goes on meanwhile. Each `Env` is then asked in a thread, and what
+    # several of them share must bear that. 0: one after another, and sampling waits.
+    overlap: ClassVar[int] = 0
     done: bool = False
 
     def __init__(self, scenario: Scenario, data: Any) -> None:

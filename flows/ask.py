@@ -2,7 +2,7 @@
 
     python -m flows.ask                                      # the first scenario of the test split (`make ask`)
     python -m flows.ask --scenario 7                         # another one
-    python -m flows.ask "What is the budget for Falcon?"     # a question of your own (`make ask Q="…"`)
+    python -m flows.ask "Who owns the Falcon contract?"      # a question of your own (`make ask Q="…"`)
 
 `make serve` must be running. A question of your own replaces that of the scenario; the tools still work on the scenario's
 data, such as its inbox, so the result is not compared with anything. The answers are not kept in the ledger, which would

@@ -17,6 +17,7 @@ import os
 import shlex
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 from flows.deployment import mlflow_server
@@ -27,6 +28,7 @@ from steps.core import dotenv
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.core.terminal import served
+from steps.runner import handover
 
 KEY = Path(".flywheel/prefect.key")
 POOL = "local"  # the work pool
@@ -104,7 +106,19 @@ def start_worker(services: Services, runs: int) -> None:
     say("setting up the work pool, the limit and the deployments …")
     services.call("prefect", "work-pool", "create", POOL, "--type", "process", "--overwrite")
     services.call("flows.deploy", "--runs", str(runs))
-    services.start("worker", "prefect", "worker", "start", "--pool", POOL)
+    variables = {**services.environment, **own_temporary_folder()}
+    services.start("worker", "prefect", "worker", "start", "--pool", POOL, environment=variables)
+
+
+def own_temporary_folder() -> dict[str, str]:
+    """TMPDIR for the worker, where another user's worker has made the folder `runner_storage`; else nothing.
+
+    Prefect's workers keep their files in it, in the temporary folder that all users share, under that name for all of them.
+    """
+    storage = Path(tempfile.gettempdir()) / "runner_storage"
+    if not storage.exists() or storage.stat().st_uid == os.getuid():
+        return {}
+    return {"TMPDIR": os.fspath(handover.socket_folder())}
 
 
 def serve(root: Path, ports: dict[str, int], only: str | None = None, runs: int = 1) -> None:

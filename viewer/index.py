@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from steps.core.errors import UserError
 from steps.core.parquet import read_columns
+from steps.project import chain
 
 KINDS = ("rollout", "evaluation", "test")  # in the order in which an iteration makes them; other kinds may exist
 LONGEST = 300  # characters of a question that a list shows and a search reads
@@ -179,11 +180,17 @@ class Index:
             self.batches = batches
 
     def _folders(self) -> dict[str, Path]:
-        """The folders with trajectories by batch: run/NNN of a rollout, run/NNN/evaluation of an evaluation, and so on."""
+        """The folders with trajectories by batch: run/NNN of a rollout, run/NNN/evaluation of an evaluation, and so on.
+
+        Of the iterations that the chain.yaml beside the folder lists, where there is one.
+        """
         folders = {}
+        listed = chain.listed(self.run)
         with suppress(FileNotFoundError, NotADirectoryError):  # the run does not exist yet or is being removed
             for path in self.run.iterdir():
                 if path.name.isascii() and path.name.isdigit():  # isdigit alone takes ², which is no number
+                    if listed is not None and path.name not in listed:
+                        continue
                     if (path / "trajectories.parquet").is_file():
                         folders[f"{path.name}/rollout"] = path
                     for inside in path.glob("*/trajectories.parquet"):

@@ -271,7 +271,10 @@ def print_end(judged: Challenge, dry_run: bool) -> None:
         print(f"  {'ok' if check.passed else 'NO':>2}  {check.name:<13} {check.text}", flush=True)
     entry = f"{model.name} version {judged.version.version}"
     champion = model.aliases.get("champion")
-    if verdict.promoted:
+    if champion == str(judged.version.version):
+        passes = "it passes against" if verdict.promoted else f"{verdict.reason}, against"
+        print(f"{entry} is the champion already: {passes} the base policy.")
+    elif verdict.promoted:
         result = f"{entry} {'would be' if dry_run else 'is'} champion"
         print(f"{result}{f' in place of version {champion}' if champion else ''}.")
     else:

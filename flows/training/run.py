@@ -171,11 +171,19 @@ def _train(mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, 
         tracker.finish()
     mlflow.log_artifact(RUN / "learning_curve.png")
     index([chain.BASE, iteration_name(chosen)], display)
+    if mlflow.run_name:
+        pages.rename(mlflow.run_name)
     pages.end(RUN / "learning_curve.png", mlflow.where())
     summary = write_summary(params.task, chosen, len(curve) - 1, started, display)
     pages.result(result_lines(summary))
-    if registered and summary["registered"] and summary["registered"]["version"]:
-        pages.challenger(**summary["registered"])
+    if summary["registered"] and summary["registered"]["version"]:
+        mlflow.note(
+            "Registered as [{name}, version {version}](#/models/{name}/versions/{version}).".format(
+                **summary["registered"]
+            )
+        )
+        if registered:
+            pages.challenger(**summary["registered"])
     return summary
 
 

@@ -14,6 +14,7 @@ from environments.base import Scenario
 from steps.core.parquet import read_columns
 from steps.core.records import fingerprint, read_records
 from steps.core.stats import slices_of
+from steps.project import chain
 from steps.tracing.files import read_times
 
 # Split -> the file or folder in run/NNN that holds its episodes.
@@ -52,8 +53,10 @@ class EpisodeSummary(NamedTuple):
 
 
 def iterations(run: Path) -> list[Path]:
-    """run/000, run/001, …"""
-    return sorted(path for path in run.glob("[0-9]*") if path.is_dir() and path.name.isdigit())
+    """run/000, run/001, …: those that chain.yaml lists, where there is one beside the folder."""
+    listed = chain.listed(run)
+    folders = sorted(path for path in run.glob("[0-9]*") if path.is_dir() and path.name.isdigit())
+    return [path for path in folders if listed is None or path.name in listed]
 
 
 def slices_by_scenario(folder: Path) -> dict[str, tuple[str, ...]]:

@@ -93,6 +93,9 @@ class Policy(Section):
     threads: int = Field(2, ge=1, le=1024)
     """Threads that sampling and training compute with on a CPU, one per core. Another number rounds sums otherwise: the run
     gives other bytes. Give a machine with more cores more of them."""
+    deterministic: bool = False
+    """Same inputs, same bytes on a GPU, too, at a price in speed: kernels whose sums have a fixed order. CPUs always compute
+    so."""
     gpu_memory: float = Field(0.5, gt=0, lt=1)
     """Share of a GPU's memory that the engine takes; the rest is for training."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+from steps.policy.cuda import check_build
 from steps.policy.gguf import converted
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def load_tokenizer(policy: Policy) -> Any:
 
 def load_model(policy: Policy) -> Any:
     """The policy's base model for training, without an adapter."""
+    check_build()
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -6,6 +6,8 @@ The flow writes it as the run goes on, and dvc.yaml reads it.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,26 @@ def read_chain(root: Path) -> dict[str, Any]:
     if problem := misshapen(content):
         raise UserError(f"{path}: {problem}; {cure}")
     return content
+
+
+def listed(run: Path) -> frozenset[str] | None:
+    """The iterations that belong to the run in a folder, by the chain.yaml beside it: a longer run before it, or one of
+    another task, leaves folders there that the run never had. None where no chain.yaml says so, or a damaged one."""
+    path = run.absolute().parent / CHAIN
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return _listed(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=16)
+def _listed(path: Path, *_: int) -> frozenset[str] | None:
+    """The names in a chain.yaml; further arguments change with the file."""
+    with suppress(UserError, OSError):
+        content = read_chain(path.parent)
+        return frozenset([BASE, *(content.get("iterations") or ()), *(content.get("evaluated") or ())])
+    return None
 
 
 def misshapen(chain: dict[str, Any]) -> str:

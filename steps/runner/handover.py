@@ -95,7 +95,8 @@ def socket_folder() -> Path:
     else:
         temporary = os.environ.get("TMPDIR", "/tmp")  # `tempfile` costs 5 ms
         short = len(os.fsencode(temporary)) < 30  # a socket's path has at most 107 bytes
-        folder = Path(temporary if short else "/tmp") / f"agent-flywheel-{os.getuid()}"
+        folder, name = Path(temporary if short else "/tmp"), f"agent-flywheel-{os.getuid()}"
+        folder = folder if folder.name == name else folder / name  # the worker of `make ui` may have it as its TMPDIR
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     state = folder.lstat()

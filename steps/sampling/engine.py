@@ -1,10 +1,10 @@
 """vLLM in this process: one engine, kept for the life of the process, that takes token ids and returns token ids.
 
-Left out on purpose: text, seeds per request (vLLM's CPU sampler has none: a batch is seeded as a whole), and any server. The
-same batch, seed and adapter give the same tokens and logprobs, in a fresh process and in a warm one.
+Left out on purpose: text, and any server. Each request has a seed of its own, so what is drawn for it does not depend on
+the batch in which it runs, nor on whether the process is fresh or warm. Logits do depend on the batch, in their last bits.
 
-    sampler = EngineSampler(policy, adapter, temperature=1.0, max_tokens=64, stop=2, seed=1)
-    sampler.submit(0, prompt_ids)
+    sampler = EngineSampler(policy, adapter, temperature=1.0, max_tokens=64, stop=2)
+    sampler.submit(0, prompt_ids, seed=1)
     while sampler.pending: for sampled in sampler.step(): …
 
 `play` plays whole episodes with it, as the stages rollout and evaluate do.
@@ -13,16 +13,19 @@ same batch, seed and adapter give the same tokens and logprobs, in a fresh proce
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.progress import say
+from steps.policy import cuda
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import adapted_layers, explained, load_tokenizer, local
 from steps.policy.machine import before_training, own_cores
-from steps.sampling import episodes
+from steps.sampling import draws_cpu, episodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,16 +69,24 @@ class Engine:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         import torch
 
-        on_gpu = torch.cuda.is_available()
+        cuda.check_build()
+        cuda.check_engine(self.policy)
+        self.on_gpu = on_gpu = torch.cuda.is_available()
         if not on_gpu:
+            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # draws_cpu.py replaces a part of the other
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, own_cores(self.policy.threads)))
             compile_nothing()
         from transformers import AutoConfig
         from vllm import EngineArgs, LLMEngine
+        from vllm.usage.usage_lib import UsageContext
 
+        # Sequences and tokens of a step: on a GPU those of vLLM's own class for batches (1,024 and 16,384 from 70 GB on, 256
+        # and 8,192 on smaller cards and A100s); on a CPU 128 and 2,048.
+        usage = UsageContext.LLM_CLASS if on_gpu else UsageContext.ENGINE_CONTEXT
         if not on_gpu:
             from steps.sampling import lora_cpu
 
+            draws_cpu.use()
             lora_cpu.use()
         load_tokenizer(self.policy)  # an unknown model fails here with a sentence, not deep inside the engine
         base = local(self.policy)
@@ -104,7 +115,16 @@ class Engine:
             seed=0,
         )
         with explained(self.policy):
-            return LLMEngine.from_engine_args(arguments)
+            try:
+                return LLMEngine.from_engine_args(arguments, usage_context=usage)
+            except (ValueError, RuntimeError) as problem:
+                reason = str(problem).strip().splitlines() or [""]
+                if not (self.policy.deterministic and re.search(r"batch[ _-]invarian", str(problem), re.IGNORECASE)):
+                    raise
+                raise UserError(
+                    f"policy.deterministic: vLLM has no kernels of a fixed order for {self.policy.base_model} on this card "
+                    f"({reason[0][:200]}); take it out"
+                ) from problem
 
     def lora(self, adapter: Path) -> Any:
         """A request for this adapter. Its name and path contain its content hash, because vLLM caches by them."""
@@ -149,20 +169,19 @@ class EngineSampler:
         temperature: float,
         max_tokens: int,
         stop: int,
-        seed: int,
         logit_bias: dict[int, float] | None = None,  # nats, by token id
     ) -> None:
-        import torch
-
-        engine = get(policy)  # before vLLM is imported: see compile_nothing
+        engine = get(policy)  # before vLLM is imported: see compile_nothing and use_invariant_batches
         from vllm import SamplingParams
 
         engine.wake()
         engine.llm.reset_prefix_cache()
+        self.on_gpu = engine.on_gpu
         self.engine = engine.llm
         self.lora = engine.lora(adapter)
         self.keys: dict[str, int] = {}
-        self.sampling = SamplingParams(
+        self.sampling = partial(
+            SamplingParams,
             temperature=temperature,
             max_tokens=max_tokens,
             stop_token_ids=[stop],
@@ -171,17 +190,17 @@ class EngineSampler:
             detokenize=False,
             logit_bias=logit_bias,
         )
-        torch.manual_seed(seed)
 
     @property
     def pending(self) -> int:
         return len(self.keys)
 
-    def submit(self, key: int, prompt_ids: list[int]) -> None:
-        """Queue one turn; its result has the same `key`."""
+    def submit(self, key: int, prompt_ids: list[int], seed: int) -> None:
+        """Queue one turn; its result has the same `key`. `seed`, an integer of 63 bits, decides what is drawn."""
         self.keys[str(key)] = key
         prompt: Any = {"prompt_token_ids": prompt_ids}
-        self.engine.add_request(str(key), prompt, self.sampling, lora_request=self.lora)
+        draws = {"seed": seed} if self.on_gpu else draws_cpu.seeded(seed)
+        self.engine.add_request(str(key), prompt, self.sampling(**draws), lora_request=self.lora)
 
     def step(self) -> list[Sampled]:
         """Make one engine step; returns the turns that it finished, in the order of their keys."""
@@ -213,12 +232,13 @@ def play(
     tools = [tool.schema for tool in env.tools().values()]
     chat = Chat(load_tokenizer(policy), tools, policy.chat_template_kwargs)
     return episodes.play(
-        EngineSampler(policy, adapter, limits.temperature, limits.max_tokens, chat.end, seed, logit_bias),
+        EngineSampler(policy, adapter, limits.temperature, limits.max_tokens, chat.end, logit_bias),
         chat,
         env,
         data,
         attempts,
         prefix=prefix,
+        seed=seed,
         adapter_hash=adapter_hash(adapter),
         context=policy.context,
         max_tokens=limits.max_tokens,
@@ -228,6 +248,10 @@ def play(
 
 def get(policy: Policy) -> Engine:
     """The engine of this policy. FreshProcessNeeded where this process has another policy's engine."""
+    import torch
+
+    if policy.deterministic and torch.cuda.is_available():
+        cuda.use_invariant_batches()
     key = policy.model_dump_json()
     if key not in _engines:
         if _engines:

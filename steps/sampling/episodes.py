@@ -2,14 +2,21 @@
 
 No episode waits for the slowest one, and nothing is tokenised twice: a prompt is the tokens so far, then those that the
 observations add. An episode that fails is recorded with its error; it is never dropped.
+
+Slow environments (`Env.overlap`) answer in threads while the engine goes on. The next request is made a fixed number of
+engine steps after the turn was finished, and waits for the answer where it is later: what runs together in a batch, and
+with it how sums are rounded, does not depend on how long a tool took.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from environments.base import Env, Message, Scenario
@@ -22,13 +29,16 @@ if TYPE_CHECKING:
     from steps.sampling.engine import Sampled
 
 
+THREADS = 64  # most slow environments that answer at the same time
+
+
 class Sampler(Protocol):
     """What samples turns: vLLM (steps/sampling/engine.py), or anything that takes requests and returns finished turns."""
 
     @property
     def pending(self) -> int: ...
 
-    def submit(self, key: int, prompt_ids: list[int]) -> None: ...
+    def submit(self, key: int, prompt_ids: list[int], seed: int) -> None: ...
 
     def step(self) -> list[Sampled]: ...
 
@@ -121,6 +131,7 @@ def play(
     attempts: Sequence[tuple[Scenario, int]],  # (scenario, number of the attempt)
     *,
     prefix: str,  # of the trajectories' ids
+    seed: int,
     adapter_hash: str,
     context: int,  # most tokens of an episode
     max_tokens: int,  # of a turn
@@ -135,39 +146,75 @@ def play(
         if scenario.id not in prompts:
             prompts[scenario.id] = chat.prompt_ids(scenario.messages)
         episode.ids = list(prompts[scenario.id])
-        _ask(sampler, key, episode, context, max_tokens)
-    finished = 0
-    while sampler.pending:
-        finished_turns = sampler.step()
-        answered = time.perf_counter()
-        for sampled in finished_turns:
-            episode = episodes[sampled.key]
-            episode.answered = answered
-            with episode.recording_errors():
-                _take_turn(episode, sampled, chat)
-            if episode.stop_reason is None:
-                _ask(sampler, sampled.key, episode, context, max_tokens)
-            if episode.stop_reason is not None:
-                finished += 1
-                progress(finished, len(episodes), "episodes")
+        _ask(sampler, key, episode, seed, context, max_tokens)
+    finished = steps = 0
+    answering: deque[tuple[int, int, Future[None] | None]] = (
+        deque()
+    )  # (engine step that finished the turn, key, answer)
+    with ThreadPoolExecutor(THREADS) as threads:  # starts no thread before it has work
+        while sampler.pending or answering:
+            if sampler.pending:
+                steps += 1
+                finished_turns = sampler.step()
+                answered = time.perf_counter()
+                for sampled in finished_turns:
+                    episodes[sampled.key].answered = answered
+                    answer = _answer(episodes[sampled.key], sampled, chat, threads)
+                    answering.append((steps, sampled.key, answer))
+            else:  # nothing to sample before the oldest answer
+                steps = answering[0][0] + env.overlap
+            while answering and answering[0][0] + env.overlap <= steps:
+                _, key, answer = answering.popleft()
+                if answer is not None:
+                    answer.result()
+                episode = episodes[key]
+                with episode.recording_errors():
+                    _extend(episode, chat)
+                if episode.stop_reason is None:
+                    _ask(sampler, key, episode, seed, context, max_tokens)
+                if episode.stop_reason is not None:
+                    finished += 1
+                    progress(finished, len(episodes), "episodes")
     return records(episodes, adapter_hash, began, start)
 
 
-def _ask(sampler: Sampler, key: int, episode: Episode, context: int, max_tokens: int) -> None:
+def turn_seed(seed: int, scenario_id: str, attempt: int, turn: int) -> int:
+    """The seed of one turn's draws, 63 bits. `attempt` and `turn` count from 0."""
+    digest = hashlib.sha256(f"{seed} {scenario_id} {attempt} {turn}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _ask(sampler: Sampler, key: int, episode: Episode, seed: int, context: int, max_tokens: int) -> None:
     if len(episode.ids) + max_tokens > context:
         episode.stop_reason = "context"
     else:
         episode.asked = time.perf_counter()
-        sampler.submit(key, episode.ids)
+        draws = turn_seed(seed, episode.scenario.id, episode.attempt, len(episode.turns))
+        sampler.submit(key, episode.ids, draws)
 
 
-def _take_turn(episode: Episode, sampled: Sampled, chat: Chat) -> None:
-    """Play a sampled turn, and extend the prompt where the episode goes on."""
-    parsed = chat.parse(sampled.completion_ids)
-    is_cut_off = sampled.finish_reason != "stop"
-    episode.advance(Action(parsed.message, parsed.problems, is_cut_off, sampled.completion_ids, sampled.logprobs))
+def _answer(episode: Episode, sampled: Sampled, chat: Chat, threads: ThreadPoolExecutor) -> Future[None] | None:
+    """Have the environment answer a sampled turn: here, or in a thread where the environment is slow."""
+    with episode.recording_errors():
+        parsed = chat.parse(sampled.completion_ids)
+        is_cut_off = sampled.finish_reason != "stop"
+        action = Action(parsed.message, parsed.problems, is_cut_off, sampled.completion_ids, sampled.logprobs)
+        if episode.env.overlap and not is_cut_off:
+            return threads.submit(_advance, episode, action)
+        episode.advance(action)
+    return None
+
+
+def _advance(episode: Episode, action: Action) -> None:
+    with episode.recording_errors():
+        episode.advance(action)
+
+
+def _extend(episode: Episode, chat: Chat) -> None:
+    """Extend the prompt by the latest turn, where the episode goes on."""
     if episode.stop_reason is None:
-        episode.ids = [*episode.ids, *sampled.completion_ids, *chat.suffix_ids(episode.turns[-1].observations)]
+        turn = episode.turns[-1]
+        episode.ids = [*episode.ids, *turn.completion_ids, *chat.suffix_ids(turn.observations)]
 
 
 def records(episodes: Sequence[Episode], policy: str, began: float, start: float) -> list[Trajectory]:

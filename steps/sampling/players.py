@@ -2,8 +2,8 @@
 
 They cannot learn here, because their tokens and logprobs are unknown: their turns have none. `Played` says what they cost.
 For comparisons (steps/analytics/baselines.py) and evaluations (`policy.kind`). A model's episodes run at once, with as
-many calls at a time as its endpoint allows. While an environment works, the other episodes wait, which does not matter
-where a step takes microseconds.
+many calls at a time as its endpoint allows. While an environment works, the other episodes wait, unless it is slow
+(`Env.overlap`): then it works in a thread.
 """
 
 from __future__ import annotations
@@ -111,7 +111,11 @@ async def _ask(endpoint: Endpoint, env: type[Env], episodes: list[MessageEpisode
                 episode.output_tokens += reply.output_tokens
                 episode.cost += reply.cost
                 episode.seconds += reply.latency_seconds
-                episode.advance(read_reply(reply))
+                action = read_reply(reply)
+                if env.overlap:
+                    await asyncio.to_thread(episode.advance, action)
+                else:
+                    episode.advance(action)
         finished += 1
         cost = f", cost {client.spent:.4g}" if client.spent else ""
         progress(finished, len(episodes), f"episodes, {client.asked} calls{cost}")

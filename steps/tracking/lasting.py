@@ -40,6 +40,11 @@ class LastingMlflow:
     def params(self) -> Params:
         return self.tracker.params
 
+    @property
+    def run_name(self) -> str:
+        """The run's name in MLflow; empty before there is one."""
+        return self.tracker.run_name
+
     def metrics(self, number: str | None) -> dict[str, float]:
         """What MLflow was given: `MlflowTracker.metrics`."""
         return self.tracker.metrics(number)
@@ -65,6 +70,10 @@ class LastingMlflow:
     def log_artifact(self, path: Path) -> None:
         """Log a file with the parent run."""
         self._lasting(lambda: self.tracker.log_artifact(path))
+
+    def note(self, text: str) -> None:
+        """Write the description of the run."""
+        self._lasting(lambda: self.tracker.note(text))
 
     def _log_waiting(self) -> None:
         for number, measured in list(self.waiting.items()):

@@ -202,9 +202,20 @@ class MlflowTracker:
             else:
                 self.client.log_artifact(self.parent.info.run_id, str(path))
 
+    def note(self, text: str) -> None:
+        """Write the description that MLflow's page of the run shows: markdown."""
+        with store.explained(self.uri):
+            if self._open() is None:
+                self.client.set_tag(self.parent.info.run_id, "mlflow.note.content", masked(text))
+
+    @property
+    def run_name(self) -> str:
+        """The run's name in MLflow; empty before there is one."""
+        return str(self.parent.info.run_name) if self.parent else ""
+
     def where(self) -> str:
         """For a person: the store, the experiment, the run."""
-        name = self.parent.info.run_name if self.parent else "no run yet"
+        name = self.run_name or "no run yet"
         if self.parent and self.uri.startswith("http"):
             page = f"#/experiments/{self.experiment}/runs/{self.parent.info.run_id}"
             name += f": {self.uri_shown.rstrip('/')}/{page}"

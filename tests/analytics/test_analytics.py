@@ -124,6 +124,14 @@ def write(folder: Path, results: Sequence[tuple[Trajectory, float | None, bool]]
     write_records(rewards, folder / "rewards.parquet")
 
 
+def test_what_a_longer_run_left_is_not_part_of_this_one(run: Path) -> None:
+    chain = run.parent / "chain.yaml"
+    chain.write_text('iterations:\n  "001": {prev: "000"}\nevaluated: ["000", "001"]\n')
+    assert [line.group for line in analysis.analyse(run).lines] == [("001",)]
+    chain.write_text("iterations: 3\n")  # damaged: it says nothing
+    assert [line.group for line in analysis.analyse(run).lines] == [("001",), ("002",)]
+
+
 def test_by_iteration_by_hand(run: Path) -> None:
     result = analysis.analyse(run)
     first, second = result.lines

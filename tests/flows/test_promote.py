@@ -311,6 +311,16 @@ def test_a_dry_run_changes_nothing_in_mlflow(project: Project, capsys: pytest.Ca
     assert "nothing in MLflow (--dry-run)" in output
 
 
+def test_the_champion_itself_is_compared_with_the_base_policy(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.trained("004", 45)
+    judged = judging.challenge(PromoteSettings(dry_run=True), also_champion=True)
+    assert judged is not None
+    judging.print_end(judged, dry_run=True)
+    assert "toy version 1 is the champion already: it passes against the base policy." in capsys.readouterr().out
+
+
 def test_one_that_is_no_better_is_refused_on_the_record(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     project.trained("004", 43)
     project.trained("007", 45)

@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from flows.deployment.services import Services, plain
 from flows.terminal.command import without_proxy
 from steps.core.errors import UserError
 from steps.core.terminal import served
+from steps.runner import handover
 from steps.runner.handover import alive
 from tests.conftest import ROOT
 
@@ -172,3 +174,24 @@ def test_ctrl_c_is_how_a_server_ends_well(capsys: pytest.CaptureFixture[str]) ->
 
     assert (served(interrupted), served(lambda: None), served(failing)) == (0, 0, 2)
     assert capsys.readouterr().err == "error: no\n"
+
+
+def test_a_worker_keeps_out_of_another_user_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's workers of all users keep their files in <temporary folder>/runner_storage."""
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
+    monkeypatch.setattr(ui.handover, "socket_folder", lambda: tmp_path / "own")
+    assert ui.own_temporary_folder() == {}
+    (tmp_path / "runner_storage").mkdir()
+    assert ui.own_temporary_folder() == {}, "it is ours"
+    another = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: another)
+    assert ui.own_temporary_folder() == {"TMPDIR": os.fspath(tmp_path / "own")}
+
+
+def test_the_folder_of_sockets_may_be_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", "/tmp")
+    folder = handover.socket_folder()
+    assert folder.parent == Path("/tmp")
+    monkeypatch.setenv("TMPDIR", os.fspath(folder))
+    assert handover.socket_folder() == folder

@@ -40,6 +40,17 @@ def test_sampler_and_trainer_agree_before_and_after_an_update(name: str, familie
     assert result["greedy_same"] == result["greedy"] == 4  # the tokens of Hugging Face generate
 
 
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "llama3"])
+def test_what_is_sampled_does_not_depend_on_the_batch(name: str, families: Results) -> None:
+    """Each request has a seed of its own, also where vLLM computes its prompt in parts because the batch is full."""
+    results, errors = families
+    assert name in results, errors[-3000:]
+    result = results[name]
+    assert result["apart"] == [True, True, True]  # all at once again, three at a time, one at a time
+    assert result["long"] > 2048  # the most tokens of a step
+    assert result["parts"]
+
+
 def test_a_mixture_of_experts_trains_and_is_refused_by_vllm_on_the_cpu(families: Results) -> None:
     """Kimi K2 has DeepSeek-V3's architecture. vLLM 0.32 has no operators for it with an adapter on the CPU."""
     results, errors = families

@@ -1,15 +1,17 @@
-"""How vLLM is started. The engine itself is tested, for real, by the stages that use it."""
+"""How vLLM is started: here it is a fake, and so is a GPU. The engine itself is tested, for real, by the stages."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.sampling import engine
 
@@ -54,7 +56,69 @@ def test_nothing_is_compiled_on_the_cpu(
             variables.delenv("TORCHDYNAMO_DISABLE")
         before = dict(os.environ)
         with pytest.raises(Imported):
-            engine.EngineSampler(Policy(), Path("adapter"), 1.0, 8, 2, 1)
+            engine.EngineSampler(Policy(dtype="bfloat16"), Path("adapter"), 1.0, 8, 2)
         assert vllm.dynamo == [expected]
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """With what vLLM was started: a fake vLLM, and a fake GPU of Hopper's capability. `refusal` is raised instead."""
+    seen: dict[str, Any] = {}
+
+    class LLMEngine:
+        @classmethod
+        def from_engine_args(cls, arguments: dict[str, Any], usage_context: str) -> object:
+            seen.update(arguments, usage_context=usage_context, invariant=os.environ.get("VLLM_BATCH_INVARIANT"))
+            if "refusal" in seen:
+                raise seen["refusal"]
+            return cls()
+
+    fakes = {
+        "vllm": {"EngineArgs": dict, "LLMEngine": LLMEngine},
+        "vllm.usage": {},
+        "vllm.usage.usage_lib": {"UsageContext": SimpleNamespace(LLM_CLASS="batches", ENGINE_CONTEXT="engine")},
+    }
+    for name in [name for name in sys.modules if name.startswith("vllm.")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name, content in fakes.items():
+        monkeypatch.setitem(sys.modules, name, module := ModuleType(name))
+        vars(module).update(content)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(engine, "load_tokenizer", lambda _: None)
+    monkeypatch.setattr(engine, "_engines", {})
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr("steps.policy.machine._making_room", [])
+    base = Path(Policy().base_model).absolute()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / base.relative_to(base.parent.parent)).parent.mkdir()
+    (tmp_path / base.relative_to(base.parent.parent)).symlink_to(base)
+    return seen
+
+
+def test_an_engine_on_a_gpu_has_the_sizes_of_vllms_batches(started: dict[str, Any]) -> None:
+    engine.get(Policy(dtype="bfloat16"))
+    assert (started["usage_context"], started["invariant"], started["enable_sleep_mode"]) == ("batches", None, True)
+
+
+def test_a_deterministic_engine_says_where_vllm_has_no_kernels_for_it(started: dict[str, Any]) -> None:
+    policy = Policy(dtype="bfloat16", deterministic=True)
+    engine.get(policy)
+    assert started["invariant"] == "1"
+    engine._engines.clear()
+    started["refusal"] = ValueError("No valid attention backend: [FLASHMLA: batch invariance not supported]")
+    with pytest.raises(
+        UserError, match=r"policy\.deterministic: vLLM has no kernels .* invariance not supported.*; take it out"
+    ):
+        engine.get(policy)
+    started["refusal"] = ValueError("the disk is on fire")
+    with pytest.raises(UserError, match=r"policy\.base_model: cannot load .*fire"):
+        engine.get(policy)
+
+
+def test_float32_is_refused_on_a_gpu_before_vllm_is_imported(started: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"policy\.dtype: float32"):
+        engine.get(Policy())
+    assert not started

@@ -86,16 +86,17 @@ def prompts(rng: random.Random) -> list[list[int]]:
     return [[rng.randrange(10, 2000) for _ in range(rng.randrange(5, 40))] for _ in range(PROMPTS)]
 
 
-def sample(policy: Policy, adapter: Path, asked: list[list[int]], temperature: float) -> list[Row]:
-    """Four attempts of vLLM at each prompt."""
+def sample(policy: Policy, adapter: Path, asked: list[list[int]], temperature: float, batch: int = 99) -> list[Row]:
+    """Four attempts of vLLM at each prompt, in batches of so many requests."""
     from steps.sampling import engine
 
-    sampler = engine.EngineSampler(policy, adapter, temperature, max_tokens=12, stop=2, seed=4)
-    for key in range(4 * PROMPTS):
-        sampler.submit(key, asked[key // 4])
     done: dict[int, engine.Sampled] = {}
-    while sampler.pending:
-        done |= {one.key: one for one in sampler.step()}
+    for start in range(0, 4 * PROMPTS, batch):
+        sampler = engine.EngineSampler(policy, adapter, temperature, max_tokens=12, stop=2)
+        for key in range(start, min(start + batch, 4 * PROMPTS)):
+            sampler.submit(key, asked[key // 4], seed=key)
+        while sampler.pending:
+            done |= {one.key: one for one in sampler.step()}
     rows = []
     for key in range(4 * PROMPTS):
         prompt, one = asked[key // 4], done[key]
@@ -180,6 +181,13 @@ def main(family: str, folder: Path) -> dict[str, Any]:
         return found | {"off": off(trainer, folder / "two", rows)}
     found["kl_updated"] = kl(trainer.model, sample(policy, folder / "two", asked, 1.0))
     found["kl_stale"] = kl(trainer.model, rows)
+    apart = [sample(policy, folder / "one", asked, 1.0, batch) for batch in (99, 3, 1)]
+    found["apart"] = [[row.ids for row in played] == [row.ids for row in rows] for played in apart]
+    long = [(ids * 48)[:240] for ids in asked]  # more tokens than a step takes: prompts are computed in parts
+    found["parts"] = [row.ids for row in sample(policy, folder / "one", long, 1.0)] == [
+        row.ids for row in sample(policy, folder / "one", long, 1.0, 1)
+    ]
+    found["long"] = 4 * sum(map(len, long))
     greedy = sample(policy, folder / "two", asked, 0.0)[::4]
     return found | {"greedy_same": generated_alike(trainer.model, greedy), "greedy": len(greedy)}
 

@@ -351,7 +351,7 @@ def test_sampled_episodes_keep_their_turns_times(monkeypatch: pytest.MonkeyPatch
         def pending(self) -> int:
             return len(self.asked)
 
-        def submit(self, key: int, prompt_ids: list[int]) -> None:
+        def submit(self, key: int, prompt_ids: list[int], seed: int) -> None:
             self.asked.append(key)
 
         def step(self) -> list[Any]:
@@ -371,7 +371,8 @@ def test_sampled_episodes_keep_their_turns_times(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(episodes, "measure_turns", keep)
     played = episodes.play(
-        Sampler(), chat, env, data, [(item, 0) for item in some], prefix="x", adapter_hash="a", context=20, max_tokens=4,
+        Sampler(), chat, env, data, [(item, 0) for item in some], prefix="x", seed=1, adapter_hash="a", context=20,
+        max_tokens=4,
     )  # fmt: skip
     assert played[1].stop_reason == "length"
     for item in played:

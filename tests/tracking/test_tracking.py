@@ -312,6 +312,15 @@ def test_an_artifact_of_the_flow_goes_to_the_parent(project: Project) -> None:
     assert "curve.png" in {item.path for item in tracker.client.list_artifacts(parent.info.run_id)}
 
 
+def test_a_run_s_page_leads_to_the_registry(project: Project) -> None:
+    tracker, _ = project.log()
+    again = MlflowTracker(project.root)
+    again.note("Registered as [toy, version 1](#/models/toy/versions/1).")
+    (parent,) = runs(tracker, parent=True)
+    assert parent.data.tags["mlflow.note.content"] == "Registered as [toy, version 1](#/models/toy/versions/1)."
+    assert again.run_name == tracker.run_name == parent.info.run_name
+
+
 def test_going_on_later_finds_the_same_parent(project: Project) -> None:
     tracker, _ = project.log()
     project.add(3)

@@ -281,6 +281,17 @@ def test_a_folder_with_a_strange_digit_is_no_iteration(own: Path) -> None:
         assert client.get("/").status_code == 200
 
 
+def test_iterations_of_a_longer_run_before_are_not_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", iterations=2)
+    shown = index.Index(run)
+    (tmp_path / "chain.yaml").write_text('iterations:\n  "001": {prev: "000"}\nevaluated: ["000", "001"]\n')
+    shown.refresh()
+    assert set(shown.batches) == {"000/evaluation", "001/evaluation", "001/rollout"}
+    (tmp_path / "chain.yaml").unlink()
+    shown.refresh()
+    assert "002/rollout" in shown.batches
+
+
 def test_a_damaged_file_is_a_page_that_says_so(own: Path) -> None:
     """Valid parquet whose JSON has been damaged, then a params.yaml beside the run."""
     address = {"at": "001/rollout", "scenario": scenario(0).id}

@@ -1,0 +1,109 @@
+"""What GPUs demand before anything is loaded, each with a sentence where it is missing: a CUDA build of torch, a driver that
+is new enough, a number format that vLLM's adapters can have, a card with kernels of a fixed order.
+
+    python -m steps.policy.cuda     # says whether torch can use this machine's GPUs; `make install GPU=1` ends with it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steps.core.errors import FreshProcessNeeded, UserError
+
+if TYPE_CHECKING:
+    from steps.core.params import Policy
+
+DRIVER = 580  # the oldest that runs programs built with CUDA 13, as those of requirements/gpu.txt are
+CAPABILITY = (9, 0)  # of the oldest cards (Hopper) for which vLLM 0.32 states batch invariance (vllm/envs.py)
+INVARIANT = "VLLM_BATCH_INVARIANT"
+
+
+def check_build() -> None:
+    """UserError where the environment was made for GPUs (`make install GPU=1`) and torch can use none."""
+    import torch
+
+    if not (Path(sys.prefix) / ".gpu").exists() or torch.cuda.is_available():
+        return
+    back = "`make install GPU=0` goes back to an environment for CPUs"
+    if torch.version.cuda is None:
+        raise UserError(
+            f"the environment {sys.prefix} was made for GPUs, but its torch {torch.__version__} is a build for CPUs: "
+            f"`rm -rf .venv && make install GPU=1` installs the CUDA build; {back}"
+        )
+    driver, needed = driver_version(), f"CUDA {torch.version.cuda} needs the NVIDIA driver {DRIVER} or later"
+    if not driver:
+        raise UserError(
+            f"the environment {sys.prefix} was made for GPUs, and no NVIDIA driver answers on this machine: {needed}. "
+            f"Install it, and give a container the GPUs (docker run --gpus all); {back}"
+        )
+    if int(driver.partition(".")[0]) < DRIVER:
+        raise UserError(f"the NVIDIA driver of this machine is {driver}, and {needed}: update the driver; {back}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    raise UserError(
+        f"torch finds no GPU, although the NVIDIA driver {driver} answers: see whether nvidia-smi lists one, and "
+        f"CUDA_VISIBLE_DEVICES (it is {visible!r}); {back}".replace("it is None", "it is not set")
+    )
+
+
+def driver_version() -> str:
+    """The NVIDIA driver's version, such as 580.65.06; empty where none answers."""
+    with contextlib.suppress(Exception):  # pynvml has error classes of its own
+        pynvml = importlib.import_module("pynvml")
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    return ""
+
+
+def check_engine(policy: Policy) -> None:
+    """UserError where vLLM cannot sample from this policy on the GPU that there is. On a CPU there is nothing to check."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    if policy.dtype == "float32":
+        raise UserError(
+            "policy.dtype: float32 cannot be sampled on a GPU: vLLM's kernels for LoRA adapters compute in 16 bits alone; "
+            "set policy.dtype to bfloat16"
+        )
+    if policy.deterministic and (capability := torch.cuda.get_device_capability()) < CAPABILITY:
+        card, needed = torch.cuda.get_device_name(), ".".join(map(str, CAPABILITY))
+        raise UserError(
+            f"policy.deterministic: vLLM has kernels of a fixed order for compute capability {needed} and later, and {card} "
+            f"has {'.'.join(map(str, capability))}; take it out, or use an H100 or a later card"
+        )
+
+
+def use_invariant_batches() -> None:
+    """Have vLLM use kernels whose sums do not depend on what else is in the batch, before it is imported.
+
+    Every stage calls this, for vLLM reads some of it when it is imported and some at each step, and a warm process forgets
+    its environment variables from stage to stage. FreshProcessNeeded where vLLM was imported without it. The two values are
+    those with which vLLM keeps cuBLAS from splitting sums (vllm/model_executor/determinism/batch_invariant.py); cuBLAS reads
+    them once in the life of a process.
+    """
+    modules = [module for name, module in sys.modules.items() if name.startswith("vllm.")]
+    if any(getattr(module, "is_batch_invariant", True) is False for module in modules):
+        raise FreshProcessNeeded("policy.deterministic: this process has imported vLLM without it")
+    os.environ |= {INVARIANT: "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+
+
+def main() -> int:
+    import torch
+
+    try:
+        check_build()
+    except UserError as problem:
+        print(problem, file=sys.stderr)
+        return problem.code
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    print(f"GPU: {', '.join(names)} (driver {driver_version()}, CUDA {torch.version.cuda})" if names else "GPU: none")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
