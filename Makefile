@@ -75,7 +75,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev environment ready train new-task check-task test faults bench check format promote reproduce mlflow prefect ui serve ask view browser ledger lock clean distclean
+.PHONY: help install dev environment ready plan train new-task check-task test faults bench check format promote reproduce mlflow prefect ui serve ask view browser ledger lock clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -120,6 +120,9 @@ ready:
 		echo "This folder is no git repository (a ZIP download is none), and DVC needs one: 'git init && git add --all && git commit --message start', then the same command again." >&2; exit 1; }
 	@case "$(TASK)" in ''|*.*) ;; *) [ -e "environments/$(TASK).py" ] || { \
 		echo "There is no task $(TASK). The tasks are $(ALL_TASKS); 'make new-task NAME=$(TASK)' makes it." >&2; exit 1; };; esac
+
+plan: install  ## say what a run needs: memory, seconds, money (TASK=name, ARGS="--gpu h100-80 --price 2.5 --set policy.dtype=bfloat16")
+	@$(RUN) python -m flows.plan $(if $(TASK),--task $(TASK)) $(ARGS)
 
 train: ready install  ## train an agent, evaluate it, register the best adapter (TASK=name, PRESET=smollm2, ARGS="--set seed=2")
 	@mkdir -p "$(PREFECT_HOME)"

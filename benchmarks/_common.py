@@ -58,6 +58,7 @@ BENCHMARKS = {
     "tracking": Benchmark(90, 90, "seconds / the goal of 0.5 s"),
     "learning": Benchmark(400, 105, "test success trained / base policy"),
     "tracing": Benchmark(600, 120, "seconds of a run / those without a Langfuse host"),
+    "plan": Benchmark(300, 60, "planned peak memory / measured"),
     "update": Benchmark(1200, 260, "TRL's seconds per step / ours"),
     "iteration": Benchmark(480, 175, "TRL's seconds per iteration / ours"),
     "pretrained": Benchmark(2400, 900, "ours / theirs, as benchmarks.update, iteration and rollout have it"),

@@ -21,6 +21,7 @@ from flows.deployment import workspace
 from flows.repro.parameters import set_params
 from flows.terminal.command import LOG, prepare, run_command
 from steps.core.errors import UserError
+from steps.planning import plan
 
 
 def main() -> int:
@@ -44,6 +45,7 @@ def main() -> int:
                 f"{Path.cwd()} is no git repository (a ZIP download is none), and DVC needs one: `git init && git add --all "
                 "&& git commit --message start`, then the same command again"
             )
+        plan.check(params)
         print(f"train: {params.task}, {params.policy.base_model}; log: {LOG}", flush=True)
         prepare()
         from flows.terminal.display import RunDisplay

@@ -31,6 +31,7 @@ from flows.training.ending import result_lines, write_summary
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.records import OUTPUTS
+from steps.planning import plan
 from steps.project import chain
 from steps.project.chain import iteration_name
 from steps.runner import handover
@@ -106,7 +107,7 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
         display.shown(LOG, get_run_logger()),
     ):
         try:
-            set_params(settings.assignments(), task=settings.chosen)
+            plan.check(set_params(settings.assignments(), task=settings.chosen))
             pages.rename(folder.name)
             summary = train_here(display, folder.name)
             for line in result_lines(summary):

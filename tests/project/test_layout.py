@@ -15,13 +15,13 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("environments", "steps", "flows", "viewer")
 STAGES = ("scenarios", "initialise", "rollout", "score", "update", "evaluate", "register")
-FLOWS = "train evaluate promote rescore rollback reproduce export serve ask ui deploy".split()
+FLOWS = "train evaluate promote rescore rollback reproduce export serve ask ui deploy plan".split()
 # A room imports rooms of lower levels only, never a peer. Stages are above all rooms of steps/, flows above all of theirs.
 LEVELS = {
     "steps": {
         "core": 1,
         **dict.fromkeys(("runner", "policy", "project"), 2),
-        **dict.fromkeys(("llm", "training", "supervised", "registry"), 3),
+        **dict.fromkeys(("llm", "training", "supervised", "registry", "planning"), 3),
         **dict.fromkeys(("data", "judging", "sampling", "tracing", "lineage"), 4),
         "analytics": 5,
         "tracking": 6,

@@ -75,7 +75,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
                 raise seen["refusal"]
             return cls()
 
-    fakes = {
+    fakes: dict[str, dict[str, Any]] = {
         "vllm": {"EngineArgs": dict, "LLMEngine": LLMEngine},
         "vllm.usage": {},
         "vllm.usage.usage_lib": {"UsageContext": SimpleNamespace(LLM_CLASS="batches", ENGINE_CONTEXT="engine")},

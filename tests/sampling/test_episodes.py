@@ -78,7 +78,7 @@ CHAT: Any = SimpleNamespace(
 )
 
 
-def play(env: type[Env], sampler: FakeSampler | None = None) -> list[Trajectory]:
+def play(env: type[Any], sampler: FakeSampler | None = None) -> list[Trajectory]:
     attempts = [(scenario, 0) for scenario in SCENARIOS]
     return episodes.play(
         sampler or FakeSampler(),
