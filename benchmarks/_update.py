@@ -137,6 +137,7 @@ def run_ours(folder: str, steps: int, count: int) -> dict[str, Any]:
 
     from steps.policy.machine import cores, prepare_training
     from steps.training import batches, grpo, packing
+    from steps.training.memory import TOKENS
 
     prepare_training(len(cores()))
     shape = json.loads(Path(folder, "shape.json").read_text())
@@ -171,7 +172,7 @@ def run_ours(folder: str, steps: int, count: int) -> dict[str, Any]:
         seconds.append(time.perf_counter() - began)
         if number == steps - 1:
             trainer.save_adapter(Path(folder, "ours"))
-    flops = operations(trainer, rows, update.tokens_per_micro_batch)
+    flops = operations(trainer, rows, update.tokens_per_micro_batch or TOKENS)
     return {"seconds": seconds[steps:], "flops": flops, "memory": memory(), "peak": matmul_peak()}
 
 

@@ -26,7 +26,7 @@ def initialise(
     from steps.policy.machine import prepare_training
     from steps.training import grpo
 
-    prepare_training(params.policy.threads)
+    prepare_training(params.policy.threads, params.policy.deterministic)
     trainer = grpo.Trainer(params.policy, seed=params.seed)
     trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
     if successes is not None:

@@ -39,7 +39,7 @@ def update(
     from steps.training.fates import TRAINED, WITHOUT_SIGNAL, fate
 
     batch, judged = read_batch(trajectories, rewards)
-    prepare_training(params.policy.threads)
+    prepare_training(params.policy.threads, params.policy.deterministic)
     trainer = grpo.Trainer(params.policy, checkpoint=previous)
     contract.check_adapter(batch, trainer.adapter_hash, previous)
     end = contract.end_of_turn(batch)

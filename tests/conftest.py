@@ -187,14 +187,25 @@ def wait_for(url: str, process: subprocess.Popen[str], seconds: float = 150) -> 
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The trainer takes two cores, which costs more than it gains on a tiny model beside other work on the machine."""
+    """The trainer takes two cores, which costs more than it gains on a tiny model beside other work on the machine. Nor does
+    it see a GPU: what these tests expect is computed on a CPU, and with `device` alone on a GPU, too."""
     import torch
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     before = torch.get_num_threads()
     monkeypatch.setattr("steps.policy.machine.use_threads", lambda _: None)
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["cpu", *(["cuda"] if list(Path("/dev").glob("nvidia[0-9]*")) else [])])
+def device(request: pytest.FixtureRequest, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the trainer computes: on the CPU, and on a machine with a GPU once more on that."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param == "cuda")
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")

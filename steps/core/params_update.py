@@ -70,10 +70,12 @@ class Update(Section):
     max_sampler_kl: float | None = Field(None, gt=0)
     """KL divergence between sampler and trainer, in nats per token before the update, above which the stage fails.
     Default: 1e-3; with policy.dtype bfloat16 2e-4 for each layer of the model, and 1e-3 at least (docs/update.md)."""
-    tokens_per_micro_batch: int = Field(4096, ge=64)
-    """Tokens in one forward pass; a prefix that rows share counts once, and a trajectory is never divided."""
-    gradient_checkpointing: bool = False
-    """Compute activations a second time in place of keeping them: less memory, more time."""
+    tokens_per_micro_batch: int | None = Field(None, ge=64)
+    """Tokens in one forward pass; a prefix that rows share counts once, and a trajectory is never divided. null: 4096 on a
+    CPU and with policy.deterministic; on a GPU as many as its free memory holds."""
+    gradient_checkpointing: bool | None = None
+    """Keep each layer's input alone, and compute the layer again for its gradient: less memory, more time. null: not on a
+    CPU; on a GPU where 4096 tokens, or the longest trajectory, would not fit otherwise; with policy.deterministic always."""
 
     @model_validator(mode="after")
     def resolve(self) -> Update:

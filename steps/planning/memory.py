@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MB = 2**20
 LOGITS = 2**24  # numbers of a block of logits: as in steps/training/layers.py; a test holds the two together
+LOGITS_ON_GPU = 2**27  # the same on a card
 BATCHED = 2048  # tokens of an engine step, and
 SEQUENCES = 128  # episodes beside each other: vLLM's defaults for an engine in this process
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # as in steps/sampling/engine.py
@@ -65,14 +66,14 @@ def saved(shape: Shape, params: Params, on_card: bool) -> tuple[float, float]:
 
     In steps/training/layers.py each projection keeps its input (W, W, H·D of values, I) and each norm its own (2 W); queries
     and keys are kept before they are turned, and gathered after it; the gated layer keeps four products of I. On a CPU,
-    attention computes in float32; on a card, keys and values are repeated for all heads first (steps/training/packing.py).
+    attention computes in float32; on a card, FlexAttention gathers nothing (steps/training/flex.py).
     """
     number, attended = size(params), size(params) if on_card else 4
     queries, keys = shape.heads * shape.head, shape.key_heads * shape.head
     out = shape.heads * shape.value
     token = number * (4 * shape.width + queries + keys + out + 4 * shape.inner)
     token += number * 7 * params.policy.lora.rank + attended * (queries + 2 * out)
-    gathered = attended * (shape.heads if on_card else shape.key_heads) * (shape.head + shape.value)
+    gathered = 0.0 if on_card else float(attended * shape.key_heads * (shape.head + shape.value))
     return token, gathered
 
 
@@ -87,9 +88,9 @@ def activations(shape: Shape, params: Params, batch: Batch, on_card: bool) -> fl
     return shape.layers * layer + gradients
 
 
-def logits(shape: Shape, params: Params, batch: Batch) -> float:
+def logits(shape: Shape, params: Params, batch: Batch, largest: int = LOGITS) -> float:
     """A block of the update's logits: in policy.dtype, in float32 and as shares of 1, then the hidden states' gradient."""
-    block = min(float(LOGITS), batch.largest_sampled * shape.vocabulary)
+    block = min(float(largest), batch.largest_sampled * shape.vocabulary)
     copies = 8 if params.policy.dtype == "float32" else 12
     return block * copies + 3 * size(params) * batch.largest_sampled * shape.width
 
@@ -140,7 +141,7 @@ def on_card(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Mem
         "weights of the trainer": weights(shape, params),
         "adapter, gradient, Adam": adapter(shape, params),
         "activations": activations(shape, params, batch, on_card=True),
-        "logits": logits(shape, params, batch),
+        "logits": logits(shape, params, batch, LOGITS_ON_GPU),
     }
     held = parts["weights of the trainer"] + parts["adapter, gradient, Adam"] + CARD_CONTEXT
     training = held + parts["activations"] + parts["logits"] + CARD_CONTEXT

@@ -60,7 +60,15 @@ def make(
     rates: str = "",
 ) -> Plan:
     """The plan. `factors`: measured / planned seconds of stages, where a run was measured (steps/planning/measured.py);
-    `rates` says where the seconds are from."""
+    `rates` says where the seconds are from. Where update.gradient_checkpointing is null, it is on as in
+    steps/training/memory.py: on a card on which it does not fit without."""
+    if params.update.gradient_checkpointing is None:
+        for on in (False, True):
+            update = params.update.model_copy(update={"gradient_checkpointing": on})
+            plan = make(params.model_copy(update={"update": update}), shape, machine, episodes, factors, rates)
+            if not machine.is_card or plan.memory.peak <= machine.memory:
+                break
+        return plan
     factors = factors or {}
     batch = workload.batch(params, episodes)
     groups, attempts = params.rollout.scenarios, params.rollout.attempts
@@ -137,7 +145,7 @@ def _cure(plan: Plan) -> str:
 def knobs(plan: Plan) -> list[tuple[str, Plan]]:
     """Single changes of parameters that may help, each with its plan."""
     params, found = plan.params, []
-    tokens, rank = params.update.tokens_per_micro_batch, params.policy.lora.rank
+    tokens, rank = params.update.tokens_per_micro_batch or workload.TOKENS, params.policy.lora.rank
     half = params.policy.lora.model_copy(update={"rank": max(1, rank // 2)})
     changes: list[tuple[str, str, dict[str, Any]]] = [
         ("policy.dtype=bfloat16", "policy", {"dtype": "bfloat16"}),

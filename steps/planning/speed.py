@@ -128,7 +128,7 @@ def update(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Seco
     )  # a trajectory of each group that is not in the first step
     if settings.vllm_importance_sampling_correction:
         checked = 1.0
-    forward = passes * (1.0 + settings.gradient_checkpointing) + reference + checked
+    forward = passes * (1.0 + bool(settings.gradient_checkpointing)) + reference + checked
     rate = peak(machine, params)
     one = products(shape, params, machine, reach.trainer)
     adapter = 2 * shape.lora(params.policy.lora.rank) / reach.trainer / rate

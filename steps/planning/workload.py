@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from steps.core.params import Params
 
 QUERIES = 256  # as in steps/training/packing.py; a test holds the two together
+TOKENS = 4096  # of a micro-batch where update.tokens_per_micro_batch is null: as in steps/training/memory.py
 KEYS = 8  # of a micro-batch, in multiples of tokens_per_micro_batch: as in steps/training/batches.py
 
 
@@ -71,7 +72,7 @@ def batch(params: Params, episodes: Episodes) -> Batch:
     the trainer does it, in optimiser steps as large as each other, each cut into micro-batches."""
     attempts, count = params.rollout.attempts, params.rollout.scenarios * params.rollout.attempts
     steps = min(params.update.steps_per_generation, count)
-    budget = params.update.tokens_per_micro_batch
+    budget = params.update.tokens_per_micro_batch or TOKENS
     first, later = keys(0, episodes.length), keys(episodes.prompt, episodes.own)
     cuts: list[tuple[float, float, int]] = []  # (tokens, keys, episodes) of each micro-batch
     for step in range(steps):

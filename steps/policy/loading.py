@@ -38,17 +38,17 @@ def load_tokenizer(policy: Policy) -> Any:
 
 
 def load_model(policy: Policy) -> Any:
-    """The policy's base model for training, without an adapter."""
+    """The policy's base model for training, without an adapter. On a GPU its weights are read straight into its memory."""
     check_build()
     import torch
     from transformers import AutoModelForCausalLM
 
+    place = {"device_map": {"": torch.cuda.current_device()}} if torch.cuda.is_available() else {}
     base = local(policy)
     with explained(policy):
-        model = AutoModelForCausalLM.from_pretrained(
-            base.base_model, revision=base.revision, dtype=getattr(torch, policy.dtype)
+        return AutoModelForCausalLM.from_pretrained(
+            base.base_model, revision=base.revision, dtype=getattr(torch, policy.dtype), **place
         )
-    return model.to("cuda") if torch.cuda.is_available() else model
 
 
 def adapted_layers(config: Any) -> list[str] | None:

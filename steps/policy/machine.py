@@ -1,16 +1,19 @@
-"""This machine: its cores, how malloc keeps memory, and what must free memory before training starts."""
+"""This machine: its cores, how malloc keeps memory, fixed orders of sums on a GPU, and who leaves the GPU to whom."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from steps.core.errors import FreshProcessNeeded, UserError
 
 # Called before training. Global, because one process has one device: an engine that sampled in this process holds memory
 # that the trainer needs, and the two rooms do not know each other.
 _making_room: list[Callable[[], None]] = []
+_leaving: list[Callable[[], None]] = []  # called before sampling, the other way round
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS adds in a fixed order with the workspaces that this variable names
+_workspaces: list[str] = []  # which it names; global, because a warm process forgets its variables from stage to stage
 
 
 def cores() -> list[int]:
@@ -71,9 +74,59 @@ def before_training(make_room: Callable[[], None]) -> None:
     _making_room.append(make_room)
 
 
-def prepare_training(threads: int) -> None:
+def prepare_training(threads: int, is_deterministic: bool = False) -> None:
     """Prepare this process for training: its threads, memory that is kept, and room on the device."""
+    import torch
+
+    prepare_deterministic(is_deterministic)
     use_threads(threads)
-    keep_memory()
+    if not torch.cuda.is_available():  # on a GPU malloc has none of the tensors, and would keep what loading left
+        keep_memory()
     for make_room in _making_room:
         make_room()
+
+
+def before_sampling(leave: Callable[[], None]) -> None:
+    """Call `leave` whenever an engine is about to take the device's memory, for example to take the trainer's model away."""
+    if leave not in _leaving:
+        _leaving.append(leave)
+
+
+def prepare_sampling() -> None:
+    """Prepare this process for sampling: the trainer leaves the device to the engine."""
+    for leave in _leaving:
+        leave()
+
+
+def prepare_deterministic(on: bool) -> None:
+    """Set cuBLAS's variable before this process uses a GPU. FreshProcessNeeded where it does so already: it is read once."""
+    import torch
+
+    if not on or not torch.cuda.is_available():
+        return
+    if not _workspaces:
+        if CUBLAS not in os.environ and torch.cuda.is_initialized():
+            raise FreshProcessNeeded(f"policy.deterministic: this process uses the GPU already, without {CUBLAS}")
+        _workspaces.append(os.environ.get(CUBLAS, ":16:8"))  # as vLLM has it for batch invariance
+    os.environ[CUBLAS] = _workspaces[0]
+
+
+@contextlib.contextmanager
+def deterministic(on: bool) -> Iterator[None]:
+    """Within it, torch computes on a GPU with kernels whose sums have a fixed order, and refuses operations that have none.
+
+    On a CPU the same inputs give the same bytes anyway. Call `prepare_deterministic` before the GPU is used.
+    """
+    import torch
+
+    if not on or not torch.cuda.is_available():
+        yield
+        return
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it did not write
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = fills

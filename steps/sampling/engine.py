@@ -24,7 +24,7 @@ from steps.core.progress import say
 from steps.policy import cuda
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import adapted_layers, explained, load_tokenizer, local
-from steps.policy.machine import before_training, own_cores
+from steps.policy.machine import before_training, own_cores, prepare_deterministic, prepare_sampling
 from steps.sampling import draws_cpu, episodes
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ class Engine:
 
     def wake(self) -> None:
         if self.asleep:
+            prepare_sampling()
             self.llm.wake_up()
             self.asleep = False
 
@@ -257,6 +258,8 @@ def get(policy: Policy) -> Engine:
         if _engines:
             raise FreshProcessNeeded("this process samples for another policy already")
         say(f"starting vLLM for {policy.base_model}")
+        prepare_deterministic(policy.deterministic)
+        prepare_sampling()
         _engines[key] = Engine(policy)
         before_training(_engines[key].sleep)
     return _engines[key]

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.progress import measure, progress, say
 from steps.policy.adapter import adapter_hash
-from steps.training import packing
+from steps.policy.machine import before_sampling, deterministic
+from steps.training import memory, packing
 from steps.training.batches import Example, OptimizerStep, by_group, micro_batches, split_evenly, split_steps
 from steps.training.loss import SamplerCheck, TrlLoss, sampler_ratio
 from steps.training.model import load_model
@@ -33,7 +34,14 @@ if TYPE_CHECKING:
 
 # The base model with its adapter's layers, by policy; at most one. Global, because stages are plain functions, and a warm
 # process runs many updates in a row: each replaces the adapter's weights instead of loading the base model again.
-_bases: dict[str, Any] = {}
+_bases: dict[str, memory.Base] = {}
+
+
+def leave_gpu() -> None:
+    """Take the base model's weights off the GPU, if this process trains on one."""
+    for base in _bases.values():
+        if base.device.type == "cuda":
+            base.leave()
 
 
 class Trainer:
@@ -52,8 +60,10 @@ class Trainer:
         if key not in _bases or checkpoint is None:
             _bases.clear()
             torch.manual_seed(seed)
-            _bases[key] = load_model(policy)
-        self.model = _bases[key]
+            _bases[key] = memory.Base(load_model(policy))
+        before_sampling(leave_gpu)
+        _bases[key].come_back()
+        self.model = _bases[key].model
         self.model.train()
         self.weights = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         self.vocabulary = int(self.model.get_output_embeddings().weight.shape[0])
@@ -117,13 +127,17 @@ class Trainer:
 
         UserError where the trajectories were sampled by another policy, or the schedule ends too early.
         """
+        with deterministic(self.policy.deterministic):
+            return self._train(examples, self._with_micro_batches(examples, settings), temperature, seed)
+
+    def _train(self, examples: Sequence[Example], settings: Update, temperature: float, seed: int) -> dict[str, float]:
         import torch
 
         settings = settings.of_dtype(self.policy.dtype)
         steps = self._steps(examples, settings, seed)
         planned, begun = settings.num_iterations * len(steps), self.steps
         check_schedule(settings, begun + planned)
-        self._set_checkpointing(settings.gradient_checkpointing)
+        self._set_checkpointing(bool(settings.gradient_checkpointing))
         optimizer = self._optimizer(settings)
         optimizer.zero_grad()  # clear a refused update's gradients
         loss = TrlLoss(settings, self.model, temperature, self.policy.context)
@@ -204,8 +218,19 @@ class Trainer:
         rank, processes = process()
         own = split_evenly(sorted(chosen, key=lambda example: example.ids), processes)[rank]
         with torch.no_grad():
-            for part in micro_batches(own, settings.tokens_per_micro_batch):
+            for part in micro_batches(own, settings.tokens_per_micro_batch or memory.TOKENS):
                 sampler.add(*packing.token_logps(self.model, self._pack(part), temperature), self._batch(part, 0))
+
+    def _with_micro_batches(self, examples: Sequence[Example], settings: Update) -> Update:
+        """The settings with the tokens of a micro-batch, and whether layers are checkpointed, where they leave that open."""
+        longest = max(sum(map(len, example.ids)) for example in examples)
+        policy = self.policy
+        chosen = memory.micro_batches_on(
+            self._place[1], self.model, settings, policy.lora.rank, longest, policy.deterministic
+        )
+        everywhere = gathered(chosen)  # processes that divide a model pass through it together
+        tokens, checkpointing = min(each.tokens for each in everywhere), any(each.checkpointing for each in everywhere)
+        return settings.model_copy(update={"tokens_per_micro_batch": tokens, "gradient_checkpointing": checkpointing})
 
     def _set_checkpointing(self, on: bool) -> None:
         """Keep only each layer's input, and compute the rest again in the backward pass."""
@@ -237,7 +262,10 @@ class Trainer:
             )
             own = split_evenly(computed, processes)[rank]
             step = OptimizerStep(
-                [self._batch(chosen, total) for chosen in micro_batches(own, settings.tokens_per_micro_batch)],
+                [
+                    self._batch(chosen, total)
+                    for chosen in micro_batches(own, settings.tokens_per_micro_batch or memory.TOKENS)
+                ],
                 trajectories=len(part),
                 tokens=sum(example.tokens for example in part),
                 computed=sum(example.tokens for example in computed),

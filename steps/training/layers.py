@@ -23,6 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 BLOCK = 2**17  # numbers per block: 512 KiB, several of which fit into a core's cache
 LOGITS = 2**24  # numbers per block of logits: 64 MiB
+LOGITS_ON_GPU = 2**27  # 512 MiB: at 152,000 words 883 tokens, which are enough for a fast matrix product
 # transformers' classes that compute the same as the functions below; other classes keep their own forward
 NORMS = {"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"}
 ATTENTION = {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"}
@@ -158,14 +159,15 @@ class _NormRope(Function):
                 block, inverse[part] = _inverse(block, epsilon)
                 block = (block * inverse[part]).mul_(weight)
             out[part] = _turn(block, cos[part], sin[part])
-        ctx.save_for_backward(x, weight, inverse, cos, sin)
+        ctx.dtype = x.dtype
+        ctx.save_for_backward(None if weight is None else x, weight, inverse, cos, sin)
         return out
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         x, weight, inverse, cos, sin = ctx.saved_tensors
-        out = torch.empty_like(x)
-        for part in _blocks(x):
+        out = torch.empty(slope.shape, dtype=ctx.dtype, device=slope.device)
+        for part in _blocks(slope):
             back = _turn(slope[part].float(), cos[part], sin[part].neg().roll(sin.shape[-1] // 2, -1))
             out[part] = back if weight is None else _norm_back(x[part], back.mul_(weight), inverse[part])
         return out, None, None, None, None, None
@@ -200,6 +202,25 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
+class _Gather(Function):
+    """x.index_select(0, places) of x [N, …]. Gradients of a place that comes often are summed in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.count = len(x)
+        return x.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        [places] = ctx.saved_tensors
+        total = torch.zeros(ctx.count, *slope.shape[1:], dtype=torch.float32, device=slope.device)
+        return total.index_add_(0, places, slope.float()).to(slope.dtype), None
+
+
+gather = _Gather.apply
+
+
 class _LogSoftmax(Function):
     """Logprobs [N] of targets and entropies [N] from hidden states [N, width] and a frozen head [V, width].
 
@@ -216,7 +237,7 @@ class _LogSoftmax(Function):
         logps = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropies = torch.empty_like(logps)
         slope = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None  # of the logprob, by the hidden state
-        block = max(1, LOGITS // len(weight))
+        block = max(1, (LOGITS_ON_GPU if hidden.is_cuda else LOGITS) // len(weight))
         for start in range(0, len(hidden), block):
             part = slice(start, start + block)
             logits = linear(hidden[part], weight, bias).float().div_(temperature)

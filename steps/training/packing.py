@@ -7,7 +7,8 @@ token's gradient is the sum over its rows. (For prompts that a group shares: "Pr
 arXiv:2506.05433.)
 
 Linear layers see [1, U, width] and need no change; a model's attention is replaced by `attention`, through transformers'
-AttentionInterface. Logits are computed for sampled tokens only, block by block, and never kept.
+AttentionInterface: FlexAttention on a GPU (steps/training/flex.py), and elsewhere calls of torch's attention on the keys
+that are gathered for stretches of rows. Logits are computed for sampled tokens only, block by block, and never kept.
 
 Shapes: B trajectories of one row or more, S sampled tokens of the longest, N unique sampled tokens, V vocabulary, W width,
 H heads, D head size.
@@ -16,6 +17,7 @@ H heads, D head size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +27,8 @@ from steps.core.records import Row
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+    from steps.training import flex
 
 NAME = "shared_prefix"  # of the attention, as transformers knows it
 QUERIES = 256  # most tokens of a row that attend together; fewer would mean smaller masks and more calls
@@ -46,8 +50,9 @@ class Packed(NamedTuple):
 
     ids: torch.Tensor  # [1, U]
     positions: torch.Tensor  # [1, U] in the row
-    calls: list[AttentionCall]
+    calls: list[AttentionCall]  # none where FlexAttention computes
     back: torch.Tensor  # [U] place of a token's result in the concatenated results of the calls
+    trie: flex.Trie | None  # for FlexAttention
     before: torch.Tensor  # [N] place of the token before each sampled one; its hidden state predicts the sampled one
     targets: torch.Tensor  # [N] sampled token ids
     rows: torch.Tensor  # [B, S] places of a trajectory's sampled tokens among the N
@@ -72,18 +77,24 @@ def pack(rows: Sequence[Row], dtype: Any = None, device: Any = None, counts: Seq
     import numpy as np
     import torch
 
+    from steps.training import flex
+
     if not any(row.ids for row in rows):
         raise ValueError(f"there is nothing to pack: {len(rows)} rows without a token; leave the forward pass out")
     tokens = [np.asarray(row.ids, dtype=np.int64) for row in rows]
     order = sorted(range(len(rows)), key=lambda index: rows[index].ids)
     paths: list[np.ndarray] = [np.empty(0, np.int64)] * len(rows)
     starts = [0] * len(rows)  # of the tokens that a row does not share with the row before it
+    ends = np.empty(sum(map(len, tokens)), np.int64)  # of the tokens below each token
     total, previous = 0, None
     for index in order:
         start = 0 if previous is None else shared(tokens[index], tokens[previous])
+        if previous is not None:
+            ends[paths[previous][start:]] = total
         fresh = np.arange(total, total + len(tokens[index]) - start)
         paths[index] = fresh if previous is None else np.concatenate([paths[previous][:start], fresh])
         starts[index], total, previous = start, total + len(fresh), index
+    ends[paths[order[-1]]] = total
     ids, positions = np.empty(total, np.int64), np.empty(total, np.int64)
     is_sampled, before = np.zeros(total, bool), np.zeros(total, np.int64)
     for path, values, row in zip(paths, tokens, rows, strict=True):
@@ -94,7 +105,8 @@ def pack(rows: Sequence[Row], dtype: Any = None, device: Any = None, counts: Seq
     sampled = [number[path[np.asarray(row.mask, bool)]] for path, row in zip(paths, rows, strict=True)]
     if counts is not None:
         sampled = [np.concatenate(sampled[begin:end]) for begin, end in pairwise(accumulate(counts, initial=0))]
-    calls, back = _calls(paths, starts, total)
+    is_flex = flex.runs_on(device)
+    calls, back = ([], np.empty(0, np.int64)) if is_flex else _calls(paths, starts, total)
 
     def tensor(values: Any, kind: Any = torch.long) -> torch.Tensor:
         return torch.as_tensor(values, dtype=kind, device=device)
@@ -104,6 +116,7 @@ def pack(rows: Sequence[Row], dtype: Any = None, device: Any = None, counts: Seq
         positions=tensor(positions)[None],
         calls=[AttentionCall(tensor(own), tensor(path), tensor(mask, dtype)) for own, path, mask in calls],
         back=tensor(back),
+        trie=flex.Trie(tensor(ends[:total]), tensor(positions), max(map(len, tokens))) if is_flex else None,
         before=tensor(before[is_sampled]),
         targets=tensor(ids[is_sampled]),
         rows=tensor(padded(sampled)),
@@ -176,46 +189,70 @@ def attention(
     query [1, H, U, D], key and value with as many heads or a divisor of it; returns [1, U, H, D of value].
     """
     import torch
-    from torch.nn.functional import scaled_dot_product_attention
+
+    from steps.training.flex import attend
+    from steps.training.layers import gather
 
     if packed is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
-    window = options.get("sliding_window")
-    longest = max(call.path.shape[1] for call in packed.calls)
     if unknown := [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]:
         raise UserError(
             f"policy.base_model: the model's attention has {unknown[0]}, which the update does not know yet"
         )
-    if window is not None and window < longest:
-        raise UserError(
-            f"policy.base_model: attends to {window} tokens back, and a row has {longest}; lower policy.context"
-        )
-    grouped = query.shape[1] != key.shape[1]
-    if grouped and query.is_cuda:  # no CUDA kernel takes both groups and a mask
-        key, value = (heads.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for heads in (key, value))
-        grouped = False
+    window = options.get("sliding_window")
+    if packed.trie is not None:
+        return attend(query, key, value, packed.trie, window, scaling).transpose(1, 2), None
     q, k, v = (heads.squeeze(0).transpose(0, 1) for heads in (query, key, value))  # [U, H, D]
     if not query.is_cuda:
         q, k, v = q.float(), k.float(), v.float()
     # gathered for all calls at once: otherwise the gradient of each call would be as large as that of all tokens
     own, paths = (torch.cat([call[side].view(-1) for call in packed.calls]) for side in (0, 1))
-    queries = q.index_select(0, own).split([call.own.numel() for call in packed.calls])
+    queries = gather(q, own).split([call.own.numel() for call in packed.calls])
     sizes = [call.path.numel() for call in packed.calls]
-    keys, values = (heads.index_select(0, paths).split(sizes) for heads in (k, v))
+    keys, values = (gather(heads, paths).split(sizes) for heads in (k, v))
     results = []
     for call, call_q, call_k, call_v in zip(packed.calls, queries, keys, values, strict=True):
-        out = scaled_dot_product_attention(
+        mask = call.mask.to(q.dtype)
+        if window is not None and window < call.path.shape[1]:
+            place = torch.arange(call.path.shape[1], device=mask.device)
+            distance = packed.positions[0, call.own][:, None, :, None] - place  # [n, 1, Q, K]
+            mask = mask.masked_fill(distance >= window, -torch.inf)
+        out = _call(
             call_q.view(*call.own.shape, *q.shape[1:]).transpose(1, 2),
             call_k.view(*call.path.shape, *k.shape[1:]).transpose(1, 2),
             call_v.view(*call.path.shape, *v.shape[1:]).transpose(1, 2),
-            attn_mask=call.mask.to(q.dtype),
-            scale=scaling,
-            enable_gqa=grouped,
+            mask,
+            scaling,
+            fold=query.is_cuda,
         )
         results.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(results).index_select(0, packed.back).to(query.dtype)[None], None
+
+
+def _call(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float | None, fold: bool
+) -> torch.Tensor:
+    """Attention of query [n, H, Q, D] to key and value [n, h, K, D], with a mask [n, 1, Q, K]: [n, H, Q, D].
+
+    `fold`: as on a GPU, where no kernel takes both groups of heads and a mask: the H / h query heads of a head of keys are
+    queries of one head. The kernel is always the same there, because cuDNN's plans anew for each shape, and importing vLLM
+    switches it off.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    if not fold:
+        grouped = query.shape[1] != key.shape[1]
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
+    count, heads, queries, _ = query.shape
+    groups = heads // key.shape[1]
+    folded = query.reshape(count, key.shape[1], groups * queries, -1)
+    masks = mask.expand(count, groups, queries, -1).reshape(count, 1, groups * queries, -1)
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]) if query.is_cuda else nullcontext():
+        out = scaled_dot_product_attention(folded, key, value, attn_mask=masks, scale=scaling)
+    return out.reshape(count, heads, queries, -1)
 
 
 def prepare(model: Any) -> None:
@@ -247,14 +284,12 @@ def _mask(*arguments: Any, **more: Any) -> Any:
 
 def token_logps(model: Any, packed: Packed, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Logprobs and entropies (nats) of the sampled tokens: two [B, S], 0 where padded. Entropies have no gradient."""
-    from steps.training.layers import log_softmax
+    from steps.training.layers import gather, log_softmax
 
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
     hidden = causal.get_decoder()(
         input_ids=packed.ids, position_ids=packed.positions, packed=packed, use_cache=False
     ).last_hidden_state.squeeze(0)  # [U, W]
     head = causal.get_output_embeddings()
-    logps, entropies = log_softmax(
-        hidden.index_select(0, packed.before), head.weight, head.bias, packed.targets, temperature
-    )
+    logps, entropies = log_softmax(gather(hidden, packed.before), head.weight, head.bias, packed.targets, temperature)
     return logps[packed.rows] * packed.mask, entropies[packed.rows] * packed.mask

@@ -88,3 +88,80 @@ def test_the_number_is_recorded_with_the_parameters() -> None:
     """Two policies of different numbers are different policies: no engine and no base model serves both."""
     assert Policy().threads == 2
     assert Policy(threads=1).model_dump_json() != Policy().model_dump_json()
+
+
+# --- A GPU, which is a fake here: torch's answers about it are set by the test
+
+
+class Fake:
+    """torch.cuda as a process sees it that has a GPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, initialised: bool = False) -> None:
+        import torch
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialised)
+        monkeypatch.setattr(machine, "_workspaces", [])
+
+
+def test_deterministic_kernels_are_used_within_and_not_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.delenv(machine.CUBLAS, raising=False)
+    with machine.deterministic(True):  # a CPU
+        assert not torch.are_deterministic_algorithms_enabled()
+    machine.prepare_deterministic(True)
+    assert machine.CUBLAS not in os.environ
+    Fake(monkeypatch)
+    machine.prepare_deterministic(False)
+    assert machine.CUBLAS not in os.environ
+    machine.prepare_deterministic(True)
+    assert os.environ[machine.CUBLAS] == ":16:8"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.delenv(machine.CUBLAS)  # as in a warm process's next stage
+    machine.prepare_deterministic(True)
+    assert os.environ[machine.CUBLAS] == ":16:8"
+    with machine.deterministic(True):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_a_gpu_in_use_without_cublas_variable_needs_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(machine.CUBLAS, raising=False)
+    Fake(monkeypatch, initialised=True)
+    machine.prepare_deterministic(False)
+    with pytest.raises(FreshProcessNeeded, match="CUBLAS_WORKSPACE_CONFIG"):
+        machine.prepare_training(2, is_deterministic=True)
+    monkeypatch.setenv(machine.CUBLAS, ":4096:8")
+    machine.prepare_deterministic(True)
+    assert os.environ[machine.CUBLAS] == ":4096:8"
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_malloc_keeps_memory_on_a_cpu_alone(has_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(machine, "use_threads", lambda _: None)
+    monkeypatch.setattr(machine, "keep_memory", lambda: calls.append("kept"))
+    monkeypatch.setattr(machine, "_making_room", [lambda: calls.append("room")])
+    machine.prepare_training(2)
+    assert calls == (["room"] if has_gpu else ["kept", "room"])
+
+
+def test_weights_are_loaded_straight_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from steps.policy import loading
+
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda name, **how: asked.append(how))
+    loading.load_model(Policy(base_model="some/model"))
+    Fake(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    loading.load_model(Policy(base_model="some/model"))
+    assert [how.get("device_map") for how in asked] == [None, {"": 3}]

@@ -46,7 +46,7 @@ def moved(trainer: Trainer, size: float = 0.1, seed: int = 0) -> Trainer:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in trainer.weights.values():
-            value.add_(torch.randn(value.shape, generator=generator) * size)
+            value.add_(torch.randn(value.shape, generator=generator).to(value.device) * size)
     return trainer
 
 
@@ -73,7 +73,9 @@ def weights(model: Any) -> list[Any]:
 
 def relative(found: Sequence[Any], expected: Sequence[Any]) -> float:
     """‖found - expected‖ / ‖expected‖ over all tensors together."""
-    pairs = [(one.detach().double(), other.detach().double()) for one, other in zip(found, expected, strict=True)]
+    pairs = [
+        (one.detach().double().cpu(), other.detach().double().cpu()) for one, other in zip(found, expected, strict=True)
+    ]
     gap = sum(float((one - other).square().sum()) for one, other in pairs)
     return float((gap / sum(float(other.square().sum()) for _, other in pairs)) ** 0.5)
 

@@ -47,7 +47,7 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "more"), FAMILIES, ids=[f"{name} {list(more)}" for name, more in FAMILIES])
 @pytest.mark.parametrize("block", [100, 2**17])
 def test_every_family_is_what_stock_transformers_and_peft_make_of_it(
-    name: str, more: dict[str, Any], block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, more: dict[str, Any], block: int, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
@@ -57,14 +57,14 @@ def test_every_family_is_what_stock_transformers_and_peft_make_of_it(
     trainer = moved(Trainer(family(name, tmp_path / "base", **more), seed=1))
     model = twin(trainer, tmp_path / "adapter")
     rows = random_rows(12, 1, longest=30, alike=0.8)
-    packed = packing.pack(rows, torch.float32)
+    packed = packing.pack(rows, torch.float32, device)
     logps, _ = packing.token_logps(trainer.model, packed, 1.0)
     expected = [plain_logps(model, one, 1.0)[torch.tensor(one.mask[1:]).nonzero()[:, 0]] for one in rows]
-    for found, one in zip(logps, expected, strict=True):
+    for found, one in zip(logps.cpu(), expected, strict=True):
         torch.testing.assert_close(found[: len(one)].double(), one, atol=2e-5, rtol=1e-5)
     factor = torch.randn(logps.shape, generator=torch.Generator().manual_seed(1))
     wanted = sum((one * own[: len(one)]).sum() for one, own in zip(expected, factor, strict=True))
-    mine = torch.autograd.grad((logps * factor).sum(), list(trainer.weights.values()))
+    mine = torch.autograd.grad((logps * factor.to(device)).sum(), list(trainer.weights.values()))
     assert relative(mine, torch.autograd.grad(wanted, weights(model))) < 1e-5
 
 
@@ -80,7 +80,7 @@ def test_which_forwards_are_replaced(tmp_path: Path) -> None:
     assert replaced("Gemma") == {"Linear"}
 
 
-def test_bfloat16_is_float32_within_its_rounding(tmp_path: Path) -> None:
+def test_bfloat16_is_float32_within_its_rounding(device: str, tmp_path: Path) -> None:
     import torch
 
     policy = family("Qwen3", tmp_path / "base")
@@ -89,7 +89,7 @@ def test_bfloat16_is_float32_within_its_rounding(tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
         trainer = moved(Trainer(policy.model_copy(update={"dtype": dtype}), seed=1))
         logps, _ = packing.token_logps(trainer.model, packing.pack(rows, *trainer._place), 1.0)
-        factor = torch.randn(logps.shape, generator=torch.Generator().manual_seed(1))
+        factor = torch.randn(logps.shape, generator=torch.Generator().manual_seed(1)).to(device)
         found.append([logps, *torch.autograd.grad((logps * factor).sum(), list(trainer.weights.values()))])
         assert all(one.dtype == torch.float32 for one in found[-1])
     assert 1e-5 < relative(found[1][:1], found[0][:1]) < 0.03

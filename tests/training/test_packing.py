@@ -170,7 +170,7 @@ def test_a_call_computes_little_more_than_what_is_asked_for(longest: int) -> Non
 @pytest.mark.parametrize("heads", [(2, 1), (4, 2), (2, 2)], ids=lambda heads: f"{heads[0]} heads, {heads[1]} of keys")
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 def test_logprobs_entropies_and_gradients_are_those_of_whole_rows(
-    tmp_path: Path, heads: tuple[int, int], temperature: float
+    tmp_path: Path, heads: tuple[int, int], temperature: float, device: str
 ) -> None:
     """Against stock transformers and PEFT in float64, one row at a time."""
     import torch
@@ -178,13 +178,13 @@ def test_logprobs_entropies_and_gradients_are_those_of_whole_rows(
     trainer = moved(Trainer(tiny.make_policy(tmp_path / "base", *heads), seed=1))
     model = twin(trainer, tmp_path / "adapter")
     for rows in TRIES.values():
-        packed = packing.pack(rows, torch.float32)
+        packed = packing.pack(rows, torch.float32, device)
         logps, entropies = packing.token_logps(trainer.model, packed, temperature)
         assert logps.shape == entropies.shape == packed.mask.shape
         assert not entropies.requires_grad
         weight = torch.randn(logps.shape, generator=torch.Generator().manual_seed(1))
         expected: Any = 0.0
-        for one, found, entropy, factor in zip(rows, logps, entropies, weight, strict=True):
+        for one, found, entropy, factor in zip(rows, logps.cpu(), entropies.cpu(), weight, strict=True):
             places = torch.tensor(one.mask[1:]).nonzero()[:, 0]
             count = len(places)
             plain = plain_logps(model, one, temperature)[places]
@@ -194,7 +194,7 @@ def test_logprobs_entropies_and_gradients_are_those_of_whole_rows(
             assert not found[count:].any()
             assert not entropy[count:].any()
             expected = expected + (plain * factor[:count]).sum()
-        mine = torch.autograd.grad((logps * weight).sum(), list(trainer.weights.values()))
+        mine = torch.autograd.grad((logps * weight.to(device)).sum(), list(trainer.weights.values()))
         theirs = torch.autograd.grad(expected, weights(model))
         assert relative(mine, theirs) < 1e-5
 
@@ -331,28 +331,45 @@ def test_attention_that_cannot_be_had_is_refused() -> None:
     def attend(**options: Any) -> Any:
         return packing.attention(None, query, key, key, None, packed=packed, **options)[0]
 
-    assert attend().shape == (1, tokens, 4, 8)
-    assert attend(sliding_window=5, softcap=None).shape == (1, tokens, 4, 8)
-    with pytest.raises(UserError, match=r"attends to 4 tokens back, and a row has 5; lower policy\.context"):
-        attend(sliding_window=4)
+    assert attend(softcap=None).shape == (1, tokens, 4, 8)
     for name in ("softcap", "s_aux", "position_bias"):
         with pytest.raises(UserError, match=rf"policy\.base_model: the model's attention has {name}, which"):
             attend(**{name: 50.0})
 
 
-def test_a_window_as_long_as_the_rows_is_no_window(tmp_path: Path) -> None:
-    """A model whose layers slide: what stock transformers gives as long as it fits, a sentence beyond."""
+@pytest.mark.parametrize("heads", [(6, 2), (4, 4), (3, 1)], ids=str)
+def test_query_heads_of_one_head_of_keys_as_its_queries(heads: tuple[int, int]) -> None:
+    """What a GPU without FlexAttention computes, on the CPU."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    tiny.make_policy(tmp_path, use_sliding_window=True, sliding_window=6, max_window_layers=1)
-    stock, model = (AutoModelForCausalLM.from_pretrained(tmp_path).requires_grad_(False) for _ in range(2))
-    packing.prepare(model)
-    short = row("abcdef", "011111")
-    found, _ = packing.token_logps(model, packing.pack([short], torch.float32), 1.0)
-    torch.testing.assert_close(found[0].double(), plain_logps(stock, short, 1.0), atol=1e-5, rtol=0)
-    with pytest.raises(UserError, match="attends to 6 tokens back, and a row has 7"):
-        packing.token_logps(model, packing.pack([row("abcdefg", "0111111")], torch.float32), 1.0)
+    draw = torch.Generator().manual_seed(1)
+    shapes = [(3, heads[0], 5, 8), (3, heads[1], 7, 8), (3, heads[1], 7, 4)]
+    inputs = [torch.randn(shape, generator=draw, requires_grad=True) for shape in shapes]
+    mask = torch.zeros(3, 1, 5, 7).masked_fill(torch.rand(3, 1, 5, 7, generator=draw) < 0.4, -torch.inf)
+    mask[..., 0] = 0
+    results = []
+    for fold in (False, True):
+        out = packing._call(inputs[0], inputs[1], inputs[2], mask, 0.3, fold=fold)
+        assert out.shape == (3, heads[0], 5, 4)
+        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    assert relative(results[1], results[0]) < 1e-6
+
+
+def test_gathered_rows_have_the_gradient_of_indexing_summed_in_float32() -> None:
+    import torch
+
+    from steps.training import layers
+
+    draw = torch.Generator().manual_seed(1)
+    places = torch.tensor([0] * 700 + [3, 1, 3])
+    slope = torch.rand(len(places), 2, generator=draw)
+    for kind, bound in ((torch.float32, 1e-6), (torch.bfloat16, 4e-3)):
+        x = torch.randn(4, 2, generator=draw).to(kind).requires_grad_()
+        assert torch.equal(layers.gather(x, places), x[places])
+        [grad] = torch.autograd.grad(layers.gather(x, places), x, slope.to(kind))
+        exact = torch.zeros(4, 2, dtype=torch.float64).index_add_(0, places, slope.to(kind).double())
+        assert grad.dtype == kind
+        assert relative([grad], [exact]) < bound  # one rounding; 700 additions in bfloat16 would stand still at 256
 
 
 def test_layers_of_other_kinds_are_refused() -> None:

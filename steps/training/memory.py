@@ -1,0 +1,149 @@
+"""The memory of an update on a GPU: what a token needs, how many are computed together, and weights that leave for a while.
+
+What a token needs is counted, not measured: the tensors that autograd keeps for the backward pass of
+steps/training/layers.py and of transformers' MLP, with FlexAttention (tests/training/test_memory.py compares the count with
+what is kept). On a CPU micro-batches have a constant size, because its bytes depend on it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from steps.core.progress import say
+
+if TYPE_CHECKING:
+    import torch
+
+    from steps.core.params import Update
+
+TOKENS = 4096  # of a micro-batch on a CPU, and the least on a GPU without checkpointing
+MOST = 32768  # tokens of a micro-batch; a GPU computes no faster with more
+SAFETY = 0.85  # of the free memory: the rest is for fragments, and for what the count leaves out
+LOGITS = 14  # bytes for each number of a block of logits: in the model's type, in float32, and two temporaries
+
+
+class Costs(NamedTuple):
+    """Bytes that one token needs in an update."""
+
+    layer: int  # kept in one layer for its backward pass
+    whole: int  # kept in all layers
+    checkpointed: int  # kept where a layer keeps its input alone, without the one layer that is computed again
+
+
+class MicroBatches(NamedTuple):
+    """How an update's tokens are computed."""
+
+    tokens: int  # in one forward pass
+    checkpointing: bool
+
+
+def costs(config: Any, rank: int, size: int) -> Costs:
+    """What a token of a model with this transformers configuration needs, with an adapter of this rank on all linear layers.
+
+    `size`: bytes of a number, 2 for bfloat16. Of a mixture of experts, the experts that a token passes count.
+    """
+    config = config.get_text_config()
+    width, heads = config.hidden_size, config.num_attention_heads
+    head = getattr(config, "head_dim", None) or width // heads
+    query, key = heads * head, (getattr(config, "num_key_value_heads", None) or heads) * head
+    inner = config.intermediate_size
+    if experts := getattr(config, "num_experts_per_tok", None):
+        shared = getattr(config, "shared_expert_intermediate_size", None) or 0
+        inner = experts * (getattr(config, "moe_intermediate_size", None) or inner) + shared
+    numbers = 4 * width  # inputs of both norms and what they give
+    numbers += 2 * query + 2 * key  # queries, keys, values and results of the attention
+    numbers += query + key if "qwen3" in str(config.model_type) else 0  # inputs of the heads' norms
+    numbers += 4 * inner  # gate, its activation, the other half, and their product
+    numbers += 7 * rank  # between the adapter's two matrices
+    layer = size * numbers + 4 * (heads + 2)  # and in float32 the attention's and the norms' scales
+    ends = 4 * width * size  # input and result of the last norm, hidden states of sampled tokens and their gradient
+    layers = config.num_hidden_layers
+    return Costs(layer, layers * layer + ends, layers * width * size + ends)
+
+
+def choose(settings: Update, cost: Costs, longest: int, free: float) -> MicroBatches:
+    """Micro-batches for `free` bytes, where the settings leave them open. `longest`: tokens of the longest trajectory.
+
+    Without checkpointing where the longest trajectory and TOKENS fit, because a second forward pass costs a third more. The
+    number of tokens is a power of two, so that a little more or less of free memory changes nothing.
+    """
+    room = SAFETY * free
+    wanted = max(settings.tokens_per_micro_batch or TOKENS, longest)
+    checkpointing = settings.gradient_checkpointing
+    if checkpointing is None:
+        checkpointing = wanted * cost.whole > room
+    again = 2 * cost.layer  # the layer that is computed again, and its gradients
+    a_token = (cost.checkpointed if checkpointing else cost.whole) + again
+    if wanted * a_token > room:
+        say(
+            f"{wanted} tokens may need {wanted * a_token / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free: "
+            "a trajectory is never divided, so lower policy.context if the update runs out of memory"
+        )
+    fitting = int(room // a_token)
+    tokens = settings.tokens_per_micro_batch or min(MOST, max(TOKENS // 4, 2 ** (max(fitting, 1).bit_length() - 1)))
+    return MicroBatches(tokens, checkpointing)
+
+
+def micro_batches_on(
+    device: torch.device, model: Any, settings: Update, rank: int, longest: int, deterministic: bool
+) -> MicroBatches:
+    """The micro-batches of an update on this device.
+
+    On a CPU and in a deterministic run they do not depend on memory; there checkpointing is as set, and on a GPU on.
+    """
+    if device.type != "cuda":
+        return MicroBatches(settings.tokens_per_micro_batch or TOKENS, bool(settings.gradient_checkpointing))
+    if deterministic:
+        return MicroBatches(settings.tokens_per_micro_batch or TOKENS, settings.gradient_checkpointing is not False)
+    from steps.training.layers import LOGITS_ON_GPU
+
+    head = model.get_output_embeddings().weight
+    trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
+    free = free_bytes(device) - LOGITS * LOGITS_ON_GPU - 12 * trained  # float32: the gradient and Adam's two moments
+    return choose(settings, costs(model.config, rank, head.element_size()), longest, free)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that this process can still take on a GPU, those included that torch keeps for reuse."""
+    import torch
+
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + kept
+
+
+class Base:
+    """A model whose frozen weights can leave the GPU for host memory while the engine samples.
+
+    They never change, so they are copied to the host once; later they are only let go. The adapter stays on the GPU.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.frozen = [value for value in model.parameters() if not value.requires_grad]
+        self.device = self.frozen[0].device
+        self.copies: list[torch.Tensor] = []
+        self.is_away = False
+
+    def leave(self) -> None:
+        """Let go of the weights' memory on the GPU."""
+        import torch
+
+        if self.is_away:
+            return
+        on_gpu = self.device.type == "cuda"
+        if not self.copies:  # pinned memory is copied several times as fast
+            self.copies = [
+                torch.empty_like(value, device="cpu", pin_memory=on_gpu).copy_(value.detach()) for value in self.frozen
+            ]
+        for value, copy in zip(self.frozen, self.copies, strict=True):
+            value.data = copy
+        self.is_away = True
+        if on_gpu:
+            torch.cuda.empty_cache()
+
+    def come_back(self) -> None:
+        """Copy the weights to the GPU again."""
+        if self.is_away:
+            for value, copy in zip(self.frozen, self.copies, strict=True):
+                value.data = copy.to(self.device, non_blocking=True, copy=True)  # in order with what computes with it
+        self.is_away = False
