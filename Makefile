@@ -9,6 +9,8 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3.11
 # One run's task, and further arguments: make train TASK=email_search ARGS="--dry-run"
 TASK ?=
+# A model's settings on top of the task's: make train PRESET=smollm2
+PRESET ?=
 ARGS ?=
 MLFLOW_PORT ?= 5000
 PREFECT_PORT ?= 4200
@@ -129,9 +131,9 @@ ready:
 plan: install  ## say what a run needs: memory, seconds, money (TASK=name, ARGS="--gpu h100-80 --price 2.5 --set policy.dtype=bfloat16")
 	@$(RUN) python -m flows.plan $(if $(TASK),--task $(TASK)) $(ARGS)
 
-train: ready install  ## train an agent, evaluate it, register the best adapter (TASK=name, ARGS="--set seed=2")
+train: ready install  ## train an agent, evaluate it, register the best adapter (TASK=name, PRESET=smollm2, ARGS="--set seed=2")
 	@mkdir -p "$(PREFECT_HOME)"
-	@$(RUN) python -m flows.train $(if $(TASK),--task $(TASK)) $(ARGS)
+	@$(RUN) python -m flows.train $(if $(TASK),--task $(TASK)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
 new-task: install  ## write a small working task to edit (NAME=my_task)
 	@[ -n "$(NAME)" ] || { echo "Name the new task, as in 'make new-task NAME=my_task'." >&2; exit 2; }

@@ -59,14 +59,13 @@ def commands(folder: Path) -> dict[str, list[str]]:
     return {stage: [word.replace("RUN", os.fspath(folder)) for word in line.split()] for stage, line in words.items()}
 
 
-def sampled_rows(folder: Path) -> list[dict[str, Any]]:
-    """The first batch of a run at default size: the real stages."""
+def sampled_rows(folder: Path, params: Any) -> list[dict[str, Any]]:
+    """The first batch of a run with these parameters: the real stages."""
     from steps.initialise import initialise
     from steps.rollout import rollout
     from steps.scenarios import scenarios
 
-    data = ROOT / "tasks_data" / "email_search"
-    params: Any = load(ROOT / "params.yaml", Params)
+    data = ROOT / "tasks_data" / params.task
     scenarios(data, folder / "scenarios", params)
     initialise(folder / "adapter", folder / "checkpoint", params)
     rollout(data, folder / "scenarios", folder / "adapter", folder / "trajectories.parquet", "001", params)
@@ -83,6 +82,13 @@ def sampled_rows(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+def pretrained() -> Params:
+    """The parameters of `make train PRESET=smollm2`."""
+    from flows.repro.parameters import set_params
+
+    return set_params([], dry_run=True, preset="smollm2")
+
+
 def random_rows(shared: int, own: int, vocabulary: int) -> list[dict[str, Any]]:
     """GROUPS × ATTEMPTS rows: `shared` tokens of the group, then `own` sampled ones."""
     rng = random.Random(0)
@@ -97,16 +103,21 @@ def random_rows(shared: int, own: int, vocabulary: int) -> list[dict[str, Any]]:
 
 def prepare(shape: str, folder: str, groups: int = GROUPS) -> None:
     """Write what both sides read: policy, the first rows with rewards, and the adapter that they start from."""
+    from steps.policy import loading
     from steps.training import grpo
 
     out = Path(folder)
     policy = {"base_model": os.fspath(ROOT / "tasks_data" / "embedded_policy")}
     if shape.startswith("medium"):
         policy = make_policy(out / "policy") | {"dtype": shape.partition("_")[2] or "float32"}
+    if shape == "pretrained":
+        params = pretrained()
+        rows = sampled_rows(out, params)
+        policy = loading.local(params.policy).model_dump()
     vocabulary = json.loads((Path(policy["base_model"]) / "config.json").read_text())["vocab_size"]
     if shape == "default":
-        rows = sampled_rows(out)
-    else:
+        rows = sampled_rows(out, load(ROOT / "params.yaml", Params))
+    elif shape != "pretrained":
         rows = random_rows(512 if shape == "shared_prompt" else 36, 64, vocabulary)
     rows = rows[: groups * ATTEMPTS]
     rng = random.Random(1)
@@ -122,8 +133,12 @@ def memory() -> int:
 
 
 def recipe(**settings: Any) -> Update:
-    """One optimiser step on all rows, with the loss of `STOCK`."""
-    one_step: dict[str, Any] = {"num_iterations": 1, "steps_per_generation": 1}
+    """One optimiser step on all rows, with the loss of `STOCK`. Their logprobs are the trainer's own."""
+    one_step: dict[str, Any] = {
+        "num_iterations": 1,
+        "steps_per_generation": 1,
+        "vllm_importance_sampling_correction": False,
+    }
     return Update(loss_type="dapo", beta=0.0, learning_rate=LEARNING_RATE, **one_step, **settings)
 
 

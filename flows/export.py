@@ -27,7 +27,7 @@ from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.core.terminal import exit_code
 from steps.policy.chat import Chat
-from steps.policy.loading import load_chat, load_model
+from steps.policy.loading import load_chat, load_model, local
 from steps.registry import card
 from steps.registry.model import fetched, policy_of, read_registry
 
@@ -41,7 +41,7 @@ def export(root: Path, settings: params.RegisterParams, name: str, to: Path, mer
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=to.parent) as folder:
         result = fetched(model, version, Path(folder) / "adapter")
-        policy = absolute(root, policy_of(version, result, settings.policy))
+        policy = absolute(root, local(policy_of(version, result, settings.policy)))
         if merged:
             result = merge(policy, result, Path(folder) / "merged")
         else:  # the adapter's own configuration names the base model, with its revision

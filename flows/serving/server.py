@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from flows.serving import guard
 from steps.core.errors import UserError
 from steps.policy.chat_templates import template
+from steps.policy.loading import local
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
@@ -85,6 +86,7 @@ class Server(NamedTuple):
 
 def model_options(policy: Policy, chat: Chat) -> list[str]:
     """vLLM's options for the base model, and for reading its turns as rollouts read them."""
+    policy = local(policy)
     words = ["--model", policy.base_model, "--dtype", policy.dtype, "--max-model-len", str(policy.context)]
     words += ["--enable-auto-tool-choice", "--tool-call-parser", chat.tool_parser] if chat.tool_parser else []
     words += ["--reasoning-parser", chat.reasoning_parser] if chat.reasoning_parser else []

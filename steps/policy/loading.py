@@ -12,6 +12,7 @@ from steps.policy import chat_templates
 from steps.policy.chat import Chat, rendered_turn
 from steps.policy.cuda import check_build, check_gpus
 from steps.policy.formats import reasoning_parser
+from steps.policy.gguf import converted
 
 if TYPE_CHECKING:
     from environments.base import Env
@@ -20,14 +21,23 @@ if TYPE_CHECKING:
 SMALL, USUAL, REASONING = 64, 512, 2048  # most tokens of a turn
 
 
+def local(policy: Policy) -> Policy:
+    """The policy with a base model that transformers and vLLM load: of a GGUF file, the folder that it is converted to."""
+    if not policy.is_gguf:
+        return policy
+    with explained(policy):
+        return policy.model_copy(update={"base_model": str(converted(policy)), "revision": None})
+
+
 def load_tokenizer(policy: Policy) -> Any:
     """The policy's tokenizer, with `policy.chat_template` if that is set. UserError where the base model cannot be loaded or
     has no chat template."""
     check_gpus(policy)
     from transformers import AutoTokenizer
 
+    base = local(policy)
     with explained(policy):
-        tokenizer = AutoTokenizer.from_pretrained(policy.base_model, revision=policy.revision)
+        tokenizer = AutoTokenizer.from_pretrained(base.base_model, revision=base.revision)
     if policy.chat_template:
         tokenizer.chat_template = chat_templates.template(policy.chat_template)
     if not tokenizer.chat_template:
@@ -81,8 +91,9 @@ def load_model(policy: Policy, device: str | None = None) -> Any:
     place = device or (torch.cuda.current_device() if torch.cuda.is_available() else "cpu")
     if policy.quantization or place != "cpu":
         more["device_map"] = {"": place}
+    base = local(policy)
     with explained(policy):
-        return AutoModelForCausalLM.from_pretrained(policy.base_model, revision=policy.revision, dtype=dtype, **more)
+        return AutoModelForCausalLM.from_pretrained(base.base_model, revision=base.revision, dtype=dtype, **more)
 
 
 def four_bits(dtype: Any) -> Any:
@@ -121,5 +132,6 @@ def explained(policy: Policy) -> Iterator[None]:
         reason = str(problem).strip().splitlines()[0][:200] if str(problem).strip() else type(problem).__name__
         raise UserError(
             f"policy.base_model: cannot load {policy.base_model!r} ({reason}); "
-            "give a folder that holds a model, or the name of one on the Hugging Face Hub that this machine can reach"
+            "give a folder that holds a model, a GGUF file, or the name of a model on the Hugging Face Hub that this "
+            "machine can reach"
         ) from problem

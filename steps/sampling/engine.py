@@ -23,7 +23,7 @@ from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.progress import say
 from steps.policy import cuda
 from steps.policy.adapter import adapter_hash
-from steps.policy.loading import adapted_layers, explained, load_chat, load_tokenizer, turn_limit
+from steps.policy.loading import adapted_layers, explained, load_chat, load_tokenizer, local, turn_limit
 from steps.policy.machine import before_training, own_cores, prepare_deterministic, prepare_sampling
 from steps.sampling import draws_cpu, episodes
 
@@ -89,16 +89,17 @@ class Engine:
             draws_cpu.use()
             lora_cpu.use()
         load_tokenizer(self.policy)  # an unknown model fails here with a sentence, not deep inside the engine
+        base = local(self.policy)
         with explained(self.policy):
-            layers = adapted_layers(AutoConfig.from_pretrained(self.policy.base_model, revision=self.policy.revision))
+            layers = adapted_layers(AutoConfig.from_pretrained(base.base_model, revision=base.revision))
         if layers and not on_gpu:
             raise UserError(
                 f"policy.base_model: {self.policy.base_model} is a mixture of experts, and this build of vLLM serves its "
                 "adapters on a GPU alone"
             )
         arguments = EngineArgs(
-            model=self.policy.base_model,
-            revision=self.policy.revision,
+            model=base.base_model,
+            revision=base.revision,
             dtype=self.policy.dtype,
             max_model_len=self.policy.context,
             enable_lora=True,

@@ -22,7 +22,7 @@ from steps.policy.adapter import adapter_hash
 from steps.policy.machine import before_sampling, deterministic
 from steps.training import memory, packing
 from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
-from steps.training.loss import SamplerKl, TrlLoss, check_sampler, sampler_ratio
+from steps.training.loss import SamplerCheck, TrlLoss, sampler_ratio
 from steps.training.model import load_model
 from steps.training.processes import gathered, join, process, shard
 from steps.training.schedule import check_schedule, set_rate
@@ -70,6 +70,7 @@ class Trainer:
         self.model.train()
         self.weights = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         self.vocabulary = int(self.model.get_output_embeddings().weight.shape[0])
+        self.layers = int(self.model.config.get_text_config().num_hidden_layers)
         self.trained_parameters = sum(value.numel() for value in self.weights.values())
         self.steps, self.adapter_hash = 0, ""
         self.moments: dict[str, dict[str, torch.Tensor]] = {}
@@ -135,6 +136,7 @@ class Trainer:
     def _train(self, examples: Sequence[Example], settings: Update, temperature: float, seed: int) -> dict[str, float]:
         import torch
 
+        settings = settings.of_dtype(self.policy.dtype)
         steps = self._steps(examples, settings, seed)
         planned, begun = settings.num_iterations * len(steps), self.steps
         check_schedule(settings, begun + planned)
@@ -142,13 +144,13 @@ class Trainer:
         optimizer = self._optimizer(settings)
         optimizer.zero_grad()  # clear a refused update's gradients
         loss = TrlLoss(settings, self.model, temperature, self.policy.context)
-        kl = SamplerKl()
+        sampler = SamplerCheck()
         common: dict[str, float] = {}  # metrics that are the same in every process
         corrected = bool(settings.vllm_importance_sampling_correction)
         if corrected:
-            self._correct(steps, settings, temperature, kl)
+            self._correct(steps, settings, temperature, sampler)
         else:
-            self._sample(examples, steps[0].groups, settings, temperature, seed, kl)
+            self._sample(examples, steps[0].groups, settings, temperature, seed, sampler)
         sums: dict[str, float] = defaultdict(float, loss=0.0)
         extremes: dict[str, list[float]] = defaultdict(list)
         for number in range(planned):
@@ -160,7 +162,7 @@ class Trainer:
                     batch["ref_per_token_logps"] = self._reference(batch["packed"], temperature)
                 sums["loss"] += self._accumulate(loss, batch, step, len(steps)) / planned
                 if not number and not corrected:
-                    kl.add(loss.logps, batch)
+                    sampler.add(loss.logps, loss.entropies, batch)
                 for name, metric in loss.take_metrics().items() if batch["tokens"] else ():
                     if name.endswith(("_min", "_max")):
                         extremes[name].append(metric)
@@ -168,9 +170,8 @@ class Trainer:
                         sums[name] += metric * batch["tokens"]
                 del batch["packed"]  # large, and quick to make again for the next pass
             if not number:  # no weight has changed yet
-                nats, tokens = (sum(values) for values in zip(*gathered((kl.nats, kl.tokens)), strict=True))
-                if tokens:
-                    common["sampler_kl"] = check_sampler(nats / tokens, settings.max_sampler_kl)
+                whole = [sum(values) for values in zip(*gathered(sampler.sums), strict=True)]
+                common |= sampler.check(whole, settings.sampler_limit(self.layers), temperature)
             self._sum_gradients()
             norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), settings.max_grad_norm)
             sums["grad_norm"] += norm.item() / planned
@@ -208,10 +209,10 @@ class Trainer:
         settings: Update,
         temperature: float,
         seed: int,
-        kl: SamplerKl,
+        sampler: SamplerCheck,
     ) -> None:
-        """Add to `kl` one trajectory of each group with a gradient that is not in the first step (`first`): the logprobs
-        of those cost nothing extra."""
+        """Add to `sampler` one trajectory of each group with a gradient that is not in the first step (`first`): the
+        logprobs of those cost nothing extra."""
         import torch
 
         groups = by_group([example for example in examples if example.has_gradient(settings.beta)])
@@ -219,7 +220,7 @@ class Trainer:
         chosen = [draw.choice(groups[group]) for group in sorted(groups.keys() - first)]
         with torch.no_grad():
             for batch in self._share(sorted(chosen, key=lambda example: example.ids), settings, 0):
-                kl.add(packing.token_logps(self.model, self._pack(batch["examples"]), temperature)[0], batch)
+                sampler.add(*packing.token_logps(self.model, self._pack(batch["examples"]), temperature), batch)
 
     def _share(self, examples: list[Example], settings: Update, total: int) -> list[dict[str, Any]]:
         """This process's micro-batches of sorted trajectories. All processes pass through a sharded model together: one with
@@ -319,15 +320,15 @@ class Trainer:
         with torch.no_grad(), self.model.disable_adapter():
             return packing.token_logps(self.model, packed, temperature)[0]
 
-    def _correct(self, steps: list[OptimizerStep], settings: Update, temperature: float, kl: SamplerKl) -> None:
+    def _correct(self, steps: list[OptimizerStep], settings: Update, temperature: float, sampler: SamplerCheck) -> None:
         """Take the old policy's logprobs from the trainer, and add the importance ratio to the sampler, as TRL does."""
         import torch
 
         with torch.no_grad():
             for batch in (batch for step in steps for batch in step.batches):
                 packed = self._pack(batch["examples"])
-                old, _ = packing.token_logps(self.model, packed, temperature)
-                kl.add(old, batch)
+                old, entropies = packing.token_logps(self.model, packed, temperature)
+                sampler.add(old, entropies, batch)
                 batch["old_per_token_logps"] = old
                 batch["importance_sampling_ratio"] = sampler_ratio(
                     old, batch["sampling_per_token_logps"], packed.mask, settings

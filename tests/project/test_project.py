@@ -146,6 +146,7 @@ def test_import_rules_can_fail(tmp_path: Path, path: str, source: str, upward: b
 
 # Declared, and used without an import.
 UNIMPORTED = {
+    "gguf": "transformers reads GGUF files with it",
     "langfuse": "for agents that send traces of their own beside ours; tests read ours back with it",
     "psycopg": "SQLAlchemy loads it for a ledger in PostgreSQL",
 }
