@@ -55,6 +55,7 @@ BENCHMARKS = {
     "gate": Benchmark(180, 20, "errors / the 0.05 that are allowed"),
     "judge": Benchmark(30, 10, "seconds / ideal seconds"),
     "rollout": Benchmark(70, 60, "tokens per second / those of raw vLLM"),
+    "batches": Benchmark(210, 90, "episodes with the same tokens in other batches / all"),
     "tracking": Benchmark(90, 90, "seconds / the goal of 0.5 s"),
     "learning": Benchmark(400, 105, "test success trained / base policy"),
     "tracing": Benchmark(600, 120, "seconds of a run / those without a Langfuse host"),
@@ -62,6 +63,7 @@ BENCHMARKS = {
     "plan": Benchmark(300, 60, "planned peak memory / measured"),
     "update": Benchmark(1200, 260, "TRL's seconds per step / ours"),
     "iteration": Benchmark(480, 175, "TRL's seconds per iteration / ours"),
+    "pretrained": Benchmark(2400, 300, "ours / theirs, as benchmarks.update, iteration and rollout have it"),
 }
 REFERENCE = 6000.0  # rounds of `slowness` per second of a core there (6,181 were measured)
 CORES = 2

@@ -33,6 +33,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "hacks": {"measure": ROW},
     "judge": {"measure": ROW},
     "rollout": {"measure": ROW},
+    "batches": {"measure": ROW},
     "tracking": {"measure": ROW, "finished": ["001"]},
     "learning": {"run_seed": {"seed": 1, "summary": SUMMARY, "curve": []}},
     "tracing": {"run": RUN},
@@ -40,10 +41,19 @@ FAKES: dict[str, dict[str, Any]] = {
     "plan": {"call": {}, "compare": ROW, "refuse": ROW},
     "update": {"compare": ROW},
     "iteration": {"compare": ROW},
+    "pretrained": {"measure": ROW},
 }
 ROWS = {"environments": len(import_module("benchmarks.environments").tasks()), "rollout": 2, "tracing": 5, "update": 4}
 ROWS |= {"hacks": len(import_module("benchmarks.hacks").HACKS)}
-ROWS |= {"attention": 2, "plan": 4, "gate": 6, "iteration": 2, "learning": 2}  # the others have one
+ROWS |= {
+    "attention": 2,
+    "batches": 3,
+    "plan": 4,
+    "gate": 6,
+    "iteration": 2,
+    "learning": 2,
+    "pretrained": 3,
+}  # the others have one
 WORDS = {"learning": ["--seeds", "1", "2"]}  # more than the quick form's one row
 
 
@@ -97,6 +107,7 @@ def test_quick_rows_come_one_by_one(
         monkeypatch.setattr(module, attribute, fake(result))
     monkeypatch.setattr(_common, "slowness", lambda: 1.0)
     monkeypatch.setattr(os, "chdir", lambda _: None)
+    monkeypatch.setattr(_common, "call", lambda *_, **__: None)
     for variable in ("FLYWHEEL_LEDGER_URL", "NO_PROXY"):  # the judge's benchmark sets them for good
         monkeypatch.setenv(variable, os.environ.get(variable, ""))
     call(name, ["--quick", "--json", *WORDS.get(name, [])], monkeypatch)

@@ -46,7 +46,7 @@ class FakeSampler:
         return [Sampled(key, (self.seeds[key] % 97 + 3, 2), (-0.5, -0.25), "stop") for key in done]
 
 
-class Slow(Env):
+class SlowTask(Env):
     """Answers a turn once `meet` has happened."""
 
     max_turns = TURNS
@@ -57,16 +57,10 @@ class Slow(Env):
         type(self).meet(self)
         return [{"role": "tool", "name": "look", "content": f"seen {message['content']}"}]
 
-    load = scenarios = reward = success = classmethod(lambda cls, *_: None)  # type: ignore[assignment]
 
-
-Slow.__abstractmethods__ = frozenset()
-
-
-class Inline(Slow):
-    overlap = 0
-
-
+SlowTask.__abstractmethods__ = frozenset()  # no scenario or reward is needed here
+Slow: Any = SlowTask
+Inline: Any = type("Inline", (SlowTask,), {"overlap": 0})
 SCENARIOS = [
     Scenario.make("slow", "train", [{"role": "user", "content": f"question {number}"}], {})
     for number in range(EPISODES)
@@ -74,11 +68,12 @@ SCENARIOS = [
 CHAT: Any = SimpleNamespace(
     prompt_ids=lambda messages: [1, len(messages)],
     parse=lambda ids: SimpleNamespace(message={"role": "assistant", "content": f"{ids}"}, problems=()),
-    suffix_ids=lambda observations: [len(observations[0]["content"]) % 50 + 3],
+    call_hint="",
+    suffix_ids=lambda observations, turn: [len(observations[0]["content"]) % 50 + 3],
 )
 
 
-def play(env: type[Any], sampler: FakeSampler | None = None) -> list[Trajectory]:
+def play(env: Any, sampler: FakeSampler | None = None) -> list[Trajectory]:
     attempts = [(scenario, 0) for scenario in SCENARIOS]
     return episodes.play(
         sampler or FakeSampler(),
@@ -98,7 +93,7 @@ def test_slow_environments_answer_at_the_same_time(monkeypatch: pytest.MonkeyPat
     """All episodes of a kind finish a turn in the same engine step: each answer waits for the others."""
     barriers = [threading.Barrier(EPISODES // 2) for _ in range(2)]
 
-    def meet(env: Slow) -> None:
+    def meet(env: Env) -> None:
         barriers[SCENARIOS.index(env.scenario) % 2].wait(timeout=20)
 
     monkeypatch.setattr(Slow, "meet", staticmethod(meet))
@@ -110,7 +105,7 @@ def test_slow_environments_answer_at_the_same_time(monkeypatch: pytest.MonkeyPat
 def test_the_engine_goes_on_while_an_environment_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = FakeSampler()
 
-    def meet(env: Slow) -> None:
+    def meet(env: Env) -> None:
         if env.scenario == SCENARIOS[0] and not sampler.went_on.is_set():
             sampler.answering_first = True
             assert sampler.went_on.wait(timeout=20)
@@ -134,7 +129,7 @@ def test_batches_do_not_depend_on_how_long_an_answer_takes(monkeypatch: pytest.M
 
 
 def test_an_environment_that_fails_in_a_thread_ends_its_episode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def meet(env: Slow) -> None:
+    def meet(env: Env) -> None:
         if env.scenario == SCENARIOS[1]:
             raise RuntimeError("the service is away")
 
@@ -144,7 +139,7 @@ def test_an_environment_that_fails_in_a_thread_ends_its_episode_alone(monkeypatc
     assert [trajectory.stop_reason for trajectory in played] == ["max_turns", "error", *["max_turns"] * 4]
     assert len(played[1].turns) == 1
 
-    def refuse(env: Slow) -> None:
+    def refuse(env: Env) -> None:
         raise UserError("no key for the service")
 
     monkeypatch.setattr(Slow, "meet", staticmethod(refuse))
