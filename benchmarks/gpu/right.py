@@ -123,6 +123,7 @@ def drift(size: Size) -> Iterator[Row]:
     rows = size.few.make(models.WORDS)
     for spread in (0.02, 0.1):  # of the weights: logits near uniform, and as far from it as a trained model's
         trainer = models.moved(models.own_trainer(models.make_base(size.middle, "bfloat16", spread), "bfloat16"), 0.01)
+        limit = Update().of_dtype("bfloat16").sampler_limit(trainer.model.config.num_hidden_layers)
         with tempfile.TemporaryDirectory(prefix="gpu-") as name:
             trainer.save_checkpoint(Path(name, "start"), "")
             plain = _update.with_first_adapter(models.make_base(size.middle, "bfloat16", spread), Path(name, "start"))
@@ -137,7 +138,7 @@ def drift(size: Size) -> Iterator[Row]:
                 yield {
                     "name": f"weights of {spread}, {way}",
                     "kl": kl,
-                    "max_sampler_kl": Update().max_sampler_kl,
+                    "max_sampler_kl": limit,
                     "worst_logp_apart": worst,
                 }
         del trainer, plain

@@ -48,6 +48,7 @@ def test_nothing_is_compiled_on_the_cpu(
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, "transformers", transformers)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    monkeypatch.setattr(engine, "_engines", {})
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as variables:
         for name in [name for name in os.environ if name.startswith("VLLM_")]:

@@ -28,7 +28,7 @@ COMMON: dict[str, Any] = {
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 2048,
     "initializer_range": 0.2,
     "eos_token_id": 2,
     "pad_token_id": 0,
@@ -116,7 +116,7 @@ def play(policy: Policy, adapter: Path) -> dict[str, Any]:
     chat = load_chat(policy, Lookup)
     attempts = [(scenario, 0) for scenario in Lookup.scenarios(None, "train", 4, 1)]
     limits = Rollout(max_tokens=24)
-    played = engine.play(policy, limits, adapter, Lookup, None, attempts, "x", seed=6, logit_bias={chat.end: 12.0})
+    played = engine.play(policy, limits, adapter, Lookup, None, attempts, "x", seed=6, logit_bias={chat.end: 16.0})
     breaches = [contract.breach(one, one.flatten(), chat.end, len(chat.tokenizer)) for one in played]
     return {"turns": max(len(one.turns) for one in played), "breaches": [reason for reason in breaches if reason]}
 
@@ -202,7 +202,7 @@ def main(family: str, folder: Path) -> dict[str, Any]:
     from steps.training.grpo import Trainer
 
     make(family, folder / "base")
-    policy = Policy(base_model=str(folder / "base"), context=512, lora=Lora(rank=8, alpha=16))
+    policy = Policy(base_model=str(folder / "base"), context=2048, lora=Lora(rank=8, alpha=16))
     trainer = tiny.moved(Trainer(policy, seed=1), size=0.05, seed=2)
     trainer.save_adapter(folder / "one")
     layers = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in trainer.weights})
