@@ -64,13 +64,13 @@ def run(folder: str, configuration: dict[str, Any]) -> dict[str, Any]:
     adapter, checkpoint = Path(folder, "adapter"), Path(folder, "checkpoint")
     for path in (adapter, checkpoint):
         shutil.rmtree(path, ignore_errors=True)
-    found: dict[str, Any] = {"memory": {}, "wall": {}, "seconds": {}}
+    measurements: dict[str, Any] = {"memory": {}, "wall": {}, "seconds": {}}
 
     def note(phase: str, began: tuple[float, float]) -> tuple[float, float]:
         """Add what was measured since `began`, which is what this returns: seconds of the clock, and of this thread."""
         now = time.perf_counter(), time.thread_time()
-        found["memory"].setdefault(phase, memory())
-        found["wall"][phase], found["seconds"][phase] = now[0] - began[0], now[1] - began[1]
+        measurements["memory"].setdefault(phase, memory())
+        measurements["wall"][phase], measurements["seconds"][phase] = now[0] - began[0], now[1] - began[1]
         return now
 
     os.chdir(folder)
@@ -103,4 +103,4 @@ def run(folder: str, configuration: dict[str, Any]) -> dict[str, Any]:
         shutil.rmtree(checkpoint)
         trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
         note("update", began)
-    return found | {"sampled": sum(len(turn.completion_ids) for turn in turns), "peak": memory()}
+    return measurements | {"sampled": sum(len(turn.completion_ids) for turn in turns), "peak": memory()}

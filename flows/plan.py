@@ -98,10 +98,10 @@ def planned(params: Params, shape: Shape, machine: Machine, episodes: Episodes, 
     return plan.make(params, shape, machine, episodes, factors, f"corrected by the last run's seconds here: {shown}")
 
 
-def alike(one: Params, other: Params) -> bool:
+def alike(run: Params, other: Params) -> bool:
     """Whether two runs have the same model in the same type on as many threads."""
     keys = ("base_model", "revision", "dtype", "threads")
-    return all(getattr(one.policy, key) == getattr(other.policy, key) for key in keys)
+    return all(getattr(run.policy, key) == getattr(other.policy, key) for key in keys)
 
 
 if __name__ == "__main__":

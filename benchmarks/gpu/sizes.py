@@ -49,7 +49,7 @@ TOY = Size(
     dtype="float32",  # on a CPU the layers give FlexAttention two types of numbers otherwise
     matrix=128,
     copied=2**20,
-    tiny=TINY._replace(width=32, inner=48, heads=2, groups=1),
+    tiny=TINY._replace(width=32, inner=48, layers=1, heads=2, groups=1),
     few=Rows(2, 2, (5, 9), (8, 30)),
     middle=TINY._replace(width=32, inner=48, layers=1, heads=2, groups=1),
     ragged=Rows(2, 2, (5, 9), (8, 30)),
@@ -57,8 +57,8 @@ TOY = Size(
     long=Rows(2, 2, (8, 8), (24, 24)),
     batches=(2, 4),
     tokens=(64, 128),
-    lengths=(32, 64),
-    single=(64, 96),
+    lengths=(64,),
+    single=(64,),
     timed=1,
     repeats=2,
 )

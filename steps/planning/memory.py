@@ -143,6 +143,8 @@ def on_card(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Mem
         "activations": activations(shape, params, batch, on_card=True),
         "logits": logits(shape, params, batch, LOGITS_ON_GPU),
     }
-    held = parts["weights of the trainer"] + parts["adapter, gradient, Adam"] + CARD_CONTEXT
-    training = held + parts["activations"] + parts["logits"] + CARD_CONTEXT
+    held = (
+        parts["adapter, gradient, Adam"] + CARD_CONTEXT
+    )  # the trainer's weights leave the card while the engine samples
+    training = held + parts["weights of the trainer"] + parts["activations"] + parts["logits"] + CARD_CONTEXT
     return Memory(parts, share + held, training)

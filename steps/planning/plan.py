@@ -130,7 +130,7 @@ def check(params: Params) -> None:
 def _cure(plan: Plan) -> str:
     """What would make it fit: a knob, or a card."""
     for text, changed in knobs(plan):
-        if changed.memory.peak <= plan.machine.memory:
+        if changed.memory.peak <= plan.machine.memory and changed.memory.parts["KV cache"] > 0:
             return f"; {text} would make it fit ({gib(changed.memory.peak)})"
     if plan.machine.is_card:
         for card in sorted(CARDS.values(), key=lambda card: card.memory):
@@ -144,7 +144,7 @@ def _cure(plan: Plan) -> str:
 
 def knobs(plan: Plan) -> list[tuple[str, Plan]]:
     """Single changes of parameters that may help, each with its plan."""
-    params, found = plan.params, []
+    params, plans = plan.params, []
     tokens, rank = params.update.tokens_per_micro_batch or workload.TOKENS, params.policy.lora.rank
     half = params.policy.lora.model_copy(update={"rank": max(1, rank // 2)})
     changes: list[tuple[str, str, dict[str, Any]]] = [
@@ -171,8 +171,8 @@ def knobs(plan: Plan) -> list[tuple[str, Plan]]:
         before = getattr(params, section)
         if any(getattr(before, name) != value for name, value in change.items()):
             changed = params.model_copy(update={section: before.model_copy(update=change)})
-            found.append((text, make(changed, plan.shape, plan.machine, plan.episodes, plan.factors)))
-    return found
+            plans.append((text, make(changed, plan.shape, plan.machine, plan.episodes, plan.factors)))
+    return plans
 
 
 def bottleneck(plan: Plan) -> tuple[str, str]:

@@ -89,8 +89,8 @@ class Chat:
             raise ValueError("its chat template leaves out an assistant's tool call, or does not end it as other turns")
         if self.tools and self.tool_parser is None:
             raise ValueError(f"its chat template writes a tool call in a form that is not known here: {dummy[:120]!r}")
-        found = formats.reasoning_parser(self.opening, dummy, self.tool_parser)
-        self.reasoning_parser = self._chosen(reasoning_parser, found)
+        detected = formats.reasoning_parser(self.opening, dummy, self.tool_parser)
+        self.reasoning_parser = self._chosen(reasoning_parser, detected)
         self.reader = self._reader(self.tools, dummy)
         self.call_hint = self.reader.form.hint if self.tools else ""
         self._check(dummy)
@@ -111,14 +111,12 @@ class Chat:
         answers = sum(message["role"] == "tool" for message in observations)
         has_ids = self.tools and bool(self.reader.form.id)
         before = self._dummy_turn(answers if has_ids else min(answers, 1)) if self.tools and answers else self._plain()
-        known = [call.get("id") for call in (turn or {}).get("tool_calls") or ()]
+        ids = [call.get("id") for call in (turn or {}).get("tool_calls") or ()]
         shown, place = [], 0
         for message in observations:
             shown.append(self._without_special(message))
             if message["role"] == "tool" and has_ids:
-                name = (known[place] if place < len(known) else None) or self._id(
-                    place, message.get("name") or "unknown"
-                )
+                name = (ids[place] if place < len(ids) else None) or self._id(place, message.get("name") or "unknown")
                 shown[-1]["tool_call_id"] = before["tool_calls"][place]["id"] = name
                 place += 1
         text = self._render([USER, before, *shown], generate=True)
@@ -145,8 +143,8 @@ class Chat:
         return message | {"content": content}
 
     @staticmethod
-    def _chosen(given: str | None, found: str | None) -> str | None:
-        return found if given is None else None if given == "none" else given
+    def _chosen(given: str | None, detected: str | None) -> str | None:
+        return detected if given is None else None if given == "none" else given
 
     def _reader(self, tools: Sequence[dict[str, Any]], dummy: str) -> formats.Reader:
         opening = dummy.partition(DUMMY)[0].strip().partition("\n")[0]

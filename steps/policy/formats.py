@@ -149,8 +149,8 @@ class Reader:
         reasoning, calls, content = None, [], text
         if self.parser is not None:  # one for each turn, as vLLM's server makes one for each request
             parser = self.parser(self.tokenizer, self.request.tools, chat_template_kwargs=self.options)
-            reasoning, found, calls = parser.parse(text, self.request, enable_auto_tools=True)
-            content = found or ""
+            reasoning, rest, calls = parser.parse(text, self.request, enable_auto_tools=True)
+            content = rest or ""
             if reasoning:
                 text = (
                     text.partition(reasoning)[2].lstrip().removeprefix(parser.reasoning_parser.reasoning_end_str or "")
@@ -178,19 +178,19 @@ class Reader:
         content = TAGGED.sub("", text).strip() if calls else text.strip() if reasoning else text
         return Reading(reasoning, content, calls, problems)
 
-    def _checked(self, reasoning: str | None, content: str, found: Sequence[Any], text: str) -> Reading:
+    def _checked(self, reasoning: str | None, content: str, listed: Sequence[Any], text: str) -> Reading:
         """What vLLM's parser found in the text after the reasoning. A call that the text begins and that is not among the
         finds is malformed, and so is one that the text does not end."""
-        inside = "\n".join(call.arguments for call in found)  # an argument may quote the marks of a call
+        inside = "\n".join(call.arguments for call in listed)  # an argument may quote the marks of a call
         begun = len(re.findall(self.form.opening, text)) - len(re.findall(self.form.opening, inside))
         if not self.form.opening:
-            begun = len(found)
+            begun = len(listed)
         if self.form.closing:
             ended = len(re.findall(self.form.closing, text)) - len(re.findall(self.form.closing, inside))
-            found = found[: max(ended, 0)]
+            listed = listed[: max(ended, 0)]
         ids = re.findall(self.form.id, text) if self.form.id else []
         calls, problems, broken = [], [], 0
-        for number, call in enumerate(found):
+        for number, call in enumerate(listed):
             try:
                 function = {"name": str(call.name), "arguments": json.loads(call.arguments)}
             except (ValueError, RecursionError):
@@ -199,10 +199,10 @@ class Reader:
             if unwritable([function]):
                 problems.append(UNWRITABLE)
                 continue
-            known = {"id": ids[number]} if len(ids) == len(found) else {}
-            calls.append({"type": "function", "function": function} | known)
-        missing = max(begun - len(found), 0)
-        if self.form is FORMATS["llama3_json"] and found:
+            own_id = {"id": ids[number]} if len(ids) == len(listed) else {}
+            calls.append({"type": "function", "function": function} | own_id)
+        missing = max(begun - len(listed), 0)
+        if self.form is FORMATS["llama3_json"] and listed:
             missing = 0  # several calls are begun by one mark
         problems += [self.form.malformed] * (broken + missing)
         if not calls and not problems:

@@ -141,8 +141,8 @@ def read_reply(reply: Reply) -> Action:
         if unwritable(arguments):
             problems.append("a tool call holds characters that are no text, or is nested too deeply")
             continue
-        known = {"id": raw_call["id"]} if KIMIS_ID.fullmatch(str(raw_call.get("id"))) else {}
-        calls.append({"type": "function", "function": {"name": function, "arguments": arguments}} | known)
+        own_id = {"id": raw_call["id"]} if KIMIS_ID.fullmatch(str(raw_call.get("id"))) else {}
+        calls.append({"type": "function", "function": {"name": function, "arguments": arguments}} | own_id)
     text = reply.text.replace("\0", "").encode(errors="replace").decode()
     message: Message = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
     if isinstance(thoughts := reply.message.get("reasoning"), str) and thoughts.strip():

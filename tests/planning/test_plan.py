@@ -50,7 +50,8 @@ LARGE: dict[str, Any] = {
     ("machine", "model", "sections", "words"),
     [
         (CPU, QWEN7, {}, ["7B-Instruct does not fit", "while the trainer works", "has 24.0 GiB", "smaller model"]),
-        (CARDS["4090-24"], QWEN7, {"policy": BF16}, ["does not fit", "4090-24 has 23.6 GiB", "fits is"]),
+        (CARDS["4090-24"], QWEN7, {"policy": BF16}, ["policy.context = 2048", "cache is 0.0 GiB", "policy.gpu_memory"]),
+        (CARDS["4090-24"], "Qwen/Qwen2.5-14B-Instruct", {"policy": BF16}, ["does not fit", "has 23.6 GiB", "fits is"]),
         (CPU, HALF, {"policy": BF16 | {"context": 200_000}}, ["policy.context = 200000", "1.0 GiB", "KVCACHE"]),
         (CARDS["h100-80"], QWEN7, {}, ["float32", "bfloat16"]),
         (CPU, "Qwen/Qwen3-30B-A3B", {"policy": BF16}, ["mixture of experts", "--gpu"]),

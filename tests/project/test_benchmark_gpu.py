@@ -46,7 +46,7 @@ def test_every_step_runs_at_toy_size() -> None:
     assert {row["name"]: row["same_bytes"] for row in by_step["determinism"]} == {
         f"{way}, {how}": True for way in ways for how in ("as it is", "deterministic")
     }
-    assert sum("ms" in row for row in by_step["attention"]) >= 2 * len(sizes.TOY.lengths)
+    assert sum("ms" in row for row in by_step["attention"]) >= 2
     assert all(0 < row["kl"] < row["max_sampler_kl"] for row in by_step["drift"])
     for name in ("0.5B", "7B"):
         assert by_step[name][-1]["ratio"] > 0
