@@ -227,7 +227,7 @@ lock: install  ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade)
 	@echo "lock: requirements/gpu.txt"
 	@new=$$(mktemp requirements/gpu.XXXXXX); trap 'rm -f "$$new"' EXIT; \
 	$(PINS) requirements/cpu.txt requirements/gpu.txt > "$$new"; \
-	$(COMPILE) --extra gpu -c requirements/dev.txt -o "$$new" >/dev/null; chmod 644 "$$new"; mv "$$new" requirements/gpu.txt
+	$(COMPILE) --extra gpu -c requirements/dev.txt -o "$$new" >/dev/null; sed -i '/^ *#   -c /d' "$$new"; chmod 644 "$$new"; mv "$$new" requirements/gpu.txt
 	@git --no-pager diff --stat -- requirements || true
 
 clean:  ## remove run/ and the caches of tools
