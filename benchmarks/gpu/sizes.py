@@ -49,7 +49,7 @@ TOY = Size(
     dtype="float32",  # on a CPU the layers give FlexAttention two types of numbers otherwise
     matrix=128,
     copied=2**20,
-    tiny=TINY._replace(width=32, inner=48, layers=1, heads=2, groups=1),
+    tiny=TINY._replace(width=32, inner=48, layers=2, heads=2, groups=1),
     few=Rows(2, 2, (5, 9), (8, 30)),
     middle=TINY._replace(width=32, inner=48, layers=1, heads=2, groups=1),
     ragged=Rows(2, 2, (5, 9), (8, 30)),

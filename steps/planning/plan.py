@@ -112,8 +112,9 @@ def refusal(plan: Plan, slack: float = 1.0) -> str:
 
 def check(params: Params) -> None:
     """UserError where a run clearly cannot work here, before anything loads: by the shape of a model whose config.json is at
-    hand, and the shortest episodes. A model of a kind that is not known is not checked."""
-    if params.policy.kind != "vllm":
+    hand, and the shortest episodes. A model of a kind that is not known is not checked, nor one in 4 bits or on several
+    cards, which the plan does not know."""
+    if params.policy.kind != "vllm" or unplanned(params):
         return
     try:
         shape = models.at_hand(params.policy)
@@ -125,6 +126,17 @@ def check(params: Params) -> None:
     shortest = Episodes(1, 1, 1, 0, "the shortest there are")
     if refused := refusal(make(params, shape, machine, shortest), SLACK):
         raise UserError(f"{refused} (`make plan` shows the parts)")
+
+
+def unplanned(params: Params) -> str:
+    """The setting that the plan's formulas leave out, with its value; empty where there is none."""
+    policy, update = params.policy, params.update
+    settings = {
+        "policy.quantization": policy.quantization,
+        "policy.tensor_parallel": policy.tensor_parallel if policy.tensor_parallel > 1 else None,
+        "update.processes": update.processes if update.processes > 1 else None,
+    }
+    return next((f"{name}: {value}" for name, value in settings.items() if value), "")
 
 
 def _cure(plan: Plan) -> str:
