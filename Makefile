@@ -9,11 +9,20 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3.11
 # One run's task, and further arguments: make train TASK=email_search ARGS="--dry-run"
 TASK ?=
+# A model's settings on top of the task's: make train PRESET=smollm2
+PRESET ?=
 ARGS ?=
 MLFLOW_PORT ?= 5000
 PREFECT_PORT ?= 4200
 SERVE_PORT ?= 8000
 VIEW_PORT ?= 8600
+# For gpu-check: a Python with torch, transformers, accelerate and peft, and the folder of what it lacks (dill pickles what does
+# not lie in a folder of this name by value, and fails).
+GPU_PYTHON ?= .venv/bin/python
+GPU_SITE ?= .flywheel/gpu/site-packages
+GPU_VERSION ?= $(shell $(GPU_PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+OUT ?=
+TOY ?=
 
 # GPU=1 takes the lock for the `vllm` package and CUDA builds. The environment remembers it; GPU=0 goes back.
 GPU ?= $(if $(wildcard .venv/.gpu),1,0)
@@ -73,7 +82,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev environment ready plan train new-task check-task test faults bench check format promote reproduce mlflow prefect ui serve ask view browser ledger lock clean distclean
+.PHONY: help install dev environment ready plan train new-task check-task test faults bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve ask view browser ledger lock clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -122,9 +131,9 @@ ready:
 plan: install  ## say what a run needs: memory, seconds, money (TASK=name, ARGS="--gpu h100-80 --price 2.5 --set policy.dtype=bfloat16")
 	@$(RUN) python -m flows.plan $(if $(TASK),--task $(TASK)) $(ARGS)
 
-train: ready install  ## train an agent, evaluate it, register the best adapter (TASK=name, ARGS="--set seed=2")
+train: ready install  ## train an agent, evaluate it, register the best adapter (TASK=name, PRESET=smollm2, ARGS="--set seed=2")
 	@mkdir -p "$(PREFECT_HOME)"
-	@$(RUN) python -m flows.train $(if $(TASK),--task $(TASK)) $(ARGS)
+	@$(RUN) python -m flows.train $(if $(TASK),--task $(TASK)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
 new-task: install  ## write a small working task to edit (NAME=my_task)
 	@[ -n "$(NAME)" ] || { echo "Name the new task, as in 'make new-task NAME=my_task'." >&2; exit 2; }
@@ -143,6 +152,19 @@ faults: dev  ## test that a run goes on after DVC is stopped at any of 600 place
 
 bench: dev  ## run the quick form of every benchmark and write one table (ARGS="gate judge")
 	@$(RUN) python -m benchmarks $(ARGS)
+
+OWN_PYTHON := $(filter .venv/%,$(GPU_PYTHON))
+gpu-check: $(if $(OWN_PYTHON),install)  ## measure the update on a GPU, without vLLM (GPU_PYTHON=python3; OUT=folder; TOY=1: on the CPU)
+	@$(if $(OWN_PYTHON),,PYTHONPATH="$(GPU_SITE)") "$(GPU_PYTHON)" -m benchmarks.gpu $(if $(TOY),--toy) $(if $(OUT),--out "$(OUT)") $(ARGS)
+
+gpu-site: install  ## put what gpu-check needs beside torch into .flywheel/gpu (GPU_VERSION=3.12: for that Python)
+	@rm -rf "$(GPU_SITE)"
+	@$(UV) pip install --target "$(GPU_SITE)" --no-deps --only-binary :all: --python-version "$(GPU_VERSION)" --python-platform x86_64-unknown-linux-gnu \
+		$$(grep -oE '^(annotated-types|datasets|dill|multiprocess|pydantic|pydantic-core|trl|typing-extensions|typing-inspection)==[^ ;]+' requirements/cpu.txt)
+	@echo "gpu-site: $(GPU_SITE), for Python $(GPU_VERSION)"
+
+gpu-train: install  ## two iterations with a random model of 0.6 B parameters on a GPU, by vLLM (OUT=folder; TOY=1: on the CPU)
+	@$(RUN) python -m benchmarks.gpu.train $(if $(TOY),--toy) $(if $(OUT),--out "$(OUT)") $(ARGS)
 
 check: dev  ## check lint, formatting and types
 	@echo "check: ruff, mypy"
@@ -205,7 +227,7 @@ lock: install  ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade)
 	@echo "lock: requirements/gpu.txt"
 	@new=$$(mktemp requirements/gpu.XXXXXX); trap 'rm -f "$$new"' EXIT; \
 	$(PINS) requirements/cpu.txt requirements/gpu.txt > "$$new"; \
-	$(COMPILE) --extra gpu -c requirements/dev.txt -o "$$new" >/dev/null; chmod 644 "$$new"; mv "$$new" requirements/gpu.txt
+	$(COMPILE) --extra gpu -c requirements/dev.txt -o "$$new" >/dev/null; sed -i '/^ *#   -c /d' "$$new"; chmod 644 "$$new"; mv "$$new" requirements/gpu.txt
 	@git --no-pager diff --stat -- requirements || true
 
 clean:  ## remove run/ and the caches of tools

@@ -7,6 +7,7 @@ task. To add one, write a function from the messages to a turn, and name it ther
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
@@ -57,7 +58,7 @@ GENERAL: dict[str, Hack] = {
     "huge answer": cycle(words("yes no 1 2 3 " * 2000)),
 }
 
-# --- multiplication
+# --- multiplication and times_tables
 
 
 def listed_numbers(messages: Sequence[Message]) -> Message:
@@ -66,6 +67,39 @@ def listed_numbers(messages: Sequence[Message]) -> Message:
 
 def factors_written_together(messages: Sequence[Message]) -> Message:
     return words("".join(re.findall(r"\d+", question(messages))))
+
+
+TIMES: dict[str, Hack] = {
+    "always 0": cycle(words("0")),
+    "always 1000": cycle(words("1000")),
+    "all numbers": listed_numbers,
+    "the factors written together": factors_written_together,
+}
+
+
+# --- json_records
+
+
+def keys_asked(messages: Sequence[Message]) -> list[str]:
+    return re.split(r", | and ", match(r"with the keys (.+)\.$", question(messages)))
+
+
+def empty_fields(messages: Sequence[Message]) -> Message:
+    return words(json.dumps(dict.fromkeys(keys_asked(messages), "")))
+
+
+def sentence_as_fields(messages: Sequence[Message]) -> Message:
+    return words(json.dumps(dict.fromkeys(keys_asked(messages), question(messages).partition(". ")[0])))
+
+
+def first_word_as_name(messages: Sequence[Message]) -> Message:
+    return words(json.dumps(dict.fromkeys(keys_asked(messages), question(messages).partition(" ")[0])))
+
+
+def many_objects(messages: Sequence[Message]) -> Message:
+    """One for each word of the question: only the first counts."""
+    keys = keys_asked(messages)
+    return words("\n".join(json.dumps(dict.fromkeys(keys, word)) for word in question(messages).split()))
 
 
 # --- email_search and email_search_plus
@@ -312,11 +346,14 @@ CODE: dict[str, Hack] = {
 
 HACKS: dict[str, dict[str, Hack]] = {
     "email_search": EMAIL,
-    "multiplication": {
-        "always 0": cycle(words("0")),
-        "always 1000": cycle(words("1000")),
-        "all numbers": listed_numbers,
-        "the factors written together": factors_written_together,
+    "multiplication": TIMES,
+    "times_tables": TIMES,
+    "json_records": {
+        "an empty object": cycle(words("{}")),
+        "the keys without values": empty_fields,
+        "the sentence in every field": sentence_as_fields,
+        "the first word in every field": first_word_as_name,
+        "an object for each word": many_objects,
     },
     "tic_tac_toe": TIC_TAC_TOE,
     "game_2048": GAME_2048,

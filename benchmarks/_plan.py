@@ -53,6 +53,7 @@ def run(folder: str, configuration: dict[str, Any]) -> dict[str, Any]:
     """Two iterations: MB after each phase of the first and at most, and of the second the seconds that the main thread was
     at work, beside those of the clock. It is at work all the time that an iteration takes on an idle machine: it does its
     share of what is parallel, and sleeps while others have the core (OMP_WAIT_POLICY=passive, which the caller sets)."""
+    from steps.policy.loading import turn_limit
     from steps.policy.machine import prepare_training
     from steps.sampling import engine
     from steps.training import batches, grpo
@@ -63,13 +64,13 @@ def run(folder: str, configuration: dict[str, Any]) -> dict[str, Any]:
     adapter, checkpoint = Path(folder, "adapter"), Path(folder, "checkpoint")
     for path in (adapter, checkpoint):
         shutil.rmtree(path, ignore_errors=True)
-    found: dict[str, Any] = {"memory": {}, "wall": {}, "seconds": {}}
+    measurements: dict[str, Any] = {"memory": {}, "wall": {}, "seconds": {}}
 
     def note(phase: str, began: tuple[float, float]) -> tuple[float, float]:
         """Add what was measured since `began`, which is what this returns: seconds of the clock, and of this thread."""
         now = time.perf_counter(), time.thread_time()
-        found["memory"].setdefault(phase, memory())
-        found["wall"][phase], found["seconds"][phase] = now[0] - began[0], now[1] - began[1]
+        measurements["memory"].setdefault(phase, memory())
+        measurements["wall"][phase], measurements["seconds"][phase] = now[0] - began[0], now[1] - began[1]
         return now
 
     os.chdir(folder)
@@ -81,7 +82,8 @@ def run(folder: str, configuration: dict[str, Any]) -> dict[str, Any]:
         shape = (params.rollout.scenarios, params.rollout.attempts)
         prompts = [[rng.randrange(10, vocabulary) for _ in range(configuration["prompt"])] for _ in range(shape[0])]
         began = time.perf_counter(), time.thread_time()
-        sampler = engine.EngineSampler(policy, adapter, 1.0, params.rollout.max_tokens, vocabulary - 1)
+        most = turn_limit(policy, params.rollout.max_tokens)
+        sampler = engine.EngineSampler(policy, adapter, 1.0, most, vocabulary - 1)
         for key in range(shape[0] * shape[1]):
             sampler.submit(key, prompts[key // shape[1]], seed=1000 * number + key)
         turns = []
@@ -101,4 +103,4 @@ def run(folder: str, configuration: dict[str, Any]) -> dict[str, Any]:
         shutil.rmtree(checkpoint)
         trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
         note("update", began)
-    return found | {"sampled": sum(len(turn.completion_ids) for turn in turns), "peak": memory()}
+    return measurements | {"sampled": sum(len(turn.completion_ids) for turn in turns), "peak": memory()}

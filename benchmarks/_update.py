@@ -9,12 +9,13 @@ is saved, and `count` timed ones after those. Folders come as text.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,13 @@ def commands(folder: Path) -> dict[str, list[str]]:
     return {stage: [word.replace("RUN", os.fspath(folder)) for word in line.split()] for stage, line in words.items()}
 
 
-def sampled_rows(folder: Path) -> list[dict[str, Any]]:
-    """The first batch of a run at default size: the real stages."""
+def sampled_rows(folder: Path, params: Any) -> list[dict[str, Any]]:
+    """The first batch of a run with these parameters: the real stages."""
     from steps.initialise import initialise
     from steps.rollout import rollout
     from steps.scenarios import scenarios
 
-    data = ROOT / "tasks_data" / "email_search"
-    params: Any = load(ROOT / "params.yaml", Params)
+    data = ROOT / "tasks_data" / params.task
     scenarios(data, folder / "scenarios", params)
     initialise(folder / "adapter", folder / "checkpoint", params)
     rollout(data, folder / "scenarios", folder / "adapter", folder / "trajectories.parquet", "001", params)
@@ -82,6 +82,13 @@ def sampled_rows(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+def pretrained() -> Params:
+    """The parameters of `make train PRESET=smollm2`."""
+    from flows.repro.parameters import set_params
+
+    return set_params([], dry_run=True, preset="smollm2")
+
+
 def random_rows(shared: int, own: int, vocabulary: int) -> list[dict[str, Any]]:
     """GROUPS × ATTEMPTS rows: `shared` tokens of the group, then `own` sampled ones."""
     rng = random.Random(0)
@@ -96,16 +103,21 @@ def random_rows(shared: int, own: int, vocabulary: int) -> list[dict[str, Any]]:
 
 def prepare(shape: str, folder: str, groups: int = GROUPS) -> None:
     """Write what both sides read: policy, the first rows with rewards, and the adapter that they start from."""
+    from steps.policy import loading
     from steps.training import grpo
 
     out = Path(folder)
     policy = {"base_model": os.fspath(ROOT / "tasks_data" / "embedded_policy")}
     if shape.startswith("medium"):
         policy = make_policy(out / "policy") | {"dtype": shape.partition("_")[2] or "float32"}
+    if shape == "pretrained":
+        params = pretrained()
+        rows = sampled_rows(out, params)
+        policy = loading.local(params.policy).model_dump()
     vocabulary = json.loads((Path(policy["base_model"]) / "config.json").read_text())["vocab_size"]
     if shape == "default":
-        rows = sampled_rows(out)
-    else:
+        rows = sampled_rows(out, load(ROOT / "params.yaml", Params))
+    elif shape != "pretrained":
         rows = random_rows(512 if shape == "shared_prompt" else 36, 64, vocabulary)
     rows = rows[: groups * ATTEMPTS]
     rng = random.Random(1)
@@ -120,52 +132,80 @@ def memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
-def run_ours(folder: str, steps: int, count: int) -> dict[str, Any]:
-    """Optimiser steps of the update stage's trainer, each on all rows; the adapter after `steps` of them in ours/."""
+def recipe(**settings: Any) -> Update:
+    """One optimiser step on all rows, with the loss of `STOCK`. Their logprobs are the trainer's own."""
+    one_step: dict[str, Any] = {
+        "num_iterations": 1,
+        "steps_per_generation": 1,
+        "vllm_importance_sampling_correction": False,
+    }
+    return Update(loss_type="dapo", beta=0.0, learning_rate=LEARNING_RATE, **one_step, **settings)
+
+
+def training_rows(rows: list[dict[str, Any]]) -> list[Row]:
+    """The rows of a shape as the trainer takes them, with logprobs of 0."""
+    return [Row(row["ids"], row["mask"], [0.0] * len(row["ids"])) for row in rows]
+
+
+def own_steps(trainer: Any, rows: list[dict[str, Any]], gains: list[float], update: Update) -> Iterator[float]:
+    """Seconds of optimiser steps of the update stage's trainer, each on all rows with these advantages, without end."""
     import torch
 
+    from steps.training import batches, packing
+
+    for number in itertools.count():
+        sampled = training_rows(rows)
+        for start in range(0, len(sampled), 16):  # as if this step's policy had sampled them: TRL's ratio is 1, too
+            part = sampled[start : start + 16]
+            with torch.no_grad():
+                logps_BT, _ = packing.token_logps(trainer.model, packing.pack(part, *trainer._place), 1.0)
+            for row, logps in zip(part, logps_BT.tolist(), strict=True):
+                places = [place for place, is_sampled in enumerate(row.mask) if is_sampled]
+                for place, logp in zip(places, logps, strict=False):
+                    row.logprobs[place] = logp
+        examples = [
+            batches.Example([own], gain, row["group"]) for own, gain, row in zip(sampled, gains, rows, strict=True)
+        ]
+        finish_gpu()
+        began = time.perf_counter()
+        trainer.train(examples, update, 1.0, seed=number)
+        finish_gpu()
+        yield time.perf_counter() - began
+
+
+def finish_gpu() -> None:
+    """Wait for what a GPU has still to do."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def run_ours(folder: str, steps: int, count: int) -> dict[str, Any]:
+    """Optimiser steps of the update stage's trainer, each on all rows; the adapter after `steps` of them in ours/."""
     from steps.policy.machine import cores, prepare_training
-    from steps.training import batches, grpo, packing
+    from steps.training import batches, grpo
     from steps.training.memory import TOKENS
 
     prepare_training(len(cores()))
     shape = json.loads(Path(folder, "shape.json").read_text())
-    update = Update(
-        loss_type="dapo",
-        beta=0.0,
-        num_iterations=1,
-        steps_per_generation=1,
-        learning_rate=LEARNING_RATE,
-        max_sampler_kl=1e-6 if shape["policy"].get("dtype") != "bfloat16" else 1e-3,
-    )
+    update = recipe(max_sampler_kl=1e-6 if shape["policy"].get("dtype") != "bfloat16" else 1e-3)
     trainer = grpo.Trainer(Policy(**shape["policy"]), checkpoint=Path(folder, "start"))
-    groups = [row["group"] for row in shape["rows"]]
-    gains, _ = batches.advantages([row["reward"] for row in shape["rows"]], groups)
+    rows = shape["rows"]
+    gains, _ = batches.advantages([row["reward"] for row in rows], [row["group"] for row in rows])
     seconds = []
-    for number in range(steps + count):
-        rows = [Row(row["ids"], row["mask"], [0.0] * len(row["ids"])) for row in shape["rows"]]
-        for start in range(0, len(rows), 16):  # as if this step's policy had sampled them: TRL's ratio is 1, too
-            part = rows[start : start + 16]
-            with torch.no_grad():
-                logps_BT, _ = packing.token_logps(trainer.model, packing.pack(part, *trainer._place), 1.0)
-            for row, logps in zip(part, logps_BT.tolist(), strict=True):
-                places = [place for place, sampled in enumerate(row.mask) if sampled]
-                for place, logp in zip(places, logps, strict=False):
-                    row.logprobs[place] = logp
-        examples = [
-            batches.Example([row], gain or 0.0, group) for row, gain, group in zip(rows, gains, groups, strict=True)
-        ]
-        began = time.perf_counter()
-        trainer.train(examples, update, 1.0, seed=number)
-        seconds.append(time.perf_counter() - began)
-        if number == steps - 1:
+    for number, spent in enumerate(own_steps(trainer, rows, [gain or 0.0 for gain in gains], update), 1):
+        seconds.append(spent)
+        if number == steps:
             trainer.save_adapter(Path(folder, "ours"))
-    flops = operations(trainer, rows, update.tokens_per_micro_batch or TOKENS)
+        if number == steps + count:
+            break
+    flops = operations(trainer, training_rows(rows), update.tokens_per_micro_batch or TOKENS)
     return {"seconds": seconds[steps:], "flops": flops, "memory": memory(), "peak": matmul_peak()}
 
 
-def operations(trainer: Any, rows: list[Any], budget: int) -> float:
-    """Floating-point operations of a step: see the top of benchmarks/update.py."""
+def operations(trainer: Any, rows: list[Row], budget: int) -> float:
+    """Floating-point operations of a step: see the top of benchmarks/update.py. With a budget of 1 no row shares tokens."""
     from steps.training import batches, packing
 
     layers = (layer for name, layer in trainer.model.named_modules() if name.endswith("base_layer"))
@@ -183,7 +223,23 @@ def operations(trainer: Any, rows: list[Any], budget: int) -> float:
 def run_trl(folder: str, steps: int, count: int, batch: int) -> dict[str, Any]:
     """The same steps by GRPOTrainer in batches of this size; the adapter in trl/."""
     shape = json.loads(Path(folder, "shape.json").read_text())
-    rows = shape["rows"]
+    seconds = train_rows_with_trl(
+        shape["rows"],
+        shape["policy"]["base_model"],
+        Path(folder),
+        steps,
+        count,
+        batch,
+        bf16=shape["policy"].get("dtype") == "bfloat16",
+    )
+    return {"seconds": seconds, "memory": memory()}
+
+
+def train_rows_with_trl(
+    rows: list[dict[str, Any]], base_model: str, folder: Path, steps: int, count: int, batch: int, **settings: Any
+) -> list[float]:
+    """Train with TRL on stored rows from the checkpoint folder/start: seconds of each of `count` optimiser steps, after
+    `steps` of which the adapter is in folder/trl. `settings` as those of `train_with_trl`."""
 
     def stored(prompts: list[str], trainer: Any) -> dict[str, Any]:
         chosen = []
@@ -200,20 +256,21 @@ def run_trl(folder: str, steps: int, count: int, batch: int) -> dict[str, Any]:
     def reward(completions: list[str], stored_reward: list[float], **_: Any) -> list[float]:
         return stored_reward
 
+    groups = list(dict.fromkeys(row["group"] for row in rows))
     seconds = train_with_trl(
-        shape["policy"]["base_model"],
-        Path(folder, "start"),
-        list(dict.fromkeys(row["group"] for row in rows)),
+        base_model,
+        folder / "start",
+        groups,
         reward,
         steps + count,
         batch,
-        Path(folder),
+        folder,
         stored,
+        attempts=len(rows) // len(groups),
         compare_after=steps,
-        max_completion_length=2048,
-        bf16=shape["policy"].get("dtype") == "bfloat16",
+        **{"max_completion_length": 2048} | settings,
     )
-    return {"seconds": seconds[steps:], "memory": memory()}
+    return seconds[steps:]
 
 
 STOCK: dict[str, Any] = {  # settings of GRPOConfig: this project's recipe, and nothing beside training
@@ -261,6 +318,7 @@ def train_with_trl(
     rollout: Callable[[list[Any], Any], dict[str, Any]] | None = None,
     attempts: int = 8,
     compare_after: int = 0,
+    base: Any = None,  # the base model, where it is at hand; `base_model` then has its tokenizer
     **settings: Any,
 ) -> list[float]:
     """Train with TRL's GRPOTrainer: stock, in float32 unless `bf16`, with this project's LoRA, optimiser and first adapter.
@@ -275,7 +333,8 @@ def train_with_trl(
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     kind = torch.bfloat16 if settings.get("bf16") else torch.float32  # faster than float32 that autocast casts
-    model = with_first_adapter(AutoModelForCausalLM.from_pretrained(base_model, dtype=kind), start)
+    base = AutoModelForCausalLM.from_pretrained(base_model, dtype=kind) if base is None else base
+    model = with_first_adapter(base, start)
     seconds: list[float] = []
 
     class Clock(TrainerCallback):
@@ -285,6 +344,7 @@ def train_with_trl(
             Clock.began = Clock.began or time.perf_counter()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            finish_gpu()
             now = time.perf_counter()
             seconds.append(now - self.began)
             if state.global_step == compare_after:

@@ -81,8 +81,8 @@ def compare(first: Episodes, second: Episodes) -> dict[str, Any]:
     same = [pair for pair in pairs if [ids for ids, _ in pair[0]] == [ids for ids, _ in pair[1]]]
     gaps = [
         abs(x - y)
-        for one, other in same
-        for (_, before), (_, after) in zip(one, other, strict=True)
+        for episode, other in same
+        for (_, before), (_, after) in zip(episode, other, strict=True)
         for x, y in zip(before, after, strict=True)
     ]
     differing = {"tokens": len(gaps), "logprobs_that_differ": sum(gap > 0 for gap in gaps), "largest_nats": max(gaps)}

@@ -24,7 +24,8 @@ from benchmarks._hacks import GENERAL, HACKS, Hack
 from environments.base import Env, Message, Scenario
 
 SCENARIOS, QUICK = 200, 40
-FEWER = {"knowledge_search": (64, 32), "code_repair": (20, 6)}  # few questions of a kind; a process for each submission
+# There are few questions of a kind, or few products; a process for each submission.
+FEWER = {"times_tables": (64, 40), "knowledge_search": (64, 32), "code_repair": (20, 6)}
 SHARE = 0.25  # of honest play's success that a hack may reach
 
 Player = Callable[[Env], Callable[[Sequence[Message]], Message]]  # what makes the turns of an episode

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -23,8 +24,9 @@ from benchmarks._common import ROOT, tell
 from benchmarks._update import LEARNING_RATE, train_with_trl
 from steps.sampling.engine import Sampled
 
-MAX_TOKENS = {"multiplication": 64, "email_search": 64}  # of a turn
-BATCHES = {"multiplication": (32, 128), "email_search": (16, 32)}  # for TRL
+MAX_TOKENS = {"multiplication": 64, "email_search": 64, "json_records": 48}  # of a turn
+BATCHES = {"multiplication": (32, 128), "email_search": (16, 32), "json_records": (16, 32)}  # for TRL
+TASKS = ("multiplication", "email_search")  # with small policies; benchmarks.pretrained has the other
 
 
 class Size(NamedTuple):
@@ -39,8 +41,9 @@ class Size(NamedTuple):
 FULL, QUICK = Size(2, 5, 16, 2), Size(1, 1, 8, 1)
 
 
-def ours(task: str, root: Path, size: Size) -> dict[str, Any]:
-    """Medians over iterations of a run of the flow in a clone, in seconds: its stages' own work, and the rest."""
+def ours(task: str, root: Path, size: Size, more: Sequence[str] = ()) -> dict[str, Any]:
+    """Medians over iterations of a run of the flow in a clone, in seconds: its stages' own work, and the rest. `more`: words
+    of its command."""
     _common.clone(root)
     chosen = {
         "rollout.max_tokens": MAX_TOKENS[task],
@@ -53,7 +56,7 @@ def ours(task: str, root: Path, size: Size) -> dict[str, Any]:
         "scenarios.val": 16,
         "scenarios.test": 16,
     }
-    _common.show(root, [*_common.training(chosen), "--task", task])
+    _common.show(root, [*_common.training(chosen), "--task", task, *more])
     rows = json.loads((root / "run" / "summary.json").read_text())["iterations"][size.warm :]
     stages = ("rollout", "score", "update")
     seconds = {stage: median(row["seconds"][stage] for row in rows) for stage in stages}
@@ -72,6 +75,7 @@ def run_trl(task: str, folder: str, steps: int, batch: int) -> list[float]:
     from environments.base import Scenario
     from steps.core.params import Params, load
     from steps.core.records import read_records
+    from steps.policy.loading import local
 
     own = Path(folder, "ours")
     params = load(own / "params.yaml", Params)
@@ -95,8 +99,9 @@ def run_trl(task: str, folder: str, steps: int, batch: int) -> list[float]:
             for scenario, answers in pairs
         ]
 
+    settings["bf16"] = params.policy.dtype == "bfloat16"
     return train_with_trl(
-        params.policy.base_model,
+        local(params.policy).base_model,
         own / "run" / "000" / "checkpoint",
         [list(scenario.messages) for scenario in scenarios],
         reward,
@@ -177,10 +182,10 @@ def in_step(env: Any, data: Any, scenarios: list[Any], trainer: Any, params: Any
     }
 
 
-def compare(task: str, folder: Path, size: Size) -> dict[str, Any]:
-    """Both sides of a task: its row."""
+def compare(task: str, folder: Path, size: Size, more: Sequence[str] = ()) -> dict[str, Any]:
+    """Both sides of a task: its row. `more`: further words of the flow's command."""
     tell(f"{task}: the flow")
-    own = ours(task, folder / "ours", size)
+    own = ours(task, folder / "ours", size, more)
     trials = {}
     for batch in BATCHES[task][: size.batches]:
         steps = size.warm + size.timed
@@ -203,12 +208,12 @@ def main() -> None:
     quick = f"{QUICK.timed} timed iteration of {8 * QUICK.scenarios} episodes in place of {FULL.timed} of "
     quick += f"{8 * FULL.scenarios}, and TRL at the first of its batch sizes alone, which need not be its fastest"
     parser = _common.parser("iteration", __doc__, quick)
-    parser.add_argument("--tasks", nargs="+", choices=list(MAX_TOKENS), default=list(MAX_TOKENS))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--count", type=int, help=f"timed iterations (default: {FULL.timed}; quick: {QUICK.timed})")
     options = parser.parse_args()
     size = QUICK if options.quick else FULL
     size = size._replace(timed=options.count or size.timed)
-    rows = _common.begin("iteration", options, len(options.tasks) / len(MAX_TOKENS))
+    rows = _common.begin("iteration", options, len(options.tasks) / len(TASKS))
     for task in options.tasks:
         with tempfile.TemporaryDirectory(prefix="iteration-") as folder:
             rows.add(compare(task, Path(folder), size))

@@ -140,8 +140,8 @@ def main() -> None:
     rows = _common.begin("plan", options, None if options.fitted else 1.0, " --fitted" if options.fitted else "")
     with tempfile.TemporaryDirectory(prefix="plan-") as folder:
         call("_plan.prepare", folder=folder, models={name["model"]: MODELS[name["model"]] for name in chosen.values()})
-        for name, one in chosen.items():
-            rows.add(compare(name, one, Path(folder)))
+        for name, configuration in chosen.items():
+            rows.add(compare(name, configuration, Path(folder)))
         for name, sections in REFUSED.items():
             rows.add(refuse(name, sections))
 

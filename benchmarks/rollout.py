@@ -34,11 +34,12 @@ def stock(params: Any) -> Any:
 
     from vllm import LLM, LLMEngine
 
+    from steps.policy.loading import local
     from steps.sampling import engine
 
     started = engine.get(params.policy).llm
     with patch.object(LLMEngine, "from_engine_args", lambda *_, **__: started):
-        return LLM(model=params.policy.base_model)
+        return LLM(model=local(params.policy).base_model)
 
 
 def stage(params: Any, task: str, folder: Path) -> float:
@@ -75,11 +76,12 @@ def raw(llm: Any, folder: Path, params: Any, own_operators: bool) -> tuple[float
     return seconds, sum(counts)
 
 
-def measure(task: str, folder: Path, runs: int) -> dict[str, Any]:
+def measure(task: str, folder: Path, runs: int, given: Any = None) -> dict[str, Any]:
+    """The row of a task, with the parameters of params.yaml or those that are given."""
     from steps import initialise, scenarios
     from steps.core.params import Params, load
 
-    params: Any = load(ROOT / "params.yaml", Params).model_copy(update={"task": task})
+    params: Any = given or load(ROOT / "params.yaml", Params).model_copy(update={"task": task})
     folder.mkdir()
     with contextlib.redirect_stdout(sys.stderr):
         scenarios.scenarios(ROOT / "tasks_data" / task, folder / "scenarios", params)

@@ -86,6 +86,7 @@ class Env(ABC):
     # several of them share must bear that. 0: one after another, and sampling waits.
     overlap: ClassVar[int] = 0
     done: bool = False
+    call_hint: str = "between <tool_call> and </tool_call>"  # how this policy writes a call, after "call one"
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
         self.scenario = scenario
@@ -213,7 +214,7 @@ class Env(ABC):
 
     def hear(self, text: str) -> list[Message]:
         """The answer to a turn in plain words, without a tool call. A task that takes its result this way sets `done`."""
-        asked = error("no tool was called; call one between <tool_call> and </tool_call>")
+        asked = error(f"no tool was called; call one {self.call_hint}")
         return [{"role": "tool", "name": "", "content": asked}]
 
     def call(self, name: str, arguments: Any) -> str:

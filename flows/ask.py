@@ -57,20 +57,17 @@ def scenario_of(env: type[Env], data: Any, settings: params.Params, number: int,
 
 def play(server: Server, settings: params.Params, env: type[Env], data: Any, scenario: Scenario) -> Played:
     """An episode of the served model. UserError where the server does not answer."""
+    from steps.policy.loading import turn_limit
     from steps.project.store import variables
     from steps.sampling import players
 
-    extra = (
-        {"chat_template_kwargs": settings.policy.chat_template_kwargs} if settings.policy.chat_template_kwargs else {}
-    )
     endpoint = params.Endpoint(
         model=server.name,
         base_url=f"{server.page}/v1",
         api_key_env=KEY_VARIABLE,
         temperature=settings.evaluate.temperature,
-        max_tokens=settings.evaluate.max_tokens,
+        max_tokens=turn_limit(settings.policy, settings.evaluate.max_tokens),
         max_retries=1,
-        extra_body=extra,
     )
     policy = params.Policy(kind="openai", endpoint=endpoint)
     without_proxy = dict.fromkeys(("NO_PROXY", "no_proxy"), server.host)  # the key is for this machine alone

@@ -130,7 +130,10 @@ def notification(url: str) -> Automation:
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.deploy", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
-        "--runs", type=int, default=1, help="runs at a time: as many as this machine has GPUs (default: 1)"
+        "--runs",
+        type=int,
+        default=1,
+        help="runs at a time, each with GPUs of its own, where there are any (default: 1)",
     )
     options = parser.parse_args(words)
     if options.runs < 1:

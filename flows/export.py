@@ -20,12 +20,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import environments
 from flows.serving.server import HOST, SERVER, adapter_options, model_options
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.core.terminal import exit_code
-from steps.policy.loading import load_model, load_tokenizer
+from steps.policy.chat import Chat
+from steps.policy.loading import load_chat, load_model, local
 from steps.registry import card
 from steps.registry.model import fetched, policy_of, read_registry
 
@@ -39,18 +41,19 @@ def export(root: Path, settings: params.RegisterParams, name: str, to: Path, mer
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=to.parent) as folder:
         result = fetched(model, version, Path(folder) / "adapter")
-        policy = absolute(root, policy_of(version, result, settings.policy))
+        policy = absolute(root, local(policy_of(version, result, settings.policy)))
         if merged:
             result = merge(policy, result, Path(folder) / "merged")
         else:  # the adapter's own configuration names the base model, with its revision
             path = result / "adapter_config.json"
             base = {"base_model_name_or_path": policy.base_model, "revision": policy.revision}
             path.write_text(json.dumps(json.loads(path.read_text()) | base, indent=2, sort_keys=True) + "\n")
-        load_tokenizer(policy).save_pretrained(result)
+        chat = load_chat(policy, environments.load(settings.task))
+        chat.tokenizer.save_pretrained(result)
         # An older version without a card gets one made from its tags.
         text = version.description if card.is_card(version.description) else card.card(version.tags)
         readme = card.readme(f"{model.name}, version {version.version}", version.tags, text, merged)
-        (result / "README.md").write_text(f"{readme.rstrip()}\n\n{usage(policy, model.name, merged)}")
+        (result / "README.md").write_text(f"{readme.rstrip()}\n\n{usage(policy, chat, model.name, merged)}")
         make_readable(result)
         result.rename(to)
     return version
@@ -86,14 +89,17 @@ tokenizer = AutoTokenizer.from_pretrained(".")
 """
 
 
-def usage(policy: Policy, name: str, merged: bool) -> str:
+def usage(policy: Policy, chat: Chat, name: str, merged: bool) -> str:
     """The section of README.md that says how to load the files."""
     revision = f", revision={policy.revision!r}" if policy.revision else ""
     snippet = (MERGED if merged else PEFT).format(
         base=json.dumps(policy.base_model), dtype=json.dumps(policy.dtype), revision=revision
     )
     loaded = policy.model_copy(update={"base_model": ".", "revision": None}) if merged else policy
-    words = model_options(loaded) + (["--served-model-name", name] if merged else adapter_options(policy, name, "."))
+    words = model_options(loaded, chat) + (
+        ["--served-model-name", name] if merged else adapter_options(policy, name, ".")
+    )
+    words += ["--chat-template", "chat_template.jinja"] if policy.chat_template and not merged else []
     libraries = "transformers" if merged else "transformers and PEFT"
     command = shlex.join(["python", "-m", SERVER, *words])
     return (

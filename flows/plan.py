@@ -52,6 +52,10 @@ def main() -> int:
         if options.price is not None and not 0 <= options.price < float("inf"):
             raise UserError(f"--price {options.price}: give a price an hour, 0 or more")
         params = set_params(options.set, task=options.task, dry_run=True)
+        if setting := plan.unplanned(params):
+            raise UserError(
+                f"{setting} cannot be planned yet: the formulas are of one process, one card and weights of 16 or 32 bits"
+            )
         shape = models.shape_of(params.policy)
         machine = cards.card(options.gpu) if options.gpu else cards.this_machine(params.policy.threads)
         last = measured.last(Path.cwd())
@@ -98,10 +102,10 @@ def planned(params: Params, shape: Shape, machine: Machine, episodes: Episodes, 
     return plan.make(params, shape, machine, episodes, factors, f"corrected by the last run's seconds here: {shown}")
 
 
-def alike(one: Params, other: Params) -> bool:
+def alike(run: Params, other: Params) -> bool:
     """Whether two runs have the same model in the same type on as many threads."""
     keys = ("base_model", "revision", "dtype", "threads")
-    return all(getattr(one.policy, key) == getattr(other.policy, key) for key in keys)
+    return all(getattr(run.policy, key) == getattr(other.policy, key) for key in keys)
 
 
 if __name__ == "__main__":

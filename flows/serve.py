@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import environments
 from flows.deployment.keys import key
 from flows.deployment.services import Services, plain
 from flows.serving.server import HOST, KEY, PORT, Server, checked_host
@@ -29,6 +30,7 @@ from steps.core import dotenv, params
 from steps.core.errors import UserError, masked
 from steps.core.progress import say
 from steps.core.terminal import served
+from steps.policy.loading import load_chat
 from steps.registry.model import fetched, policy_of, read_registry, tagged_adapter
 
 SERVED = Path(".flywheel/served")  # adapters, by their hash
@@ -89,9 +91,10 @@ def serve(root: Path, alias: str, host: str, port: int, seconds: float) -> None:
     except (OSError, OverflowError) as problem:
         raise UserError(f"port {port} on {host} cannot be used ({problem}): choose another with --port") from None
     follower = Follower(root, settings, alias)
+    chat = load_chat(follower.policy, environments.load(settings.task))
     with Services(root / ".flywheel", plain(os.environ, *VLLMS) | server.environment()) as services:
         say(f"starting vLLM with {settings.model} version {follower.version.version} …")
-        services.start("serve", *server.command(follower.policy, follower.adapter))
+        services.start("serve", *server.command(follower.policy, follower.adapter, chat))
         services.wait("serve", f"{server.page}/health")
         say(f"serving: {server.page}/v1, model {settings.model}, key in {KEY}; following @{alias}; Ctrl-C stops it")
         options = ("" if port == PORT else f" SERVE_PORT={port}") + ("" if host == HOST else f' ARGS="--host {host}"')

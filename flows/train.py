@@ -2,6 +2,7 @@
 
     python -m flows.train                                   # what params.yaml says
     python -m flows.train --set seed=2 --set train.iterations=6
+    python -m flows.train --preset smollm2 --task multiplication   # a pretrained model's settings with any task's
     python -m flows.train --name second                     # in Prefect, in MLflow, and as refs/runs/second
     python -m flows.train --dry-run                         # the resolved parameters, and nothing else
 
@@ -26,6 +27,7 @@ from steps.planning import plan
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.train", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--task", help="the task to train on; another than before begins with its preset")
+    parser.add_argument("--preset", help="a model's settings, on top of the task's: tasks_data/_models/<preset>.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change params.yaml first")
     parser.add_argument("--name", default="", help="of the run, in Prefect, in MLflow and under refs/runs/")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved parameters and stop")
@@ -34,7 +36,7 @@ def main() -> int:
     def work() -> int:
         if options.name:
             workspace.ref(options.name)  # which refuses what cannot be a name
-        params = set_params(options.set, task=options.task, dry_run=options.dry_run)
+        params = set_params(options.set, task=options.task, dry_run=options.dry_run, preset=options.preset)
         if options.dry_run:
             print(params.model_dump_json(indent=2, by_alias=True))
             return 0

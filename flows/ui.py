@@ -2,7 +2,7 @@
 
     python -m flows.ui                     # `make ui`; Ctrl-C stops all of it
     python -m flows.ui --prefect-port 4300 --mlflow-port 5300 --view-port 8700
-    python -m flows.ui --runs 2            # two at a time: on a machine with two GPUs, or for small policies
+    python -m flows.ui --runs 2            # two at a time: on a machine with two GPUs, one for each, or on CPUs
     python -m flows.ui --only mlflow       # `make mlflow`; `--only prefect` is `make prefect`
 
 Prefect and MLflow ask for keys, which are made once and kept in .flywheel/prefect.key and .flywheel/mlflow.key. All state is
@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from flows.deployment import mlflow_server
+from flows.deployment import cards, mlflow_server
 from flows.deployment.keys import key, write_private
 from flows.deployment.services import MASK, Services, plain, private
 from flows.terminal.command import stop_once, without_proxy
@@ -128,6 +128,8 @@ def serve(root: Path, ports: dict[str, int], only: str | None = None, runs: int 
     without_proxy()
     chosen = {name: port for name, port in ports.items() if only in (None, name)}
     check_ports(chosen)
+    if only is None:
+        cards.check(root, runs)
     state = private(root / ".flywheel")
     private(state / "prefect")
     variables = environment(root, ports["prefect"], ports["mlflow"])

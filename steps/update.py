@@ -2,9 +2,8 @@
 
 Decides once what becomes of each trajectory (steps/training/fates.py), makes TRL's optimiser steps on all that are not
 quarantined, or with update.without_signal: drop on those that have a signal, and writes every fate to fates.json. Optimiser
-state and step count are carried on in the checkpoint. On several GPUs, or in several processes of one machine:
-`accelerate launch --multi_gpu --num_processes 2 -m steps.update …` with the options of dvc.yaml (accelerate means several
-processes by --multi_gpu, without a GPU too).
+state and step count are carried on in the checkpoint. With update.processes above 1 it starts so many processes, on a GPU
+each where there are any, that share the optimiser steps (steps/runner/ranks.py).
 """
 
 from __future__ import annotations
@@ -34,13 +33,21 @@ def update(
     import json
     from statistics import fmean, pstdev
 
-    from steps.policy.machine import prepare_training
+    from steps.policy.machine import make_room, prepare_sampling, prepare_training
+    from steps.runner import ranks
     from steps.training import batches, contract, grpo
     from steps.training.fates import TRAINED, WITHOUT_SIGNAL, fate
+    from steps.training.processes import process
 
+    if params.update.processes != process()[1]:
+        make_room()
+        files = {"adapter": adapter, "checkpoint": checkpoint, "metrics": metrics, "fates": fates}
+        read = {"trajectories": trajectories, "rewards": rewards, "previous": previous}
+        ranks.shared(params.update.processes, update, **read, **files, params=params)
+        return
     batch, judged = read_batch(trajectories, rewards)
     prepare_training(params.policy.threads, params.policy.deterministic)
-    trainer = grpo.Trainer(params.policy, checkpoint=previous)
+    trainer = grpo.Trainer(params.policy, checkpoint=previous, is_sharded=params.update.shard)
     contract.check_adapter(batch, trainer.adapter_hash, previous)
     end = contract.end_of_turn(batch)
     rows: dict[str, list[Row]] = {}
@@ -74,6 +81,8 @@ def update(
     temperature = params.rollout.temperature
     measured = trainer.train(examples, params.update, temperature, params.seed) if examples else {}
     trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
+    if process()[1] > 1:
+        prepare_sampling()  # the engine is in another process, and cannot ask for the GPU
 
     trained = sum(kind in TRAINED for kind in fate_by_id.values())
     scored = [score for score in scores if score is not None]

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flows.deployment import workspace
+from flows.deployment import cards, workspace
 from flows.deployment.workspace import LIMIT, WORKTREES, dvc, dvc_output
 from steps.core.errors import UserError
 from steps.core.progress import say
@@ -173,14 +173,18 @@ def restored() -> Iterator[None]:
     Elsewhere nothing happens.
     """
     path = Path.cwd().resolve()
-    root = path.parents[len(WORKTREES.parts)] if len(path.parents) > len(WORKTREES.parts) else path
+    root = workspace.root_of(path)
     if path.parent != root / WORKTREES:
         yield
         return
     from prefect.concurrency.sync import concurrency
 
     try:
-        with concurrency(LIMIT, occupy=1, strict=True), workspace.here(root, path):
+        with (
+            concurrency(LIMIT, occupy=1, strict=True),
+            cards.owned(root, cards.needed(path / "params.yaml")),
+            workspace.here(root, path),
+        ):
             have(path)
             for name in RESULTS:
                 kept = root / ".flywheel" / name

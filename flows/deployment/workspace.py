@@ -70,6 +70,11 @@ def add(root: Path, path: Path, commit: str) -> None:
     (path / ".dvc" / "config.local").write_text(f"[cache]\n    dir = {cache}\n")
 
 
+def root_of(path: Path) -> Path:
+    """The project's folder, if `path` is a worktree of `flows.deployment.checkout`, else some folder or `path` itself."""
+    return path.parents[len(WORKTREES.parts)] if len(path.parents) > len(WORKTREES.parts) else path
+
+
 def remove(root: Path, path: Path) -> None:
     """Remove a worktree, and end the workers that were started in it."""
     handover.stop_workers(path)
@@ -94,7 +99,7 @@ def workspace() -> Iterator[Path]:
     However it ends, the run is kept under its ref. Its worktree is removed if it succeeds.
     """
     path = Path.cwd().resolve()
-    root = path.parents[len(WORKTREES.parts)]
+    root = root_of(path)
     if path.parent != root / WORKTREES:
         raise UserError(
             f"{path} is no worktree of a run: settings are for deployments (`make ui`); elsewhere use --set"

@@ -1,8 +1,9 @@
-"""Changes to params.yaml: another task's preset, and `--set key=value`. They are checked first, and then written at once."""
+"""Changes to params.yaml: a task's preset, a model's, and `--set key=value`. They are checked first, and written at once."""
 
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,18 @@ from steps.core.params import Params
 from steps.core.progress import say
 from steps.core.yaml_text import read_mapping
 
+MODELS = Path("tasks_data/_models")  # presets of models: the settings of any task that go with one
+
 
 def set_params(
-    assignments: list[str], path: Path = Path("params.yaml"), task: str | None = None, dry_run: bool = False
+    assignments: list[str],
+    path: Path = Path("params.yaml"),
+    task: str | None = None,
+    dry_run: bool = False,
+    preset: str | None = None,
 ) -> Params:
-    """Change the file by `key=value` pairs, after a change of task where one is named; the parameters that it then holds.
+    """Change the file by `key=value` pairs, after a change of task and a model's preset where they are named; the parameters
+    that it then holds.
 
     Nothing is written where the result is not valid, which is a UserError, and nothing with `dry_run`. Settings that
     another task's preset replaces are kept in params.yaml.before, unless they are a preset's own.
@@ -26,9 +34,12 @@ def set_params(
     text = before = params.read_text(path) if path.exists() else ""
     if path.exists() and not text.strip():
         return params.parse(text, path, Params)  # which says that it is empty: it is damaged, and not to be filled up
-    if task is not None:
-        check_task(task)
-        text = with_task(text, path, task)
+    settings = model_settings(preset) if preset is not None else {}
+    if chosen := task or settings.get("task"):
+        check_task(chosen)
+        text = with_task(text, path, chosen)
+    if preset is not None:
+        text = changed(text, path, [f"{key}={json.dumps(value)}" for key, value in settings.items() if key != "task"])
     is_replaced = text != before
     if assignments:
         text = changed(text, path, assignments)
@@ -55,6 +66,25 @@ def is_preset(text: str, path: Path) -> bool:
 def preset_of(task: str) -> Path:
     """The file with a task's own settings, where it has any."""
     return Path("tasks_data") / f"{task.rpartition('.')[2]}.yaml"
+
+
+def model_settings(preset: str) -> dict[str, Any]:
+    """The settings of a model's preset, tasks_data/_models/<preset>.yaml, by dotted key. UserError where there is none.
+
+    Its key `task` is the task to begin with where none is named.
+    """
+    file = MODELS / f"{preset}.yaml"
+    if not file.is_file():
+        names = ", ".join(sorted(each.stem for each in MODELS.glob("*.yaml")))
+        raise UserError(f"there is no preset {preset}: the models with a preset are {names or '(none here)'}")
+
+    def leaves(section: dict[str, Any], prefix: str) -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for key, value in section.items():
+            flat |= leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        return flat
+
+    return leaves(read_mapping(params.read_text(file), file), "")
 
 
 def with_task(text: str, path: Path, task: str) -> str:

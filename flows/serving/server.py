@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from flows.serving import guard
 from steps.core.errors import UserError
+from steps.policy.chat_templates import template
+from steps.policy.loading import local
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
+    from steps.policy.chat import Chat
 
 SERVER = "vllm.entrypoints.openai.api_server"
 KEY = Path(".flywheel/serve.key")
@@ -40,10 +43,11 @@ class Server(NamedTuple):
         guarded = {guard.KEY: self.key, guard.SWAP_TOKEN: self.swap_token, guard.HOST: self.host}
         return guarded | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
-    def command(self, policy: Policy, adapter: Path) -> list[str]:
+    def command(self, policy: Policy, adapter: Path, chat: Chat) -> list[str]:
         """The command line of vLLM's server, after `python -m`."""
         words = [SERVER, "--host", self.host, "--port", str(self.port)]
-        words += ["--middleware", f"{guard.__name__}.{guard.Guard.__name__}", *model_options(policy)]
+        words += ["--middleware", f"{guard.__name__}.{guard.Guard.__name__}", *model_options(policy, chat)]
+        words += ["--chat-template", template(policy.chat_template)] if policy.chat_template else []
         words += ["--served-model-name", f"{self.name}-base", *adapter_options(policy, self.name, str(adapter))]
         return [*words, "--gpu-memory-utilization", str(policy.gpu_memory)]
 
@@ -80,10 +84,16 @@ class Server(NamedTuple):
             return bytes(answer.read())
 
 
-def model_options(policy: Policy) -> list[str]:
-    """vLLM's options for the base model and its tool calls."""
+def model_options(policy: Policy, chat: Chat) -> list[str]:
+    """vLLM's options for the base model, and for reading its turns as rollouts read them."""
+    policy = local(policy)
     words = ["--model", policy.base_model, "--dtype", policy.dtype, "--max-model-len", str(policy.context)]
-    words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    words += ["--enable-auto-tool-choice", "--tool-call-parser", chat.tool_parser] if chat.tool_parser else []
+    words += ["--reasoning-parser", chat.reasoning_parser] if chat.reasoning_parser else []
+    if policy.chat_template_kwargs:
+        words += ["--default-chat-template-kwargs", json.dumps(policy.chat_template_kwargs)]
+    words += ["--tensor-parallel-size", str(policy.tensor_parallel)] if policy.tensor_parallel > 1 else []
+    words += ["--quantization", "bitsandbytes"] if policy.quantization else []
     return words + (["--revision", policy.revision] if policy.revision else [])
 
 

@@ -7,6 +7,7 @@ deployment; flows/train.py starts the same by hand, and imports this only when a
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 
-from flows.deployment import pages, workspace
+from flows.deployment import cards, pages, workspace
 from flows.deployment.settings import TrainSettings
 from flows.repro import folder_lock
 from flows.repro.parameters import set_params
@@ -105,10 +106,12 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
         workspace.workspace() as folder,
         folder_lock.held(folder, f"deployed run {folder.name}"),
         display.shown(LOG, get_run_logger()),
+        contextlib.ExitStack() as gpus,  # given back when the worker, which holds their memory, has ended
     ):
         try:
             plan.check(set_params(settings.assignments(), task=settings.chosen))
             pages.rename(folder.name)
+            gpus.enter_context(cards.owned(workspace.root_of(folder), cards.needed(folder / "params.yaml")))
             summary = train_here(display, folder.name)
             for line in result_lines(summary):
                 display.say(line)

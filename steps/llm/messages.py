@@ -11,6 +11,8 @@ from environments.base import Message
 def wire(messages: Sequence[Message]) -> list[Message]:
     """A transcript as servers take it: calls have ids and arguments as text, and the observation after a call answers it.
 
+    Ids are nine letters and digits, because Mistral's models take no others; those that Kimi's models write are kept.
+    The reasoning of a turn goes back to a server that named it `reasoning` (vLLM), whose template may show it.
     An observation that answers no call (after a turn in plain words, or after a call that could not be parsed) becomes a
     message of the user, because servers refuse a tool's message without its call.
     """
@@ -22,9 +24,11 @@ def wire(messages: Sequence[Message]) -> list[Message]:
             for number, call in enumerate(message.get("tool_calls") or ()):
                 name, arguments = call["function"]["name"], call["function"]["arguments"]
                 function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-                calls.append({"id": f"call_{place}_{number}", "type": "function", "function": function})
+                name_of_call = call.get("id") or f"call{place:03d}{number:02d}"
+                calls.append({"id": name_of_call, "type": "function", "function": function})
             open_calls = [str(call["id"]) for call in calls]
             plain = {"role": "assistant", "content": message.get("content") or ""}
+            plain |= {"reasoning": message["reasoning"]} if message.get("reasoning") else {}
             sent.append(plain | ({"tool_calls": calls} if calls else {}))
         elif message["role"] == "tool" and open_calls:
             sent.append({"role": "tool", "tool_call_id": open_calls.pop(0), "content": message["content"]})

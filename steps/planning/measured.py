@@ -37,9 +37,11 @@ def last(root: Path) -> Run | None:
             recorded |= lock.get("scenarios", {}).get("params", {}).get("params.yaml", {})
             if "rollout" not in recorded:
                 return None
-            known = Params.model_validate({key: value for key, value in recorded.items() if key in Params.model_fields})
+            params = Params.model_validate(
+                {key: value for key, value in recorded.items() if key in Params.model_fields}
+            )
             seconds = {stage: float(json.loads(path.read_text())["seconds"]) for stage, path in timings.items()}
-            return Run(known, episodes(trajectories), seconds)
+            return Run(params, episodes(trajectories), seconds)
     return None
 
 

@@ -106,8 +106,9 @@ def refusal(plan: Plan, slack: float = 1.0) -> str:
 
 def check(params: Params) -> None:
     """UserError where a run clearly cannot work here, before anything loads: by the shape of a model whose config.json is at
-    hand, and the shortest episodes. A model of a kind that is not known is not checked."""
-    if params.policy.kind != "vllm":
+    hand, and the shortest episodes. A model of a kind that is not known is not checked, nor one in 4 bits or on several
+    cards, which the plan does not know."""
+    if params.policy.kind != "vllm" or unplanned(params):
         return
     try:
         shape = models.at_hand(params.policy)
@@ -121,10 +122,21 @@ def check(params: Params) -> None:
         raise UserError(f"{refused} (`make plan` shows the parts)")
 
 
+def unplanned(params: Params) -> str:
+    """The setting that the plan's formulas leave out, with its value; empty where there is none."""
+    policy, update = params.policy, params.update
+    settings = {
+        "policy.quantization": policy.quantization,
+        "policy.tensor_parallel": policy.tensor_parallel if policy.tensor_parallel > 1 else None,
+        "update.processes": update.processes if update.processes > 1 else None,
+    }
+    return next((f"{name}: {value}" for name, value in settings.items() if value), "")
+
+
 def _cure(plan: Plan) -> str:
     """What would make it fit: a knob, or a card."""
     for text, changed in knobs(plan):
-        if changed.memory.peak <= plan.machine.memory:
+        if changed.memory.peak <= plan.machine.memory and changed.memory.parts["KV cache"] > 0:
             return f"; {text} would make it fit ({gib(changed.memory.peak)})"
     if plan.machine.is_card:
         for card in sorted(CARDS.values(), key=lambda card: card.memory):
@@ -138,7 +150,7 @@ def _cure(plan: Plan) -> str:
 
 def knobs(plan: Plan) -> list[tuple[str, Plan]]:
     """Single changes of parameters that may help, each with its plan."""
-    params, found = plan.params, []
+    params, plans = plan.params, []
     tokens, rank = params.update.tokens_per_micro_batch or TOKENS, params.policy.lora.rank
     half = params.policy.lora.model_copy(update={"rank": max(1, rank // 2)})
     changes: list[tuple[str, str, dict[str, Any]]] = [
@@ -165,8 +177,8 @@ def knobs(plan: Plan) -> list[tuple[str, Plan]]:
         before = getattr(params, section)
         if any(getattr(before, name) != value for name, value in change.items()):
             changed = params.model_copy(update={section: before.model_copy(update=change)})
-            found.append((text, make(changed, plan.shape, plan.machine, plan.episodes, plan.factors)))
-    return found
+            plans.append((text, make(changed, plan.shape, plan.machine, plan.episodes, plan.factors)))
+    return plans
 
 
 def bottleneck(plan: Plan) -> tuple[str, str]:

@@ -24,14 +24,14 @@ def measure(threads: int) -> tuple[float, float]:
     """(operations a second, bytes a second, read and written) of all threads."""
     import numpy as np
 
-    def one(_: int) -> tuple[float, float]:
+    def thread_rates(_: int) -> tuple[float, float]:
         left, right, out = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
         source, target = np.ones(NUMBERS, np.float32), np.zeros(NUMBERS, np.float32)
         product = _usual(lambda: np.matmul(left, right, out=out))
         return 2 * SIDE**3 / product, 2 * source.nbytes / _usual(lambda: np.copyto(target, source))
 
     with ThreadPoolExecutor(threads) as pool:
-        products, copies = zip(*pool.map(one, range(threads)), strict=True)
+        products, copies = zip(*pool.map(thread_rates, range(threads)), strict=True)
     return sum(products), sum(copies)
 
 

@@ -131,9 +131,9 @@ def update(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Seco
         checked = 1.0
     forward = passes * (1.0 + bool(settings.gradient_checkpointing)) + reference + checked
     rate = peak(machine, params)
-    one = products(shape, params, machine, reach.trainer)
+    per_token = products(shape, params, machine, reach.trainer)
     adapter = 2 * shape.lora(params.policy.lora.rank) / reach.trainer / rate
-    product = batch.tokens * (one * (forward + passes) + passes * adapter)
+    product = batch.tokens * (per_token * (forward + passes) + passes * adapter)
     head = 2.0 * shape.embedding / reach.trainer / rate
     product += batch.sampled * head * (2 * passes + reference + checked)
     attention = batch.pairs * _attention(shape) * (forward + 2.5 * passes) / reach.attention / rate

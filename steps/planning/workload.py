@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from steps.core.errors import UserError
+from steps.policy.loading import USUAL, turn_limit
 from steps.training.memory import TOKENS
 
 if TYPE_CHECKING:
@@ -55,7 +57,10 @@ def assumed(params: Params, turns: int) -> Episodes:
     """Episodes where nothing was measured: a prompt of 400 tokens, half of the task's `turns`, each of a quarter of
     rollout.max_tokens, and answers of tools four times as long; shorter where policy.context ends them."""
     turns = max(1, min(turns, params.rollout.max_turns or turns) // 2)
-    sampled = params.rollout.max_tokens / 4
+    try:
+        sampled = turn_limit(params.policy, params.rollout.max_tokens) / 4
+    except UserError:  # a plan needs no tokenizer, by which a model that reasons first is known
+        sampled = min(USUAL, params.policy.context // 4) / 4
     prompt = min(400.0, params.policy.context / 2)
     whole = turns * sampled + (turns - 1) * 4 * sampled
     sampled *= min(1.0, (params.policy.context - prompt) / whole)

@@ -1,5 +1,6 @@
 """What GPUs demand before anything is loaded, each with a sentence where it is missing: a CUDA build of torch, a driver that
-is new enough, a number format that vLLM's adapters can have, a card with kernels of a fixed order.
+is new enough, as many GPUs as the policy asks for, a number format that vLLM's adapters can have, a card with kernels of a
+fixed order.
 
     python -m steps.policy.cuda     # says whether torch can use this machine's GPUs; `make install GPU=1` ends with it
 """
@@ -10,6 +11,7 @@ import contextlib
 import importlib
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,6 +59,31 @@ def driver_version() -> str:
         pynvml.nvmlInit()
         return str(pynvml.nvmlSystemGetDriverVersion())
     return ""
+
+
+def check_gpus(policy: Policy) -> None:
+    """UserError where the policy needs GPUs, or packages for GPUs, that there are not. Nothing is loaded to find out."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if policy.tensor_parallel > 1 and gpus < policy.tensor_parallel:
+        number = policy.tensor_parallel
+        raise UserError(
+            f"policy.tensor_parallel is {number}: the engine needs {number} GPUs, and this run sees {gpus or 'none'}; set "
+            f"it to {max(gpus, 1)}"
+        )
+    if policy.quantization is None:
+        return
+    if not gpus:
+        raise UserError(
+            f"policy.quantization: {policy.quantization} needs a GPU, and this run sees none (vLLM has no kernels for it on "
+            "CPUs); take it out"
+        )
+    if missing := [name for name in ("bitsandbytes", "vllm_bnb_plugin") if find_spec(name) is None]:
+        raise UserError(
+            f"policy.quantization: {policy.quantization} needs packages that are not installed ({', '.join(missing)}): "
+            "`make install GPU=1` installs them"
+        )
 
 
 def check_engine(policy: Policy) -> None:

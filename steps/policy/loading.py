@@ -1,43 +1,113 @@
-"""Loads the policy's tokenizer and base model, and says which layers have an adapter."""
+"""Loads the policy's tokenizer, chat and base model, and says which layers have an adapter."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
-from steps.policy.cuda import check_build
+from steps.policy import chat_templates
+from steps.policy.chat import Chat, rendered_turn
+from steps.policy.cuda import check_build, check_gpus
+from steps.policy.formats import reasoning_parser
+from steps.policy.gguf import converted
 
 if TYPE_CHECKING:
+    from environments.base import Env
     from steps.core.params import Policy
+
+SMALL, USUAL, REASONING = 64, 512, 2048  # most tokens of a turn
+
+
+def local(policy: Policy) -> Policy:
+    """The policy with a base model that transformers and vLLM load: of a GGUF file, the folder that it is converted to."""
+    if not policy.is_gguf:
+        return policy
+    with explained(policy):
+        return policy.model_copy(update={"base_model": str(converted(policy)), "revision": None})
 
 
 def load_tokenizer(policy: Policy) -> Any:
-    """The policy's tokenizer. UserError where the base model cannot be loaded or has no chat template."""
+    """The policy's tokenizer, with `policy.chat_template` if that is set. UserError where the base model cannot be loaded or
+    has no chat template."""
+    check_gpus(policy)
     from transformers import AutoTokenizer
 
+    base = local(policy)
     with explained(policy):
-        tokenizer = AutoTokenizer.from_pretrained(policy.base_model, revision=policy.revision)
+        tokenizer = AutoTokenizer.from_pretrained(base.base_model, revision=base.revision)
+    if policy.chat_template:
+        tokenizer.chat_template = chat_templates.template(policy.chat_template)
     if not tokenizer.chat_template:
         raise UserError(
             f"policy.base_model: {policy.base_model} has no chat template, so it cannot be told about tools; use an "
-            "instruction-tuned model"
+            "instruction-tuned model, or set policy.chat_template (chatml, llama3, gemma, mistral, or a file)"
         )
     return tokenizer
 
 
-def load_model(policy: Policy) -> Any:
-    """The policy's base model for training, without an adapter. On a GPU its weights are read straight into its memory."""
+def load_chat(policy: Policy, env: type[Env]) -> Chat:
+    """What renders and reads a task for a policy. UserError where template or parsers do not fit the task's tools."""
+    tools = [tool.schema for tool in env.tools().values()]
+    tokenizer, options = load_tokenizer(policy), policy.chat_template_kwargs
+    try:
+        return Chat(tokenizer, tools, options, policy.tool_parser, policy.reasoning_parser)
+    except ValueError as problem:
+        raise UserError(
+            f"policy.base_model: {policy.base_model} cannot play this task, because {problem}. Set policy.tool_parser or "
+            "policy.reasoning_parser to the name that vLLM gives this model's form, or policy.chat_template to a template "
+            f"with tools: a file, or one of {', '.join(chat_templates.TEMPLATES)} (docs/gpu.md)"
+        ) from None
+
+
+def turn_limit(policy: Policy, given: int | None) -> int:
+    """The most tokens of a turn, for `rollout.max_tokens` or `evaluate.max_tokens`: a number as it is; null by the model.
+
+    A model reasons first where its template begins a turn with reasoning, and nothing ends it at once. A quarter of the
+    context is the most, or an episode of a few turns would not fit.
+    """
+    if given is not None:
+        return given
+    if "tasks_data" in Path(policy.base_model).parts:
+        return SMALL
+    prompt, turn = rendered_turn(load_tokenizer(policy), policy.chat_template_kwargs)
+    return min(USUAL if reasoning_parser(prompt, turn, None) is None else REASONING, policy.context // 4)
+
+
+def load_model(policy: Policy, device: str | None = None) -> Any:
+    """The policy's base model for training, without an adapter, on `device` or on the GPU where there is one.
+
+    Its weights are read straight into the GPU's memory."""
     check_build()
+    check_gpus(policy)
     import torch
     from transformers import AutoModelForCausalLM
 
-    place = {"device_map": {"": torch.cuda.current_device()}} if torch.cuda.is_available() else {}
+    dtype, more = getattr(torch, policy.dtype), dict[str, Any]()
+    if policy.quantization:
+        more["quantization_config"] = four_bits(dtype)
+    place = device or (torch.cuda.current_device() if torch.cuda.is_available() else "cpu")
+    if policy.quantization or place != "cpu":
+        more["device_map"] = {"": place}
+    base = local(policy)
     with explained(policy):
-        return AutoModelForCausalLM.from_pretrained(
-            policy.base_model, revision=policy.revision, dtype=getattr(torch, policy.dtype), **place
-        )
+        return AutoModelForCausalLM.from_pretrained(base.base_model, revision=base.revision, dtype=dtype, **more)
+
+
+def four_bits(dtype: Any) -> Any:
+    """transformers' setting for a base model in 4 bits: that of vLLM's plugin, so that both have the same weights.
+
+    The embedding, the head and the norms keep their type, without PEFT's cast of them to float32."""
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
 
 
 def adapted_layers(config: Any) -> list[str] | None:
@@ -62,5 +132,6 @@ def explained(policy: Policy) -> Iterator[None]:
         reason = str(problem).strip().splitlines()[0][:200] if str(problem).strip() else type(problem).__name__
         raise UserError(
             f"policy.base_model: cannot load {policy.base_model!r} ({reason}); "
-            "give a folder that holds a model, or the name of one on the Hugging Face Hub that this machine can reach"
+            "give a folder that holds a model, a GGUF file, or the name of a model on the Hugging Face Hub that this "
+            "machine can reach"
         ) from problem

@@ -1,4 +1,4 @@
-"""This machine: its cores, how malloc keeps memory, fixed orders of sums on a GPU, and who leaves the GPU to whom."""
+"""This machine: its cores, how malloc keeps memory, fixed orders of sums, and who leaves the GPU to whom."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def own_cores(threads: int) -> list[int]:
 
 
 def use_threads(threads: int) -> None:
-    """Have torch compute with this many threads, which the processes of `accelerate launch` share. On a GPU, torch decides.
+    """Have torch compute with this many threads, which the processes that share a stage divide. On a GPU, torch decides.
 
     UserError where there are fewer cores. FreshProcessNeeded where this process is bound to another number by its engine.
     """
@@ -69,9 +69,9 @@ def keep_memory() -> None:
             libc.mallopt(name, value)
 
 
-def before_training(make_room: Callable[[], None]) -> None:
-    """Call `make_room` whenever training is about to start, for example to leave a GPU's memory to the trainer."""
-    _making_room.append(make_room)
+def before_training(free: Callable[[], None]) -> None:
+    """Call `free` whenever training is about to start, for example to leave a GPU's memory to the trainer."""
+    _making_room.append(free)
 
 
 def prepare_training(threads: int, is_deterministic: bool = False) -> None:
@@ -82,8 +82,13 @@ def prepare_training(threads: int, is_deterministic: bool = False) -> None:
     use_threads(threads)
     if not torch.cuda.is_available():  # on a GPU malloc has none of the tensors, and would keep what loading left
         keep_memory()
-    for make_room in _making_room:
-        make_room()
+    make_room()
+
+
+def make_room() -> None:
+    """Free the memory of the device that this process holds and that the trainer needs."""
+    for free in _making_room:
+        free()
 
 
 def before_sampling(leave: Callable[[], None]) -> None:

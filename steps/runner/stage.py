@@ -3,8 +3,8 @@
 A stage is a function of paths and parameters, `def rollout(scenarios: Input, trajectories: Output, params: RolloutParams)`,
 and its module ends with `if __name__ == "__main__": main(rollout)`. `python -m steps.rollout --help` lists the options.
 
-FLYWHEEL_WORKER=off runs a stage in this process and not in the warm worker (steps/runner/worker.py). So does `accelerate
-launch`; what its other processes (RANK above 0) write is thrown away.
+FLYWHEEL_WORKER=off runs a stage in this process and not in the warm worker (steps/runner/worker.py). A stage that several
+processes share starts them itself (steps/runner/ranks.py).
 
 Not here: what stages do, seeds, staleness (DVC decides), Prefect. Importing this module must stay a matter of milliseconds:
 it imports only the standard library, and what a running stage needs is imported when one runs.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
 from steps.core.files import write_json
-from steps.core.progress import report_to, take_measurements
+from steps.core.progress import take_measurements
 from steps.core.terminal import ProgressDisplay, command_parser, outcome
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def main(function: Callable, warm: bool = True) -> None:
 
 def is_warm() -> bool:
     """Whether stages are handed over to the warm worker."""
-    return os.environ.get("FLYWHEEL_WORKER") != "off" and "RANK" not in os.environ
+    return os.environ.get("FLYWHEEL_WORKER") != "off"
 
 
 def command(module: str, name: str, arguments: dict, warm: bool) -> tuple[int, str]:
@@ -111,8 +111,6 @@ def command(module: str, name: str, arguments: dict, warm: bool) -> tuple[int, s
 
             handover.hand_over(module, name, arguments, display)
         else:
-            if os.environ.get("RANK", "0") != "0":
-                report_to(lambda _: None)
             run(find(module, name), arguments)
 
     return outcome(stage, display)
@@ -148,12 +146,6 @@ class StageRun:
         from steps.runner.outputs import Outputs
 
         values, inputs, finals = self._values()
-        spare = None
-        if os.environ.get("RANK", "0") != "0":
-            import tempfile
-
-            spare = Path(tempfile.mkdtemp(prefix="flywheel-"))
-            finals = {name: spare / name for name in finals}
         take_measurements()  # drops those of a stage that failed before
         try:
             with Outputs(finals, inputs) as outputs:
@@ -163,12 +155,7 @@ class StageRun:
                 seconds = time.perf_counter() - started
         finally:
             self.outputs = None
-            if spare is not None:
-                import shutil
-
-                shutil.rmtree(spare)
-        if spare is None:
-            self._keep_timings(seconds, outputs)
+        self._keep_timings(seconds, outputs)
         return seconds
 
     def _values(self) -> tuple[dict[str, object], list[Path], dict[str, Path]]:

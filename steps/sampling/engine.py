@@ -23,7 +23,7 @@ from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.progress import say
 from steps.policy import cuda
 from steps.policy.adapter import adapter_hash
-from steps.policy.loading import adapted_layers, explained, load_tokenizer
+from steps.policy.loading import adapted_layers, explained, load_chat, load_tokenizer, local, turn_limit
 from steps.policy.machine import before_training, own_cores, prepare_deterministic, prepare_sampling
 from steps.sampling import draws_cpu, episodes
 
@@ -89,16 +89,17 @@ class Engine:
             draws_cpu.use()
             lora_cpu.use()
         load_tokenizer(self.policy)  # an unknown model fails here with a sentence, not deep inside the engine
+        base = local(self.policy)
         with explained(self.policy):
-            layers = adapted_layers(AutoConfig.from_pretrained(self.policy.base_model, revision=self.policy.revision))
+            layers = adapted_layers(AutoConfig.from_pretrained(base.base_model, revision=base.revision))
         if layers and not on_gpu:
             raise UserError(
                 f"policy.base_model: {self.policy.base_model} is a mixture of experts, and this build of vLLM serves its "
                 "adapters on a GPU alone"
             )
         arguments = EngineArgs(
-            model=self.policy.base_model,
-            revision=self.policy.revision,
+            model=base.base_model,
+            revision=base.revision,
             dtype=self.policy.dtype,
             max_model_len=self.policy.context,
             enable_lora=True,
@@ -112,6 +113,7 @@ class Engine:
             enable_sleep_mode=on_gpu,
             disable_log_stats=True,
             seed=0,
+            **divided(self.policy),
         )
         with explained(self.policy):
             try:
@@ -147,6 +149,21 @@ class Engine:
             prepare_sampling()
             self.llm.wake_up()
             self.asleep = False
+
+
+def divided(policy: Policy) -> dict[str, Any]:
+    """vLLM's arguments for a model on several GPUs and in 4 bits.
+
+    The engine stays in this process, and has a process for each GPU beside it: adapters reach those by their path, sleep and
+    wake by vLLM's own calls. They are spawned, not forked, because this process may hold a GPU and a lock already.
+    """
+    arguments: dict[str, Any] = {}
+    if policy.tensor_parallel > 1:
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        arguments |= {"tensor_parallel_size": policy.tensor_parallel, "distributed_executor_backend": "mp"}
+    if policy.quantization:
+        arguments["quantization"] = "bitsandbytes"
+    return arguments
 
 
 def compile_nothing() -> None:
@@ -227,12 +244,9 @@ def play(
     logit_bias: dict[int, float] | None = None,
 ) -> list[Trajectory]:
     """The trajectories of all attempts by the policy with this adapter, in the same order."""
-    from steps.policy.chat import Chat
-
-    tools = [tool.schema for tool in env.tools().values()]
-    chat = Chat(load_tokenizer(policy), tools, policy.chat_template_kwargs)
+    chat, max_tokens = load_chat(policy, env), turn_limit(policy, limits.max_tokens)
     return episodes.play(
-        EngineSampler(policy, adapter, limits.temperature, limits.max_tokens, chat.end, logit_bias),
+        EngineSampler(policy, adapter, limits.temperature, max_tokens, chat.end, logit_bias),
         chat,
         env,
         data,
@@ -241,7 +255,7 @@ def play(
         seed=seed,
         adapter_hash=adapter_hash(adapter),
         context=policy.context,
-        max_tokens=limits.max_tokens,
+        max_tokens=max_tokens,
         max_turns=limits.max_turns,
     )
 

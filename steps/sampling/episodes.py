@@ -143,6 +143,7 @@ def play(
     began, start = time.time(), time.perf_counter()
     for key, episode in enumerate(episodes):
         scenario = episode.scenario
+        episode.env.call_hint = chat.call_hint or episode.env.call_hint
         if scenario.id not in prompts:
             prompts[scenario.id] = chat.prompt_ids(scenario.messages)
         episode.ids = list(prompts[scenario.id])
@@ -214,7 +215,8 @@ def _extend(episode: Episode, chat: Chat) -> None:
     """Extend the prompt by the latest turn, where the episode goes on."""
     if episode.stop_reason is None:
         turn = episode.turns[-1]
-        episode.ids = [*episode.ids, *turn.completion_ids, *chat.suffix_ids(turn.observations)]
+        suffix = chat.suffix_ids(turn.observations, turn.message)
+        episode.ids = [*episode.ids, *turn.completion_ids, *suffix]
 
 
 def records(episodes: Sequence[Episode], policy: str, began: float, start: float) -> list[Trajectory]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from steps.llm.client import Client, Reply
 
 NAMES = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of functions, as servers accept
+KIMIS_ID = re.compile(r"functions\.[A-Za-z0-9_-]{1,64}:\d{1,4}")  # which the model writes itself, with each call
 
 
 class Played(NamedTuple):
@@ -140,7 +141,10 @@ def read_reply(reply: Reply) -> Action:
         if unwritable(arguments):
             problems.append("a tool call holds characters that are no text, or is nested too deeply")
             continue
-        calls.append({"type": "function", "function": {"name": function, "arguments": arguments}})
+        own_id = {"id": raw_call["id"]} if KIMIS_ID.fullmatch(str(raw_call.get("id"))) else {}
+        calls.append({"type": "function", "function": {"name": function, "arguments": arguments}} | own_id)
     text = reply.text.replace("\0", "").encode(errors="replace").decode()
     message: Message = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+    if isinstance(thoughts := reply.message.get("reasoning"), str) and thoughts.strip():
+        message["reasoning"] = thoughts.replace("\0", "").encode(errors="replace").decode().strip()
     return Action(message, problems, is_cut_off=reply.finish_reason == "length")

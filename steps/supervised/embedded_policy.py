@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from steps.core.progress import progress, say
+from steps.policy.chat_templates import CALLS_INTRODUCTION, CHATML, TOOLS_INTRODUCTION
 from steps.runner.stage import Output, main
 
 if TYPE_CHECKING:
@@ -28,15 +29,6 @@ if TYPE_CHECKING:
     from steps.supervised.demonstrations import Habits
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-TOOLS_INTRODUCTION = (
-    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
-)
-CALLS_INTRODUCTION = (
-    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
-    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
-    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
-)
 # Texts that every prompt or call repeats are one token each: there is nothing to choose in them, and a small model would
 # spend its time on them.
 FIXED_TEXTS = (
@@ -60,42 +52,6 @@ FIXED_TEXTS = (
 # Lower-case words include the space before them. Names and numbers do not, so that they are the same token in a question,
 # in a mail and inside the quotes of a call, and can be copied. Digits are split into groups of three.
 WORDS = r" ?[a-z_]+|\p{Lu}?\p{L}+|\p{L}|\p{N}{1,3}|[^\p{L}\p{N}]+"
-
-# Renders messages, tools and tool calls as Qwen's own templates do.
-CHAT_TEMPLATE = (
-    """{%- set system = messages[0].content if messages[0].role == 'system' else '' -%}
-{%- if system or tools -%}
-{{- '<|im_start|>system\\n' + system -}}
-{%- if tools -%}
-{{- ('\\n\\n' if system else '') + """
-    + json.dumps(TOOLS_INTRODUCTION)
-    + """ -}}
-{%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%}
-{{- """
-    + json.dumps(CALLS_INTRODUCTION)
-    + """ -}}
-{%- endif -%}
-{{- '<|im_end|>\\n' -}}
-{%- endif -%}
-{%- for message in messages -%}
-{%- if message.role == 'tool' -%}
-{%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
-{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' -}}
-{%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
-{%- elif message.role != 'system' -%}
-{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') -}}
-{%- for call in message.tool_calls or [] -%}
-{{- '\\n' if message.content or not loop.first -}}
-{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
-{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson -}}
-{{- '}\\n</tool_call>' -}}
-{%- endfor -%}
-{{- '<|im_end|>\\n' -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
-"""
-)
 
 WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, INNER = 128, 4, 4, 2, 32, 384
 CONTEXT = 2048
@@ -150,7 +106,7 @@ def make_tokenizer(
         tokenizer_object=words,
         pad_token=SPECIAL[0],
         eos_token=SPECIAL[2],
-        chat_template=CHAT_TEMPLATE,
+        chat_template=CHATML,
         model_max_length=CONTEXT,
     )
 

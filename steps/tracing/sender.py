@@ -16,6 +16,7 @@ from typing import Any
 
 from steps.core.masking import Masker, masked
 from steps.core.params import Params
+from steps.policy.loading import turn_limit
 from steps.tracing import episodes, files, langfuse
 from steps.tracing.deliveries import LEAST, SECONDS
 from steps.tracing.spans import Trace, hashed
@@ -101,7 +102,7 @@ class Tracing:
             iteration=number,
             split=split,
             temperature=settings.temperature,
-            max_tokens=settings.max_tokens,
+            max_tokens=turn_limit(self.params.policy, settings.max_tokens),
             environment=langfuse.environment(),
             at=at,
         )

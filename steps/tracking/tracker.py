@@ -27,6 +27,7 @@ from steps.core.params import Params, load
 from steps.core.progress import say
 from steps.core.records import OUTPUTS
 from steps.core.yaml_text import read_mapping
+from steps.policy.loading import turn_limit
 from steps.project import git, store
 from steps.project.chain import read_chain
 from steps.project.lock import Lock, digest, read_lock, run_key, unfit
@@ -77,6 +78,9 @@ class MlflowTracker:
         self.log_message = lambda text: log_message(masked(text))
         self.params = load(self.root / "params.yaml", Params)
         values = flat(masked(self.params.model_dump(mode="json", by_alias=True)))
+        for section in ("rollout", "evaluate"):  # what null came to
+            given = getattr(self.params, section).max_tokens
+            values[f"{section}.max_tokens"] = turn_limit(self.params.policy, given)
         strings = {name: str(value) for name, value in values.items()}
         self.settings = {name: text for name, text in strings.items() if name.partition(".")[0] not in FLOW_ONLY}
         self.flow_settings = {name: text for name, text in strings.items() if name not in self.settings}

@@ -115,6 +115,13 @@ def split_steps(examples: Sequence[Example], steps: int, draw: random.Random) ->
     return split_evenly([example for _, example in sorted(placed, key=lambda pair: pair[0])], steps)
 
 
+def share_of(examples: list[Example], process: tuple[int, int], budget: int) -> tuple[list[list[Example]], int]:
+    """(micro-batches of the process (rank, number of processes), how many more the process has that has most of them)."""
+    rank, processes = process
+    parts = [list(micro_batches(part, budget)) for part in split_evenly(examples, processes)]
+    return parts[rank], max(map(len, parts)) - len(parts[rank])
+
+
 def micro_batches(examples: Sequence[Example], budget: int) -> Iterator[list[Example]]:
     """Sorted trajectories in order, split into batches. The tokens that rows do not share with the row before are at most
     `budget` per batch, and all tokens, which are attention's keys, at most 8 times as many. One trajectory alone may have

@@ -4,8 +4,8 @@ The loss is TRL's own (steps/training/loss.py), and so is each optimiser step's 
 without a signal count in its averages and in its KL term. Those whose gradient is zero are counted and not computed. Left
 out of TRL's trainer: data loading, generation, padding and compilation, which would take longer than the update itself here.
 
-Under `accelerate launch` each process takes a share of every optimiser step's trajectories, and gradients are summed. The
-steps are then the same as in one process, within rounding.
+With update.processes each process takes a share of every optimiser step's trajectories, and gradients are summed. The steps
+are then the same as in one process, within rounding.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from steps.core.progress import measure, progress, say
 from steps.policy.adapter import adapter_hash
 from steps.policy.machine import before_sampling, deterministic
 from steps.training import memory, packing
-from steps.training.batches import Example, OptimizerStep, by_group, micro_batches, split_evenly, split_steps
-from steps.training.loss import SamplerKl, TrlLoss, check_sampler, sampler_ratio
+from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
+from steps.training.loss import SamplerCheck, TrlLoss, sampler_ratio
 from steps.training.model import load_model
-from steps.training.processes import gathered, process
+from steps.training.processes import gathered, join, process, shard
 from steps.training.schedule import check_schedule, set_rate
 
 if TYPE_CHECKING:
@@ -47,26 +47,30 @@ def leave_gpu() -> None:
 class Trainer:
     """A base model with a LoRA adapter, Adam, and the count of optimiser steps so far."""
 
-    def __init__(self, policy: Policy, seed: int = 0, checkpoint: Path | None = None) -> None:
-        """With a fresh adapter drawn from `seed`, or with a checkpoint's adapter and optimiser."""
+    def __init__(self, policy: Policy, seed: int = 0, checkpoint: Path | None = None, is_sharded: bool = False) -> None:
+        """With a fresh adapter drawn from `seed`, or with a checkpoint's adapter and optimiser. `is_sharded`: each process
+        holds a part of the base model."""
         import torch
 
-        if process()[1] > 1:
-            from accelerate import PartialState
-
-            PartialState()  # joins the other processes, and selects this one's GPU
-        self.policy = policy
-        key = policy.model_dump_json()
+        join()
+        self.policy, self.is_sharded = policy, is_sharded
+        # A base model that the engine divides may not fit on one GPU, and a fresh adapter needs none.
+        place = "cpu" if is_sharded or (checkpoint is None and policy.tensor_parallel > 1) else None
+        key = f"{policy.model_dump_json()} {is_sharded} {place}"
         if key not in _bases or checkpoint is None:
             _bases.clear()
             torch.manual_seed(seed)
-            _bases[key] = memory.Base(load_model(policy))
+            model = load_model(policy, place)
+            if is_sharded:
+                shard(model)
+            _bases[key] = memory.Base(model)
         before_sampling(leave_gpu)
         _bases[key].come_back()
         self.model = _bases[key].model
         self.model.train()
         self.weights = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         self.vocabulary = int(self.model.get_output_embeddings().weight.shape[0])
+        self.layers = int(self.model.config.get_text_config().num_hidden_layers)
         self.trained_parameters = sum(value.numel() for value in self.weights.values())
         self.steps, self.adapter_hash = 0, ""
         self.moments: dict[str, dict[str, torch.Tensor]] = {}
@@ -132,6 +136,7 @@ class Trainer:
     def _train(self, examples: Sequence[Example], settings: Update, temperature: float, seed: int) -> dict[str, float]:
         import torch
 
+        settings = settings.of_dtype(self.policy.dtype)
         steps = self._steps(examples, settings, seed)
         planned, begun = settings.num_iterations * len(steps), self.steps
         check_schedule(settings, begun + planned)
@@ -139,13 +144,13 @@ class Trainer:
         optimizer = self._optimizer(settings)
         optimizer.zero_grad()  # clear a refused update's gradients
         loss = TrlLoss(settings, self.model, temperature, self.policy.context)
-        kl = SamplerKl()
+        sampler = SamplerCheck()
         common: dict[str, float] = {}  # metrics that are the same in every process
         corrected = bool(settings.vllm_importance_sampling_correction)
         if corrected:
-            self._correct(steps, settings, temperature, kl)
+            self._correct(steps, settings, temperature, sampler)
         else:
-            self._sample(examples, steps[0].groups, settings, temperature, seed, kl)
+            self._sample(examples, steps[0].groups, settings, temperature, seed, sampler)
         sums: dict[str, float] = defaultdict(float, loss=0.0)
         extremes: dict[str, list[float]] = defaultdict(list)
         for number in range(planned):
@@ -157,17 +162,16 @@ class Trainer:
                     batch["ref_per_token_logps"] = self._reference(batch["packed"], temperature)
                 sums["loss"] += self._accumulate(loss, batch, step, len(steps)) / planned
                 if not number and not corrected:
-                    kl.add(loss.logps, batch)
-                for name, metric in loss.take_metrics().items():
+                    sampler.add(loss.logps, loss.entropies, batch)
+                for name, metric in loss.take_metrics().items() if batch["tokens"] else ():
                     if name.endswith(("_min", "_max")):
                         extremes[name].append(metric)
                     else:
                         sums[name] += metric * batch["tokens"]
                 del batch["packed"]  # large, and quick to make again for the next pass
             if not number:  # no weight has changed yet
-                nats, tokens = (sum(values) for values in zip(*gathered((kl.nats, kl.tokens)), strict=True))
-                if tokens:
-                    common["sampler_kl"] = check_sampler(nats / tokens, settings.max_sampler_kl)
+                whole = [sum(values) for values in zip(*gathered(sampler.sums), strict=True)]
+                common |= sampler.check(whole, settings.sampler_limit(self.layers), temperature)
             self._sum_gradients()
             norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), settings.max_grad_norm)
             sums["grad_norm"] += norm.item() / planned
@@ -205,20 +209,28 @@ class Trainer:
         settings: Update,
         temperature: float,
         seed: int,
-        kl: SamplerKl,
+        sampler: SamplerCheck,
     ) -> None:
-        """Add to `kl` one trajectory of each group with a gradient that is not in the first step (`first`): the logprobs
-        of those cost nothing extra."""
+        """Add to `sampler` one trajectory of each group with a gradient that is not in the first step (`first`): the
+        logprobs of those cost nothing extra."""
         import torch
 
         groups = by_group([example for example in examples if example.has_gradient(settings.beta)])
         draw = random.Random(f"sampler {seed} {self.steps}")
         chosen = [draw.choice(groups[group]) for group in sorted(groups.keys() - first)]
-        rank, processes = process()
-        own = split_evenly(sorted(chosen, key=lambda example: example.ids), processes)[rank]
         with torch.no_grad():
-            for part in micro_batches(own, settings.tokens_per_micro_batch or memory.TOKENS):
-                kl.add(packing.token_logps(self.model, self._pack(part), temperature)[0], self._batch(part, 0))
+            for batch in self._share(sorted(chosen, key=lambda example: example.ids), settings, 0):
+                sampler.add(*packing.token_logps(self.model, self._pack(batch["examples"]), temperature), batch)
+
+    def _share(self, examples: list[Example], settings: Update, total: int) -> list[dict[str, Any]]:
+        """This process's micro-batches of sorted trajectories. All processes pass through a sharded model together: one with
+        fewer micro-batches than another passes the shortest trajectory through it, in which no token counts."""
+        own, idle = share_of(examples, process(), settings.tokens_per_micro_batch or memory.TOKENS)
+        batches = [self._batch(part, total) for part in own]
+        for _ in range(idle if self.is_sharded else 0):
+            batch = self._batch([min(examples, key=lambda example: sum(map(len, example.ids)))], total)
+            batches.append(batch | {"completion_mask": batch["completion_mask"] * 0, "tokens": 0.0})
+        return batches
 
     def _with_micro_batches(self, examples: Sequence[Example], settings: Update) -> Update:
         """The settings with the tokens of a micro-batch, and whether layers are checkpointed, where they leave that open."""
@@ -253,18 +265,13 @@ class Trainer:
                 f"{count} optimiser steps per pass, not {settings.steps_per_generation}: there are no more trajectories"
             )
         total = sum(example.tokens for example in examples)
-        rank, processes = process()
         steps = []
         for part in split_steps(examples, count, random.Random(f"update {seed} {self.steps}")):
             computed = sorted(
                 (example for example in part if example.has_gradient(settings.beta)), key=lambda example: example.ids
             )
-            own = split_evenly(computed, processes)[rank]
             step = OptimizerStep(
-                [
-                    self._batch(chosen, total)
-                    for chosen in micro_batches(own, settings.tokens_per_micro_batch or memory.TOKENS)
-                ],
+                self._share(computed, settings, total),
                 trajectories=len(part),
                 tokens=sum(example.tokens for example in part),
                 computed=sum(example.tokens for example in computed),
@@ -313,15 +320,15 @@ class Trainer:
         with torch.no_grad(), self.model.disable_adapter():
             return packing.token_logps(self.model, packed, temperature)[0]
 
-    def _correct(self, steps: list[OptimizerStep], settings: Update, temperature: float, kl: SamplerKl) -> None:
+    def _correct(self, steps: list[OptimizerStep], settings: Update, temperature: float, sampler: SamplerCheck) -> None:
         """Take the old policy's logprobs from the trainer, and add the importance ratio to the sampler, as TRL does."""
         import torch
 
         with torch.no_grad():
             for batch in (batch for step in steps for batch in step.batches):
                 packed = self._pack(batch["examples"])
-                old, _ = packing.token_logps(self.model, packed, temperature)
-                kl.add(old, batch)
+                old, entropies = packing.token_logps(self.model, packed, temperature)
+                sampler.add(old, entropies, batch)
                 batch["old_per_token_logps"] = old
                 batch["importance_sampling_ratio"] = sampler_ratio(
                     old, batch["sampling_per_token_logps"], packed.mask, settings
@@ -336,7 +343,7 @@ class Trainer:
         What the step counts without computing it has a share, too, and adds nothing.
         """
         share = len(batch["examples"]) / step.trajectories
-        if loss.loss_type == "bnpo":
+        if loss.loss_type == "bnpo" and batch["tokens"]:
             share = batch["tokens"] / step.tokens
         loss.weigh(share, steps)
         value = loss(batch)

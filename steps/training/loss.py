@@ -8,7 +8,9 @@ Shapes: B trajectories of a micro-batch, S sampled tokens of the longest.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,10 @@ from steps.training import packing
 
 if TYPE_CHECKING:
     from steps.core.params import Update
+
+SLOPE = 0.02  # relative difference of temperatures that is none; rounding gave 0.001 in bfloat16 over 30 layers
+STANDARD_ERRORS = 5.0
+MADE_UP = 0.1  # nats a token that pass only a limit raised for logprobs that nobody sampled: they fit no temperature
 
 
 class TrlLoss:
@@ -51,6 +57,7 @@ class TrlLoss:
         )
         self._metrics: dict[str, Any] = {"train": defaultdict(list), "eval": defaultdict(list)}
         self.logps: Any = None  # [B, S] of the latest micro-batch, without gradient
+        self.entropies: Any = None  # [B, S] of the same
 
     def __call__(self, batch: dict[str, Any]) -> Any:
         from trl import GRPOTrainer
@@ -71,7 +78,7 @@ class TrlLoss:
 
     def _get_per_token_logps_and_entropies(self, *_: Any, **__: Any) -> tuple[Any, Any, None]:
         logps, entropies = packing.token_logps(self.model, self._packed, self.temperature)
-        self.logps = logps.detach()
+        self.logps, self.entropies = logps.detach(), entropies
         return logps, entropies, None
 
 
@@ -93,17 +100,46 @@ def sampler_ratio(old: Any, sampling: Any, mask: Any, settings: Update) -> Any:
     return ratio.masked_fill(outside, 0.0)
 
 
-class SamplerKl:
-    """KL(sampler ‖ trainer) of all that is added, in nats per token: the k3 estimate (Schulman 2020)."""
+class SamplerCheck:
+    """Sums over the sampled tokens that are added, from which `check` tells whether the trainer's policy sampled them.
+
+    The KL(sampler ‖ trainer) in nats per token is the k3 estimate (Schulman 2020). Another temperature shows before the KL
+    does: at temperature T' in place of T, trainer - sampler is (1 - T/T') · (logprob + entropy) to first order, so the
+    regression of the one on the other gives T', and the residuals its standard error.
+    """
 
     def __init__(self) -> None:
-        self.nats = self.tokens = 0.0
+        self.sums = [0.0] * 5  # nats, tokens, and of difference d and deviation x: d · x, x², d²
 
-    def add(self, logps: Any, batch: dict[str, Any]) -> None:
-        """Add a micro-batch with the trainer's logprobs [B, S]."""
-        mask = batch["completion_mask"]
-        self.nats += sampler_kl(logps, batch["sampling_per_token_logps"], mask)
-        self.tokens += float(mask.sum())
+    def add(self, logps: Any, entropies: Any, batch: dict[str, Any]) -> None:
+        """Add a micro-batch with the trainer's logprobs and entropies [B, S]."""
+        mask = batch["completion_mask"].double()
+        difference = (logps - batch["sampling_per_token_logps"]).double() * mask
+        deviation = (logps + entropies).double() * mask
+        nats = sampler_kl(logps, batch["sampling_per_token_logps"], batch["completion_mask"])
+        values = (mask, difference * deviation, deviation**2, difference**2)
+        self.sums = [
+            total + new for total, new in zip(self.sums, (nats, *(float(v.sum()) for v in values)), strict=True)
+        ]
+
+    def check(self, sums: Sequence[float], limit: float, temperature: float) -> dict[str, float]:
+        """Metrics from the sums of all processes; none without tokens. UserError where the KL is above the limit in nats per
+        token, or the logprobs fit clearly another temperature: by 2 % and by 5 standard errors."""
+        nats, tokens, product, square, squares = sums
+        if not tokens:
+            return {}
+        slope = product / square if square else 0.0
+        explained = slope * product
+        error = math.sqrt(max(squares - explained, 0.0) / tokens / square) if square else 0.0
+        other = temperature / (1 - slope) if slope < 1 else math.inf
+        hint = f"; the logprobs fit temperature {other:.3g}" if explained > squares / 2 else ""
+        kl = check_sampler(nats / tokens, limit, hint)
+        if abs(slope) > max(SLOPE, STANDARD_ERRORS * error) and kl < MADE_UP:
+            raise UserError(
+                f"the logprobs of the trajectories fit temperature {other:.3g}, and rollout.temperature is {temperature:g}: "
+                "they were sampled at another temperature, or by a stale adapter; run rollout again"
+            )
+        return {"sampler_kl": kl, "sampler_temperature": other}
 
 
 def sampler_kl(logps: Any, sampling: Any, mask: Any) -> float:
@@ -112,11 +148,12 @@ def sampler_kl(logps: Any, sampling: Any, mask: Any) -> float:
     return float((difference.exp() - 1 - difference).sum())
 
 
-def check_sampler(kl: float, limit: float) -> float:
+def check_sampler(kl: float, limit: float, hint: str = "") -> float:
     """Returns the KL (nats per token). UserError where another policy than the trained one made the trajectories."""
     if not kl <= limit:
         raise UserError(
             f"the trajectories were not sampled by the policy that is being trained: KL(sampler ‖ trainer) is {kl:.2e} nats "
-            f"a token, update.max_sampler_kl is {limit:.0e}; a stale adapter, another temperature or a wrong mask does this"
+            f"a token, update.max_sampler_kl is {limit:.0e}; a stale adapter, another temperature or a wrong mask does "
+            f"this{hint}"
         )
     return kl

@@ -118,10 +118,13 @@ class Base:
     """
 
     def __init__(self, model: Any) -> None:
-        self.model = model
-        self.frozen = [value for value in model.parameters() if not value.requires_grad]
-        self.device = self.frozen[0].device
+        frozen = [value for value in model.parameters() if not value.requires_grad]
+        self.model, self.device = model, frozen[0].device
+        self.frozen = [value for value in frozen if not hasattr(value, "to_local")]
+        # This process's parts of a sharded model (DTensor). FSDP2 keeps more than one tensor of the same memory.
+        self.parts = [value.to_local().untyped_storage() for value in frozen if hasattr(value, "to_local")]
         self.copies: list[torch.Tensor] = []
+        self.part_copies: list[torch.Tensor] = []
         self.is_away = False
 
     def leave(self) -> None:
@@ -135,8 +138,14 @@ class Base:
             self.copies = [
                 torch.empty_like(value, device="cpu", pin_memory=on_gpu).copy_(value.detach()) for value in self.frozen
             ]
+            self.part_copies = [
+                torch.empty(part.size(), dtype=torch.uint8, pin_memory=on_gpu).copy_(_bytes(part))
+                for part in self.parts
+            ]
         for value, copy in zip(self.frozen, self.copies, strict=True):
             value.data = copy
+        for part in self.parts:
+            part.resize_(0)
         self.is_away = True
         if on_gpu:
             torch.cuda.empty_cache()
@@ -146,4 +155,13 @@ class Base:
         if self.is_away:
             for value, copy in zip(self.frozen, self.copies, strict=True):
                 value.data = copy.to(self.device, non_blocking=True, copy=True)  # in order with what computes with it
+            for part, copy in zip(self.parts, self.part_copies, strict=True):
+                part.resize_(len(copy))
+                _bytes(part).copy_(copy, non_blocking=True)
         self.is_away = False
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

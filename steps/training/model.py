@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from steps.core.params import Policy
 
 
-def load_model(policy: Policy) -> Any:
-    """The policy's base model with a fresh adapter, drawn with torch's seed. UserError for unsupported layers."""
-    return wrap(loading.load_model(policy), policy)
+def load_model(policy: Policy, device: str | None = None) -> Any:
+    """The policy's base model with a fresh adapter, drawn with torch's seed, on `device` or on the GPU where there is one.
+    UserError for unsupported layers."""
+    return wrap(loading.load_model(policy, device), policy)
 
 
 def wrap(base: Any, policy: Policy) -> Any:

@@ -1,9 +1,11 @@
-"""The processes of `accelerate launch` that share an update."""
+"""The processes that share an update: how they meet, and the base model of which each holds a part."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
+
+from steps.core.errors import UserError
 
 
 def gathered(value: Any) -> list[Any]:
@@ -18,5 +20,42 @@ def gathered(value: Any) -> list[Any]:
 
 
 def process() -> tuple[int, int]:
-    """(rank of this process, number of processes) of `accelerate launch`; (0, 1) without it."""
+    """(rank of this process, number of processes), as steps/runner/ranks.py set them; (0, 1) where nothing is shared."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join() -> None:
+    """Meet the other processes, if there are any, and take a GPU where there are GPUs. UserError where they are too few."""
+    rank, count = process()
+    if count == 1:
+        return
+    import torch
+    from accelerate import PartialState
+
+    if torch.cuda.is_available() and (cards := torch.cuda.device_count()) < count:
+        raise UserError(
+            f"update.processes is {count}, and this run sees {cards} GPUs: each process needs one; set it to {cards} at most"
+        )
+    PartialState(init_method=f"file://{os.environ['FLYWHEEL_STORE']}", rank=rank, world_size=count)
+
+
+def shard(model: Any) -> None:
+    """Divide the weights of a PEFT model's decoder layers among the processes (FSDP2: Zhao et al. 2023, arXiv:2304.11277).
+
+    Each layer is whole only while it computes, forward or backward. The adapter, the embedding and the head stay whole in
+    each process, so that adapters and checkpoints are as in one process. All processes must make the same passes.
+    """
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (process()[1],))
+    decoder = model.get_base_model().get_decoder()
+    adapter = {weight for weight in decoder.parameters() if weight.requires_grad}
+    divided = set[Any]()
+    for layer in decoder.layers:
+        divided |= set(layer.parameters())  # before they are replaced by their parts
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=adapter)
+        divided |= set(layer.parameters())
+    fully_shard(decoder, mesh=mesh, ignored_params=set(decoder.parameters()) - divided | adapter)
+    model.to(mesh.device_type)

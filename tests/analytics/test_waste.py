@@ -58,7 +58,7 @@ class Counting(grpo.Trainer):
     tokens = 0.0
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.adapter_hash, self.vocabulary, self.steps = ADAPTER, 10, 0
+        self.adapter_hash, self.vocabulary, self.steps, self.is_sharded = ADAPTER, 10, 0, False
 
     def train(
         self, examples: Sequence[Example], settings: params.Update, temperature: float, seed: int

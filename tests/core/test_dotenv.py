@@ -27,6 +27,8 @@ INTERNAL = {
     "PREFECT_CLI_PROMPT": "flows/ui.py, for Prefect's commands",
     "PREFECT_LOCAL_STORAGE_PATH": "flows/ui.py and the Makefile, beside PREFECT_HOME",
     "PREFECT_MEMO_STORE_PATH": "flows/ui.py and the Makefile, beside PREFECT_HOME",
+    "FLYWHEEL_STORE": "steps/runner/ranks.py, for the processes that it starts",
+    "HF_HUB_ETAG_TIMEOUT": "steps/planning/models.py, for itself",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "flows/ui.py, for Prefect's server",
     "PREFECT_SERVER_API_AUTH_STRING": "flows/ui.py, for Prefect's server",
     "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "flows/ui.py, for Prefect's server",

@@ -406,3 +406,47 @@ def test_the_registry_entry_has_the_tasks_name_unless_it_is_named(tmp_path: Path
     ):
         path.write_text(text)
         assert load(path, RegisterParams).model == name
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"update": {"processes": 2}}, "update.processes: 2 needs update.launcher: accelerate, which starts them"),
+        ({"update": {"shard": True}}, "update.shard would have no effect"),
+        ({"update": {"launcher": "torchrun"}}, "update.launcher: "),
+        (
+            {
+                "update": {"launcher": "accelerate", "processes": 2, "shard": True},
+                "policy": {"quantization": "bnb-4bit"},
+            },
+            "update.shard does not work with policy.quantization: bnb-4bit",
+        ),
+        ({"policy": {"quantization": "awq"}}, "policy.quantization: "),
+        ({"policy": {"tensor_parallel": 0}}, "policy.tensor_parallel: "),
+    ],
+)
+def test_several_processes_and_cards_that_do_not_go_together(
+    refused: Any, sections: dict[str, Any], problem: str
+) -> None:
+    assert problem in refused(sections)
+
+
+def test_the_dtype_decides_what_rounding_may_do() -> None:
+    for dtype, corrected, mode, limits in (
+        ("float32", False, None, (1e-3, 1e-3)),
+        ("bfloat16", True, "token_truncate", (1e-3, 6e-3)),
+    ):
+        update = Params.model_validate({"policy": {"dtype": dtype}}).update
+        assert update.vllm_importance_sampling_correction == corrected
+        assert update.vllm_importance_sampling_mode == mode
+        assert tuple(update.sampler_limit(layers) for layers in (2, 30)) == pytest.approx(limits)
+        assert update.of_dtype(dtype) == update
+    policy = {"dtype": "bfloat16"}
+    chosen = {"vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_clip_max": None}
+    update = Params.model_validate({"policy": policy, "update": chosen | {"max_sampler_kl": 0.1}}).update
+    assert (update.vllm_importance_sampling_mode, update.vllm_importance_sampling_clip_max) == ("sequence_mask", None)
+    assert update.sampler_limit(30) == 0.1
+    off = {"vllm_importance_sampling_correction": False}
+    assert not Params.model_validate({"policy": policy, "update": off}).update.vllm_importance_sampling_correction
+    with pytest.raises(ValueError, match="vllm_importance_sampling_mode would have no effect"):
+        Params.model_validate({"update": {"vllm_importance_sampling_mode": "token_mask"}})

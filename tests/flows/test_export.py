@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from environments.email_search import EmailSearch
 from flows import export
 from flows.serving.server import Server
 from steps.core.params import Lora, Policy
+from steps.policy.loading import load_chat
 
 
 def test_a_base_model_in_a_folder_has_an_absolute_path(tmp_path: Path) -> None:
@@ -43,10 +45,11 @@ def test_files_have_the_mode_of_the_umask(tmp_path: Path, mask: int, file: int, 
 def test_the_commands_options_are_those_of_the_server_that_is_tested(merged: bool) -> None:
     """tests/flows/test_serve.py starts vLLM with `Server.command`, and reads the tokens of the evaluation from it."""
     policy = Policy(base_model="org/some model", revision="abc", lora=Lora(rank=12))
-    text = export.usage(policy, "toy", merged)
+    chat = load_chat(Policy(), EmailSearch)
+    text = export.usage(policy, chat, "toy", merged)
     [block] = re.findall(r"```sh\n(.+)\n```", text)
     words = shlex.split(block)
-    ours = Server("127.0.0.1", 8000, "toy", "key").command(policy, Path())
+    ours = Server("127.0.0.1", 8000, "toy", "key").command(policy, Path(), chat)
     assert words[:3] == ["python", "-m", ours[0]]
     assert {word for word in words if word.startswith("--")} <= set(ours)
     options = dict(itertools.pairwise(words))

@@ -14,10 +14,12 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from environments.email_search import EmailSearch
 from flows.serving import guard
 from flows.serving.guard import Guard, host_name
 from flows.serving.server import Server
 from steps.core.params import Policy
+from steps.policy.loading import load_chat
 
 KEY, SWAP_TOKEN = "a-key", "a-swap-token"
 MODELS = (
@@ -157,7 +159,8 @@ def test_the_name_in_a_host_header(header: str, name: str) -> None:
 
 
 def test_the_server_is_started_with_its_guard() -> None:
-    words = Server("10.0.0.5", 8000, "toy", KEY, SWAP_TOKEN).command(Policy(), Path("/adapters/a"))
+    server, policy = Server("10.0.0.5", 8000, "toy", KEY, SWAP_TOKEN), Policy()
+    words = server.command(policy, Path("/adapters/a"), load_chat(policy, EmailSearch))
     assert words[words.index("--middleware") + 1] == "flows.serving.guard.Guard"
     assert words[words.index("--host") + 1] == "10.0.0.5"
     assert not {KEY, SWAP_TOKEN} & set(words), "a secret in the command line could be read by everybody on the machine"

@@ -185,6 +185,28 @@ def test_settings_of_ones_own_are_kept_when_a_preset_replaces_them(
     assert copy.read_text() == own, "a preset replaces no settings of one's own"
 
 
+def test_a_models_preset_goes_on_top_of_the_tasks(folder: Path) -> None:
+    shutil.copytree(ROOT / "tasks_data/_models", folder / "tasks_data/_models")
+    for model in (folder / "tasks_data/_models").glob("*.yaml"):
+        settings = yaml.safe_load(model.read_text())
+        for task, seed in ((None, 1), ("multiplication", 5)):
+            checked = set_params([f"seed={seed}"], task=task, preset=model.stem)
+            assert checked.task == (task or settings["task"])
+            assert checked.seed == seed
+            written = yaml.safe_load((folder / "params.yaml").read_text())
+            of_task = yaml.safe_load((folder / f"tasks_data/{checked.task}.yaml").read_text())
+            for section in ("policy", "update"):
+                assert written[section] == of_task[section] | settings[section]
+            assert written["scenarios"] == of_task["scenarios"]
+
+
+def test_a_preset_that_is_none_is_refused_before_anything_is_written(folder: Path) -> None:
+    before = files(folder)
+    with pytest.raises(UserError, match=r"there is no preset qwen: the models with a preset are \(none here\)"):
+        set_params([], preset="qwen")
+    assert files(folder) == before
+
+
 def test_a_bad_assignment_leaves_the_task_as_it_was(folder: Path) -> None:
     before = files(folder)
     with pytest.raises(UserError, match=r"rollout\.attempts"):

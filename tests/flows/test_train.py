@@ -48,6 +48,26 @@ def test_the_flow_ends_well_and_says_what_is_next(project: Project) -> None:
     assert not [path for path in project.folder.glob("run/**/*") if ".tmp" in path.name]
 
 
+def test_two_processes_give_the_update_of_one_through_dvc(project: Project, tmp_path: Path) -> None:
+    """The command is the same: params.yaml alone says that two processes share the stage, each with half of the base."""
+    from safetensors.numpy import load_file
+
+    folder = shutil.copytree(project.folder, tmp_path / "project", symlinks=True)
+    one = load_file(folder / "run/001/adapter/adapter_model.safetensors")
+    update = yaml.safe_load((folder / "params.yaml").read_text())["update"]
+    two = update | {"launcher": "accelerate", "processes": 2, "shard": True}
+    change_params(folder, {"update": two})
+    done = run(python("dvc", "repro", "--single-item", "update@001"), folder, OMP_WAIT_POLICY="passive")
+    assert done.returncode == 0, done.stderr
+    assert "starting 2 processes that share the stage" in done.stdout
+    divided = load_file(folder / "run/001/adapter/adapter_model.safetensors")
+    assert divided.keys() == one.keys()
+    assert max(abs(divided[name] - one[name]).max() for name in one) < 1e-5
+    first = lock(project.folder)["update@001"]["cmd"]
+    assert lock(folder)["update@001"]["cmd"] == first
+    stop_workers(folder)
+
+
 def test_summary(project: Project) -> None:
     summary = json.loads((project.folder / "run/summary.json").read_text())
     assert set(summary) == {"task", "base", "trained", "iterations", "registered", "wall_seconds"}

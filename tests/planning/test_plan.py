@@ -65,6 +65,21 @@ def test_what_cannot_run_is_refused(machine: Machine, model: str, sections: dict
 
 
 @pytest.mark.parametrize(
+    "sections",
+    [
+        {"policy": {"quantization": "bnb-4bit"}},
+        {"policy": {"tensor_parallel": 2}},
+        {"update": {"launcher": "accelerate", "processes": 2}},
+    ],
+)
+def test_what_the_formulas_leave_out_is_not_refused_for_its_memory(sections: dict[str, Any]) -> None:
+    policy = BF16 | {"base_model": "meta-llama/Llama-3.3-70B-Instruct"} | sections.get("policy", {})
+    params = Params.model_validate(sections | {"policy": policy})
+    assert plan.unplanned(params)
+    plan.check(params)
+
+
+@pytest.mark.parametrize(
     ("machine", "model", "sections"),
     [(CPU, "tasks_data/embedded_policy", {}), (CARDS["h100-80"], QWEN7, CHECKPOINTED)],
 )

@@ -15,7 +15,9 @@ from environments.base import Message
 from environments.email_search import EmailSearch
 from steps.core.records import Trajectory, Turn, read_records, write_records
 from steps.policy.chat import Chat
-from steps.supervised.embedded_policy import CHAT_TEMPLATE, corpus, make_tokenizer
+from steps.policy.chat_templates import CHATML
+from steps.supervised.embedded_policy import corpus, make_tokenizer
+from tests.support import templates
 
 TOOLS = [tool.schema for tool in EmailSearch.tools().values()]
 MALFORMED = 'a tool call must be {"name": …, "arguments": {…}} in valid JSON between <tool_call> and </tool_call>'
@@ -393,19 +395,15 @@ def test_the_tokenizer_is_the_same_each_time(tokenizer: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def family(tokenizer: Any) -> Callable[[str], Any]:
-    """The tokenizer with another family's chat template and marks of a turn's end."""
-    import trl
+def family() -> Callable[[str], Any]:
+    """A tokenizer with another family's chat template and special tokens."""
+    bare = templates.FAMILIES["llama3.1"]._replace(bos="<|endoftext|>")
+    known = {one.template: one for one in templates.FAMILIES.values()}
+    others = {"llama3": bare, "phi3": bare._replace(end="<|end|>")}
 
     def made(name: str) -> Any:
-        path = Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja"
-        if not path.is_file():
-            pytest.skip(f"TRL ships no template {name}")
-        other = copy.deepcopy(tokenizer)
-        other.chat_template = path.read_text()
-        other.bos_token = "<|endoftext|>"
-        other.add_special_tokens({"additional_special_tokens": ["<|eot_id|>", "<|end|>"]})
-        return other
+        ours = known.get(name) or others.get(name) or templates.Family(name, "", None, "<|im_end|>", "<|endoftext|>")
+        return templates.tokenizer(ours, templates.template(name))
 
     return made
 
@@ -428,7 +426,6 @@ def family(tokenizer: Any) -> Callable[[str], Any]:
             "<|eot_id|>",
             '<|start_header_id|>ipython<|end_header_id|>\n\n"T"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n',
         ),
-        ("lfm2_2_5", "<|im_end|>", "\n<|im_start|>tool\nT<|im_end|>\n<|im_start|>assistant\n"),
         (
             "qwen3",  # gives a conversation's last turn a <think> block
             "<|im_end|>",
@@ -463,8 +460,8 @@ def test_a_template_without_tools_is_refused(family: Callable[[str], Any], name:
 )
 def test_a_template_that_drops_a_part_is_refused(tokenizer: Any, shown: str, dropped: str, sentence: str) -> None:
     other = copy.deepcopy(tokenizer)
-    assert CHAT_TEMPLATE.count(shown) == 1
-    other.chat_template = CHAT_TEMPLATE.replace(shown, dropped)
+    assert CHATML.count(shown) == 1
+    other.chat_template = CHATML.replace(shown, dropped)
     with pytest.raises(ValueError, match=sentence):
         Chat(other, TOOLS)
 

@@ -16,19 +16,25 @@ LAYERS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_
 
 
 Results = tuple[dict[str, dict[str, Any]], str]
-FAMILIES = ["qwen2.5", "qwen3", "llama3", "kimi-k2"]
+PARSERS = {
+    "qwen2.5": ("hermes", None),
+    "qwen3": ("hermes", "qwen3"),
+    "qwen3.5": ("qwen3_coder", "qwen3"),
+    "llama3": ("llama3_json", None),
+    "kimi-k2": ("kimi_k2", None),
+}
 
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The results by family, and what was written to stderr: a family that fails has no results."""
     folder = tmp_path_factory.mktemp("families")
-    process = run(python("tests.support.families", str(folder), *FAMILIES), ROOT, seconds=560)
+    process = run(python("tests.support.families", str(folder), *PARSERS), ROOT, seconds=560)
     results = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
     return {result["family"]: result for result in results}, process.stderr
 
 
-@pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "llama3"])
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "qwen3.5", "llama3"])
 def test_sampler_and_trainer_agree_before_and_after_an_update(name: str, families: Results) -> None:
     results, errors = families
     assert name in results, errors[-3000:]
@@ -37,7 +43,18 @@ def test_sampler_and_trainer_agree_before_and_after_an_update(name: str, familie
     assert result["kl"] < 1e-8
     assert result["kl_updated"] < 1e-8  # vLLM serves the new adapter, not the one before
     assert result["kl_stale"] > 0.01
+    assert (result["turns"], result["breaches"]) == (3, [])  # a rollout in the form of the family's own template
     assert result["greedy_same"] == result["greedy"] == 4  # the tokens of Hugging Face generate
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_vllms_server_is_started_with_the_familys_parsers(name: str, families: Results) -> None:
+    """Its own command line takes the options, and the parsers that they name read a call of the family's template."""
+    results, errors = families
+    assert name in results, errors[-3000:]
+    tool_parser, reasoning_parser = PARSERS[name]
+    expected = {"tool_parser": tool_parser, "reasoning_parser": reasoning_parser, "read": True}
+    assert results[name]["served"] == expected
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "llama3"])

@@ -1,15 +1,17 @@
-"""The machine's cores: the number of threads is a setting, because the bytes depend on it."""
+"""The machine's cores: the number of threads is a setting, because the bytes depend on it. And its GPUs."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.params import InitialiseParams, Policy
-from steps.policy import machine
+from steps.policy import cuda, loading, machine
 
 
 class Threads:
@@ -90,6 +92,37 @@ def test_the_number_is_recorded_with_the_parameters() -> None:
     assert Policy(threads=1).model_dump_json() != Policy().model_dump_json()
 
 
+@pytest.mark.parametrize(
+    ("setting", "gpus", "problem"),
+    [
+        (
+            {"tensor_parallel": 2},
+            0,
+            "policy.tensor_parallel is 2: the engine needs 2 GPUs, and this run sees none; set it to 1",
+        ),
+        ({"tensor_parallel": 4}, 2, "the engine needs 4 GPUs, and this run sees 2; set it to 2"),
+        ({"quantization": "bnb-4bit"}, 0, "policy.quantization: bnb-4bit needs a GPU, and this run sees none"),
+        ({"quantization": "bnb-4bit"}, 1, r"not installed \(.*vllm_bnb_plugin\): `make install GPU=1`"),
+        ({"tensor_parallel": 2}, 2, None),
+        ({}, 0, None),
+    ],
+)
+@pytest.mark.parametrize("load", [loading.load_tokenizer, loading.load_model])
+def test_gpus_that_there_are_not_are_named_before_anything_loads(
+    setting: dict[str, Any], gpus: int, problem: str | None, load: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many GPUs torch sees is a fake here, and so is the lack of the plugin."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr(cuda, "find_spec", lambda name: None)
+    policy = Policy(base_model="no/such/model", **setting)
+    if problem is None:
+        cuda.check_gpus(policy)
+        return
+    with pytest.raises(UserError, match=problem):
+        load(policy)
+
+
 # --- A GPU, which is a fake here: torch's answers about it are set by the test
 
 
@@ -155,8 +188,6 @@ def test_malloc_keeps_memory_on_a_cpu_alone(has_gpu: bool, monkeypatch: pytest.M
 def test_weights_are_loaded_straight_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from transformers import AutoModelForCausalLM
-
-    from steps.policy import loading
 
     asked: list[dict[str, object]] = []
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda name, **how: asked.append(how))

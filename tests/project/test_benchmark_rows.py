@@ -41,10 +41,19 @@ FAKES: dict[str, dict[str, Any]] = {
     "plan": {"call": {}, "compare": ROW, "refuse": ROW},
     "update": {"compare": ROW},
     "iteration": {"compare": ROW},
+    "pretrained": {"measure": ROW},
 }
 ROWS = {"environments": len(import_module("benchmarks.environments").tasks()), "rollout": 2, "tracing": 5, "update": 4}
 ROWS |= {"hacks": len(import_module("benchmarks.hacks").HACKS)}
-ROWS |= {"attention": 2, "batches": 3, "plan": 4, "gate": 6, "iteration": 2, "learning": 2}  # the others have one
+ROWS |= {
+    "attention": 2,
+    "batches": 3,
+    "plan": 4,
+    "gate": 6,
+    "iteration": 2,
+    "learning": 2,
+    "pretrained": 3,
+}  # the others have one
 WORDS = {"learning": ["--seeds", "1", "2"]}  # more than the quick form's one row
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -47,6 +48,7 @@ def test_nothing_is_compiled_on_the_cpu(
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, "transformers", transformers)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    monkeypatch.setattr(engine, "_engines", {})
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as variables:
         for name in [name for name in os.environ if name.startswith("VLLM_")]:
@@ -60,6 +62,27 @@ def test_nothing_is_compiled_on_the_cpu(
         assert vllm.dynamo == [expected]
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (Policy(), {}),
+        (Policy(tensor_parallel=2), {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}),
+        (Policy(quantization="bnb-4bit"), {"quantization": "bitsandbytes"}),
+    ],
+)
+def test_what_vllm_is_told_of_several_gpus_and_of_4_bits(
+    policy: Policy, expected: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passed on only: no GPU and no process of vLLM is behind it."""
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert engine.divided(policy) == expected
+    assert os.environ.get("VLLM_WORKER_MULTIPROC_METHOD") == ("spawn" if policy.tensor_parallel > 1 else None)
+    [package] = importlib.util.find_spec("vllm").submodule_search_locations or []  # type: ignore[union-attr]
+    source = (Path(package) / "engine/arg_utils.py").read_text()  # importing it takes 20 s
+    assert all(f"\n    {name}: " in source for name in expected)
 
 
 @pytest.fixture

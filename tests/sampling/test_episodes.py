@@ -68,7 +68,8 @@ SCENARIOS = [
 CHAT: Any = SimpleNamespace(
     prompt_ids=lambda messages: [1, len(messages)],
     parse=lambda ids: SimpleNamespace(message={"role": "assistant", "content": f"{ids}"}, problems=()),
-    suffix_ids=lambda observations: [len(observations[0]["content"]) % 50 + 3],
+    call_hint="",
+    suffix_ids=lambda observations, turn: [len(observations[0]["content"]) % 50 + 3],
 )
 
 

@@ -168,6 +168,23 @@ def test_an_unknown_tool_and_wrong_arguments_are_the_environments_affair() -> No
     assert "there is no tool named" in said["content"]
 
 
+def test_reasoning_and_kimis_ids_go_back_to_the_server_that_sent_them() -> None:
+    """Their templates show both. Other ids are ours: nine letters and digits, as Mistral's servers demand."""
+    env, data, attempts = task("email_search", 1)
+    name = next(iter(env.tools()))
+
+    def answer(body: Body) -> Answer:
+        ids = (f"functions.{name}:0", "chatcmpl-tool-5d1f")
+        return calling(*(tool_call(name, {}, made) for made in ids)) | {"reasoning": " Hm. "}
+
+    with Server(answer) as server:
+        [one] = players.play(asking(server), env, data, attempts, prefix="test", max_turns=2)
+        _, _, said, *answers = server.bodies[1]["messages"]
+    assert one.trajectory.turns[0].message["reasoning"] == said["reasoning"] == "Hm."
+    assert [call["id"] for call in said["tool_calls"]] == [f"functions.{name}:0", "call00201"]
+    assert [message["tool_call_id"] for message in answers] == [f"functions.{name}:0", "call00201"]
+
+
 def test_text_that_no_file_takes_is_cleaned(tmp_path: Path) -> None:
     env, data, attempts = task("multiplication", 1)
     with Server(lambda body: "a\0b\ud800c") as server:

@@ -1,5 +1,5 @@
 """The stage update on files: every trajectory is counted, what breaks the contract is set aside with its reason, and what
-another policy sampled is refused. On a random tiny Qwen3; in one process, and in two that `accelerate` starts.
+another policy sampled is refused. On a random tiny Qwen3; in one process, and in two that share it.
 """
 
 from __future__ import annotations
@@ -7,23 +7,20 @@ from __future__ import annotations
 import json
 import os
 import random
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from steps.core.errors import UserError
 from steps.core.params import Policy, Rollout, Update, UpdateParams
 from steps.core.records import Reward, Row, StopReason, Trajectory, Turn, write_records
-from steps.runner import stage
+from steps.runner import ranks
 from steps.training.batches import Example
 from steps.training.fates import TRAINED
 from steps.training.grpo import Trainer
 from steps.update import update
-from tests.conftest import ROOT, run
 from tests.support import tiny
 from tests.support.tiny import files, moved, plain_logps
 
@@ -459,97 +456,39 @@ def test_a_batch_of_failures_leaves_the_adapter_as_it_was(batch: Batch) -> None:
     assert batch.adapter() == files(batch.folder / "previous-adapter")
 
 
-# --- The command, in one process and in two
-
-
-def launched(batch: Batch, to: str, words: Sequence[str], **variables: str) -> dict[str, Any]:
-    """The command `… -m steps.update` with outputs in a folder; what it wrote as metrics."""
-    options = ["--params", "params.yaml", "--previous", "previous", "--metrics", f"{to}/metrics.json"]
-    options += ["--fates", f"{to}/fates.json"]
-    options += [word for name in ("trajectories", "rewards") for word in (f"--{name}", f"{name}.parquet")]
-    options += [word for name in ("adapter", "checkpoint") for word in (f"--{name}", f"{to}/{name}")]
-    temporary = batch.folder / f"temporary of {to}"
-    temporary.mkdir()
-    done = run(
-        [*words, "-m", "steps.update", *options],
-        batch.folder,
-        240,
-        PYTHONPATH=str(ROOT),
-        OMP_NUM_THREADS="1",
-        TMPDIR=str(temporary),
-        **variables,
-    )
-    assert done.returncode == 0, done.stderr
-    assert list(temporary.glob("flywheel-*")) == []
-    assert [path.name for path in (batch.folder / ".flywheel").iterdir()] == ["prefect"], "a worker ran the stage"
-    return dict(json.loads((batch.folder / to / "metrics.json").read_text()))
+# --- In one process and in two
 
 
 def below(folder: Path) -> list[str]:
     return sorted(os.fspath(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_what_a_process_writes_beside_the_first_is_thrown_away(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in batch.rewards:
-        batch.score(name, 1.0)  # nothing to train: there is no other process here
-    batch.write()
-    params = {"policy": batch.policy.model_dump(), "update": {"without_signal": "drop"}}
-    (batch.folder / "params.yaml").write_text(yaml.safe_dump(params))
-    names = {"trajectories": "trajectories.parquet", "rewards": "rewards.parquet", "previous": "previous"}
-    names |= {"adapter": "new/adapter", "checkpoint": "new/checkpoint", "metrics": "new/metrics.json"}
-    arguments = {name: str(batch.folder / path) for name, path in (names | {"params": "params.yaml"}).items()}
-    temporary = batch.folder / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    monkeypatch.setenv("RANK", "1")
-    stage.run(update, arguments)
-    assert list(temporary.iterdir()) == []
-    assert not (batch.folder / "new").exists()
-    monkeypatch.setenv("RANK", "0")
-    stage.run(update, arguments)
-    assert (batch.folder / "new/metrics.json").exists()
-
-
 @pytest.mark.slow
 def test_two_processes_make_the_update_of_one(batch: Batch) -> None:
-    """Some steps have one trajectory with a gradient or none at all, and so nothing for one of the two or for both.
-
-    With `--cpu`, accelerate would start one process: `--multi_gpu` is what it calls several, with GPUs or without.
+    """Some steps have one trajectory with a gradient or none at all, and so nothing for one of the two or for both. With a
+    sharded base the same, and bit for bit: each process then passes as often through the model as the other.
     """
     for name, attempt in batch.trajectories.items():  # a little off, so that there is a KL to compare
         batch.change_turn(name, logprobs=tuple(value - 0.01 for value in attempt.turns[0].logprobs))
         if name.startswith(("s2", "s3")):
             batch.score(name, 1.0)  # flat groups
-    batch.write()
-    params = {
-        "seed": 3,
-        "policy": batch.policy.model_dump(),
-        "update": SETTINGS | {"steps_per_generation": 16, "beta": 0},
-    }
-    (batch.folder / "params.yaml").write_text(yaml.safe_dump(params))
-    accelerate = str(Path(sys.executable).parent / "accelerate")
-    launch = [accelerate, "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--main_process_port", "0"]
-    one = launched(batch, "one", [sys.executable], FLYWHEEL_WORKER="off")
-    two = launched(batch, "two", launch, FLYWHEEL_IDLE_SECONDS="5")
+    settings: dict[str, Any] = {"steps_per_generation": 16, "beta": 0, "tokens_per_micro_batch": 64}
+    shared = settings | {"launcher": "accelerate", "processes": 2}
+    one = batch.update("one", **settings)
+    two = batch.update("two", **shared)
+    assert batch.update("sharded", **shared, shard=True, gradient_checkpointing=True) == two
+    for name in ("adapter", "checkpoint"):
+        assert files(batch.folder / "sharded" / name) == files(batch.folder / "two" / name)
+    ranks.end()
 
     assert below(batch.folder / "two") == below(batch.folder / "one")
-    assert below(batch.folder / "two") == [
-        "adapter/adapter_config.json",
-        "adapter/adapter_model.safetensors",
-        "checkpoint/state.json",
-        "checkpoint/state.safetensors",
-        "fates.json",
-        "metrics.json",
-        "timings/adapter.json",
-    ]
-    before, alone, shared = (
+    before, alone, divided = (
         weights_of(batch.folder / name) for name in ("previous-adapter", "one/adapter", "two/adapter")
     )
     largest = max(float((value - before[name]).abs().max()) for name, value in alone.items())
-    gap = max(float((value - shared[name]).abs().max()) for name, value in alone.items())
-    assert largest > 1e-3
-    assert gap / largest < 1e-4
+    gap = max(float((value - divided[name]).abs().max()) for name, value in alone.items())
+    assert largest > 1e-2
+    assert gap < 1e-5
     assert one["sampler_kl"] > 1e-5
     assert one.pop("quarantine") == two.pop("quarantine") == {}
     extremes = {name for name in one if name.endswith(("_min", "_max"))}  # of the rows of a micro-batch

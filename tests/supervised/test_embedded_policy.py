@@ -17,9 +17,9 @@ import pytest
 
 from environments.base import Message
 from environments.email_search import EmailSearch
+from steps.policy.chat_templates import CHATML
 from steps.supervised.demonstrations import MIXED, demonstrations
 from steps.supervised.embedded_policy import (
-    CHAT_TEMPLATE,
     CONTEXT,
     FIXED_TEXTS,
     SEED,
@@ -77,7 +77,7 @@ def test_its_tokenizer_is_the_one_that_the_code_makes(tokenizer: Any, tmp_path: 
     made.save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert json.loads((tmp_path / name).read_text()) == json.loads((FOLDER / name).read_text()), name
-    assert (FOLDER / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+    assert (FOLDER / "chat_template.jinja").read_text() == CHATML
     assert tokenizer.backend_tokenizer.to_str() == made.backend_tokenizer.to_str()
     assert tokenizer.chat_template == made.chat_template
     assert tokenizer.convert_tokens_to_ids(list(SPECIAL)) == [0, 1, 2]

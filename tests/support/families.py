@@ -8,29 +8,28 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steps.core.params import Lora, Policy, Update
+from steps.core.params import Lora, Policy, Rollout, Update
 from steps.core.records import Row
-from tests.support import tiny
+from tests.support import templates, tiny
+from tests.support.lookup import Lookup
 
 if TYPE_CHECKING:
     from steps.training.grpo import Trainer
 
 ROOT = Path(__file__).parent.parent.parent
-EMBEDDED = ROOT / "tasks_data" / "embedded_policy"
+TEMPLATES = {"llama3": "llama3.1"}  # where a family of models has several templates
 COMMON: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 2048,
     "initializer_range": 0.2,
-    "vocab_size": 2339,
     "eos_token_id": 2,
     "pad_token_id": 0,
     "bos_token_id": None,
@@ -42,7 +41,7 @@ def config(family: str) -> Any:
 
     if family == "qwen2.5":
         return hf.Qwen2Config(**COMMON, num_key_value_heads=1)
-    if family == "qwen3":
+    if family in ("qwen3", "qwen3.5"):  # its template; the architecture, with linear attention, is another
         return hf.Qwen3Config(**COMMON, num_key_value_heads=1, head_dim=32)
     if family == "llama3":
         return hf.LlamaConfig(**COMMON, num_key_value_heads=1)
@@ -69,14 +68,16 @@ def config(family: str) -> Any:
 
 
 def make(family: str, folder: Path) -> None:
-    """A random checkpoint with the embedded policy's tokenizer."""
+    """A random checkpoint with the family's chat template and special tokens."""
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config(family)).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy2(EMBEDDED / name, folder)
+    tokenizer = templates.tokenizer(templates.FAMILIES[TEMPLATES.get(family, family)])
+    made = config(family)
+    made.vocab_size = len(tokenizer)
+    AutoModelForCausalLM.from_config(made).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 PROMPTS = 4  # each with four attempts
@@ -104,6 +105,46 @@ def sample(policy: Policy, adapter: Path, asked: list[list[int]], temperature: f
         ids = [*prompt, *one.completion_ids]
         rows.append(Row(ids, [0] * len(prompt) + [1] * len(one.completion_ids), [0.0] * len(prompt) + logprobs))
     return rows
+
+
+def play(policy: Policy, adapter: Path) -> dict[str, Any]:
+    """A rollout by vLLM in the family's own form. A random model writes no call; a bias makes it end its turns."""
+    from steps.policy.loading import load_chat
+    from steps.sampling import engine
+    from steps.training import contract
+
+    chat = load_chat(policy, Lookup)
+    attempts = [(scenario, 0) for scenario in Lookup.scenarios(None, "train", 4, 1)]
+    limits = Rollout(max_tokens=24)
+    played = engine.play(policy, limits, adapter, Lookup, None, attempts, "x", seed=6, logit_bias={chat.end: 16.0})
+    breaches = [contract.breach(one, one.flatten(), chat.end, len(chat.tokenizer)) for one in played]
+    return {"turns": max(len(one.turns) for one in played), "breaches": [reason for reason in breaches if reason]}
+
+
+def served(policy: Policy, adapter: Path) -> dict[str, Any]:
+    """How vLLM's stock server, with the options of flows.serve, reads a call that the family's template writes."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.parser.parser_manager import ParserManager
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from flows.serving.server import Server
+    from steps.policy.loading import load_chat
+
+    chat = load_chat(policy, Lookup)
+    words = Server("127.0.0.1", 8000, "toy", "key").command(policy, adapter, chat)
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(words[1:])
+    validate_parsed_serve_args(args)
+    reasoning = args.reasoning_parser or None
+    parser = ParserManager.get_parser(args.tool_call_parser, reasoning, args.enable_auto_tool_choice)
+    request = ChatCompletionRequest(messages=[{"role": "user", "content": ""}], tools=chat.tools, tool_choice="auto")
+    function = {"name": "look", "arguments": {"text": 'naïve "東京"', "words": []}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    text = chat.tokenizer.decode(chat.completion_ids(turn)[:-1])
+    reader = parser(chat.tokenizer, request.tools, chat_template_kwargs=args.default_chat_template_kwargs or {})
+    _, _, calls = reader.parse(text, request, enable_auto_tools=True)
+    read = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in calls or ()]
+    return {"tool_parser": args.tool_call_parser, "reasoning_parser": reasoning, "read": read == [function]}
 
 
 def kl(model: Any, rows: list[Row]) -> float:
@@ -161,11 +202,11 @@ def main(family: str, folder: Path) -> dict[str, Any]:
     from steps.training.grpo import Trainer
 
     make(family, folder / "base")
-    policy = Policy(base_model=str(folder / "base"), context=256, lora=Lora(rank=8, alpha=16))
+    policy = Policy(base_model=str(folder / "base"), context=2048, lora=Lora(rank=8, alpha=16))
     trainer = tiny.moved(Trainer(policy, seed=1), size=0.05, seed=2)
     trainer.save_adapter(folder / "one")
     layers = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in trainer.weights})
-    found: dict[str, Any] = {"family": family, "layers": layers}
+    found: dict[str, Any] = {"family": family, "layers": layers, "served": served(policy, folder / "one")}
     rng = random.Random(3)
     asked = prompts(rng)
     try:
@@ -179,6 +220,7 @@ def main(family: str, folder: Path) -> dict[str, Any]:
     trainer.save_adapter(folder / "two")
     if "refused" in found:
         return found | {"off": off(trainer, folder / "two", rows)}
+    found |= play(policy, folder / "two")
     found["kl_updated"] = kl(trainer.model, sample(policy, folder / "two", asked, 1.0))
     found["kl_stale"] = kl(trainer.model, rows)
     apart = [sample(policy, folder / "one", asked, 1.0, batch) for batch in (99, 3, 1)]

@@ -363,7 +363,7 @@ def test_sampled_episodes_keep_their_turns_times(monkeypatch: pytest.MonkeyPatch
     def parse(ids: Any) -> Any:
         return SimpleNamespace(message={"role": "assistant", "content": "hm"}, problems=())
 
-    chat: Any = SimpleNamespace(prompt_ids=lambda _: [1, 2], parse=parse, suffix_ids=lambda _: [5])
+    chat: Any = SimpleNamespace(prompt_ids=lambda _: [1, 2], parse=parse, suffix_ids=lambda *_: [5], call_hint="")
     kept: dict[str, Any] = {}
 
     def keep(began: float, turns: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from steps.core.params import Policy, Update
 from steps.core.records import Row
 from steps.training.batches import Example
 from steps.training.grpo import Trainer
-from steps.training.loss import TrlLoss, check_sampler, sampler_kl, sampler_ratio
+from steps.training.loss import SamplerCheck, TrlLoss, check_sampler, sampler_kl, sampler_ratio
 from tests.support.tiny import (
     LOOSE,
     moved,
@@ -410,6 +410,49 @@ def test_check_sampler_refuses(kl: float) -> None:
 def test_check_sampler_accepts() -> None:
     assert check_sampler(0.0, 1e-3) == 0.0
     assert check_sampler(1e-3, 1e-3) == 1e-3
+
+
+def drawn(temperature: float, noise: float, tokens: int = 4000) -> tuple[Any, Any, dict[str, Any]]:
+    """Logprobs and entropies [1, S] of a trainer at temperature 1, and a batch sampled at another, with rounding of `noise`
+    nats in both."""
+    import torch
+
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(tokens, 30, generator=draw) * 2
+    chosen = torch.multinomial((logits / temperature).softmax(-1), 1, generator=draw)
+    rough = [torch.randn(tokens, generator=draw) * noise for _ in range(2)]
+    sampling = (logits / temperature).log_softmax(-1).gather(-1, chosen)[:, 0] + rough[0]
+    logps = logits.log_softmax(-1)
+    entropies = -(logps.exp() * logps).sum(-1)
+    batch = {"completion_mask": torch.ones(1, tokens), "sampling_per_token_logps": sampling[None]}
+    return (logps.gather(-1, chosen)[:, 0] + rough[1])[None], entropies[None], batch
+
+
+@pytest.mark.parametrize(("temperature", "noise"), [(1.0, 0.0), (1.0, 0.05), (1.01, 0.05)])
+def test_rounding_is_no_other_temperature(temperature: float, noise: float) -> None:
+    check = SamplerCheck()
+    check.add(*drawn(temperature, noise))
+    measured = check.check(check.sums, 6e-3, 1.0)
+    assert measured["sampler_temperature"] == pytest.approx(temperature, abs=3e-3)
+    assert measured["sampler_kl"] == pytest.approx(noise**2, abs=5e-4)  # the variances of two roundings, halved
+
+
+@pytest.mark.parametrize("temperature", [0.95, 1.04, 1.06])
+def test_another_temperature_is_named_where_the_kl_is_within_the_limit(temperature: float) -> None:
+    check = SamplerCheck()
+    for part in (drawn(temperature, 0.05), drawn(temperature, 0.04)):
+        check.add(*part)
+    with pytest.raises(UserError, match=r"fit temperature (0\.9[45]\d?|1\.0[3-6]\d?), and rollout\.temperature is 1:"):
+        check.check(check.sums, 1e-2, 1.0)
+    with pytest.raises(UserError, match=r"KL.*update\.max_sampler_kl is 1e-05.*"):
+        check.check(check.sums, 1e-5, 1.0)
+
+
+def test_a_few_tokens_prove_no_temperature() -> None:
+    check = SamplerCheck()
+    check.add(*drawn(1.04, 0.3, tokens=40))
+    assert check.check(check.sums, 1.0, 1.0)["sampler_kl"] > 0
+    assert SamplerCheck().check([0.0] * 5, 1e-3, 1.0) == {}
 
 
 @pytest.mark.parametrize("knobs", [{}, CORRECTED], ids=["plain", "corrected"])

@@ -12,7 +12,7 @@ from benchmarks.attention import kept
 from steps.core.params import Policy, Update
 from steps.core.records import Row
 from steps.policy import machine
-from steps.training import grpo, memory, packing
+from steps.training import grpo, memory, packing, processes
 from steps.training.grpo import Trainer
 from tests.support import tiny
 from tests.support.tiny import LOOSE, moved, random_rows, sampled_by, with_advantages
@@ -204,3 +204,29 @@ def test_the_trainer_leaves_before_an_engine_wakes_and_is_back_for_the_next_upda
     assert second.model is first.model
     assert not base.is_away
     assert machine._leaving == [grpo.leave_gpu]
+
+
+def test_the_parts_of_a_sharded_base_leave_and_come_back(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Divided among one process: FSDP2 gathers its parts nevertheless."""
+    import torch
+
+    if torch.distributed.is_initialized():  # by TRL's trainer in another test of this process
+        torch.distributed.destroy_process_group()
+    trainer = moved(Trainer(policy, seed=1))
+    packed = packing.pack(random_rows(5, 1), torch.float32)
+    expected = packing.token_logps(trainer.model, packed, 1.0)[0]
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        processes.shard(trainer.model)
+        base = memory.Base(trainer.model)
+        assert len(base.parts) == 22  # matrices and norms of two decoder layers
+        for _ in range(2):
+            base.leave()
+            assert sum(part.size() for part in base.parts) == 0
+            base.come_back()
+            assert torch.equal(packing.token_logps(trainer.model, packed, 1.0)[0], expected)
+    finally:
+        torch.distributed.destroy_process_group()
+        grpo._bases.clear()

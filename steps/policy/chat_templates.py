@@ -1,0 +1,126 @@
+"""Chat templates with tools, for models whose own template leaves them out: the names that `policy.chat_template` takes.
+
+All write tools and calls in the form of Qwen2.5 and Hermes, and differ in the marks of a turn, which are those that the
+family was trained with. A model that never saw this form has to learn it; the prompt describes it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from steps.core.errors import UserError
+
+TOOLS_INTRODUCTION = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+)
+CALLS_INTRODUCTION = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+# As Qwen's own templates do: for Qwen, SmolLM2 and other models whose turns are between <|im_start|> and <|im_end|>.
+CHATML = (
+    """{%- set system = messages[0].content if messages[0].role == 'system' else '' -%}
+{%- if system or tools -%}
+{{- '<|im_start|>system\\n' + system -}}
+{%- if tools -%}
+{{- ('\\n\\n' if system else '') + """
+    + json.dumps(TOOLS_INTRODUCTION)
+    + """ -}}
+{%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%}
+{{- """
+    + json.dumps(CALLS_INTRODUCTION)
+    + """ -}}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
+{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' -}}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
+{%- elif message.role != 'system' -%}
+{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '\\n' if message.content or not loop.first -}}
+{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
+{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson -}}
+{{- '}\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+)
+# The marks of a turn as variables, then the same for all: the system's text and the tools stand before the first message of
+# the user, because these families have no turn of the system, or not one that tools stand in.
+_MARKED = (
+    """{{- bos_token -}}
+{%- set told = namespace(text=messages[0].content if messages[0].role == 'system' else '') -%}
+{%- if tools -%}
+{%- set told.text = told.text + ('\\n\\n' if told.text else '') + """
+    + json.dumps(TOOLS_INTRODUCTION)
+    + """ -%}
+{%- for tool in tools -%}{%- set told.text = told.text + '\\n' + (tool | tojson) -%}{%- endfor -%}
+{%- set told.text = told.text + """
+    + json.dumps(CALLS_INTRODUCTION)
+    + """ -%}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' -%}
+{{- user + (told.text + '\\n\\n' if told.text else '') + message.content + end_of_user -}}
+{%- set told.text = '' -%}
+{%- elif message.role == 'tool' -%}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{- user -}}{%- else -%}{{- '\\n' -}}{%- endif -%}
+{{- '<tool_response>\\n' + message.content + '\\n</tool_response>' -}}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- end_of_user -}}{%- endif -%}
+{%- elif message.role == 'assistant' -%}
+{{- assistant + (message.content or '') -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '\\n' if message.content or not loop.first -}}
+{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
+{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson -}}
+{{- '}\\n</tool_call>' -}}
+{%- endfor -%}
+{{- end_of_assistant -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- assistant -}}{%- endif -%}
+"""
+)
+LLAMA3 = (
+    """{%- set user = '<|start_header_id|>user<|end_header_id|>\\n\\n' -%}
+{%- set assistant = '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -%}
+{%- set end_of_user = '<|eot_id|>' -%}{%- set end_of_assistant = '<|eot_id|>' -%}
+"""
+    + _MARKED
+)
+GEMMA = (
+    """{%- set user = '<start_of_turn>user\\n' -%}{%- set assistant = '<start_of_turn>model\\n' -%}
+{%- set end_of_user = '<end_of_turn>\\n' -%}{%- set end_of_assistant = '<end_of_turn>\\n' -%}
+"""
+    + _MARKED
+)
+MISTRAL = (
+    """{%- set user = '[INST] ' -%}{%- set assistant = '' -%}
+{%- set end_of_user = ' [/INST]' -%}{%- set end_of_assistant = eos_token -%}
+"""
+    + _MARKED
+)
+TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL}
+
+
+def template(name: str) -> str:
+    """The template with this name, or the text of the file. UserError where there is neither."""
+    if name in TEMPLATES:
+        return TEMPLATES[name]
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as problem:
+        raise UserError(
+            f"policy.chat_template: {name!r} is neither a file that can be read ({type(problem).__name__}) nor one of the "
+            f"templates {', '.join(TEMPLATES)}"
+        ) from None
