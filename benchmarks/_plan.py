@@ -26,16 +26,16 @@ EMBEDDED = ROOT / "tasks_data" / "embedded_policy"
 
 
 def prepare(folder: str, models: dict[str, dict[str, Any]]) -> None:
-    """Write a random model of each shape: `family` of transformers, `dtype`, and fields of its configuration."""
+    """Write a random model of each shape: `dtype`, and fields of its configuration, `model_type` among them."""
     import torch
-    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     for name, shape in models.items():
         out, fields = Path(folder, name), dict(shape)
-        family, dtype = fields.pop("family"), getattr(torch, fields.pop("dtype"))
+        dtype = getattr(torch, fields.pop("dtype"))
         torch.manual_seed(0)
-        config = getattr(transformers, f"{family}Config")(**fields, eos_token_id=2, pad_token_id=0, bos_token_id=None)
-        getattr(transformers, f"{family}ForCausalLM")(config).to(dtype).save_pretrained(out)
+        config = AutoConfig.for_model(**fields, eos_token_id=2, pad_token_id=0, bos_token_id=None)
+        AutoModelForCausalLM.from_config(config).to(dtype).save_pretrained(out)
         for path in EMBEDDED.iterdir():
             if path.name not in ("config.json", "generation_config.json") and path.suffix in (".json", ".jinja"):
                 shutil.copy2(path, out)

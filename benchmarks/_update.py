@@ -1,4 +1,5 @@
-"""What benchmarks.update runs in processes of their own: preparing a shape, and each side's optimiser steps on it.
+"""What benchmarks.update runs in processes of their own: preparing a shape, and our side's optimiser steps on it. TRL's side
+is in benchmarks/_trl.py.
 
     python -m benchmarks._common _update.prepare '{"folder": "F", "shape": "medium"}'
     python -m benchmarks._common _update.run_ours '{"folder": "F", "steps": 3, "count": 3}'
@@ -15,7 +16,7 @@ import os
 import random
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def memory() -> int:
 
 
 def recipe(**settings: Any) -> Update:
-    """One optimiser step on all rows, with the loss of `STOCK`. Their logprobs are the trainer's own."""
+    """One optimiser step on all rows, with the loss of TRL's side. Their logprobs are the trainer's own."""
     one_step: dict[str, Any] = {
         "num_iterations": 1,
         "steps_per_generation": 1,
@@ -218,159 +219,6 @@ def operations(trainer: Any, rows: list[Row], budget: int) -> float:
     ]
     tokens, sampled = sum(pack.ids.shape[1] for pack in packs), sum(len(pack.targets) for pack in packs)
     return tokens * (4 * linear + 6 * trainer.trained_parameters) + sampled * 4 * head
-
-
-def run_trl(folder: str, steps: int, count: int, batch: int) -> dict[str, Any]:
-    """The same steps by GRPOTrainer in batches of this size; the adapter in trl/."""
-    shape = json.loads(Path(folder, "shape.json").read_text())
-    seconds = train_rows_with_trl(
-        shape["rows"],
-        shape["policy"]["base_model"],
-        Path(folder),
-        steps,
-        count,
-        batch,
-        bf16=shape["policy"].get("dtype") == "bfloat16",
-    )
-    return {"seconds": seconds, "memory": memory()}
-
-
-def train_rows_with_trl(
-    rows: list[dict[str, Any]], base_model: str, folder: Path, steps: int, count: int, batch: int, **settings: Any
-) -> list[float]:
-    """Train with TRL on stored rows from the checkpoint folder/start: seconds of each of `count` optimiser steps, after
-    `steps` of which the adapter is in folder/trl. `settings` as those of `train_with_trl`."""
-
-    def stored(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        chosen = []
-        for group in dict.fromkeys(prompts):
-            chosen += [row for row in rows if row["group"] == group]
-        return {
-            "prompt_ids": [row["ids"][: row["prompt"]] for row in chosen],
-            "completion_ids": [row["ids"][row["prompt"] :] for row in chosen],
-            "env_mask": [row["mask"][row["prompt"] :] for row in chosen],
-            "logprobs": [[0.0] * (len(row["ids"]) - row["prompt"]) for row in chosen],
-            "stored_reward": [row["reward"] for row in chosen],
-        }
-
-    def reward(completions: list[str], stored_reward: list[float], **_: Any) -> list[float]:
-        return stored_reward
-
-    groups = list(dict.fromkeys(row["group"] for row in rows))
-    seconds = train_with_trl(
-        base_model,
-        folder / "start",
-        groups,
-        reward,
-        steps + count,
-        batch,
-        folder,
-        stored,
-        attempts=len(rows) // len(groups),
-        compare_after=steps,
-        **{"max_completion_length": 2048} | settings,
-    )
-    return seconds[steps:]
-
-
-STOCK: dict[str, Any] = {  # settings of GRPOConfig: this project's recipe, and nothing beside training
-    "loss_type": "dapo",
-    "epsilon_high": 0.28,
-    "beta": 0.0,
-    "learning_rate": LEARNING_RATE,
-    "lr_scheduler_type": "constant",
-    "adam_beta2": 0.95,
-    "max_grad_norm": 1.0,
-    "shuffle_dataset": False,
-    "gradient_checkpointing": False,
-    "save_strategy": "no",
-    "logging_steps": 10_000,
-    "report_to": "none",
-    "disable_tqdm": True,
-    "seed": 0,
-}
-
-
-def with_first_adapter(model: Any, start: Path) -> Any:
-    """The model with this project's LoRA, as PEFT makes it, and the weights of the checkpoint `start`."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from safetensors.torch import load_file
-
-    lora = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
-    model = get_peft_model(model, lora)
-    first = load_file(start / "state.safetensors")
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if value.requires_grad:
-                value.copy_(first[f"weight.{name}"])
-    return model
-
-
-def train_with_trl(
-    base_model: str,
-    start: Path,  # checkpoint of the first adapter
-    prompts: list[Any],
-    reward: Callable[..., list[float]],
-    steps: int,
-    batch: int,
-    out: Path,
-    rollout: Callable[[list[Any], Any], dict[str, Any]] | None = None,
-    attempts: int = 8,
-    compare_after: int = 0,
-    base: Any = None,  # the base model, where it is at hand; `base_model` then has its tokenizer
-    **settings: Any,
-) -> list[float]:
-    """Train with TRL's GRPOTrainer: stock, in float32 unless `bf16`, with this project's LoRA, optimiser and first adapter.
-
-    Returns the seconds of each optimiser step on all attempts at all prompts. The adapter after `compare_after` steps is in
-    out/trl.
-    """
-    import torch
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    kind = torch.bfloat16 if settings.get("bf16") else torch.float32  # faster than float32 that autocast casts
-    base = AutoModelForCausalLM.from_pretrained(base_model, dtype=kind) if base is None else base
-    model = with_first_adapter(base, start)
-    seconds: list[float] = []
-
-    class Clock(TrainerCallback):
-        began = 0.0
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            Clock.began = Clock.began or time.perf_counter()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            finish_gpu()
-            now = time.perf_counter()
-            seconds.append(now - self.began)
-            if state.global_step == compare_after:
-                model.save_pretrained(out / "trl")
-                now = time.perf_counter()
-            Clock.began = now
-
-    arguments = GRPOConfig(
-        output_dir=os.fspath(out / "out"),
-        max_steps=steps,
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=len(prompts) * attempts // batch,
-        num_generations=attempts,
-        use_cpu=not torch.cuda.is_available(),
-        **STOCK | {"bf16": False} | settings,
-    )
-    GRPOTrainer(
-        model=model,
-        args=arguments,
-        reward_funcs=reward,
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
-        processing_class=AutoTokenizer.from_pretrained(base_model),
-        rollout_func=rollout,
-        callbacks=[Clock()],
-    ).train()
-    return seconds
 
 
 def run_growth(folder: str, count: int, times: int) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from benchmarks import _common
 from benchmarks._common import ROOT, tell
-from benchmarks._update import LEARNING_RATE, train_with_trl
+from benchmarks._trl import train_with_trl
+from benchmarks._update import LEARNING_RATE
 from steps.sampling.engine import Sampled
 
 MAX_TOKENS = {"multiplication": 64, "email_search": 64, "json_records": 48}  # of a turn

@@ -10,11 +10,12 @@ medium_bfloat16 the same in that type (of TRL's, the weights are too, and autoca
 one optimiser step each time, loss dapo without KL term, float32 but for the last, random rewards.
 GRPOTrainer is stock, fed by `rollout_func`, without dynamo, at the fastest of several batch sizes.
 
-Each runs in a process of its own (benchmarks/_update.py). Both make the same steps from the same adapter, and their
-adapters must agree: that is the check that both did the same work. `max_adapter_difference` is the distance between them
-after three steps (with --quick, two), relative to the way that TRL's has come; `worst_matrix` the same of the one matrix B
-that is furthest off. Floating-point operations are counted as 4·N for each token that passes through linear layers of N
-parameters (forward, and backward of the activations) and 6·n for their adapters; of attention none are.
+Each runs in a process of its own (benchmarks/_update.py, benchmarks/_trl.py). Both make the same steps from the same
+adapter, and their adapters must agree: that is the check that both did the same work. `max_adapter_difference` is the
+distance between them after three steps (with --quick, two), relative to the way that TRL's has come; `worst_matrix` the
+same of the one matrix B that is furthest off. Floating-point operations are counted as 4·N for each token that passes
+through linear layers of N parameters (forward, and backward of the activations) and 6·n for their adapters; of attention
+none are.
 """
 
 from __future__ import annotations
@@ -104,12 +105,12 @@ def compare(shape: str, folder: Path, size: Size) -> dict[str, Any]:
     rows = json.loads((folder / "shape.json").read_text())["rows"]
     trials = {}
     for batch in size.batches if len(size.batches) > 1 else ():
-        [trials[batch]] = call("_update.run_trl", folder=folder, steps=size.steps, count=1, batch=batch)["seconds"]
+        [trials[batch]] = call("_trl.run_trl", folder=folder, steps=size.steps, count=1, batch=batch)["seconds"]
         tell(f"{shape}: TRL with batches of {batch}: {trials[batch]:.2f} s a step")
     best = min(size.batches, key=lambda batch: float(trials.get(batch, 0)))
     ours = call("_update.run_ours", folder=folder, steps=size.steps, count=size.timed)
     tell(f"{shape}: ours: {median(ours['seconds']):.2f} s a step")
-    trl = call("_update.run_trl", folder=folder, steps=size.steps, count=size.timed, batch=best)
+    trl = call("_trl.run_trl", folder=folder, steps=size.steps, count=size.timed, batch=best)
     apart, worst = difference(folder)
     own, theirs = median(ours["seconds"]), median(trl["seconds"])
     trained = sum(sum(row["mask"]) for row in rows)

@@ -31,7 +31,6 @@ def update(
 ) -> None:
     """Train from the `previous` checkpoint; write adapter, checkpoint, metrics.json, and each trajectory's fate."""
     import json
-    from statistics import fmean, pstdev
 
     from steps.policy.machine import make_room, prepare_sampling, prepare_training
     from steps.runner import ranks
@@ -49,13 +48,7 @@ def update(
     prepare_training(params.policy.threads, params.policy.deterministic)
     trainer = grpo.Trainer(params.policy, checkpoint=previous, is_sharded=params.update.shard)
     contract.check_adapter(batch, trainer.adapter_hash, previous)
-    end = contract.end_of_turn(batch)
-    rows: dict[str, list[Row]] = {}
-    quarantine: dict[str, list[str]] = {}  # reason -> trajectory ids
-    for trajectory in batch:
-        rows[trajectory.id], reason = flattened(trajectory)
-        if reason := reason or contract.breach(trajectory, rows[trajectory.id], end, trainer.vocabulary):
-            quarantine.setdefault(reason, []).append(trajectory.id)
+    rows, quarantine = checked(batch, trainer.vocabulary)
     bad = {name for names in quarantine.values() for name in names}
     cut = {trajectory.id for trajectory in batch if trajectory.stop_reason in contract.TRUNCATED} - bad
     masked = cut if params.update.truncated_completions == "mask" else set()
@@ -85,21 +78,13 @@ def update(
         prepare_sampling()  # the engine is in another process, and cannot ask for the GPU
 
     trained = sum(kind in TRAINED for kind in fate_by_id.values())
-    scored = [score for score in scores if score is not None]
-    measured |= {
-        "collected": len(batch),
+    measured |= of_batch(batch, judged, scores) | {
         "trained": trained,
         "quarantined": len(bad),
         "without_signal": len(fate_by_id) - trained - len(bad),
         "truncated": len(cut),
         "rows": sum(len(rows[name]) for name, kind in fate_by_id.items() if kind in TRAINED),
         "zero_variance_groups": flat,
-        "groups": len(set(groups)),
-        "reward_mean": fmean(scored) if scored else 0.0,
-        "reward_std": pstdev(scored) if scored else 0.0,
-        "success": fmean(judged[trajectory.id].success for trajectory in batch),
-        "turns": fmean(len(trajectory.turns) for trajectory in batch),
-        "tokens": fmean(sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in batch),
         "optimizer_steps": trainer.steps,
     }
     metrics.write_text(json.dumps(dict(sorted(measured.items())) | {"quarantine": quarantine}, indent=2) + "\n")
@@ -124,6 +109,36 @@ def read_batch(trajectories: Input, rewards: Input) -> tuple[list[Trajectory], d
             f"{len(judged)} rewards for {len(batch)} trajectories; score the batch again"
         )
     return batch, judged
+
+
+def checked(batch: list[Trajectory], vocabulary: int) -> tuple[dict[str, list[Row]], dict[str, list[str]]]:
+    """The training rows by trajectory id, and the ids that break the token contract by the reason."""
+    from steps.training import contract
+
+    end = contract.end_of_turn(batch)
+    rows: dict[str, list[Row]] = {}
+    quarantine: dict[str, list[str]] = {}
+    for trajectory in batch:
+        rows[trajectory.id], reason = flattened(trajectory)
+        if reason := reason or contract.breach(trajectory, rows[trajectory.id], end, vocabulary):
+            quarantine.setdefault(reason, []).append(trajectory.id)
+    return rows, quarantine
+
+
+def of_batch(batch: list[Trajectory], judged: dict[str, Reward], scores: list[float | None]) -> dict[str, float]:
+    """Metrics of the batch as it was sampled and scored: `scores` are those that are compared."""
+    from statistics import fmean, pstdev
+
+    scored = [score for score in scores if score is not None]
+    return {
+        "collected": len(batch),
+        "groups": len({trajectory.scenario_id for trajectory in batch}),
+        "reward_mean": fmean(scored) if scored else 0.0,
+        "reward_std": pstdev(scored) if scored else 0.0,
+        "success": fmean(judged[trajectory.id].success for trajectory in batch),
+        "turns": fmean(len(trajectory.turns) for trajectory in batch),
+        "tokens": fmean(sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in batch),
+    }
 
 
 def flattened(trajectory: Trajectory) -> tuple[list[Row], str | None]:

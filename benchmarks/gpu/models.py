@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
-from benchmarks import _update
+from benchmarks import _trl, _update
 from benchmarks._common import ROOT
 from steps.core.params import Policy, Update
 
@@ -221,7 +221,7 @@ def trls(
     longest = max(len(row["ids"]) - row["prompt"] for row in rows)
     more = {"max_completion_length": longest, "base": base, **settings}
     with Peak() as peak:
-        seconds = _update.train_rows_with_trl(rows, str(TOKENIZER), folder, steps, timed, batch, **more)
+        seconds = _trl.train_rows_with_trl(rows, str(TOKENIZER), folder, steps, timed, batch, **more)
     return Measured(min(seconds), None, peak.gb, work)
 
 

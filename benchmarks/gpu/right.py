@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _update
+from benchmarks import _trl, _update
 from benchmarks.gpu import models
 from benchmarks.gpu.models import first_line
 from benchmarks.gpu.sizes import Size
@@ -34,7 +34,7 @@ def exactness(size: Size) -> Iterator[Row]:
         trainer = models.moved(models.own_trainer(models.make_base(shape, "float32", 0.2), "float32"), 0.05)
         with tempfile.TemporaryDirectory(prefix="gpu-") as name:
             trainer.save_checkpoint(Path(name, "start"), "")
-            plain = _update.with_first_adapter(models.make_base(shape, "float32", 0.2), Path(name, "start"))
+            plain = _trl.with_first_adapter(models.make_base(shape, "float32", 0.2), Path(name, "start"))
         weights = [value for value in plain.parameters() if value.requires_grad]
         expected = [models.plain_logps(plain, row) for row in rows]
         torch.stack([logps.sum() * row["reward"] for logps, row in zip(expected, rows, strict=True)]).sum().backward()
@@ -126,7 +126,7 @@ def drift(size: Size) -> Iterator[Row]:
         limit = Update().of_dtype("bfloat16").sampler_limit(trainer.model.config.num_hidden_layers)
         with tempfile.TemporaryDirectory(prefix="gpu-") as name:
             trainer.save_checkpoint(Path(name, "start"), "")
-            plain = _update.with_first_adapter(models.make_base(size.middle, "bfloat16", spread), Path(name, "start"))
+            plain = _trl.with_first_adapter(models.make_base(size.middle, "bfloat16", spread), Path(name, "start"))
         with torch.no_grad():
             expected = [models.plain_logps(plain, row) for row in rows]
             for way, chosen in models.attentions().items():

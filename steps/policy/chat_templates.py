@@ -20,6 +20,13 @@ CALLS_INTRODUCTION = (
     "<tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
+_CALLS = """{%- for call in message.tool_calls or [] -%}
+{{- '\\n' if message.content or not loop.first -}}
+{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
+{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson -}}
+{{- '}\\n</tool_call>' -}}
+{%- endfor -%}
+"""  # of an assistant's message
 # As Qwen's own templates do: for Qwen, SmolLM2 and other models whose turns are between <|im_start|> and <|im_end|>.
 CHATML = (
     """{%- set system = messages[0].content if messages[0].role == 'system' else '' -%}
@@ -43,13 +50,9 @@ CHATML = (
 {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
 {%- elif message.role != 'system' -%}
 {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') -}}
-{%- for call in message.tool_calls or [] -%}
-{{- '\\n' if message.content or not loop.first -}}
-{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
-{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson -}}
-{{- '}\\n</tool_call>' -}}
-{%- endfor -%}
-{{- '<|im_end|>\\n' -}}
+"""
+    + _CALLS
+    + """{{- '<|im_end|>\\n' -}}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
@@ -79,13 +82,9 @@ _MARKED = (
 {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- end_of_user -}}{%- endif -%}
 {%- elif message.role == 'assistant' -%}
 {{- assistant + (message.content or '') -}}
-{%- for call in message.tool_calls or [] -%}
-{{- '\\n' if message.content or not loop.first -}}
-{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
-{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson -}}
-{{- '}\\n</tool_call>' -}}
-{%- endfor -%}
-{{- end_of_assistant -}}
+"""
+    + _CALLS
+    + """{{- end_of_assistant -}}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- assistant -}}{%- endif -%}
