@@ -1,52 +1,78 @@
-"""Does it learn? The main job with several seeds, each from a fresh clone; a table and the curves of README.
+"""Does it learn? `flows.train` with several seeds, each from a fresh clone; a table and the curves of README and docs.
 
-    python -m benchmarks.learning                # seeds 1 2 3
+    python -m benchmarks.learning                # the main job, seeds 1 2 3
     python -m benchmarks.learning --quick        # seed 1, three iterations
     python -m benchmarks.learning --ruler 0.1    # the reward is RULER's, of a simulated judge with this noise
+    python -m benchmarks.learning --preset smollm2 --task times_tables   # a pretrained model
 
 Each seed draws its own scenarios, first adapter and samples. Test success is greedy, on scenarios whose inboxes and
 questions are in no other split; sampled success, at temperature 1, stands beside it. `ratio` is the trained policy's over
 the base policy's. `biased` is the base policy's with the one-token bias that is best on validation
-(steps/analytics/token_bias.py): what greedy success gains without any learning. Writes benchmarks/learning.json and
-learning.png, but not with --quick or --ruler, which leave the bias out, too. With --ruler a server in a process of its own
-judges (tests/support/judge_server.py), by the task's rule from 0 to 1 with normal noise on a score.
+(steps/analytics/token_bias.py): what greedy success gains without any learning; of email_search alone. Tokens
+per second are means over the iterations: sampled tokens by the seconds of the stage rollout and of the stage update. Memory
+is the most that one process held. Writes benchmarks/learning.json and learning.png (learning_<task> of another task), but
+not with --quick or --ruler, which leave the bias out, too. With --ruler a server in a process of its own judges
+(tests/support/judge_server.py), by the task's rule from 0 to 1 with normal noise on a score.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
+import resource
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks import _common
 from benchmarks.judge import served
+from steps.core.records import OUTPUTS, Trajectory, read_records
 
 HERE = Path(__file__).parent
 SEEDS = [1, 2, 3]
+MAIN = "email_search"
+SPEED = ("rollout_tokens_per_second", "update_tokens_per_second", "peak_gb")
 QUICK: dict[str, object] = {"train.iterations": 3}
 
 
-def run_seed(seed: int, folder: Path, ruler: float | None, settings: dict[str, object]) -> dict[str, Any]:
+def run_seed(seed: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """`flows.train` with this seed in a clone of the committed tree; its summary and validation curve."""
     root = _common.clone(folder / f"seed{seed}")
-    words = _common.training({"seed": seed} | settings)
-    judged = ("--task", "email_search", "--scenarios", os.fspath(root / "run" / "scenarios"), "--noise", str(ruler))
+    settings = QUICK if options.quick else {}
+    words = [*_common.training({"seed": seed} | settings), "--name", f"seed{seed}", "--task", options.task]
+    words += ["--preset", options.preset] if options.preset else []
+    ruler = options.ruler
+    judged = ("--task", options.task, "--scenarios", os.fspath(root / "run" / "scenarios"), "--noise", str(ruler))
     with contextlib.nullcontext() if ruler is None else served(*judged) as address:
         if address is not None:
             score = {"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": f"noise {ruler}", "base_url": address}}}
             words += ["--set", f"score={json.dumps(score)}"]
         _common.show(root, words)
     summary = json.loads((root / "run" / "summary.json").read_text())
-    curve = [
-        json.loads((root / "run" / f"{iteration:03d}" / "evaluation" / "summary.json").read_text())
-        for iteration in range(len(summary["iterations"]) + 1)
-    ]
+    folders = [root / "run" / f"{iteration:03d}" for iteration in range(len(summary["iterations"]) + 1)]
+    curve = [json.loads((path / "evaluation" / "summary.json").read_text()) for path in folders]
     points = [[point["success"], *point["ci95"], point["sampled_success"]] for point in curve]
-    more = {} if settings or ruler is not None else {"biased": biased(root)}
-    return {"seed": seed, "summary": summary, "curve": points} | more
+    more = {"biased": biased(root)} if options.task == MAIN and ruler is None and not settings else {}
+    return {"seed": seed, "summary": summary, "curve": points, **speed(folders[1:]), **more}
+
+
+def speed(folders: list[Path]) -> dict[str, float]:
+    """Means over these iterations: sampled tokens per second of the stages rollout and update; and GB of the largest
+    process that has ended here."""
+    tokens = sum(
+        len(turn.completion_ids)
+        for path in folders
+        for trajectory in read_records(Trajectory, path / "trajectories.parquet")
+        for turn in trajectory.turns
+    )
+    seconds = {
+        stage: sum(json.loads((path / "timings" / f"{OUTPUTS[stage]}.json").read_text())["seconds"] for path in folders)
+        for stage in ("rollout", "update")
+    }
+    rates = {f"{stage}_tokens_per_second": round(tokens / spent) for stage, spent in seconds.items()}
+    return rates | {"peak_gb": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6, 2)}
 
 
 def biased(root: Path) -> dict[str, Any]:
@@ -68,11 +94,14 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     for run in runs:
         steps = range(len(run["curve"]))
         success, low, high, sampled = zip(*run["curve"], strict=True)
+        has_sampled = None not in sampled
         [line] = axis.plot(steps, success, marker="o", markersize=3, label=f"seed {run['seed']}")
         axis.fill_between(steps, low, high, alpha=0.12, linewidth=0, color=line.get_color())
-        axis.plot(steps, sampled, linestyle="--", marker=".", markersize=3, color=line.get_color())
-    axis.plot([], [], color="grey", label="greedy, with 95 % interval")
-    axis.plot([], [], color="grey", linestyle="--", label="sampled at temperature 1")
+        if has_sampled:
+            axis.plot(steps, sampled, linestyle="--", marker=".", markersize=3, color=line.get_color())
+    axis.plot([], [], color="grey", label="greedy, with 95 % interval" if has_sampled else "with 95 % interval")
+    if has_sampled:
+        axis.plot([], [], color="grey", linestyle="--", label="sampled at temperature 1")
     if biases := [run["biased"]["success"] for run in runs if "biased" in run]:
         label = "base policy, one token biased (greedy, test)"
         axis.axhline(sum(biases) / len(biases), color="grey", linestyle=":", label=label)
@@ -100,6 +129,7 @@ def add(rows: _common.Rows, run: dict[str, Any]) -> None:
     if "biased" in run:
         row |= {"biased": run["biased"]}
         texts["biased"] = f"{interval(run['biased'])} ({run['biased']['player']})"
+    row |= {name: run[name] for name in SPEED if name in run}
     best = f"{trained['iteration']} of {len(summary['iterations'])}"
     rows.add(row, scenarios=str(trained["n"]), iterations=best, **texts)
 
@@ -109,18 +139,22 @@ def main() -> None:
     parser = _common.parser("learning", __doc__, quick)
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--ruler", type=float, metavar="NOISE", help="learn from a simulated judge of this noise")
+    parser.add_argument("--task", default=MAIN, help="default: %(default)s")
+    parser.add_argument("--preset", help="a model's settings, on top of the task's: tasks_data/_models/<preset>.yaml")
+    parser.add_argument("--folder", type=Path, help="keep the clones here; they are deleted by default")
     options = parser.parse_args()
     usual = SEEDS[:1] if options.quick else SEEDS
     seeds = options.seeds or usual
     rows = _common.begin("learning", options, len(seeds) / len(usual))
     runs = []
-    with tempfile.TemporaryDirectory(prefix="learning-") as folder:
+    with tempfile.TemporaryDirectory(prefix="learning-") as temporary:
         for seed in seeds:
-            runs.append(run_seed(seed, Path(folder), options.ruler, QUICK if options.quick else {}))
+            runs.append(run_seed(seed, options.folder or Path(temporary), options))
             add(rows, runs[-1])
     if options.ruler is None and not options.quick:
-        (HERE / "learning.json").write_text("".join(json.dumps(run) + "\n" for run in runs))
-        draw(runs, HERE / "learning.png")
+        name = "learning" if options.task == MAIN else f"learning_{options.task}"
+        (HERE / f"{name}.json").write_text("".join(json.dumps(run) + "\n" for run in runs))
+        draw(runs, HERE / f"{name}.png")
 
 
 if __name__ == "__main__":
