@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from steps.core.errors import UserError
 from steps.core.params_policy import Endpoint, Lora, Policy, Section
 from steps.core.params_sections import (
+    Agents,
     Criteria,
     Curriculum,
     Evaluate,
@@ -34,8 +35,8 @@ from steps.core.params_update import Update
 from steps.core.yaml_text import read_mapping
 
 __all__ = [  # sections that others import from here
-    "Criteria", "Curriculum", "Endpoint", "Evaluate", "Judges", "Lora", "Policy", "Promote", "Register", "Rollout", "Ruler",
-    "Scenarios", "Score", "Section", "Train", "Update",
+    "Agents", "Criteria", "Curriculum", "Endpoint", "Evaluate", "Judges", "Lora", "Policy", "Promote", "Register", "Rollout",
+    "Ruler", "Scenarios", "Score", "Section", "Train", "Update",
 ]  # fmt: skip
 
 
@@ -49,6 +50,7 @@ class Params(Section):
     policy: Policy = Policy()
     scenarios: Scenarios = Scenarios()
     rollout: Rollout = Rollout()
+    agents: Agents = Agents()
     score: Score = Score()
     update: Update = Update()
     evaluate: Evaluate = Evaluate()
@@ -113,6 +115,7 @@ class RolloutParams(Learning):
     seed: int
     policy: Policy
     rollout: Rollout
+    agents: Agents
 
 
 class ScoreParams(Section):
@@ -131,6 +134,7 @@ class EvaluateParams(Section):
     task: str
     policy: Policy
     evaluate: Evaluate
+    agents: Agents
 
 
 class RegisterParams(Learning):

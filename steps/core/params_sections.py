@@ -6,6 +6,8 @@ and its unit. Everything else imports the sections from steps/core/params.py.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from steps.core.params_policy import Endpoint, Section
@@ -65,6 +67,29 @@ class Rollout(Section):
     """Most turns of an episode. null: the environment's own limit."""
     curriculum: Curriculum | None = None
     """null: each scenario comes once before any comes again. {}: a curriculum with its defaults."""
+    order: Literal["lockstep", "free"] = "lockstep"
+    """Of the calls of your own agents. lockstep: the calls of all episodes under way are collected, and sampled in the order
+    of their episodes, so that deterministic agents give the same bytes again. free: as they come, which is fastest; the
+    journal is the record, and replayed."""
+    tool_workers: int = Field(64, ge=1, le=1024)
+    """Most slow environments (`Env.overlap`) that answer at the same time, beside the engine."""
+    tool_timeout: float = Field(60, gt=0)
+    """Seconds after which a slow tool's answer is the error that it took too long."""
+
+
+class Agents(Section):
+    """How your own agents (a module with a function `rollout`) are run; tasks with an `Env` read none of it."""
+
+    concurrency: int = Field(64, ge=1, le=4096)
+    """Most episodes under way at the same time."""
+    clients: int = Field(1, ge=0, le=64)
+    """Processes on this machine that run the agents. 0: only clients elsewhere (`python -m steps.agents.client`)."""
+    episode_seconds: float = Field(600, gt=0)
+    """Time limit of an episode, after which it has failed."""
+    retries: int = Field(2, ge=0, le=10)
+    """How often an episode begins again whose client was lost. An exception in the agent is no such loss: it is recorded."""
+    heartbeat_seconds: float = Field(10, gt=0)
+    """Silence after which a client counts as lost."""
 
 
 class Judges(Section):

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from environments._agents import Result
 from environments.base import Message, Scenario
 from steps.core.parquet import DAMAGE, read_columns, unreadable
 
@@ -38,6 +39,11 @@ class Turn(Record):
     message: Message
     observations: tuple[Message, ...]  # none after the last turn of a finished episode
     finish_reason: Literal["stop", "length"]
+    # Of agents behind the gateway (steps/gateway/): why the turn does not continue an earlier one, the messages that it was
+    # shown where it does not, and whether a grammar chose among its tokens, which are then not trained on.
+    fork: str = ""
+    context: tuple[Message, ...] = ()
+    is_constrained: bool = False
 
 
 class Row(NamedTuple):
@@ -64,6 +70,7 @@ class Trajectory(Record):
     turns: tuple[Turn, ...]
     stop_reason: StopReason
     error: str | None = None
+    result: Result | None = None  # what an agent's own rollout function returned
 
     def fingerprint(self) -> str:
         """A hash of who sampled what: what is measured of a trajectory beside it, as its times, is found again by this."""
@@ -177,7 +184,7 @@ def read_records(kind: type[R], path: Path) -> list[R]:
         raise unreadable(path, f"a row is no {kind.__name__}: {reason}") from None
 
 
-NESTED = ("messages", "data", "message", "observations", "components", "slices")
+NESTED = ("messages", "data", "message", "observations", "context", "result", "components", "slices")
 
 
 def _pack(row: dict[str, Any]) -> dict[str, Any]:

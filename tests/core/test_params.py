@@ -82,7 +82,7 @@ def test_an_empty_file_is_the_recipe(tmp_path: Path) -> None:
 def test_a_stage_gets_what_it_declares_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("seed: 7\nrollout: {attempts: 4}\nregister: {name: mine}\n")
     read = load(tmp_path / "params.yaml", RolloutParams)
-    assert set(read.model_dump()) == {"task", "seed", "policy", "rollout"}
+    assert set(read.model_dump()) == {"task", "seed", "policy", "rollout", "agents"}
     assert (read.seed, read.rollout.attempts, read.rollout.scenarios) == (7, 4, 16)
     assert load(tmp_path / "params.yaml", RegisterParams).register_.name == "mine"
 
@@ -112,12 +112,12 @@ def test_every_stage_is_among_them() -> None:
         (
             {"rolout": {}},
             "rolout is not a known key (known: "
-            "evaluate, policy, promote, register, rollout, scenarios, score, seed, task, train, update)",
+            "agents, evaluate, policy, promote, register, rollout, scenarios, score, seed, task, train, update)",
         ),
         (
             {"rollout": {"attempt": 4}},
             "rollout.attempt is not a known key "
-            "(known: attempts, curriculum, max_tokens, max_turns, scenarios, temperature)",
+            "(known: attempts, curriculum, max_tokens, max_turns, order, scenarios, temperature, tool_timeout, tool_workers)",
         ),
         ({"policy": {"lora": {"r": 4}}}, "policy.lora.r is not a known key (known: alpha, rank)"),
         ({"register": {"nam": "x"}}, "register.nam is not a known key (known: name)"),

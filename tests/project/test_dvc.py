@@ -97,7 +97,7 @@ def test_params_are_what_the_stage_declares(name: str) -> None:
 def test_the_rule_of_params_can_fail() -> None:
     bad = copy.deepcopy(STAGES["rollout"])
     bad["params"] = ["task", "seed", "policy", "update"]
-    assert params_faults(bad) == {"rollout", "update"}
+    assert params_faults(bad) == {"rollout", "agents", "update"}
 
 
 # --- Commands
