@@ -52,7 +52,7 @@ ROWS |= {
     "gate": 6,
     "iteration": 2,
     "learning": 2,
-    "pretrained": 3,
+    "pretrained": 4,
 }  # the others have one
 WORDS = {"learning": ["--seeds", "1", "2"]}  # more than the quick form's one row
 
