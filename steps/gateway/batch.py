@@ -86,7 +86,7 @@ class Batch:
         ] = {}  # by number: what is being sampled, and which answer of it
         self.number = 0
         self.ignored: Counter[str] = Counter()
-        self.tokens = 0
+        self.tokens = self.repeated = 0
         self.began = time.monotonic()
         self.delivered: list[int] = []
         self.leases = Leases(
@@ -124,7 +124,7 @@ class Batch:
         chat, placements = self._placed(execution, request)
         call = Call(entry.asked, asked, entry.digest, request, placements)
         call.answers, call.is_delivered, call.entry = list(entry.answers), entry.delivered, number
-        execution.calls.append(call)
+        execution.open(call)
         execution.recorded_answer(entry.digest)
         self._give(execution, call, entry, chat)
 
@@ -185,6 +185,8 @@ class Batch:
             call = await execution.find(asked)
             if call is None:
                 call = self._open(execution, asked)
+            else:
+                self.repeated += 1
             call.waiters.append(waiter)
         return call
 
@@ -208,7 +210,7 @@ class Batch:
             for branch in (branch_name(place, request.seed, choice) for choice, place in enumerate(placements))
         ]
         call.limits = limits
-        execution.calls.append(call)
+        execution.open(call)
         if (entry := execution.recorded_answer(call.digest)) is not None and len(entry.answers) == len(placements):
             call.answers = list(entry.answers)
             self._finish([(execution, call)])
