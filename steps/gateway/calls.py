@@ -9,8 +9,9 @@ the same call again where
 - its body is the same, and nobody waits for the earlier answer, and the client cannot be known to have it: it went away
   before, or has asked nothing else since.
 
-So an agent that wants several answers to one prompt asks at the same time, or with `n`, different seeds or keys. Where an earlier execution of the episode was
-lost with its client, its answers are given to the same requests of the next one, in their order.
+So an agent that wants several answers to one prompt asks at the same time, or with `n`, different seeds or keys. Where an
+earlier execution of the episode was lost with its client, its answers are given to the same requests of the next one, in
+their order.
 """
 
 from __future__ import annotations

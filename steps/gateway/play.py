@@ -10,6 +10,7 @@ batch is played from again; otherwise it is deleted when the trajectories are ma
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
@@ -59,6 +60,7 @@ class Gateway:
         self.process: subprocess.Popen[bytes] | None = None
         self.clients: list[subprocess.Popen[bytes]] = []
         self.task = ""
+        self.is_playing = False
 
     def begin(self, plan: Plan) -> None:
         """Give the gateway a batch; start it where it does not run. UserError where it cannot start."""
@@ -184,8 +186,10 @@ def sample(sampler: EngineSampler, plan: Plan, agents: Agents) -> None:
 
     if not _gateways:
         _gateways.append(Gateway())
+        atexit.register(_gateways[0].stop)
     [gateway] = _gateways
     gateway.begin(plan)
+    gateway.is_playing = True
     starts, checked = 1, 0.0
     while True:
         if time.monotonic() > checked + 0.5:
@@ -201,6 +205,7 @@ def sample(sampler: EngineSampler, plan: Plan, agents: Agents) -> None:
                 gateway.stop_gateway()
                 gateway.begin(plan)
             elif "finished" in message:
+                gateway.is_playing = False
                 return
             elif "progress" in message:
                 progress(*message["progress"])
