@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from steps.sampling.engine import EngineSampler
 
 JOURNALS = Path(".flywheel/gateway")
+ADDRESS = JOURNALS / "address.json"  # url and key, for viewer/agents.py
 LOG = JOURNALS / "log"  # of the gateway and the clients
 STARTS = 100  # of the gateway in one batch, before the stage gives up
 START_SECONDS = 120.0
@@ -72,6 +73,7 @@ class Gateway:
             if message is not None and "listening" in message:
                 host, port = message["listening"]
                 self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                self._tell_viewer()
                 return
             self.stop_gateway()
         raise UserError(f"the gateway ended before it began: {tail(LOG)}")
@@ -86,6 +88,14 @@ class Gateway:
                 raise UserError(tail(LOG) or "the gateway ended before it began")
             if time.monotonic() > until:
                 raise UserError(f"the gateway did not start within {START_SECONDS:.0f} seconds; see {LOG}")
+
+    def _tell_viewer(self) -> None:
+        """Say where the gateway is, to viewer/agents.py."""
+        text = json.dumps({"url": f"http://{self.address}", "key": self.key})
+        new = ADDRESS.with_suffix(".new")
+        new.touch(mode=0o600)
+        new.write_text(text)
+        new.replace(ADDRESS)
 
     def keep_clients(self, task: str, agents: Agents) -> None:
         """Start the clients that are missing; those of another task end."""
@@ -112,6 +122,7 @@ class Gateway:
         self.stop_clients()
         self.stop_gateway()
         self.end.close()
+        ADDRESS.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -34,6 +34,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "judge": {"measure": ROW},
     "rollout": {"measure": ROW},
     "batches": {"measure": ROW},
+    "gateway": {"measure": ROW},
     "tracking": {"measure": ROW, "finished": ["001"]},
     "learning": {"run_seed": {"seed": 1, "summary": SUMMARY, "curve": []}},
     "tracing": {"run": RUN},

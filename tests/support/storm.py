@@ -1,12 +1,12 @@
-"""Many episodes by clients of six SDKs, on a network that fails, behind a gateway that is killed; then every token is counted.
+"""Many episodes by clients of six SDKs, on a network that fails, behind a gateway that is killed; all tokens are counted.
 
     python -m tests.support.storm                          # 200 episodes each, 50 kills in all
     python -m tests.support.storm --agents raw_events --episodes 20 --kills 3
 
-The engine is vLLM with the embedded policy, in this process, as in the stage rollout. Between the agents and the gateway is a
-proxy that cuts connections in mid-answer and holds answers back for longer than the clients wait. One line of JSON per agent:
-`lost` episodes without a whole trajectory, `doubled` and `missing` answers against the agents' own count, `foreign` turns
-whose ids or log probabilities are not in the engine's own log. All must be 0. Exit code 1 otherwise.
+The engine is vLLM with the embedded policy, in this process, as in the stage rollout. Between the agents and the gateway is
+a proxy that cuts connections in mid-answer and holds answers back for longer than the clients wait. One line of JSON per
+agent: `lost` episodes without a whole trajectory, `doubled` and `missing` answers against the agents' own count, `foreign`
+turns whose ids or log probabilities are not in the engine's own log. All must be 0. Exit code 1 otherwise.
 """
 
 from __future__ import annotations
