@@ -177,17 +177,18 @@ def joined(content: Any, path: str, types: Collection[str], separator: str = "\n
     """A content as one text: a text, null, or a list of parts, of which only `types` are read (type and field alike)."""
     if content is None or isinstance(content, str):
         return content or ""
-    texts = []
-    for place, part in enumerate(listing(content, path)):
-        where = f"{path}[{place}]"
-        name = mapping(part, where).get("type")
-        if not isinstance(name, str) or name not in types:
-            shown = f"the type {name[:40]!r}" if isinstance(name, str) else "no type"
-            reason = f"{where} has {shown}; the policy reads text alone ({', '.join(types)})"
-            raise BadRequest(reason, f"{where}.type", "unsupported_content")
-        field = "refusal" if name == "refusal" else "text"
-        texts.append(string(part.get(field), f"{where}.{field}"))
-    return separator.join(texts)
+    return separator.join(part_of(part, f"{path}[{place}]", types) for place, part in enumerate(listing(content, path)))
+
+
+def part_of(part: Any, path: str, types: Collection[str]) -> str:
+    """The text of a part of a content, whose type must be among `types`."""
+    name = mapping(part, path).get("type")
+    if not isinstance(name, str) or name not in types:
+        shown = f"the type {name[:40]!r}" if isinstance(name, str) else "no type"
+        reason = f"{path} has {shown}; the policy reads text alone ({', '.join(types)})"
+        raise BadRequest(reason, f"{path}.type", "unsupported_content")
+    field = "refusal" if name == "refusal" else "text"
+    return string(part.get(field), f"{path}.{field}")
 
 
 def written(arguments: Any) -> str:

@@ -77,9 +77,8 @@ def _messages(fields: Mapping[str, Any]) -> tuple[Message, ...]:
         else:
             messages += _user(content, f"{path}.content", calls)
     if role == "assistant":
-        raise BadRequest(
-            "the last message must not be the assistant's: turns are sampled from their beginning", "messages"
-        )
+        reason = "messages must not end with the assistant's: its turns are sampled from their beginning"
+        raise BadRequest(reason, "messages")
     return read.with_one_system(messages)
 
 
@@ -92,7 +91,7 @@ def _user(content: Any, path: str, calls: Mapping[str, str]) -> Iterator[Message
     for place, block in enumerate(read.listing(content, path)):
         where = f"{path}[{place}]"
         if read.mapping(block, where).get("type") != "tool_result":
-            texts.append(read.joined([block], where, TEXT))
+            texts.append(read.part_of(block, where, TEXT))
             continue
         if texts:
             yield {"role": "user", "content": "\n".join(texts)}
@@ -118,7 +117,7 @@ def _assistant(content: Any, path: str) -> Message:
                 name = read.filled(block.get("id"), f"{where}.id")
                 calls.append({"id": name, "type": "function", "function": function})
             case _:
-                text += read.joined([block], where, TEXT)
+                text += read.part_of(block, where, TEXT)
     message: Message = {"role": "assistant", "content": text}
     return message | ({"reasoning": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
 
