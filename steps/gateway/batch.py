@@ -120,7 +120,8 @@ class Batch:
         """Put a recorded call back into its execution."""
         asked = Asked(entry.dialect, entry.body, entry.idempotency)
         request = self.parse(execution, asked)
-        chat, placements = self._placed(execution, request)
+        chat, placed = self._placed(execution, request)
+        placements = [execution.graph.ask(placement) for placement in placed]
         call = Call(entry.asked, asked, entry.digest, request, placements)
         call.answers, call.is_delivered, call.entry = list(entry.answers), entry.delivered, number
         execution.open(call)
@@ -203,6 +204,7 @@ class Batch:
             raise self._refused(execution, reason, "context_length_exceeded")
         limits = replies.limits(request, chat, limit)
         self.ignored.update(request.ignored)
+        placements = [execution.graph.ask(placement) for placement in placements]
         call = Call(len(execution.calls), asked, asked.digest(), request, placements)
         scenario = self.episodes[execution.episode]
         call.seeds = [
