@@ -1,31 +1,30 @@
-"""The forms in which the gateway can be asked, by the end of their address."""
+"""The dialects by their routes under /episodes/<id>/v1/."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from steps.gateway import chat, completions, messages, responses
 from steps.gateway.types import BadRequest, Reply, Request
 
 
-class Dialect(Protocol):
-    """What the module of a dialect has. `responses.parse` takes a second argument (Batch.parse gives it)."""
+class Dialect(NamedTuple):
+    """What a route does with bodies and replies; the modules of the dialects say more."""
 
-    def parse(self, body: Any) -> Request: ...
-
-    def render(self, reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]: ...
-
-    def events(self, reply: Reply, body: Mapping[str, Any]) -> Iterator[str]: ...
-
-    def error(self, problem: BadRequest, status: int) -> dict[str, Any]: ...
-
-    def error_event(self, problem: BadRequest, status: int) -> str: ...
+    parse: Callable[..., Request]  # of a body; of responses also a `History`
+    render: Callable[[Reply, dict[str, Any]], dict[str, Any]]  # an answer as JSON, to the body that asked for it
+    events: Callable[[Reply, dict[str, Any]], Iterator[str]]  # the same as server-sent events
+    error: Callable[[BadRequest, int], dict[str, Any]]  # a refusal with its status
+    error_event: Callable[[BadRequest, int], str]  # the same where a stream has begun
 
 
-DIALECTS: dict[str, Dialect] = {
-    "chat/completions": cast(Dialect, chat),
-    "completions": cast(Dialect, completions),
-    "responses": cast(Dialect, responses),
-    "messages": cast(Dialect, messages),
+DIALECTS = {
+    name: Dialect(module.parse, module.render, module.events, module.error, module.error_event)
+    for name, module in (
+        ("chat/completions", chat),
+        ("completions", completions),
+        ("responses", responses),
+        ("messages", messages),
+    )
 }

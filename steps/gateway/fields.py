@@ -125,6 +125,8 @@ def boolean(value: Any, path: str) -> bool:
 
 
 def integer(value: Any, path: str, low: int, high: int) -> int:
+    """A whole number, which may be written with a fraction of zero, as in JSON Schema."""
+    value = int(value) if isinstance(value, float) and value.is_integer() else value
     if isinstance(value, bool) or not isinstance(value, int):
         raise _must(value, path, "a whole number")
     if not low <= value <= high:

@@ -6,7 +6,7 @@ images, files, hosted and custom tools, stored prompts and conversations, work i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from environments.base import Message
@@ -15,7 +15,7 @@ from steps.gateway.responses_reply import error as error
 from steps.gateway.responses_reply import error_event as error_event
 from steps.gateway.responses_reply import events as events
 from steps.gateway.responses_reply import render as render
-from steps.gateway.types import BadRequest, Request, ToolChoice
+from steps.gateway.types import BadRequest, Reply, Request, ToolChoice
 
 Items = list[dict[str, Any]]
 # The id of a response -> the whole input that it answered (as `items` gives it) and its output; None: no such response.
@@ -34,13 +34,13 @@ ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 LOGPROBS = "message.output_text.logprobs"
 
 
-def parse(body: Any, history: History | None = None) -> Request:
-    """A request's body. `history` finds earlier responses of the same episode. BadRequest names what is wrong."""
+def parse(body: Any, earlier: History | None = None) -> Request:
+    """A request's body. `earlier` finds those before in the same episode. BadRequest names what is wrong."""
     fields = read.checked(body, REFUSED)
     tools = read.distinct(
         _tool(made, f"tools[{place}]") for place, made in enumerate(read.listing(fields.get("tools", []), "tools"))
     )
-    messages = _messages(items(fields, history))
+    messages = _messages(items(fields, earlier))
     if instructions := read.string(fields.get("instructions", ""), "instructions"):
         messages.insert(0, {"role": "system", "content": instructions})
     for name in ("store", "parallel_tool_calls"):
@@ -58,26 +58,39 @@ def parse(body: Any, history: History | None = None) -> Request:
     )
 
 
-def items(body: Mapping[str, Any], history: History | None = None) -> Items:
+def items(body: Mapping[str, Any], earlier: History | None = None) -> Items:
     """The whole input of a request as items: those of the previous response, what it answered, and those of the body.
 
-    The server keeps them beside the response's output, and gives both when a later request names this response.
+    They and the response's output are the history of a later request that names this response.
     """
     given = body.get("input")
     own: Items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else []
     for place, item in enumerate([] if isinstance(given, str) else read.listing(given, "input")):
         own.append(read.mapping(item, f"input[{place}]"))
-    earlier: Items = []
+    before: Items = []
     if body.get("previous_response_id") is not None:
         name = read.filled(body["previous_response_id"], "previous_response_id")
-        previous = history(name) if history else None
+        previous = earlier(name) if earlier else None
         if previous is None:
             reason = f"previous_response_id {name[:80]!r} is no response of this episode; send the whole input"
             raise BadRequest(reason, "previous_response_id", "previous_response_not_found")
-        earlier = [*previous[0], *previous[1]]
-    if not earlier and not own:
+        before = [*previous[0], *previous[1]]
+    if not before and not own:
         raise BadRequest("input must not be empty", "input")
-    return [*earlier, *own]
+    return [*before, *own]
+
+
+def history(calls: Iterable[tuple[Mapping[str, Any], Reply]]) -> History:
+    """The earlier responses of an episode, of the bodies and replies of its calls in their order."""
+
+    def find(name: str) -> tuple[Items, Items] | None:
+        known: dict[str, tuple[Items, Items]] = {}
+        for body, reply in calls:
+            output = render(reply, body)["output"]
+            known[f"resp_{reply.id}"] = items(body, known.get), output
+        return known.get(name)
+
+    return find
 
 
 def _messages(given: Items) -> list[Message]:

@@ -1,5 +1,6 @@
 """OpenAI's responses: a `Reply` to JSON or to a stream. steps/gateway/responses.py reads the requests.
 
+Reasoning is written as the summary of itself: clients keep summaries, and LangChain's loses `reasoning_text` from a stream.
 `usage.output_tokens_details.reasoning_tokens` is always 0: the form wants a number, and reasoning is not counted apart.
 """
 
@@ -83,8 +84,8 @@ def _output(reply: Reply) -> list[dict[str, Any]]:
     status = "incomplete" if choice.finish_reason == "length" else "completed"
     output: list[dict[str, Any]] = []
     if reasoning := message.get("reasoning"):
-        content = [{"type": "reasoning_text", "text": reasoning}]
-        output.append({"id": f"rs_{reply.id}", "type": "reasoning", "summary": [], "content": content})
+        summary = [{"type": "summary_text", "text": reasoning}]
+        output.append({"id": f"rs_{reply.id}", "type": "reasoning", "summary": summary})
     if message["content"] or not calls:
         text = {"type": "output_text", "text": message["content"], "annotations": []}
         text["logprobs"] = sse.logprobs(choice.tokens)
@@ -110,8 +111,10 @@ def _events(reply: Reply, body: Mapping[str, Any]) -> Iterator[tuple[str, dict[s
                 yield "response.function_call_arguments.delta", place | {"delta": piece}
             done = place | {"name": item["name"], "arguments": item["arguments"]}
             yield "response.function_call_arguments.done", done
+        elif item["type"] == "reasoning":
+            yield from _thought(item["summary"][0], place | {"summary_index": 0})
         else:
-            yield from _content(item["content"][0], place | {"content_index": 0})
+            yield from _words(item["content"][0], place | {"content_index": 0})
         yield "response.output_item.done", {"output_index": index, "item": item}
     yield f"response.{final['status']}", {"response": final}
 
@@ -120,15 +123,23 @@ def _begun(item: dict[str, Any]) -> dict[str, Any]:
     """An item before anything was added to it."""
     if item["type"] == "function_call":
         return item | {"arguments": "", "status": "in_progress"}
-    return item | {"content": []} | ({"status": "in_progress"} if "status" in item else {})
+    if item["type"] == "reasoning":
+        return item | {"summary": []}
+    return item | {"content": [], "status": "in_progress"}
 
 
-def _content(part: dict[str, Any], place: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The text of a message or of reasoning. Logprobs come with the whole text at its end."""
-    name = f"response.{part['type']}"
-    is_words = part["type"] == "output_text"
-    yield "response.content_part.added", place | {"part": part | {"text": ""} | ({"logprobs": []} if is_words else {})}
+def _thought(part: dict[str, Any], place: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "response.reasoning_summary_part.added", place | {"part": part | {"text": ""}}
     for piece in sse.pieces(part["text"]):
-        yield f"{name}.delta", place | {"delta": piece} | ({"logprobs": []} if is_words else {})
-    yield f"{name}.done", place | {"text": part["text"]} | ({"logprobs": part["logprobs"]} if is_words else {})
+        yield "response.reasoning_summary_text.delta", place | {"delta": piece}
+    yield "response.reasoning_summary_text.done", place | {"text": part["text"]}
+    yield "response.reasoning_summary_part.done", place | {"part": part}
+
+
+def _words(part: dict[str, Any], place: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The text of a message. Its logprobs come with the whole of it at the end."""
+    yield "response.content_part.added", place | {"part": part | {"text": "", "logprobs": []}}
+    for piece in sse.pieces(part["text"]):
+        yield "response.output_text.delta", place | {"delta": piece, "logprobs": []}
+    yield "response.output_text.done", place | {"text": part["text"], "logprobs": part["logprobs"]}
     yield "response.content_part.done", place | {"part": part}

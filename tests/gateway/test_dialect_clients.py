@@ -12,6 +12,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from steps.gateway.dialects import DIALECTS
 from steps.gateway.types import BadRequest
 from tests.support.canned_gateway import ARGUMENTS, WORDS, CannedGateway, choice, reply
 
@@ -254,13 +255,12 @@ def test_a_refusal_reaches_the_client_as_its_own_error() -> None:
 
 def test_an_error_in_a_stream_reaches_the_client() -> None:
     """After the first bytes there is no status left; each client raises from the event."""
-    from tests.support.canned_gateway import DIALECTS
 
     def broken(request: httpx2.Request) -> httpx2.Response:
         problem = BadRequest("The engine is gone.")
         return httpx2.Response(
             200,
-            text=": sampling\n\n" + DIALECTS[request.url.path].error_event(problem, 503),
+            text=": sampling\n\n" + DIALECTS[request.url.path.removeprefix("/v1/")].error_event(problem, 503),
             headers={"content-type": "text/event-stream"},
         )
 

@@ -76,10 +76,11 @@ def test_the_order_of_events() -> None:
     named = [name for name, _ in parsed("".join(responses.events(made, {})))]
     item = ["response.output_item.added", "response.output_item.done"]
     content = ["response.content_part.added", "response.content_part.done"]
+    thought = [f"response.reasoning_summary_{end}" for end in ("part.added", "text.delta", "text.done", "part.done")]
     called = [f"response.function_call_arguments.{end}" for end in ("delta", "delta", "delta", "done")]
     assert named == [
         *("response.created", "response.in_progress"),
-        *(item[0], content[0], "response.reasoning_text.delta", "response.reasoning_text.done", content[1], item[1]),
+        *(item[0], *thought, item[1]),
         *(item[0], content[0], "response.output_text.delta", "response.output_text.done", content[1], item[1]),
         *(item[0], *called, item[1]),
         "response.completed",

@@ -11,15 +11,10 @@ from typing import Any
 
 import httpx2
 
-from steps.gateway import chat, completions, messages, responses
+from steps.gateway import responses
+from steps.gateway.dialects import DIALECTS
 from steps.gateway.types import BadRequest, Choice, Reply, Request, Token
 
-DIALECTS: dict[str, Any] = {
-    "/v1/chat/completions": chat,
-    "/v1/completions": completions,
-    "/v1/responses": responses,
-    "/v1/messages": messages,
-}
 WORDS = (
     "Naïve “quotes” and 東京 😀:\u2028a line that is long enough to need more than one piece of a stream, and a bit."
 )
@@ -56,21 +51,19 @@ class CannedGateway:
     def __init__(self, script: Callable[[Request], Reply]) -> None:
         self.script = script
         self.requests: list[Request] = []
-        self.stored: dict[str, tuple[responses.Items, responses.Items]] = {}
+        self.calls: list[tuple[dict[str, Any], Reply]] = []
 
     def __call__(self, sent: httpx2.Request) -> httpx2.Response:
-        dialect, body = DIALECTS[sent.url.path], json.loads(sent.content)
+        dialect, body = DIALECTS[sent.url.path.removeprefix("/v1/")], json.loads(sent.content)
         try:
-            request = dialect.parse(body, self.stored.get) if dialect is responses else dialect.parse(body)
+            earlier = [responses.history(self.calls)] if sent.url.path == "/v1/responses" else []
+            request = dialect.parse(body, *earlier)
         except BadRequest as problem:
             return httpx2.Response(400, json=dialect.error(problem, 400))
         self.requests.append(request)
         made = self.script(request)._replace(id=f"r{len(self.requests)}")
-        if dialect is responses:
-            self.stored[f"resp_{made.id}"] = (
-                responses.items(body, self.stored.get),
-                responses.render(made, body)["output"],
-            )
+        if earlier:
+            self.calls.append((body, made))
         if not body.get("stream"):
             return httpx2.Response(200, json=dialect.render(made, body))
         text = "".join(dialect.events(made, body))
