@@ -60,7 +60,9 @@ def part(name: str) -> Schema:
 
 STOP = one_of(FILLED, many(FILLED, maxItems=MOST_STOPS))
 FUNCTION = fields("name", name=TOOL_NAME, description={"type": "string", "pattern": "^[^\\u0000]*$"}, parameters=OBJECT)
-SAMPLING: dict[str, Schema] = {"temperature": {"description": "Ignored, as top_p and others are: the run decides how tokens are drawn."}}
+SAMPLING: dict[str, Schema] = {
+    "temperature": {"description": "Ignored, as top_p and others are: the run decides how tokens are drawn."}
+}
 
 
 def chat() -> Schema:
