@@ -18,7 +18,7 @@ TOOLS: list[Any] = [
 
 async def rollout(episode: Any) -> Any:
     import anthropic
-    import httpx
+    import httpx2 as httpx
 
     calls = 0
     messages: list[Any] = [{"role": "user", "content": common.question(episode)}]

@@ -8,7 +8,7 @@ from tests.support.agents import _common as common
 
 
 async def rollout(episode: Any) -> Any:
-    import httpx
+    import httpx2 as httpx
     import openai
 
     calls = 0
