@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.params import Agents, Policy
-from steps.gateway import replies
+from steps.gateway import replies, responses
 from steps.gateway.calls import Asked, Call, Execution, Waiter, branch_name
+from steps.gateway.dialects import DIALECTS
 from steps.gateway.graph import Graph
 from steps.gateway.journal import Answer, Entry, Journal
 from steps.gateway.leases import Leases
@@ -30,8 +31,6 @@ from steps.sampling.episodes import turn_seed
 
 if TYPE_CHECKING:
     from steps.gateway.graph import Placement
-
-Parse = Callable[[dict[str, Any]], Request]
 
 
 class Plan(NamedTuple):
@@ -120,18 +119,20 @@ class Batch:
     def _again(self, execution: Execution, entry: Entry, number: int) -> None:
         """Put a recorded call back into its execution."""
         asked = Asked(entry.dialect, entry.body, entry.idempotency)
-        request = self.parse(asked)
-        chat, placements = self._placed(execution, request)
+        request = self.parse(execution, asked)
+        chat, placed = self._placed(execution, request)
+        placements = [execution.graph.ask(placement) for placement in placed]
         call = Call(entry.asked, asked, entry.digest, request, placements)
         call.answers, call.is_delivered, call.entry = list(entry.answers), entry.delivered, number
         execution.open(call)
         execution.recorded_answer(entry.digest)
         self._give(execution, call, entry, chat)
 
-    def parse(self, asked: Asked) -> Request:
+    @staticmethod
+    def parse(execution: Execution, asked: Asked) -> Request:
         """BadRequest where the body cannot be answered."""
-        from steps.gateway.dialects import DIALECTS
-
+        if asked.dialect == "responses":  # which may name an earlier response instead of sending it again
+            return responses.parse(asked.body, execution.responses.get)
         return DIALECTS[asked.dialect].parse(asked.body)
 
     def _placed(self, execution: Execution, request: Request) -> tuple[Chat, list[Placement]]:
@@ -191,7 +192,7 @@ class Batch:
         return call
 
     def _open(self, execution: Execution, asked: Asked) -> Call:
-        request = self.parse(asked)
+        request = self.parse(execution, asked)
         if self.plan.max_turns is not None and len(execution.calls) >= self.plan.max_turns:
             raise self._refused(execution, f"rollout.max_turns: {self.plan.max_turns} answers were given", "max_turns")
         chat, placements = self._placed(execution, request)
@@ -203,6 +204,7 @@ class Batch:
             raise self._refused(execution, reason, "context_length_exceeded")
         limits = replies.limits(request, chat, limit)
         self.ignored.update(request.ignored)
+        placements = [execution.graph.ask(placement) for placement in placements]
         call = Call(len(execution.calls), asked, asked.digest(), request, placements)
         scenario = self.episodes[execution.episode]
         call.seeds = [
@@ -285,7 +287,12 @@ class Batch:
         for placement, answer, choice in zip(call.placements, entry.answers, parsed, strict=True):
             execution.graph.add(placement, call.request, chat, answer, choice.message)
         cached = sum(placement.cached for placement in call.placements[:1])
-        call.reply.set_result(replies.reply(entry, call, parsed, cached))
+        reply = replies.reply(entry, call, parsed, cached)
+        if entry.dialect == "responses":
+            output = responses.render(reply, entry.body)
+            asked = responses.items(entry.body, execution.responses.get)
+            execution.responses[str(output["id"])] = asked, output["output"]
+        call.reply.set_result(reply)
 
     def deliver(self, call: Call) -> None:
         """A client has the answer."""

@@ -58,6 +58,7 @@ class Call:
     def __init__(self, number: int, asked: Asked, digest: str, request: Request, placements: list[Placement]) -> None:
         self.number, self.asked, self.digest, self.request, self.placements = number, asked, digest, request, placements
         self.seeds: list[int] = []
+        self.limits: dict[str, Any] = {}  # fields of steps.sampling.engine.Limits
         self.answers: list[Answer | None] = [None] * len(placements)
         self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.waiters: list[Waiter] = []
@@ -98,6 +99,7 @@ class Execution:
         self.episode, self.place, self.lease, self.key, self.graph = episode, place, lease, key, graph
         self.calls: list[Call] = []
         self.recorded = recorded(earlier)
+        self.responses: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}  # by id: (input, output)
         self.lock = asyncio.Lock()  # a request is matched and placed before the next one is
 
     async def find(self, asked: Asked) -> Call | None:
