@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jsonschema
+import jsonschema_rs
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -21,14 +21,14 @@ from starlette.routing import Route
 from steps.gateway.description import openapi
 from steps.gateway.dialects import DIALECTS
 from steps.gateway.types import BadRequest
-from tests.gateway.test_dialect_fuzz import FULL, places, replaced
 from tests.support.canned_gateway import choice, reply
+from tests.support.dialect_bodies import FULL, places, replaced
 
 PREFIX = "/episodes/{episode}/v1/"
 WRONG: list[Any] = [None, True, 0, 2.0, 0.5, 2**70, "", "x", "\0", "text", "none", [], {}, [[]], [{}], ["a"], [1]]
 WRONG += [{"type": "text"}, {"a": "\0"}]
 # What no schema says: a reference to another part of the request, a name used twice, or an input without an item.
-RELATED = (
+RELATED: tuple[str, ...] = (
     "is the id of no call",
     "which is not among the tools",
     "names no tools",
@@ -42,7 +42,7 @@ def validator(name: str) -> Any:
     """Of the bodies of a dialect."""
     description = openapi()
     body = description["paths"][PREFIX + name]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    return jsonschema.Draft202012Validator(body | {"components": description["components"]})
+    return jsonschema_rs.Draft202012Validator(body | {"components": description["components"]})
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -105,7 +105,7 @@ def test_schemathesis_finds_nothing() -> None:
         case.call_and_validate(excluded_checks=[positive_data_acceptance])
 
     quick = settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    for operation in schema.get_all_operations():
+    for path in description["paths"]:
         for mode in modes:
-            quick(given(operation.ok().as_strategy(generation_mode=mode))(check))()
-    assert min(statuses.values()) > 10
+            quick(given(schema[path]["POST"].as_strategy(generation_mode=mode))(check))()
+    assert min(statuses.values()) > 5
