@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks import _common
 from benchmarks._common import ROOT
@@ -48,7 +48,7 @@ def logged(prompts: list[tuple[list[int], int]]) -> Iterator[None]:
         prompts.extend((given[turn.key], len(turn.completion_ids)) for turn in finished)
         return finished
 
-    EngineSampler.submit, EngineSampler.step = logging_submit, logging_step  # type: ignore[method-assign]
+    EngineSampler.submit, EngineSampler.step = logging_submit, logging_step  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -72,10 +72,8 @@ def through_gateway(
     seed = time.time_ns() % 2**31  # another batch each time: a journal of an earlier one would answer
     with logged(prompts):
         began = time.perf_counter()
-        played = play(
-            *(params.policy, limits, Agents(concurrency=at_once), TASK, environments.load(TASK)),
-            *(adapter, attempts, "001", seed),
-        )
+        env, agents = environments.load(TASK), Agents(concurrency=at_once)
+        played = play(params.policy, limits, agents, TASK, env, adapter, attempts, "001", seed)
         seconds = time.perf_counter() - began
     times = [value for trajectory in played if trajectory.result for value in trajectory.result.components.values()]
     assert len(times) == episodes * calls == len(prompts), (len(times), len(prompts))
@@ -111,9 +109,8 @@ def measure(shape: str, folder: str, is_quick: bool) -> dict[str, Any]:
     place = Path(folder)
     place.mkdir()
     with contextlib.redirect_stdout(sys.stderr):
-        words = {"adapter": place / "adapter", "checkpoint": place / "checkpoint"}
-        initialise.initialise(*words.values(), params)
-        adapter = words["adapter"]
+        adapter = place / "adapter"
+        initialise.initialise(adapter, place / "checkpoint", cast(Any, params))
         through_gateway(params, adapter, 8, 2, tokens, 0.0, 8)  # starts engine, gateway and clients
         _, single, prompts = through_gateway(params, adapter, 1, 40 if is_quick else 200, tokens, 0.0, 1)
         _, bare = alone(params, adapter, prompts, 1)

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 from steps.core.errors import UserError
 from steps.core.progress import progress, say
 from steps.gateway.__main__ import KEY, LISTEN
-from steps.gateway.batch import Plan
 from steps.gateway.link import StageEnd
+from steps.gateway.plan import Plan
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import load_chat, turn_limit
 

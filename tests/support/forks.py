@@ -18,7 +18,9 @@ from steps.gateway.journal import Answer
 from steps.gateway.types import Request
 from steps.policy.chat import Chat
 
-WORDS = "invoice falcon budget maria monday report crane lisbon harbour seven contract river update orchid ledger".split()
+WORDS = (
+    "invoice falcon budget maria monday report crane lisbon harbour seven contract river update orchid ledger".split()
+)
 TOOLS = tuple(tool.schema for tool in EmailSearch.tools().values())
 SUMMARIES = (
     "Here is a summary of the conversation to date: {}",
@@ -62,7 +64,9 @@ class Agent:
             )
         return message
 
-    def ask(self, messages: list[Message], tools: tuple[Any, ...] | None = None, calls: int = 1, **more: Any) -> Placement:
+    def ask(
+        self, messages: list[Message], tools: tuple[Any, ...] | None = None, calls: int = 1, **more: Any
+    ) -> Placement:
         """Ask for an answer and record it; the conversation becomes these messages with it."""
         request = Request(tuple(copy.deepcopy(messages)), self.tools if tools is None else tools, **more)
         chat = self.chats(request.tools)
@@ -96,7 +100,7 @@ class Agent:
         return self.ask(list(node.placement.shown.messages))
 
     def _json_rewritten(self, asked: list[Message]) -> Placement:
-        calls = [call for call in asked[self._answers(asked)[-1]].get("tool_calls", ())]
+        calls = list(asked[self._answers(asked)[-1]].get("tool_calls", ()))
         if not calls:  # the last answer had none: another does
             self.ask(asked)
             asked = self.observed()

@@ -100,7 +100,7 @@ def logged(log: Counter[Any]) -> Iterator[None]:
             log[prompts[turn.key], turn.completion_ids, turn.logprobs] += 1
         return finished
 
-    EngineSampler.submit, EngineSampler.step = logging_submit, logging_step  # type: ignore[method-assign]
+    EngineSampler.submit, EngineSampler.step = logging_submit, logging_step  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -146,10 +146,10 @@ def play_storm(
     began = time.perf_counter()
     try:
         with logged(log):
-            played = play.play(
-                *(Policy(), Rollout(max_tokens=24, order=order), Agents(concurrency=32), task),
-                *(environments.load(task), adapter, attempts, "001", seed),
-            )
+            limits = Rollout.model_validate({"max_tokens": 24, "order": order})
+            env = environments.load(task)
+            agents = Agents(concurrency=32)
+            played = play.play(Policy(), limits, agents, task, env, adapter, attempts, "001", seed)
     finally:
         ended.set()
         killer.join()

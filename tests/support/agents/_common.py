@@ -42,7 +42,7 @@ def answer(text: str) -> str:
 
 
 TOOLS: list[Callable[..., str]] = [search, read, answer]
-SCHEMAS = [
+SCHEMAS: list[Any] = [
     {
         "type": "function",
         "function": {

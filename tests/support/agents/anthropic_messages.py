@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support.agents import _common as common
 
-TOOLS = [
+TOOLS: list[Any] = [
     {
         "name": schema["function"]["name"],
         "description": schema["function"]["description"],

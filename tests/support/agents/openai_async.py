@@ -25,7 +25,8 @@ async def rollout(episode: Any) -> Any:
             messages.append(message.model_dump(exclude_none=True))
             if not message.tool_calls:
                 break
-            for call in message.tool_calls:
+            calls_made: list[Any] = list(message.tool_calls)
+            for call in calls_made:
                 text = common.run(call.function.name, call.function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
     return common.result(calls)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support.agents import _common as common
 
-TOOLS = [{"type": "function", **schema["function"], "strict": False} for schema in common.SCHEMAS]
+TOOLS: list[Any] = [{"type": "function", **schema["function"], "strict": False} for schema in common.SCHEMAS]
 
 
 async def rollout(episode: Any) -> Any:

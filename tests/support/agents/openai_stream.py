@@ -36,7 +36,7 @@ async def rollout(episode: Any) -> Any:
                 raise RuntimeError("the stream never came to its end")
             calls += 1
             message = final.choices[0].message
-            written = {"role": "assistant", "content": message.content}
+            written: dict[str, Any] = {"role": "assistant", "content": message.content}
             if message.tool_calls:
                 written["tool_calls"] = [
                     {

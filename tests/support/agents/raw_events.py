@@ -33,7 +33,7 @@ async def rollout(episode: Any) -> Any:
 
 async def stream(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> str:
     """The text of a streamed answer. ConnectionError where the stream ends too early."""
-    parts = []
+    parts: list[str] = []
     async with client.stream("POST", url, json=body) as response:
         response.raise_for_status()
         async for line in response.aiter_lines():
