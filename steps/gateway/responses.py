@@ -84,11 +84,11 @@ def history(calls: Iterable[tuple[Mapping[str, Any], Reply]]) -> History:
     """The earlier responses of an episode, of the bodies and replies of its calls in their order."""
 
     def find(name: str) -> tuple[Items, Items] | None:
-        known: dict[str, tuple[Items, Items]] = {}
+        answers: dict[str, tuple[Items, Items]] = {}
         for body, reply in calls:
             output = render(reply, body)["output"]
-            known[f"resp_{reply.id}"] = items(body, known.get), output
-        return known.get(name)
+            answers[f"resp_{reply.id}"] = items(body, answers.get), output
+        return answers.get(name)
 
     return find
 
