@@ -99,7 +99,9 @@ class Batch:
     def parse(execution: Execution, asked: Asked) -> Request:
         """BadRequest where the body cannot be answered."""
         if asked.dialect == "responses":  # which may name an earlier response instead of sending it again
-            return responses.parse(asked.body, execution.responses.get)
+            calls = [call for call in execution.calls if call.asked.dialect == "responses" and call.has_answer]
+            earlier = responses.history((call.asked.body, call.reply.result()) for call in calls)
+            return responses.parse(asked.body, earlier)
         return DIALECTS[asked.dialect].parse(asked.body)
 
     def _placed(self, execution: Execution, request: Request) -> tuple[Chat, list[Placement]]:
@@ -299,12 +301,25 @@ class Batch:
         whole = []
         for result in results:
             execution, call, choice = self.asked.pop(result["key"])
+            if call.is_answered:  # another of its answers failed
+                continue
             top = tuple(tuple((token, nats) for token, nats in place) for place in result.get("top", ()))
             call.answers[choice] = Answer(tuple(result["ids"]), tuple(result["logprobs"]), result["reason"], top)
             self.tokens += len(result["ids"])
             if None not in call.answers:
                 whole.append((execution, call))
         self._finish(whole)
+
+    def failed(self, failures: Iterable[dict[str, Any]]) -> None:
+        """Refuse the calls that the engine cannot sample, such as for a schema that it does not know."""
+        for failure in failures:
+            execution, call, _ = self.asked.pop(failure["key"])
+            if not call.reply.done():
+                call.reply.set_exception(BadRequest(failure["reason"], "response_format"))
+                call.reply.exception()  # nobody may wait for it
+                execution.calls.remove(call)
+            self.rounds.end(call)
+        self.pump()
 
     def _finish(self, calls: Sequence[tuple[Execution, Call]]) -> None:
         """Record answered calls, then give the answers out."""
@@ -344,12 +359,7 @@ class Batch:
         for placement, answer, choice in zip(call.placements, entry.answers, parsed, strict=True):
             execution.graph.add(placement, call.request, chat, answer, choice.message)
         cached = sum(placement.cached for placement in call.placements[:1])
-        reply = replies.reply(entry, call, parsed, cached)
-        if entry.dialect == "responses":
-            output = responses.render(reply, entry.body)
-            asked = responses.items(entry.body, execution.responses.get)
-            execution.responses[str(output["id"])] = asked, output["output"]
-        call.reply.set_result(reply)
+        call.reply.set_result(replies.reply(entry, call, parsed, cached))
 
     def deliver(self, call: Call) -> None:
         """A client has the answer."""
