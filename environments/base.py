@@ -76,6 +76,9 @@ class Env(ABC):
     """One episode of a task. Subclasses add tools and define the task in the class methods below."""
 
     max_turns: ClassVar[int]
+    is_agent: ClassVar[bool] = (
+        False  # an agent of the user's own (environments/_agents.py), which has no tools and players here
+    )
     # Keys of `data` that together identify where an answer comes from (a mail, the seed of a game; each member of a list).
     # steps/data/contamination.py checks that train shares no source with val or test. It checks the texts of the user's
     # messages as well, unless `openings_repeat` says that scenarios start with the same words and differ in hidden data.
