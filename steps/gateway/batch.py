@@ -114,13 +114,15 @@ class Batch:
     # --- Clients that run episodes
 
     def register(self, body: dict[str, Any], now: float) -> dict[str, Any]:
-        """A client is there; what it has under way stays its own where it can."""
+        """A client is there; what it has under way stays its own where it can. LookupError for one of another task."""
         client = str(body.get("client") or secrets.token_hex(8))
         if (task := body.get("task")) is not None and task != self.plan.task:
-            raise ValueError(f"the client plays {task}, and the task is {self.plan.task}")
+            raise LookupError(f"the client plays {task}, and the task is {self.plan.task}")
         self.leases.register(client, str(body["name"])[:80], int(body["capacity"]), now, _held(body))
         self._changed()
-        return {"client": client, "heartbeat_seconds": self.agents.heartbeat_seconds}
+        batch = Path(self.plan.journal).parent.name
+        seconds = self.agents.heartbeat_seconds
+        return {"client": client, "heartbeat_seconds": seconds, "task": self.plan.task, "batch": batch}
 
     def leave(self, client: str) -> None:
         self._lose(self.leases.leave(client))
@@ -135,15 +137,14 @@ class Batch:
             self.executions[name] = Execution(name, self.places[name], lease, key, Graph(), self.earlier.get(name, []))
             episode = self.episodes[name]
             draws = turn_seed(self.plan.seed, episode["scenario"]["id"], episode["attempt"], 0)
-            given.append(
-                {**episode, "lease": lease, "seed": draws, "api_key": key, "seconds": self.agents.episode_seconds}
-            )
+            more = {"lease": lease, "seed": draws, "api_key": key, "seconds": self.agents.episode_seconds}
+            given.append(episode | more | {"suspect": name in self.leases.suspects})
         self.pump()
         return given
 
     def heartbeat(self, client: str, body: dict[str, Any], now: float) -> dict[str, Any]:
         cancelled = self.leases.heartbeat(client, _held(body), now)
-        return {"cancelled": [{"episode": name, "lease": lease} for name, lease in cancelled]}
+        return {"cancelled": [list(pair) for pair in cancelled]}
 
     def report(self, body: dict[str, Any], now: float) -> bool:
         """Note how an episode ended, or that it was lost. False where the lease is another's by now."""
@@ -152,7 +153,8 @@ class Batch:
         if execution is None or execution.lease != lease:
             return False
         if body.get("lost"):
-            loss = self.leases.give_back(name, lease, str(body.get("error") or "its process died"), now)
+            reason = None if body.get("error") is None else str(body["error"])
+            loss = self.leases.give_back(name, lease, reason, now)
             self._lose([loss] if loss else [])
             return loss is not None
         error = None if body.get("error") is None else str(body["error"])[:2000]
@@ -376,4 +378,4 @@ class Batch:
 
 def _held(body: dict[str, Any]) -> list[tuple[str, int]]:
     """The executions that a client says it has under way."""
-    return [(str(entry["episode"]), int(entry["lease"])) for entry in body.get("held", ())]
+    return [(str(episode), int(lease)) for episode, lease in body.get("held", ())]

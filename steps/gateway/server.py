@@ -167,7 +167,12 @@ class Server:
         return checked
 
     async def register(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        return JSONResponse(batch.register(body, time.monotonic()))
+        try:
+            return JSONResponse(batch.register(body, time.monotonic()))
+        except LookupError as problem:
+            if isinstance(problem, KeyError):
+                raise
+            raise HTTPException(409, str(problem)) from None
 
     async def leave(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
         batch.leave(request.path_params["client"])
