@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from steps.core.params import Policy
-from steps.gateway.graph import Graph
 from steps.policy.chat import Chat
 from steps.policy.loading import load_tokenizer
-from tests.support.forks import TOOLS, Agent
+from tests.support.forks import Agent
 
 CAUSES = (
     *("reasoning_stripped", "json_rewritten", "system_changed", "tools_changed", "history_compacted", "sub_agent"),
