@@ -74,10 +74,13 @@ def conversation(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
         for call in message.get("tool_calls") or ():
             calls[str(call.get("id"))] = count
             count += 1
+    key, loose, written = zip(*keys, strict=True) if keys else ((), (), ())
     return Conversation(
-        tuple(map(_unwritten, messages)),
-        json.dumps(list(tools), sort_keys=True),
-        *(tuple(forms) for forms in zip(*keys, strict=True)) if keys else ((), (), ()),
+        messages=tuple(map(_unwritten, messages)),
+        tools=json.dumps(list(tools), sort_keys=True),
+        keys=key,
+        loose=loose,
+        written=written,
         system=_content(messages[0]) if messages and messages[0]["role"] == "system" else "",
         opening=next((_content(message) for message in messages if message["role"] == "user"), ""),
     )

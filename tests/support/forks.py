@@ -86,6 +86,11 @@ class Agent:
         answers = [{"role": "tool", "tool_call_id": call["id"], "content": self.text(6)} for call in calls]
         return [*copy.deepcopy(self.messages), *(answers or [self.user()])]
 
+    @property
+    def answers(self) -> int:
+        """Answers in the conversation."""
+        return len(self._answers(self.messages))
+
     def play(self, turns: int) -> None:
         for _ in range(turns):
             is_first = not self.graph.nodes
