@@ -12,11 +12,15 @@ import json
 import os
 import socket
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError, explain
 from steps.gateway.link import LONGEST
+
+if TYPE_CHECKING:
+    from steps.gateway.server import Server
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LISTEN, KEY = "FLYWHEEL_GATEWAY_LISTEN", "FLYWHEEL_GATEWAY_KEY"
@@ -51,7 +55,8 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
     import uvicorn
 
     from steps.core.params import Policy
-    from steps.gateway.batch import Batch, Chats, Plan
+    from steps.gateway.batch import Batch
+    from steps.gateway.plan import Chats, Plan
     from steps.gateway.server import Server
 
     reader, writer = await asyncio.open_unix_connection(path, limit=LONGEST)
@@ -62,6 +67,7 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
 
     options = uvicorn.Config(server.app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=75)
     running = asyncio.create_task(uvicorn.Server(options).serve([listener]))
+    sweeping = asyncio.create_task(sweep(server))
     while line := await reader.readline():
         message = json.loads(line)
         if "batch" in message:
@@ -75,8 +81,18 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
             send({"listening": listener.getsockname()[:2]})
             server.batch.start()
         elif server.batch is not None:
-            server.batch.sampled(message["sampled"])
-    running.cancel()
+            server.batch.failed(message.get("failed", ()))
+            server.batch.sampled(message.get("sampled", ()))
+    for task in (running, sweeping):
+        task.cancel()
+
+
+async def sweep(server: Server) -> None:
+    """Look once a second for clients that are silent."""
+    while True:
+        await asyncio.sleep(1)
+        if server.batch is not None:
+            server.batch.sweep(time.monotonic())
 
 
 def main() -> int:

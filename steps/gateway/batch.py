@@ -8,67 +8,31 @@ disk.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from steps.core.params import Agents, Policy
-from steps.gateway import replies
+from environments._agents import Result
+from steps.core.params import Agents
+from steps.gateway import replies, responses
 from steps.gateway.calls import Asked, Call, Execution, Waiter, branch_name
+from steps.gateway.dialects import DIALECTS
 from steps.gateway.graph import Graph
 from steps.gateway.journal import Answer, Entry, Journal
-from steps.gateway.leases import Leases
+from steps.gateway.leases import Leases, Loss
+from steps.gateway.plan import Chats, Plan
 from steps.gateway.rounds import SETTLE, Rounds
 from steps.gateway.types import BadRequest, Request
 from steps.policy.chat import Chat
-from steps.policy.loading import load_tokenizer
 from steps.sampling.episodes import turn_seed
 
 if TYPE_CHECKING:
     from steps.gateway.graph import Placement
 
-Parse = Callable[[dict[str, Any]], Request]
-
-
-class Plan(NamedTuple):
-    """What the stage wants played; it travels as JSON."""
-
-    journal: str  # path
-    task: str
-    policy: dict[str, Any]
-    agents: dict[str, Any]
-    adapter: str  # content hash
-    order: str
-    seed: int
-    temperature: float
-    max_tokens: int
-    max_turns: int | None
-    episodes: list[dict[str, Any]]  # {"episode", "scenario", "attempt"}, in the order in which they are begun
-
-
-class Chats:
-    """The chats of a policy, one for each list of tools."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy, self.tokenizer = policy, load_tokenizer(policy)
-        self.known: dict[str, Chat] = {}
-
-    def of(self, tools: Sequence[dict[str, Any]]) -> Chat:
-        """BadRequest where the policy's template cannot show these tools."""
-        name = json.dumps(tools, sort_keys=True)
-        if name not in self.known:
-            policy = self.policy
-            options, parsers = policy.chat_template_kwargs, (policy.tool_parser, policy.reasoning_parser)
-            try:
-                self.known[name] = Chat(self.tokenizer, tools, options, *parsers)
-            except ValueError as problem:
-                reason = f"the policy cannot use these tools, because {problem}"
-                raise BadRequest(reason, "tools") from None
-        return self.known[name]
+TOO_LONG = "context_length_exceeded"  # OpenAI's code for a prompt that does not fit
 
 
 class Batch:
@@ -86,12 +50,14 @@ class Batch:
         ] = {}  # by number: what is being sampled, and which answer of it
         self.number = 0
         self.ignored: Counter[str] = Counter()
-        self.tokens = 0
+        self.tokens = self.repeated = 0
         self.began = time.monotonic()
         self.delivered: list[int] = []
-        self.leases = Leases(
-            list(self.episodes), self.agents.concurrency, self.agents.retries, self.agents.heartbeat_seconds
-        )
+        settings = (self.agents.concurrency, self.agents.retries, self.agents.heartbeat_seconds, self.agents.clients)
+        self.leases = Leases(list(self.episodes), *settings)
+        self.refused: dict[str, str] = {}  # by episode: the code of the latest refusal
+        self.is_finished = False
+        self.news = asyncio.Event()
         self._restore()
 
     def _restore(self) -> None:
@@ -107,7 +73,7 @@ class Batch:
             if name not in self.episodes:
                 continue
             if state.ended:
-                self.leases.restore_ended(name, state.error)
+                self.leases.restore_ended(name, (state.trajectory or {}).get("error"))
             elif state.lease:
                 self.leases.restore_lease(name, state.lease, state.lost, time.monotonic())
                 before = [entry for entry in entries[name] if entry.lease < state.lease]
@@ -120,19 +86,22 @@ class Batch:
     def _again(self, execution: Execution, entry: Entry, number: int) -> None:
         """Put a recorded call back into its execution."""
         asked = Asked(entry.dialect, entry.body, entry.idempotency)
-        request = self.parse(asked)
+        request = self.parse(execution, asked)
         chat, placed = self._placed(execution, request)
         placements = [execution.graph.ask(placement) for placement in placed]
         call = Call(entry.asked, asked, entry.digest, request, placements)
         call.answers, call.is_delivered, call.entry = list(entry.answers), entry.delivered, number
-        execution.calls.append(call)
+        execution.open(call)
         execution.recorded_answer(entry.digest)
         self._give(execution, call, entry, chat)
 
-    def parse(self, asked: Asked) -> Request:
+    @staticmethod
+    def parse(execution: Execution, asked: Asked) -> Request:
         """BadRequest where the body cannot be answered."""
-        from steps.gateway.dialects import DIALECTS
-
+        if asked.dialect == "responses":  # which may name an earlier response instead of sending it again
+            calls = [call for call in execution.calls if call.asked.dialect == "responses" and call.has_answer]
+            earlier = responses.history((call.asked.body, call.reply.result()) for call in calls)
+            return responses.parse(asked.body, earlier)
         return DIALECTS[asked.dialect].parse(asked.body)
 
     def _placed(self, execution: Execution, request: Request) -> tuple[Chat, list[Placement]]:
@@ -142,41 +111,130 @@ class Batch:
         further = (first._replace(cause="alternative") for _ in range(request.n - 1))
         return chat, [first, *further]
 
-    def lease(self, client: str, free: int, now: float) -> list[dict[str, Any]]:
+    # --- Clients that run episodes
+
+    def register(self, body: dict[str, Any], now: float) -> dict[str, Any]:
+        """A client is there; what it has under way stays its own where it can."""
+        client = str(body.get("client") or secrets.token_hex(8))
+        if (task := body.get("task")) is not None and task != self.plan.task:
+            raise ValueError(f"the client plays {task}, and the task is {self.plan.task}")
+        self.leases.register(client, str(body["name"])[:80], int(body["capacity"]), now, _held(body))
+        self._changed()
+        return {"client": client, "heartbeat_seconds": self.agents.heartbeat_seconds}
+
+    def leave(self, client: str) -> None:
+        self._lose(self.leases.leave(client))
+
+    def lease(self, client: str, body: dict[str, Any], now: float) -> list[dict[str, Any]]:
         """Begin executions of episodes that a client takes, as it gets them."""
+        self._lose(self.leases.missing(client, _held(body), now))
         given = []
-        for name, lease in self.leases.lease(client, free, now):
+        for name, lease in self.leases.lease(client, int(body["free"]), now):
             key = secrets.token_urlsafe(24)
-            if (old := self.executions.pop(name, None)) is not None:
-                self.rounds.drop(old)
-            self.journal.lease(name, lease, key, lost=lease - 1)
+            self.journal.lease(name, lease, key, self.leases.losses[name])
             self.executions[name] = Execution(name, self.places[name], lease, key, Graph(), self.earlier.get(name, []))
             episode = self.episodes[name]
             draws = turn_seed(self.plan.seed, episode["scenario"]["id"], episode["attempt"], 0)
-            given.append({**episode, "seed": draws, "api_key": key, "seconds": self.agents.episode_seconds})
+            given.append(
+                {**episode, "lease": lease, "seed": draws, "api_key": key, "seconds": self.agents.episode_seconds}
+            )
         self.pump()
         return given
 
-    def report(self, name: str, lease: int, result: dict[str, Any] | None, error: str | None, now: float) -> bool:
-        """Note how an episode ended. False where the lease is another's by now."""
+    def heartbeat(self, client: str, body: dict[str, Any], now: float) -> dict[str, Any]:
+        cancelled = self.leases.heartbeat(client, _held(body), now)
+        return {"cancelled": [{"episode": name, "lease": lease} for name, lease in cancelled]}
+
+    def report(self, body: dict[str, Any], now: float) -> bool:
+        """Note how an episode ended, or that it was lost. False where the lease is another's by now."""
+        name, lease = str(body["episode"]), int(body["lease"])
+        execution = self.executions.get(name)
+        if execution is None or execution.lease != lease:
+            return False
+        if body.get("lost"):
+            loss = self.leases.give_back(name, lease, str(body.get("error") or "its process died"), now)
+            self._lose([loss] if loss else [])
+            return loss is not None
+        error = None if body.get("error") is None else str(body["error"])[:2000]
+        result = None if body.get("result") is None else Result.model_validate(body["result"])
         if not self.leases.report(name, lease, now, error):
             return False
-        self.journal.end(name, result, error)
-        self.close(name)
+        self._end(name, execution, result, error)
         return True
 
-    def close(self, name: str) -> None:
+    def sweep(self, now: float) -> None:
+        """To be called about once a second."""
+        self._lose(self.leases.sweep(now))
+        self.pump()
+
+    def _lose(self, losses: Iterable[Loss]) -> None:
+        """Close executions that are over without a report; some end their episodes."""
+        for loss in losses:
+            execution = self.executions.get(loss.episode)
+            if loss.error is not None and execution is not None:
+                self._end(loss.episode, execution, None, loss.error)
+            else:
+                self._close(loss.episode)
+
+    def _end(self, name: str, execution: Execution, result: Result | None, error: str | None) -> None:
+        """Write the record of an episode."""
+        episode = self.episodes[name]
+        written = execution.graph.trajectory(
+            name, episode["scenario"]["id"], episode["attempt"], self.plan.adapter, result, error
+        )
+        if error is not None and self.refused.get(name) == TOO_LONG:
+            written = written.model_copy(update={"stop_reason": "context"})
+        self.journal.end(name, written.model_dump(mode="json"))
+        self._close(name)
+
+    def _close(self, name: str) -> None:
         """An execution has ended, or was lost."""
         if (execution := self.executions.pop(name, None)) is not None:
             self.rounds.drop(execution)
         ended, whole = self.leases.count_ended(), len(self.episodes)
         self.send({"progress": [ended, whole, self._note()]})
-        if ended == whole:
-            self._note_delivered()
-            self.send({"finished": True})
+        self._finish_batch()
+        self._changed()
         self.pump()
 
+    def start(self) -> None:
+        """The stage listens: say so where everything had ended before."""
+        self._finish_batch()
+
+    def _finish_batch(self) -> None:
+        if self.leases.count_ended() == len(self.episodes) and not self.is_finished:
+            self.is_finished = True
+            self._note_delivered()
+            told = {"repeated": self.repeated, "ignored": dict(self.ignored), "failures": dict(self.leases.failures)}
+            self.send({"finished": True, **told})
+
+    async def changed(self) -> None:
+        """Wait until episodes can be leased that could not be before, perhaps."""
+        await self.news.wait()
+
+    def _changed(self) -> None:
+        self.news.set()
+        self.news = asyncio.Event()
+
+    def status(self, now: float) -> dict[str, Any]:
+        """How things stand, as JSON: for /status and the viewer's page."""
+        shown = self.leases.status(now)
+        for entry in shown["under_way"]:
+            execution = self.executions.get(entry["episode"])
+            entry["calls"] = len(execution.calls) if execution else 0
+        rate = self.tokens / max(now - self.began, 1e-3)
+        counts = {"calls": self.number, "repeated": self.repeated, "ignored": dict(self.ignored)}
+        return (
+            {"batch": self.plan.adapter, "task": self.plan.task, "order": self.plan.order}
+            | shown
+            | counts
+            | {"tokens_per_second": round(rate, 1)}
+        )
+
+    # --- Calls of agents
+
     def _note(self) -> str:
+        """What stands beside the progress."""
         seconds = max(time.monotonic() - self.began, 1e-3)
         return f"episodes, {self.tokens / seconds:.0f} tokens/s"
 
@@ -186,11 +244,13 @@ class Batch:
             call = await execution.find(asked)
             if call is None:
                 call = self._open(execution, asked)
+            else:
+                self.repeated += 1
             call.waiters.append(waiter)
         return call
 
     def _open(self, execution: Execution, asked: Asked) -> Call:
-        request = self.parse(asked)
+        request = self.parse(execution, asked)
         if self.plan.max_turns is not None and len(execution.calls) >= self.plan.max_turns:
             raise self._refused(execution, f"rollout.max_turns: {self.plan.max_turns} answers were given", "max_turns")
         chat, placements = self._placed(execution, request)
@@ -199,7 +259,7 @@ class Batch:
         if length + limit > self.chats.policy.context:
             most = f"policy.context is {self.chats.policy.context} tokens"
             reason = f"{most}: the prompt has {length}, and the answer may have {limit}"
-            raise self._refused(execution, reason, "context_length_exceeded")
+            raise self._refused(execution, reason, TOO_LONG)
         limits = replies.limits(request, chat, limit)
         self.ignored.update(request.ignored)
         placements = [execution.graph.ask(placement) for placement in placements]
@@ -210,7 +270,7 @@ class Batch:
             for branch in (branch_name(place, request.seed, choice) for choice, place in enumerate(placements))
         ]
         call.limits = limits
-        execution.calls.append(call)
+        execution.open(call)
         if (entry := execution.recorded_answer(call.digest)) is not None and len(entry.answers) == len(placements):
             call.answers = list(entry.answers)
             self._finish([(execution, call)])
@@ -221,6 +281,7 @@ class Batch:
 
     def _refused(self, execution: Execution, reason: str, code: str) -> BadRequest:
         self.journal.refuse(execution.episode, code)
+        self.refused[execution.episode] = code
         return BadRequest(reason, "messages", code)
 
     def pump(self) -> None:
@@ -240,12 +301,25 @@ class Batch:
         whole = []
         for result in results:
             execution, call, choice = self.asked.pop(result["key"])
+            if call.is_answered:  # another of its answers failed
+                continue
             top = tuple(tuple((token, nats) for token, nats in place) for place in result.get("top", ()))
             call.answers[choice] = Answer(tuple(result["ids"]), tuple(result["logprobs"]), result["reason"], top)
             self.tokens += len(result["ids"])
             if None not in call.answers:
                 whole.append((execution, call))
         self._finish(whole)
+
+    def failed(self, failures: Iterable[dict[str, Any]]) -> None:
+        """Refuse the calls that the engine cannot sample, such as for a schema that it does not know."""
+        for failure in failures:
+            execution, call, _ = self.asked.pop(failure["key"])
+            if not call.reply.done():
+                call.reply.set_exception(BadRequest(failure["reason"], "response_format"))
+                call.reply.exception()  # nobody may wait for it
+                execution.calls.remove(call)
+            self.rounds.end(call)
+        self.pump()
 
     def _finish(self, calls: Sequence[tuple[Execution, Call]]) -> None:
         """Record answered calls, then give the answers out."""
@@ -298,3 +372,8 @@ class Batch:
     def _note_delivered(self) -> None:
         self.journal.deliver(self.delivered)
         self.delivered = []
+
+
+def _held(body: dict[str, Any]) -> list[tuple[str, int]]:
+    """The executions that a client says it has under way."""
+    return [(str(entry["episode"]), int(entry["lease"])) for entry in body.get("held", ())]

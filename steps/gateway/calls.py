@@ -5,10 +5,13 @@ the same call again where
 
 - it has the idempotency key of an earlier one, or
 - its body is the same, and the client says that it is a retry (`x-stainless-retry-count`, which the SDKs of OpenAI and
-  Anthropic send) or nobody has the earlier one's answer or still waits for it.
+  Anthropic send), or
+- its body is the same, and nobody waits for the earlier answer, and the client cannot be known to have it: it went away
+  before, or has asked nothing else since.
 
-Otherwise the same body is a new call: an agent may ask twice for two answers. Where an earlier execution of the episode was
-lost with its client, its answers are given to the same requests of the next one, in their order.
+So an agent that wants several answers to one prompt asks at the same time, or with `n`, different seeds or keys. Where an
+earlier execution of the episode was lost with its client, its answers are given to the same requests of the next one, in
+their order.
 """
 
 from __future__ import annotations
@@ -55,15 +58,21 @@ class Call:
     def __init__(self, number: int, asked: Asked, digest: str, request: Request, placements: list[Placement]) -> None:
         self.number, self.asked, self.digest, self.request, self.placements = number, asked, digest, request, placements
         self.seeds: list[int] = []
+        self.limits: dict[str, Any] = {}  # fields of steps.sampling.engine.Limits
         self.answers: list[Answer | None] = [None] * len(placements)
         self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.waiters: list[Waiter] = []
-        self.is_delivered = False
+        self.is_delivered = False  # to a client that was still there
+        self.is_confirmed = False  # something else was asked after the answer
         self.entry = 0  # its id in the journal
 
     @property
     def is_answered(self) -> bool:
         return self.reply.done()
+
+    @property
+    def has_answer(self) -> bool:
+        return self.reply.done() and self.reply.exception() is None
 
     async def is_awaited(self) -> bool:
         """Whether a client is still connected that waits for the answer."""
@@ -108,13 +117,19 @@ class Execution:
         same = [call for call in self.calls if call.digest == digest]
         if asked.idempotency is not None:  # a key of its own makes a call of its own
             same = [call for call in same if call.asked.idempotency is None and asked.is_retry]
-        missed = [call for call in same if not call.is_delivered]
+        missed = [call for call in same if not (call.is_delivered and call.is_confirmed)]
         for call in missed:
             if not await call.is_awaited():
                 return call
         if asked.is_retry and same:
             return missed[0] if missed else same[-1]
         return None
+
+    def open(self, call: Call) -> None:
+        """Add a new call. Answers to other requests have arrived, then."""
+        for other in self.calls:
+            other.is_confirmed |= other.is_answered and other.digest != call.digest
+        self.calls.append(call)
 
     def recorded_answer(self, digest: str) -> Entry | None:
         """The next answer to this request that an earlier execution was given."""

@@ -10,6 +10,7 @@ batch is played from again; otherwise it is deleted when the trajectories are ma
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
@@ -27,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 from steps.core.errors import UserError
 from steps.core.progress import progress, say
 from steps.gateway.__main__ import KEY, LISTEN
-from steps.gateway.batch import Plan
 from steps.gateway.link import StageEnd
+from steps.gateway.plan import Plan
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import load_chat, turn_limit
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from steps.sampling.engine import EngineSampler
 
 JOURNALS = Path(".flywheel/gateway")
+ADDRESS = JOURNALS / "address.json"  # url and key, for viewer/agents.py
 LOG = JOURNALS / "log"  # of the gateway and the clients
 STARTS = 100  # of the gateway in one batch, before the stage gives up
 START_SECONDS = 120.0
@@ -59,6 +61,7 @@ class Gateway:
         self.process: subprocess.Popen[bytes] | None = None
         self.clients: list[subprocess.Popen[bytes]] = []
         self.task = ""
+        self.is_playing = False
 
     def begin(self, plan: Plan) -> None:
         """Give the gateway a batch; start it where it does not run. UserError where it cannot start."""
@@ -70,6 +73,7 @@ class Gateway:
             if message is not None and "listening" in message:
                 host, port = message["listening"]
                 self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                self._tell_viewer()
                 return
             self.stop_gateway()
         raise UserError(f"the gateway ended before it began: {tail(LOG)}")
@@ -84,6 +88,14 @@ class Gateway:
                 raise UserError(tail(LOG) or "the gateway ended before it began")
             if time.monotonic() > until:
                 raise UserError(f"the gateway did not start within {START_SECONDS:.0f} seconds; see {LOG}")
+
+    def _tell_viewer(self) -> None:
+        """Say where the gateway is, to viewer/agents.py."""
+        text = json.dumps({"url": f"http://{self.address}", "key": self.key})
+        new = ADDRESS.with_suffix(".new")
+        new.touch(mode=0o600)
+        new.write_text(text)
+        new.replace(ADDRESS)
 
     def keep_clients(self, task: str, agents: Agents) -> None:
         """Start the clients that are missing; those of another task end."""
@@ -110,6 +122,7 @@ class Gateway:
         self.stop_clients()
         self.stop_gateway()
         self.end.close()
+        ADDRESS.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -184,8 +197,10 @@ def sample(sampler: EngineSampler, plan: Plan, agents: Agents) -> None:
 
     if not _gateways:
         _gateways.append(Gateway())
+        atexit.register(_gateways[0].stop)
     [gateway] = _gateways
     gateway.begin(plan)
+    gateway.is_playing = True
     starts, checked = 1, 0.0
     while True:
         if time.monotonic() > checked + 0.5:
@@ -201,12 +216,19 @@ def sample(sampler: EngineSampler, plan: Plan, agents: Agents) -> None:
                 gateway.stop_gateway()
                 gateway.begin(plan)
             elif "finished" in message:
+                gateway.is_playing = False
                 return
             elif "progress" in message:
                 progress(*message["progress"])
+            failed = []
             for request in (message or {}).get("sample", ()):
                 fields = request["limits"] | {"stop": tuple(request["limits"].get("stop", ()))}
-                sampler.submit(request["key"], request["ids"], request["seed"], Limits(**fields))
+                try:
+                    sampler.submit(request["key"], request["ids"], request["seed"], Limits(**fields))
+                except ValueError as problem:  # such as a schema that vLLM cannot compile
+                    failed.append({"key": request["key"], "reason": f"vLLM refuses it: {str(problem)[:500]}"})
+            if failed:
+                gateway.end.send({"failed": failed})
         if sampler.pending and (finished := sampler.step()):
             gateway.end.send({"sampled": [result(sampled) for sampled in finished]})
 

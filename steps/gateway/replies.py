@@ -67,13 +67,15 @@ def read(answer: Answer, request: Request, chat: Chat, name: str) -> Choice:
     ids = list(answer.completion_ids)
     ended = ids[:-1] if ids[-1:] in ([chat.end], [chat.tokenizer.eos_token_id]) else ids
     text = chat.tokenizer.decode(ended, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    for stop in request.stop:
+    places = [(text.index(stop), stop) for stop in request.stop if stop in text]
+    stop = min(places)[1] if places else None
+    if stop is not None:
         text = text.partition(stop)[0]
     if request.prompt is not None or request.tool_choice == "none":
         message: Message = {"role": "assistant", "content": text}
     else:
         message = dict(chat.parse(ids).message)
-        for stop in request.stop:
+        if stop is not None:
             message["content"] = message["content"].partition(stop)[0]
     calls = [
         {"id": f"call_{hashlib.sha256(f'{name} {place}'.encode()).hexdigest()[:20]}"} | call
@@ -83,7 +85,7 @@ def read(answer: Answer, request: Request, chat: Chat, name: str) -> Choice:
         message["tool_calls"] = calls
     reason: Any = "length" if answer.finish_reason == "length" else "tool_calls" if calls else "stop"
     tokens = _tokens(answer, chat) if request.top_logprobs is not None else ()
-    return Choice(message, text, reason, tokens, len(ids))
+    return Choice(message, text, reason, tokens, len(ids), stop)
 
 
 def _tokens(answer: Answer, chat: Chat) -> tuple[Token, ...]:

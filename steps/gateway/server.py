@@ -102,11 +102,14 @@ class Server:
     async def stream(self, batch: Batch, call: Call, dialect: Dialect, body: dict[str, Any]) -> AsyncIterator[str]:
         """Server-sent events of an answer."""
         while not call.is_answered:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(call.reply), KEEP_ALIVE)
-                break
-            yield ": sampling\n\n"
-        reply: Reply = await call.reply
+            await asyncio.wait([call.reply], timeout=KEEP_ALIVE)
+            if not call.is_answered:
+                yield ": sampling\n\n"
+        try:
+            reply: Reply = call.reply.result()
+        except BadRequest as problem:
+            yield dialect.error_event(problem, 400)
+            return
         for event in dialect.events(reply, body):
             yield event
         batch.deliver(call)
@@ -167,7 +170,7 @@ class Server:
         return JSONResponse(batch.register(body, time.monotonic()))
 
     async def leave(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        batch.leave(request.path_params["client"], time.monotonic())
+        batch.leave(request.path_params["client"])
         return JSONResponse({})
 
     async def lease(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
@@ -175,7 +178,7 @@ class Server:
         client, until = request.path_params["client"], time.monotonic() + min(float(body.get("wait", 0)), 30.0)
         while True:
             self.known(batch, client)
-            given = batch.lease(client, int(body["free"]), time.monotonic())
+            given = batch.lease(client, body, time.monotonic())
             left = until - time.monotonic()
             if given or left <= 0 or self.batch is not batch:
                 return JSONResponse(given)
@@ -190,9 +193,8 @@ class Server:
         return JSONResponse(batch.heartbeat(client, body, time.monotonic()))
 
     async def report(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        client = request.path_params["client"]
-        self.known(batch, client)
-        if not batch.report(client, body, time.monotonic()):
+        self.known(batch, request.path_params["client"])
+        if not batch.report(body, time.monotonic()):
             raise HTTPException(409, "the episode is another client's by now, or has ended")
         return JSONResponse({})
 

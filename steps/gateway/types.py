@@ -72,6 +72,7 @@ class Choice(NamedTuple):
     finish_reason: Literal["stop", "length", "tool_calls"]
     tokens: tuple[Token, ...] = ()  # where the request asks for logprobs
     completion_tokens: int = 0
+    stop: str | None = None  # which of the request's stop texts ended it
 
 
 class Reply(NamedTuple):

@@ -64,6 +64,11 @@ def play(
     max_turns: int | None = None,
 ) -> list[Played]:
     """Play all attempts; results are in the same order. UserError where the policy cannot play at all."""
+    if env.is_agent:
+        raise UserError(
+            f"{env.__module__} is an agent of your own, which only the run's own policy can play (policy.kind: vllm): "
+            f"{name(policy)} cannot"
+        )
     episodes = [MessageEpisode(env, data, scenario, attempt, prefix, max_turns) for scenario, attempt in attempts]
     began, start = time.time(), perf_counter()
     if policy.endpoint is not None:
