@@ -54,7 +54,7 @@ def breach(trajectory: Trajectory, rows: Sequence[Row], end: int | None, vocabul
             return "a turn whose finish_reason does not fit its last token"
     cut = [turn.finish_reason == "length" for turn in trajectory.turns]
     if trajectory.is_from_gateway:  # its agent goes on after a turn that was cut off, and says itself when it is done
-        if trajectory.stop_reason != "done":
+        if trajectory.stop_reason not in ("done", "context"):
             return "a stop_reason that an agent of one's own does not have"
     elif any(cut[:-1]) or cut[-1] != (trajectory.stop_reason == "length"):
         return "a stop_reason that does not fit the last turn"
