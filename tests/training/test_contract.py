@@ -203,11 +203,13 @@ def test_what_an_agent_of_ones_own_may_and_may_not() -> None:
     """It goes on after a turn that was cut off or ended by a stop text; nobody else's episode does."""
     asked = {"context": ({"role": "user", "content": "?"},)}
     turns = [turn([1], [2, 5], **asked), turn([1, 2, 5, END, 3], [4, 6], finish_reason="stop")]
-    for stop_reason in ("done", "context"):
+    its_own: tuple[StopReason, ...] = ("done", "context")
+    for stop_reason in its_own:
         assert reason(trajectory(*turns, stop_reason=stop_reason)) is None
     native = [turns[0].model_copy(update={"context": ()}), turns[1]]
     assert reason(trajectory(*native)) == "a turn whose finish_reason does not fit its last token"
-    for stop_reason in ("length", "max_turns"):
+    others: tuple[StopReason, ...] = ("length", "max_turns")
+    for stop_reason in others:
         expected = "a stop_reason that an agent of one's own does not have"
         assert reason(trajectory(*turns, stop_reason=stop_reason)) == expected
     assert reason(trajectory(*turns, stop_reason="error")) == "the episode failed"
