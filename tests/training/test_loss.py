@@ -7,6 +7,7 @@ On a random Qwen3 of a few thousand parameters; the trainer, TRL's loss and PEFT
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,32 @@ def test_gradient_equals_that_of_the_formulas(
         assert max(float(value.abs().max()) for value in expected) > 1e-3, "a gradient this small would equal anything"
         losses.append(loss.item())
     assert measured["loss"] == pytest.approx(sum(losses) / steps, rel=1e-5, abs=3e-6)  # a small rest of terms near 1
+
+
+def split_rows(row: Row) -> list[Row]:
+    """A row for each run of sampled tokens, with all before it as context: as an agent that forks at every turn has them."""
+    ends = [place + 1 for place, pair in enumerate(zip(row.mask, [*row.mask[1:], 0], strict=True)) if pair == (1, 0)]
+    split = []
+    for begin, end in pairwise([0, *ends]):
+        mask = [0] * begin + row.mask[begin:end]
+        split.append(Row(row.ids[:end], mask, [value * kept for value, kept in zip(row.logprobs, mask, strict=False)]))
+    return split
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_an_episode_in_many_rows_has_the_gradient_of_the_same_tokens_in_one(
+    policy: Policy, gradients: list[list[Any]], tmp_path: Path, loss_type: str
+) -> None:
+    trainer = moved(Trainer(policy, seed=1))
+    whole = noisy_examples(twin(trainer, tmp_path, double=False), seed=5)
+    split = [example._replace(rows=[part for row in example.rows for part in split_rows(row)]) for example in whole]
+    assert sum(len(example.rows) for example in split) > 2 * sum(len(example.rows) for example in whole)
+    assert [example.tokens for example in split] == [example.tokens for example in whole]
+    update = update_of(loss_type, tokens_per_micro_batch=100_000)
+    for examples in (whole, split):
+        moved(Trainer(policy, seed=1)).train(examples, update, TEMPERATURE, seed=9)
+    found, expected = gradients
+    assert relative(found, expected) < 1e-6
 
 
 @pytest.fixture

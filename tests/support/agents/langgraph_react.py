@@ -10,22 +10,15 @@ from tests.support.agents import _common as common
 
 def tools(env: Any) -> list[Any]:
     """The mailbox's tools as LangChain's, with the schemas that the policy was trained with."""
-    from functools import partial
-
     from langchain_core.tools import StructuredTool
 
-    def call(name: str, /, **arguments: Any) -> str:
-        return common.run(env, name, arguments)
+    def made(name: str, description: str, parameters: dict[str, Any]) -> StructuredTool:
+        def call(**arguments: Any) -> str:
+            return common.run(env, name, arguments)
 
-    return [
-        StructuredTool(
-            name=schema["function"]["name"],
-            description=schema["function"]["description"],
-            args_schema=schema["function"]["parameters"],
-            func=partial(call, schema["function"]["name"]),
-        )
-        for schema in common.SCHEMAS
-    ]
+        return StructuredTool(name=name, description=description, args_schema=parameters, func=call)
+
+    return [made(**schema["function"]) for schema in common.SCHEMAS]
 
 
 async def rollout(episode: Any) -> Any:
