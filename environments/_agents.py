@@ -11,9 +11,10 @@ steps.agents.episode.Episode. Nothing of the class below plays an episode: clien
 gateway records what the model samples for it (steps/gateway/).
 
 Scenarios are the lines of scenarios.jsonl in the task's folder, objects with `messages`, or with a text as `question` or
-`prompt`; all other fields are the scenario's `data`, which the function sees and the model does not. The hash of its messages
-decides a scenario's split. A module that has a function `scenarios(split, count, seed) -> list[dict]` makes them itself. It
-may also have `sources` and `openings_repeat`, which mean what they mean in `Env`; then the hash of the sources decides.
+`prompt`; all other fields are the scenario's `data`, which the function sees and the model does not. The hash of its
+messages decides a scenario's split. A module that has a function `scenarios(split, count, seed) -> list[dict]` makes them
+itself. It may also have `sources` and `openings_repeat`, which mean what they mean in `Env`; then the hash of the sources
+decides.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class AgentEnv(Env):
         made = [scenario for scenario in data if scenario.split == split]
         if count > len(made):
             raise ValueError(
-                f"{count} scenarios were asked for, and {split} has {len(made)} of the {len(data)} in scenarios.jsonl (their "
-                "hashes decide the split): ask for fewer, or write more lines"
+                f"{count} scenarios were asked for, and {split} has {len(made)} of the {len(data)} in scenarios.jsonl "
+                "(their hashes decide the split): ask for fewer, or write more lines"
             )
         return Random(f"{split} {seed}").sample(made, count)
 

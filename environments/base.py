@@ -76,9 +76,6 @@ class Env(ABC):
     """One episode of a task. Subclasses add tools and define the task in the class methods below."""
 
     max_turns: ClassVar[int]
-    is_agent: ClassVar[bool] = (
-        False  # an agent of the user's own (environments/_agents.py), which has no tools and players here
-    )
     # Keys of `data` that together identify where an answer comes from (a mail, the seed of a game; each member of a list).
     # steps/data/contamination.py checks that train shares no source with val or test. It checks the texts of the user's
     # messages as well, unless `openings_repeat` says that scenarios start with the same words and differ in hidden data.
@@ -88,9 +85,7 @@ class Env(ABC):
     # engine steps (of one token for each episode) sampling goes on meanwhile. Each `Env` is then asked in a thread, and what
     # several of them share must bear that. 0: one after another, and sampling waits.
     overlap: ClassVar[int] = 0
-    is_agent: ClassVar[bool] = (
-        False  # an agent of the user's own, which steps/gateway/ plays, in place of an environment
-    )
+    is_agent: ClassVar[bool] = False  # of the user's own (environments/_agents.py), played by steps/gateway/
     done: bool = False
     call_hint: str = "between <tool_call> and </tool_call>"  # how this policy writes a call, after "call one"
 

@@ -211,6 +211,7 @@ def test_the_task_says_which_scenarios_are_alike(
     assert "Each test scenario counts as independent: toy names no cluster" in capsys.readouterr().out
 
     class Grouped:
+        is_agent = False
         key = "number"
 
         @staticmethod
