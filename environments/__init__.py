@@ -51,7 +51,7 @@ def load(task: str) -> type[Env]:
         return agent_env(module)
     if len(classes) != 1:
         raise ValueError(
-            f"{name} defines {len(classes)} environments; a task's module defines exactly one Env class, or a function "
+            f"{name} defines {len(classes)} environments; a task's module defines exactly one Env class, or else a function "
             "rollout"
         )
     if lacking := sorted(classes[0].__abstractmethods__):

@@ -85,8 +85,7 @@ class Env(ABC):
     # engine steps (of one token for each episode) sampling goes on meanwhile. Each `Env` is then asked in a thread, and what
     # several of them share must bear that. 0: one after another, and sampling waits.
     overlap: ClassVar[int] = 0
-    # An agent of the user's own (environments/_agents.py): it has no tools and no players here.
-    is_agent: ClassVar[bool] = False
+    is_agent: ClassVar[bool] = False  # of the user's own (environments/_agents.py), played by steps/gateway/
     done: bool = False
     call_hint: str = "between <tool_call> and </tool_call>"  # how this policy writes a call, after "call one"
 

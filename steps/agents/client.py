@@ -40,6 +40,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx2
+
 from steps.agents.processes import Processes
 from steps.core.errors import UserError, masked
 from steps.core.terminal import exit_code
@@ -69,19 +71,15 @@ class Connection:
     """Requests to the gateway, made again until they are answered."""
 
     def __init__(self, server: str, key: str, is_forever: bool) -> None:
-        import httpx
-
         is_local = urlsplit(server).hostname in LOOPBACK
         headers = {"Authorization": f"Bearer {key}"}
-        self.http = httpx.AsyncClient(
+        self.http = httpx2.AsyncClient(
             base_url=server, headers=headers, trust_env=not is_local
         )  # no proxy to this machine
         self.server, self.is_forever, self.answered = server, is_forever, time.monotonic()
 
     async def ask(self, method: str, path: str, body: Any = None, timeout: float = TIMEOUT) -> Any:
         """The answer's JSON. Unknown for 404, Late for 409, UserError for another refusal, Gone after a long absence."""
-        import httpx
-
         pause = 0.1
         while True:
             try:
@@ -92,7 +90,7 @@ class Connection:
                 reason = f"status {answer.status_code}"
                 if answer.status_code == 503:  # it is there, and has no batch
                     self.answered = time.monotonic()
-            except httpx.TransportError as problem:
+            except httpx2.TransportError as problem:
                 reason = str(problem) or type(problem).__name__
             absent = time.monotonic() - self.answered
             if absent > ABSENCE and not self.is_forever:
@@ -197,7 +195,9 @@ class Client:
                 except Unknown:
                     raise UserError(f"what is at {self.options.server} is no gateway; see --server") from None
             self.id, self.heartbeat_seconds = answer["client"], float(answer["heartbeat_seconds"])
-            task, batch = answer["task"], answer.get("batch")
+            task, batch = answer.get("task") or self.options.task, answer.get("batch")
+            if task is None:
+                raise UserError("--task is needed: the gateway does not say which agent it plays")
             if batch != self.batch or self.processes is None or self.processes.task != task:
                 for key in list(self.executions):  # of another batch
                     self._drop(key)

@@ -150,3 +150,10 @@ def test_an_agent_that_cannot_be_loaded_ends_the_client(tmp_path: Path, start: S
         assert client.wait(20) == 2
         assert gateway.keys == {}, "it has leased nothing"
         assert "error: no.such.agent cannot be loaded: ModuleNotFoundError" in (tmp_path / "log").read_text()
+
+
+def test_a_machine_with_clients_alone_needs_no_heavy_packages() -> None:
+    words = "import sys, environments, steps.agents.client, steps.agents.worker; environments.load('_agent_template');"
+    words += "print({'torch', 'vllm', 'transformers', 'numpy', 'pandas', 'pyarrow', 'openai'} & sys.modules.keys())"
+    done = subprocess.run([*python()[:1], "-c", words], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
