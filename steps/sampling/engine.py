@@ -257,6 +257,8 @@ def play(
         context=policy.context,
         max_tokens=max_tokens,
         max_turns=limits.max_turns,
+        slow=limits,
+        free=getattr(limits, "order", None) == "free",
     )
 
 
