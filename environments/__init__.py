@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def tasks() -> list[str]:
-    """The tasks that come with the project. No task's module is run."""
-    return sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py") if path.stem != "base")
+    """The tasks that come with the project, but `mcp`, whose server and scenarios are yours. No task's module is run."""
+    return sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py") if path.stem not in ("base", "mcp"))
 
 
 def load(task: str) -> type[Env]:

@@ -60,6 +60,12 @@ class Scenario(BaseModel):
         return cls(id=name, task=task, split=split, messages=tuple(messages), data=data)
 
 
+class TaskProblem(ValueError):
+    """What is wrong with a task's files or with a service that it needs: a sentence, with which the command ends."""
+
+    is_sentence = True
+
+
 class Component(NamedTuple):
     """One named part of a rule reward."""
 
