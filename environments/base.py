@@ -102,6 +102,8 @@ class Env(ABC):
     overlap: ClassVar[int] = 0
     # Whether `reward` and `success` can tell a good transcript from a bad one. False: only judges score this task.
     has_rule: ClassVar[bool] = True
+    # Whether all scenarios are written by a model (steps/data/generate.py), into a file of the task's data.
+    is_written: ClassVar[bool] = False
     done: bool = False
     limit: _waiting.Limited | None = None  # seconds that a call may take, where answers overlap with sampling
     call_hint: str = "between <tool_call> and </tool_call>"  # how this policy writes a call, after "call one"

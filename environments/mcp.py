@@ -57,6 +57,7 @@ class Mcp(Env):
 
     overlap: ClassVar[int] = 8
     has_rule: ClassVar[bool] = False
+    is_written: ClassVar[bool] = True
     max_turns: ClassVar[int] = 10  # server.yaml has its own
     folder: ClassVar[Path | None] = None  # from which the task was loaded
 
@@ -122,7 +123,7 @@ class Mcp(Env):
         drawn_from = data.scenarios[split]
         if count > len(drawn_from):
             raise ValueError(
-                f"{count} scenarios are asked for, and {data.folder / SCENARIOS} has {len(drawn_from)} of the split {split}: "
+                f"{count} scenarios are asked for, and {data.folder / SCENARIOS} has {len(drawn_from)} of {split}: "
                 f"ask for fewer, or have more written (`{again} --model NAME --count NUMBER`)"
             )
         return Random(f"{split} {seed}").sample(drawn_from, count)

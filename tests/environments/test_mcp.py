@@ -287,7 +287,7 @@ def test_scenarios_come_from_the_file_alone(folder: Path) -> None:
         scenario = Mcp.scenarios(data, "val", 1, 1)[0]
         assert [message["role"] for message in scenario.messages] == ["system", "user"]
         assert scenario.messages[0]["content"] == "You keep notes."
-        with pytest.raises(ValueError, match=f"has {counts['test']} of the split test: ask for fewer"):
+        with pytest.raises(ValueError, match=f"has {counts['test']} of test: ask for fewer"):
             Mcp.scenarios(data, "test", 31, 1)
         path.write_text(json.dumps(lines[0] | {"split": "nowhere"}))
         with pytest.raises(TaskProblem, match="line 1: its words belong to the split"):
