@@ -53,7 +53,14 @@ def rollout(
     attempts = [(scenario, attempt) for scenario in chosen for attempt in range(params.rollout.attempts)]
     env = environments.load(params.task)
     data, seed = env.load(task_data), params.seed * 1000 + int(iteration)
-    played = engine.play(params.policy, params.rollout, adapter, env, data, attempts, iteration, seed)
+    if env.is_agent:
+        from steps.gateway.play import play
+
+        played = play(
+            params.policy, params.rollout, params.agents, params.task, env, adapter, attempts, iteration, seed
+        )
+    else:
+        played = engine.play(params.policy, params.rollout, adapter, env, data, attempts, iteration, seed)
     write_records(played, trajectories)
     if drawn is not None:
         content = {"curriculum": settings and settings.model_dump(), "scenarios": record}

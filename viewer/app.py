@@ -63,6 +63,7 @@ def application(run: Path) -> Starlette:
             Route("/group", pages.page(pages.group)),
             Route("/compare", pages.page(pages.compare)),
             Route("/analytics", pages.page(pages.analytics)),
+            Route("/agents", pages.agents),
             Mount("/static", StaticFiles(directory=PAGES / "static")),
         ],
         # Against DNS rebinding: a foreign page whose name points at 127.0.0.1 still sends that name as its host.

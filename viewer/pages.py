@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from steps.core.errors import UserError
-from viewer import charts
+from viewer import agents, charts
 from viewer.group import LIKELY, asked, full, opinion
 from viewer.index import OUTCOMES, SORTS, AttemptGroup, Index, ListRow, Query, TrajectoryFile, holds, line, parse
 from viewer.runs import HERE, OpenedRun, Runs
@@ -107,6 +107,14 @@ class Pages:
         values["kinds"] = list(dict.fromkeys(batch.kind for batch in index.batches.values()))
         values["stops"] = sorted({attempt.stop for group in groups for attempt in group.attempts})
         return self.html("list.html", request, opened, **values)
+
+    def agents(self, request: Request) -> Response:
+        """The agents that are being played now; the page reloads itself."""
+        batch, reason = agents.status(self.runs.root)
+        response = self.html("agents.html", request, None, batch=batch, reason=reason)
+        if batch:
+            response.headers["refresh"] = "3"
+        return response
 
     def group(self, request: Request, opened: OpenedRun) -> Response:
         """The attempts at a scenario side by side; the filters decide which groups are before and after."""

@@ -21,6 +21,8 @@ Cause = Literal[
     "edited",  # a message was changed in another way
     "sub_agent",  # a conversation of its own beside the first
     "retry",  # the same prompt again
+    "alternative",  # a further answer to the same request (n above 1)
+    "alternative",  # another answer to the same request (n > 1)
     "plain_text",  # a prompt without messages (completions)
 ]
 
@@ -70,6 +72,7 @@ class Choice(NamedTuple):
     finish_reason: Literal["stop", "length", "tool_calls"]
     tokens: tuple[Token, ...] = ()  # where the request asks for logprobs
     completion_tokens: int = 0
+    stop: str | None = None  # which of the request's stop texts ended it
 
 
 class Reply(NamedTuple):

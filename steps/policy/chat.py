@@ -78,6 +78,7 @@ class Chat:
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         control = {token.content for token in added if token.special or CONTROL.fullmatch(token.content)}
         self.special = sorted({*tokenizer.all_special_tokens, *control})
+        self.tools = [self._plain_text(tool) for tool in tools]
         self.opening = self._render([USER], generate=True)  # of a turn, at its end
         if not all(tool["function"]["name"] in self.opening for tool in self.tools):
             raise ValueError("its chat template leaves out the tools")
@@ -99,6 +100,13 @@ class Chat:
         """The first prompt of an episode, up to the point where the assistant begins: [P] token ids."""
         return self._encode(self._render(messages, generate=True))
 
+    def outside_prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """As `prompt_ids`, of messages that come from outside (steps/gateway/): none of their texts is a special token, and
+        an assistant's reasoning is shown where the template shows reasoning."""
+        shown = [self.without_special(message) for message in messages]
+        named = [m | {"reasoning_content": m["reasoning"]} if m.get("reasoning") else m for m in shown]
+        return self._encode(self._render(named, generate=True))
+
     def completion_ids(self, message: Message) -> list[int]:
         """A scripted assistant's turn as a policy would sample it, including the end-of-turn token: [C] token ids."""
         return [*self._encode(self._written(message)), self.end]
@@ -106,7 +114,8 @@ class Chat:
     def suffix_ids(self, observations: Sequence[Message], turn: Message | None = None) -> list[int]:
         """The token ids that observations add after a finished turn, up to the point where the assistant begins again.
 
-        `turn` is the assistant's message before them: where a model writes ids with its calls, the observations name them.
+        `turn` is the assistant's message before them: where a model writes ids with its calls, the observations name them,
+        by `tool_call_id` where they have one, and otherwise in their order.
         """
         answers = sum(message["role"] == "tool" for message in observations)
         has_ids = self.tools and bool(self.reader.form.id)
@@ -114,9 +123,11 @@ class Chat:
         ids = [call.get("id") for call in (turn or {}).get("tool_calls") or ()]
         shown, place = [], 0
         for message in observations:
-            shown.append(self._without_special(message))
+            shown.append(self.without_special(message))
             if message["role"] == "tool" and has_ids:
-                name = (ids[place] if place < len(ids) else None) or self._id(place, message.get("name") or "unknown")
+                given = message.get("tool_call_id")
+                name = given if given in ids else ids[place] if place < len(ids) else None
+                name = name or self._id(place, message.get("name") or "unknown")
                 shown[-1]["tool_call_id"] = before["tool_calls"][place]["id"] = name
                 place += 1
         text = self._render([USER, before, *shown], generate=True)
@@ -135,12 +146,21 @@ class Chat:
         reading = self.reader.read(text)
         return Parsed(formats.as_message(reading), reading.problems)
 
-    def _without_special(self, message: Message) -> Message:
-        """Text from outside must not end a turn or begin one: names of special tokens in it are broken up."""
-        content = str(message["content"])
-        for token in self.special:
-            content = content.replace(token, f"{token[:1]} {token[1:]}")
-        return message | {"content": content}
+    def without_special(self, message: Message) -> Message:
+        """Text from outside must not end a turn or begin one: names of special tokens in it are broken up, in the arguments
+        of calls, too."""
+        plain: Message = self._plain_text(message)
+        return plain | {"content": self._plain_text(str(message["content"]))}
+
+    def _plain_text(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {self._plain_text(name): self._plain_text(part) for name, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._plain_text(part) for part in value]
+        if isinstance(value, str):
+            for token in self.special:
+                value = value.replace(token, f"{token[:1]} {token[1:]}")
+        return value
 
     @staticmethod
     def _chosen(given: str | None, detected: str | None) -> str | None:

@@ -48,6 +48,34 @@ class Sampled(NamedTuple):
     completion_ids: tuple[int, ...]  # [C]
     logprobs: tuple[float, ...]  # [C] nats, of the distribution sampled from (temperature included); empty when greedy
     finish_reason: str  # stop or length
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()  # [C] the most probable tokens there, where they were asked for
+
+
+class Limits(NamedTuple):
+    """What a request may set for itself (steps/gateway/). Temperature and the like are the run's."""
+
+    max_tokens: int
+    stop: tuple[str, ...] = ()  # texts that end the turn; they are its last tokens
+    schema: str | None = None  # JSON schema that the turn's text must fulfil
+    tag: str | None = None  # structural tag in JSON, as vLLM takes it
+    top_logprobs: int | None = None
+
+    def parameters(self) -> dict[str, Any]:
+        """Fields of vLLM's SamplingParams. With a grammar the model's own end of text ends the turn, too: nothing else is
+        allowed once the grammar is complete."""
+        from vllm.sampling_params import StructuredOutputsParams
+
+        fields: dict[str, Any] = {"max_tokens": self.max_tokens}
+        if self.stop:
+            fields |= {"stop": list(self.stop), "detokenize": True}
+        if self.schema is not None or self.tag is not None:
+            grammar = StructuredOutputsParams(
+                json=self.schema, structural_tag=self.tag, disable_any_whitespace=self.schema is not None
+            )
+            fields |= {"structured_outputs": grammar, "ignore_eos": False}
+        if self.top_logprobs is not None:
+            fields["logprobs"] = self.top_logprobs
+        return fields
 
 
 class Engine:
@@ -197,6 +225,7 @@ class EngineSampler:
         self.engine = engine.llm
         self.lora = engine.lora(adapter)
         self.keys: dict[str, int] = {}
+        self.ranked: dict[str, int] = {}  # requests whose most probable tokens are asked for, and how many of each
         self.sampling = partial(
             SamplingParams,
             temperature=temperature,
@@ -212,12 +241,15 @@ class EngineSampler:
     def pending(self) -> int:
         return len(self.keys)
 
-    def submit(self, key: int, prompt_ids: list[int], seed: int) -> None:
+    def submit(self, key: int, prompt_ids: list[int], seed: int, limits: Limits | None = None) -> None:
         """Queue one turn; its result has the same `key`. `seed`, an integer of 63 bits, decides what is drawn."""
         self.keys[str(key)] = key
+        if limits and limits.top_logprobs:
+            self.ranked[str(key)] = limits.top_logprobs
         prompt: Any = {"prompt_token_ids": prompt_ids}
         draws = {"seed": seed} if self.on_gpu else draws_cpu.seeded(seed)
-        self.engine.add_request(str(key), prompt, self.sampling(**draws), lora_request=self.lora)
+        more = limits.parameters() if limits else {}
+        self.engine.add_request(str(key), prompt, self.sampling(**draws, **more), lora_request=self.lora)
 
     def step(self) -> list[Sampled]:
         """Make one engine step; returns the turns that it finished, in the order of their keys."""
@@ -228,8 +260,16 @@ class EngineSampler:
             [best] = output.outputs
             ids = tuple(best.token_ids)
             logprobs = tuple(values[token].logprob for token, values in zip(ids, best.logprobs or (), strict=False))
-            finished.append(Sampled(self.keys.pop(output.request_id), ids, logprobs, str(best.finish_reason)))
+            count = self.ranked.pop(output.request_id, 0)
+            top = tuple(_ranked(values, count) for values in best.logprobs or ()) if count else ()
+            finished.append(Sampled(self.keys.pop(output.request_id), ids, logprobs, str(best.finish_reason), top))
         return sorted(finished)
+
+
+def _ranked(values: Any, count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` most probable tokens among vLLM's logprobs of one place, as (id, nats)."""
+    ranked = sorted(values.items(), key=lambda item: item[1].rank)
+    return tuple((token, value.logprob) for token, value in ranked if value.rank <= count)
 
 
 def play(

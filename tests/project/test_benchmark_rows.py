@@ -34,6 +34,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "judge": {"measure": ROW},
     "rollout": {"measure": ROW},
     "batches": {"measure": ROW},
+    "gateway": {"measure": ROW},
     "tracking": {"measure": ROW, "finished": ["001"]},
     "learning": {"run_seed": {"seed": 1, "summary": SUMMARY, "curve": []}},
     "tracing": {"run": RUN},
@@ -52,7 +53,7 @@ ROWS |= {
     "gate": 6,
     "iteration": 2,
     "learning": 2,
-    "pretrained": 3,
+    "pretrained": 4,
 }  # the others have one
 WORDS = {"learning": ["--seeds", "1", "2"]}  # more than the quick form's one row
 

@@ -1,0 +1,28 @@
+"""The agent of benchmarks/gateway.py: so many calls one after another on one connection, each timed, with a tool between."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+
+from environments._agents import Result
+
+
+async def rollout(episode: Any) -> Result:
+    data = episode.scenario.data
+    headers = {"Authorization": f"Bearer {episode.api_key}"}
+    seconds = []
+    async with httpx.AsyncClient(headers=headers, timeout=600) as client:
+        for call in range(data["calls"]):
+            words = f"{data['text']} Question {call} of episode {episode.scenario.id}-{episode.attempt}."
+            body = {"model": "policy", "max_tokens": data["tokens"], "messages": [{"role": "user", "content": words}]}
+            began = time.perf_counter()
+            response = await client.post(f"{episode.base_url}/chat/completions", json=body)
+            seconds.append(time.perf_counter() - began)
+            response.raise_for_status()
+            if data["tool_seconds"]:
+                await asyncio.sleep(data["tool_seconds"])
+    return Result(reward=0.0, components={f"call {place}": value for place, value in enumerate(seconds)})

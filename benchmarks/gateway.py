@@ -1,0 +1,142 @@
+"""The gateway against the same engine in the same process: what a call costs more, and how much throughput is left.
+
+    python -m benchmarks.gateway               # the row `gateway` with the embedded policy, then with SmolLM2-135M
+    python -m benchmarks.gateway --quick       # the embedded policy alone, a quarter of the calls
+
+`median_ms`: milliseconds by which a call over HTTP on an idle engine takes longer than the engine takes for the same prompt
+and tokens. `throughput`: tokens per second of 64 connections through the gateway, as a share of those of the engine alone
+with the same prompts, 64 at a time. `tools`: the same with a tool of 50 ms after each call, as a share of the engine alone
+with tools that take no time, with as many connections more as the tools keep waiting. The order is `free`. Gateway, agents
+and engine share the machine's cores: on 2 cores a small policy has little to do for each token, so that HTTP counts most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from benchmarks import _common
+from benchmarks._common import ROOT
+
+TASK = "benchmarks._agent"
+CONNECTIONS, MORE = 64, 128  # and with tools
+TOOL_SECONDS = 0.05
+TEXT = "The meeting about the new office is on Tuesday at ten. " * 8
+SHAPES = {"embedded": (None, 32, 12), "smollm2": ("smollm2", 32, 2)}  # preset, tokens of a call, calls of an episode
+
+
+@contextlib.contextmanager
+def logged(prompts: list[tuple[list[int], int]]) -> Iterator[None]:
+    """Keep the prompts that the engine is given, and how many tokens it samples for each."""
+    from steps.sampling.engine import EngineSampler
+
+    submit, step, given = EngineSampler.submit, EngineSampler.step, dict[int, list[int]]()
+
+    def logging_submit(sampler: Any, key: int, ids: list[int], *words: Any) -> None:
+        given[key] = ids
+        submit(sampler, key, ids, *words)
+
+    def logging_step(sampler: Any) -> Any:
+        finished = step(sampler)
+        prompts.extend((given[turn.key], len(turn.completion_ids)) for turn in finished)
+        return finished
+
+    EngineSampler.submit, EngineSampler.step = logging_submit, logging_step  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        EngineSampler.submit, EngineSampler.step = submit, step  # type: ignore[method-assign]
+
+
+def through_gateway(
+    params: Any, adapter: Path, episodes: int, calls: int, tokens: int, tool_seconds: float, at_once: int
+) -> tuple[float, list[float], list[tuple[list[int], int]]]:
+    """(seconds from the first call's beginning to the last's end, seconds of each call, what the engine was given)."""
+    import environments
+    from environments.base import Scenario
+    from steps.core.params import Agents
+    from steps.gateway.play import play
+
+    data = {"calls": calls, "tokens": tokens, "text": TEXT, "tool_seconds": tool_seconds}
+    scenario = Scenario.make(TASK, "train", [{"role": "user", "content": "Go."}], data)
+    attempts = [(scenario, number) for number in range(episodes)]
+    limits = params.rollout.model_copy(update={"order": "free", "max_tokens": tokens})
+    prompts: list[tuple[list[int], int]] = []
+    seed = time.time_ns() % 2**31  # another batch each time: a journal of an earlier one would answer
+    with logged(prompts):
+        began = time.perf_counter()
+        env, agents = environments.load(TASK), Agents(concurrency=at_once)
+        played = play(params.policy, limits, agents, TASK, env, adapter, attempts, "001", seed)
+        seconds = time.perf_counter() - began
+    times = [value for trajectory in played if trajectory.result for value in trajectory.result.components.values()]
+    assert len(times) == episodes * calls == len(prompts), (len(times), len(prompts))
+    return seconds, times, prompts
+
+
+def alone(params: Any, adapter: Path, prompts: list[tuple[list[int], int]], at_once: int) -> tuple[float, list[float]]:
+    """Seconds of the engine for the same prompts and lengths, so many at a time; and those of each."""
+    from steps.policy.loading import load_tokenizer
+    from steps.sampling.engine import EngineSampler, Limits
+
+    never = load_tokenizer(params.policy).convert_tokens_to_ids("<|im_start|>")
+    sampler = EngineSampler(params.policy, adapter, 1.0, max(count for _, count in prompts), never)
+    waiting, begun, seconds = list(enumerate(prompts))[::-1], dict[int, float](), list[float]()
+    began = time.perf_counter()
+    while waiting or sampler.pending:
+        while waiting and sampler.pending < at_once:
+            key, (ids, count) = waiting.pop()
+            begun[key] = time.perf_counter()
+            sampler.submit(key, ids, key, Limits(count))
+        seconds += [time.perf_counter() - begun[turn.key] for turn in sampler.step()]
+    return time.perf_counter() - began, seconds
+
+
+def measure(shape: str, folder: str, is_quick: bool) -> dict[str, Any]:
+    """The row of a policy; in a process of its own, for a process has one engine."""
+    from flows.repro.parameters import set_params
+    from steps import initialise
+
+    preset, tokens, calls = SHAPES[shape]
+    params = set_params([], dry_run=True, preset=preset) if preset else set_params([], dry_run=True)
+    calls = max(calls // 4, 1) if is_quick else calls
+    place = Path(folder)
+    place.mkdir()
+    with contextlib.redirect_stdout(sys.stderr):
+        adapter = place / "adapter"
+        initialise.initialise(adapter, place / "checkpoint", cast(Any, params))
+        through_gateway(params, adapter, 8, 2, tokens, 0.0, 8)  # starts engine, gateway and clients
+        _, single, prompts = through_gateway(params, adapter, 1, 40 if is_quick else 200, tokens, 0.0, 1)
+        _, bare = alone(params, adapter, prompts, 1)
+        result: dict[str, Any] = {
+            "median_ms": round(1e3 * (statistics.median(single) - statistics.median(bare)), 2),
+            "call_ms": round(1e3 * statistics.median(single), 2),
+        }
+        for name, at_once, wait in (("throughput", CONNECTIONS, 0.0), ("tools", CONNECTIONS + MORE, TOOL_SECONDS)):
+            seconds, _, prompts = through_gateway(params, adapter, at_once, calls, tokens, wait, at_once)
+            ideal, _ = alone(params, adapter, prompts, CONNECTIONS)
+            count = sum(length for _, length in prompts)
+            result |= {name: round(ideal / seconds, 3), f"{name}_tokens_per_second": round(count / seconds)}
+    return {"name": "gateway", "policy": shape, "ratio": result["throughput"], **result, "connections": CONNECTIONS}
+
+
+def main() -> None:
+    parser = _common.parser("gateway", __doc__, "the embedded policy alone, a quarter of the calls")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), help="default: all; quick: embedded")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    shapes = options.shapes or (["embedded"] if options.quick else list(SHAPES))
+    rows = _common.begin("gateway", options, len(shapes) / (1 if options.quick else len(SHAPES)))
+    for shape in shapes:
+        with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
+            rows.add(_common.call("gateway.measure", shape=shape, folder=f"{folder}/x", is_quick=options.quick))
+
+
+if __name__ == "__main__":
+    _common.command(main)

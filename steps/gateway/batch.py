@@ -1,0 +1,369 @@
+"""One batch of episodes in the gateway: from a request to its recorded answer, whatever the protocol around it.
+
+Everything runs in one event loop. What is to be sampled goes to the engine, in the stage's process, by `send`; the results
+come back to `sampled`. Answers of the same moment are one transaction of the journal, and are given out when they are on the
+disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from environments._agents import Result
+from steps.core.params import Agents
+from steps.gateway import replies, responses
+from steps.gateway.calls import Asked, Call, Execution, Waiter, branch_name
+from steps.gateway.dialects import DIALECTS
+from steps.gateway.graph import Graph
+from steps.gateway.journal import Answer, Entry, Journal
+from steps.gateway.leases import Leases, Loss
+from steps.gateway.plan import Chats, Plan
+from steps.gateway.rounds import SETTLE, Rounds
+from steps.gateway.types import BadRequest, Request
+from steps.policy.chat import Chat
+from steps.sampling.episodes import turn_seed
+
+if TYPE_CHECKING:
+    from steps.gateway.graph import Placement
+
+TOO_LONG = "context_length_exceeded"  # OpenAI's code for a prompt that does not fit
+
+
+class Batch:
+    """The episodes of one batch, their executions, and their calls."""
+
+    def __init__(self, plan: Plan, chats: Chats, send: Callable[[dict[str, Any]], None]) -> None:
+        self.plan, self.chats, self.send = plan, chats, send
+        self.agents, self.journal = Agents(**plan.agents), Journal(Path(plan.journal))
+        self.rounds = Rounds("free" if plan.order == "free" else "lockstep")
+        self.episodes = {str(entry["episode"]): entry for entry in plan.episodes}
+        self.places = {name: place for place, name in enumerate(self.episodes)}
+        self.executions: dict[str, Execution] = {}  # by episode: the latest that has not ended
+        self.asked: dict[
+            int, tuple[Execution, Call, int]
+        ] = {}  # by number: what is being sampled, and which answer of it
+        self.number = 0
+        self.ignored: Counter[str] = Counter()
+        self.tokens = self.repeated = 0
+        self.began = time.monotonic()
+        self.delivered: list[int] = []
+        settings = (self.agents.concurrency, self.agents.retries, self.agents.heartbeat_seconds, self.agents.clients)
+        self.leases = Leases(list(self.episodes), *settings)
+        self.refused: dict[str, str] = {}  # by episode: the code of the latest refusal
+        self.is_finished = False
+        self.news = asyncio.Event()
+        self._restore()
+
+    def _restore(self) -> None:
+        """Go on where an earlier process was: which episodes have ended, who has which lease, what was answered."""
+        entries: dict[str, list[Entry]] = defaultdict(list)
+        numbers: dict[tuple[str, int, int], int] = {}
+        for number, entry in self.journal.entries():
+            if entry.adapter == self.plan.adapter and entry.episode in self.episodes:
+                entries[entry.episode].append(entry)
+                numbers[entry.episode, entry.lease, entry.asked] = number
+        self.earlier = entries
+        for name, state in self.journal.episodes().items():
+            if name not in self.episodes:
+                continue
+            if state.ended:
+                self.leases.restore_ended(name, (state.trajectory or {}).get("error"))
+            elif state.lease:
+                self.leases.restore_lease(name, state.lease, state.lost, time.monotonic())
+                before = [entry for entry in entries[name] if entry.lease < state.lease]
+                execution = Execution(name, self.places[name], state.lease, state.key, Graph(), before)
+                for entry in entries[name]:
+                    if entry.lease == state.lease:
+                        self._again(execution, entry, numbers[name, entry.lease, entry.asked])
+                self.executions[name] = execution
+
+    def _again(self, execution: Execution, entry: Entry, number: int) -> None:
+        """Put a recorded call back into its execution."""
+        asked = Asked(entry.dialect, entry.body, entry.idempotency)
+        request = self.parse(execution, asked)
+        chat, placed = self._placed(execution, request)
+        placements = [execution.graph.ask(placement) for placement in placed]
+        call = Call(entry.asked, asked, entry.digest, request, placements)
+        call.answers, call.is_delivered, call.entry = list(entry.answers), entry.delivered, number
+        execution.open(call)
+        execution.recorded_answer(entry.digest)
+        self._give(execution, call, entry, chat)
+
+    @staticmethod
+    def parse(execution: Execution, asked: Asked) -> Request:
+        """BadRequest where the body cannot be answered."""
+        if asked.dialect == "responses":  # which may name an earlier response instead of sending it again
+            return responses.parse(asked.body, execution.responses.get)
+        return DIALECTS[asked.dialect].parse(asked.body)
+
+    def _placed(self, execution: Execution, request: Request) -> tuple[Chat, list[Placement]]:
+        """The chat of a request, and where each of its answers stands in the token graph."""
+        chat = self.chats.of(() if request.tool_choice == "none" else request.tools)
+        first = execution.graph.place(request, chat)
+        further = (first._replace(cause="alternative") for _ in range(request.n - 1))
+        return chat, [first, *further]
+
+    # --- Clients that run episodes
+
+    def register(self, body: dict[str, Any], now: float) -> dict[str, Any]:
+        """A client is there; what it has under way stays its own where it can."""
+        client = str(body.get("client") or secrets.token_hex(8))
+        if (task := body.get("task")) is not None and task != self.plan.task:
+            raise ValueError(f"the client plays {task}, and the task is {self.plan.task}")
+        self.leases.register(client, str(body["name"])[:80], int(body["capacity"]), now, _held(body))
+        self._changed()
+        return {"client": client, "heartbeat_seconds": self.agents.heartbeat_seconds}
+
+    def leave(self, client: str) -> None:
+        self._lose(self.leases.leave(client))
+
+    def lease(self, client: str, body: dict[str, Any], now: float) -> list[dict[str, Any]]:
+        """Begin executions of episodes that a client takes, as it gets them."""
+        self._lose(self.leases.missing(client, _held(body), now))
+        given = []
+        for name, lease in self.leases.lease(client, int(body["free"]), now):
+            key = secrets.token_urlsafe(24)
+            self.journal.lease(name, lease, key, self.leases.losses[name])
+            self.executions[name] = Execution(name, self.places[name], lease, key, Graph(), self.earlier.get(name, []))
+            episode = self.episodes[name]
+            draws = turn_seed(self.plan.seed, episode["scenario"]["id"], episode["attempt"], 0)
+            given.append(
+                {**episode, "lease": lease, "seed": draws, "api_key": key, "seconds": self.agents.episode_seconds}
+            )
+        self.pump()
+        return given
+
+    def heartbeat(self, client: str, body: dict[str, Any], now: float) -> dict[str, Any]:
+        cancelled = self.leases.heartbeat(client, _held(body), now)
+        return {"cancelled": [{"episode": name, "lease": lease} for name, lease in cancelled]}
+
+    def report(self, body: dict[str, Any], now: float) -> bool:
+        """Note how an episode ended, or that it was lost. False where the lease is another's by now."""
+        name, lease = str(body["episode"]), int(body["lease"])
+        execution = self.executions.get(name)
+        if execution is None or execution.lease != lease:
+            return False
+        if body.get("lost"):
+            loss = self.leases.give_back(name, lease, str(body.get("error") or "its process died"), now)
+            self._lose([loss] if loss else [])
+            return loss is not None
+        error = None if body.get("error") is None else str(body["error"])[:2000]
+        result = None if body.get("result") is None else Result.model_validate(body["result"])
+        if not self.leases.report(name, lease, now, error):
+            return False
+        self._end(name, execution, result, error)
+        return True
+
+    def sweep(self, now: float) -> None:
+        """To be called about once a second."""
+        self._lose(self.leases.sweep(now))
+        self.pump()
+
+    def _lose(self, losses: Iterable[Loss]) -> None:
+        """Close executions that are over without a report; some end their episodes."""
+        for loss in losses:
+            execution = self.executions.get(loss.episode)
+            if loss.error is not None and execution is not None:
+                self._end(loss.episode, execution, None, loss.error)
+            else:
+                self._close(loss.episode)
+
+    def _end(self, name: str, execution: Execution, result: Result | None, error: str | None) -> None:
+        """Write the record of an episode."""
+        episode = self.episodes[name]
+        written = execution.graph.trajectory(
+            name, episode["scenario"]["id"], episode["attempt"], self.plan.adapter, result, error
+        )
+        if error is not None and self.refused.get(name) == TOO_LONG:
+            written = written.model_copy(update={"stop_reason": "context"})
+        self.journal.end(name, written.model_dump(mode="json"))
+        self._close(name)
+
+    def _close(self, name: str) -> None:
+        """An execution has ended, or was lost."""
+        if (execution := self.executions.pop(name, None)) is not None:
+            self.rounds.drop(execution)
+        ended, whole = self.leases.count_ended(), len(self.episodes)
+        self.send({"progress": [ended, whole, self._note()]})
+        self._finish_batch()
+        self._changed()
+        self.pump()
+
+    def start(self) -> None:
+        """The stage listens: say so where everything had ended before."""
+        self._finish_batch()
+
+    def _finish_batch(self) -> None:
+        if self.leases.count_ended() == len(self.episodes) and not self.is_finished:
+            self.is_finished = True
+            self._note_delivered()
+            told = {"repeated": self.repeated, "ignored": dict(self.ignored), "failures": dict(self.leases.failures)}
+            self.send({"finished": True, **told})
+
+    async def changed(self) -> None:
+        """Wait until episodes can be leased that could not be before, perhaps."""
+        await self.news.wait()
+
+    def _changed(self) -> None:
+        self.news.set()
+        self.news = asyncio.Event()
+
+    def status(self, now: float) -> dict[str, Any]:
+        """How things stand, as JSON: for /status and the viewer's page."""
+        shown = self.leases.status(now)
+        for entry in shown["under_way"]:
+            execution = self.executions.get(entry["episode"])
+            entry["calls"] = len(execution.calls) if execution else 0
+        rate = self.tokens / max(now - self.began, 1e-3)
+        counts = {"calls": self.number, "repeated": self.repeated, "ignored": dict(self.ignored)}
+        return (
+            {"batch": self.plan.adapter, "task": self.plan.task, "order": self.plan.order}
+            | shown
+            | counts
+            | {"tokens_per_second": round(rate, 1)}
+        )
+
+    # --- Calls of agents
+
+    def _note(self) -> str:
+        """What stands beside the progress."""
+        seconds = max(time.monotonic() - self.began, 1e-3)
+        return f"episodes, {self.tokens / seconds:.0f} tokens/s"
+
+    async def ask(self, execution: Execution, asked: Asked, waiter: Waiter) -> Call:
+        """The call that a request belongs to: a new one, or one that is asked again. BadRequest where it is refused."""
+        async with execution.lock:
+            call = await execution.find(asked)
+            if call is None:
+                call = self._open(execution, asked)
+            else:
+                self.repeated += 1
+            call.waiters.append(waiter)
+        return call
+
+    def _open(self, execution: Execution, asked: Asked) -> Call:
+        request = self.parse(execution, asked)
+        if self.plan.max_turns is not None and len(execution.calls) >= self.plan.max_turns:
+            raise self._refused(execution, f"rollout.max_turns: {self.plan.max_turns} answers were given", "max_turns")
+        chat, placements = self._placed(execution, request)
+        limit = min(request.max_tokens or self.plan.max_tokens, self.plan.max_tokens)
+        length = len(placements[0].prompt_ids)
+        if length + limit > self.chats.policy.context:
+            most = f"policy.context is {self.chats.policy.context} tokens"
+            reason = f"{most}: the prompt has {length}, and the answer may have {limit}"
+            raise self._refused(execution, reason, TOO_LONG)
+        limits = replies.limits(request, chat, limit)
+        self.ignored.update(request.ignored)
+        placements = [execution.graph.ask(placement) for placement in placements]
+        call = Call(len(execution.calls), asked, asked.digest(), request, placements)
+        scenario = self.episodes[execution.episode]
+        call.seeds = [
+            turn_seed(self.plan.seed, scenario["scenario"]["id"], scenario["attempt"], branch)
+            for branch in (branch_name(place, request.seed, choice) for choice, place in enumerate(placements))
+        ]
+        call.limits = limits
+        execution.open(call)
+        if (entry := execution.recorded_answer(call.digest)) is not None and len(entry.answers) == len(placements):
+            call.answers = list(entry.answers)
+            self._finish([(execution, call)])
+        else:
+            self.rounds.add(execution, call)
+            asyncio.get_running_loop().call_later(0 if self.plan.order == "free" else SETTLE, self.pump)
+        return call
+
+    def _refused(self, execution: Execution, reason: str, code: str) -> BadRequest:
+        self.journal.refuse(execution.episode, code)
+        self.refused[execution.episode] = code
+        return BadRequest(reason, "messages", code)
+
+    def pump(self) -> None:
+        """Send the engine what can be sampled now."""
+        samples = []
+        for execution, call in self.rounds.begin(self.executions.values(), self.leases.is_more_expected()):
+            for choice, placement in enumerate(call.placements):
+                self.number += 1
+                self.asked[self.number] = execution, call, choice
+                sample = {"key": self.number, "ids": list(placement.prompt_ids), "seed": call.seeds[choice]}
+                samples.append(sample | {"limits": call.limits})
+        if samples:
+            self.send({"sample": samples})
+
+    def sampled(self, results: Iterable[dict[str, Any]]) -> None:
+        """Take what the engine has sampled."""
+        whole = []
+        for result in results:
+            execution, call, choice = self.asked.pop(result["key"])
+            top = tuple(tuple((token, nats) for token, nats in place) for place in result.get("top", ()))
+            call.answers[choice] = Answer(tuple(result["ids"]), tuple(result["logprobs"]), result["reason"], top)
+            self.tokens += len(result["ids"])
+            if None not in call.answers:
+                whole.append((execution, call))
+        self._finish(whole)
+
+    def _finish(self, calls: Sequence[tuple[Execution, Call]]) -> None:
+        """Record answered calls, then give the answers out."""
+        entries = [self._entry(execution, call) for execution, call in calls]
+        numbers = self.journal.record(entries)
+        for (execution, call), entry, number in zip(calls, entries, numbers, strict=True):
+            call.entry = number
+            self.earlier[execution.episode].append(entry)
+            current = self.executions.get(execution.episode)
+            if current is not None and current is not execution and not current.has_asked(call.digest):
+                current.recorded[call.digest].append(entry)  # it was lost meanwhile: the answer is the next one's
+            self._give(
+                execution, call, entry, self.chats.of(() if call.request.tool_choice == "none" else call.request.tools)
+            )
+            self.rounds.end(call)
+        if calls:
+            asyncio.get_running_loop().call_soon(self.pump)
+
+    def _entry(self, execution: Execution, call: Call) -> Entry:
+        prompts = []
+        for placement in call.placements:
+            start = execution.graph.length(placement.parent) if placement.parent is not None else 0
+            prompts.append((placement.parent, placement.prompt_ids[start:]))
+        answers = tuple(answer for answer in call.answers if answer is not None)
+        return Entry(
+            *(execution.episode, execution.lease, call.number, call.digest, call.asked.idempotency),
+            *(call.asked.dialect, call.asked.body, secrets.token_hex(12), int(time.time()), self.plan.adapter),
+            *(answers, tuple(prompts)),
+        )
+
+    def _give(self, execution: Execution, call: Call, entry: Entry, chat: Chat) -> None:
+        """Add the answers to the token graph, and let the clients have them."""
+        seed = f"{execution.episode} {call.digest} {call.number}"
+        parsed = [
+            replies.read(answer, call.request, chat, f"{seed} {place}") for place, answer in enumerate(entry.answers)
+        ]
+        for placement, answer, choice in zip(call.placements, entry.answers, parsed, strict=True):
+            execution.graph.add(placement, call.request, chat, answer, choice.message)
+        cached = sum(placement.cached for placement in call.placements[:1])
+        reply = replies.reply(entry, call, parsed, cached)
+        if entry.dialect == "responses":
+            output = responses.render(reply, entry.body)
+            asked = responses.items(entry.body, execution.responses.get)
+            execution.responses[str(output["id"])] = asked, output["output"]
+        call.reply.set_result(reply)
+
+    def deliver(self, call: Call) -> None:
+        """A client has the answer."""
+        if not call.is_delivered:
+            call.is_delivered = True
+            self.delivered.append(call.entry)
+            if len(self.delivered) >= 64:
+                self._note_delivered()
+
+    def _note_delivered(self) -> None:
+        self.journal.deliver(self.delivered)
+        self.delivered = []
+
+
+def _held(body: dict[str, Any]) -> list[tuple[str, int]]:
+    """The executions that a client says it has under way."""
+    return [(str(entry["episode"]), int(entry["lease"])) for entry in body.get("held", ())]

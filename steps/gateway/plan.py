@@ -1,0 +1,49 @@
+"""What the stage wants played, and the chats of its policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from steps.core.params import Policy
+from steps.gateway.types import BadRequest
+from steps.policy.chat import Chat
+from steps.policy.loading import load_tokenizer
+
+
+class Plan(NamedTuple):
+    """What the stage wants played; it travels as JSON."""
+
+    journal: str  # path
+    task: str
+    policy: dict[str, Any]
+    agents: dict[str, Any]
+    adapter: str  # content hash
+    order: str
+    seed: int
+    temperature: float
+    max_tokens: int
+    max_turns: int | None
+    episodes: list[dict[str, Any]]  # {"episode", "scenario", "attempt"}, in the order in which they are begun
+
+
+class Chats:
+    """The chats of a policy, one for each list of tools."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.tokenizer = policy, load_tokenizer(policy)
+        self.known: dict[str, Chat] = {}
+
+    def of(self, tools: Sequence[dict[str, Any]]) -> Chat:
+        """BadRequest where the policy's template cannot show these tools."""
+        name = json.dumps(tools, sort_keys=True)
+        if name not in self.known:
+            policy = self.policy
+            options, parsers = policy.chat_template_kwargs, (policy.tool_parser, policy.reasoning_parser)
+            try:
+                self.known[name] = Chat(self.tokenizer, tools, options, *parsers)
+            except ValueError as problem:
+                reason = f"the policy cannot use these tools, because {problem}"
+                raise BadRequest(reason, "tools") from None
+        return self.known[name]

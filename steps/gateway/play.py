@@ -1,0 +1,307 @@
+"""Plays a batch of episodes of your own agents: the engine here, the gateway and the agents in processes beside it.
+
+    play(policy, limits, agents, task, adapter, attempts, prefix, seed) -> trajectories
+
+The gateway's process and the clients' stay for the next batch of this process. A gateway that ends is started again, at the
+same address and with the same journal; so is a client. The journal lies in .flywheel/gateway/, named by all that decides the
+batch: the same command after a kill goes on with it. With `rollout.order: free` it is kept, as the record that the same
+batch is played from again; otherwise it is deleted when the trajectories are made.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steps.core.errors import UserError
+from steps.core.progress import progress, say
+from steps.gateway.__main__ import KEY, LISTEN
+from steps.gateway.link import StageEnd
+from steps.gateway.plan import Plan
+from steps.policy.adapter import adapter_hash
+from steps.policy.loading import load_chat, turn_limit
+
+if TYPE_CHECKING:
+    from environments.base import Env, Scenario
+    from steps.core.params import Agents, Evaluate, Policy, Rollout
+    from steps.core.records import Trajectory
+    from steps.sampling.engine import EngineSampler
+
+JOURNALS = Path(".flywheel/gateway")
+ADDRESS = JOURNALS / "address.json"  # url and key, for viewer/agents.py
+LOG = JOURNALS / "log"  # of the gateway and the clients
+STARTS = 100  # of the gateway in one batch, before the stage gives up
+START_SECONDS = 120.0
+
+# The gateway of this process; global for the same reason as the engine (steps/sampling/engine.py).
+_gateways: list[Gateway] = []
+
+
+class Gateway:
+    """The gateway's process and those of the clients on this machine."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="agent-flywheel-gateway-"))
+        self.end = StageEnd(self.folder / "s")
+        self.own_key = os.environ.get(KEY)
+        self.key = self.own_key or secrets.token_urlsafe(24)
+        self.address = os.environ.get(LISTEN) or "127.0.0.1:0"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.clients: list[subprocess.Popen[bytes]] = []
+        self.task = ""
+        self.is_playing = False
+
+    def begin(self, plan: Plan) -> None:
+        """Give the gateway a batch; start it where it does not run. UserError where it cannot start."""
+        for _ in range(2):
+            if self.process is None or self.process.poll() is not None:
+                self._start()
+            self.end.send({"batch": plan._asdict()})
+            message = self.end.inbox.get(timeout=START_SECONDS)
+            if message is not None and "listening" in message:
+                host, port = message["listening"]
+                self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                self._tell_viewer()
+                return
+            self.stop_gateway()
+        raise UserError(f"the gateway ended before it began: {tail(LOG)}")
+
+    def _start(self) -> None:
+        LOG.parent.mkdir(parents=True, exist_ok=True)
+        variables = {KEY: self.key, LISTEN: self.address, "FLYWHEEL_GATEWAY_OWN_KEY": "1" if self.own_key else "0"}
+        self.process = child(["steps.gateway", "--socket", os.fspath(self.folder / "s")], variables)
+        until = time.monotonic() + START_SECONDS
+        while not self.end.accept(0.5):
+            if self.process.poll() is not None:
+                raise UserError(tail(LOG) or "the gateway ended before it began")
+            if time.monotonic() > until:
+                raise UserError(f"the gateway did not start within {START_SECONDS:.0f} seconds; see {LOG}")
+
+    def _tell_viewer(self) -> None:
+        """Say where the gateway is, to viewer/agents.py."""
+        text = json.dumps({"url": f"http://{self.address}", "key": self.key})
+        new = ADDRESS.with_suffix(".new")
+        new.touch(mode=0o600)
+        new.write_text(text)
+        new.replace(ADDRESS)
+
+    def keep_clients(self, task: str, agents: Agents) -> None:
+        """Start the clients that are missing; those of another task end."""
+        if task != self.task:
+            self.stop_clients()
+            self.task = task
+        self.clients = [client for client in self.clients if client.poll() is None]
+        capacity = -(-agents.concurrency // max(agents.clients, 1))
+        while len(self.clients) < agents.clients:
+            words = ["steps.agents.client", "--server", f"http://{self.address}", "--task", task]
+            self.clients.append(child([*words, "--capacity", str(capacity)], {KEY: self.key}))
+
+    def stop_clients(self) -> None:
+        for client in self.clients:
+            end(client)
+        self.clients = []
+
+    def stop_gateway(self) -> None:
+        self.end.hang_up()
+        if self.process is not None:
+            end(self.process)
+
+    def stop(self) -> None:
+        self.stop_clients()
+        self.stop_gateway()
+        self.end.close()
+        ADDRESS.unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def play(
+    policy: Policy,
+    limits: Rollout | Evaluate,
+    agents: Agents,
+    task: str,
+    env: type[Env],
+    adapter: Path,
+    attempts: Sequence[tuple[Scenario, int]],  # (scenario, number of the attempt)
+    prefix: str,  # of the trajectories' ids
+    seed: int,
+) -> list[Trajectory]:
+    """The trajectories of all attempts by the agent with this adapter as its model, in the same order."""
+    from steps.sampling.engine import EngineSampler
+
+    order = getattr(limits, "order", "lockstep")
+    max_tokens = turn_limit(policy, limits.max_tokens)
+    names = [f"{prefix}-{scenario.id}-{attempt}" for scenario, attempt in attempts]
+    plan = Plan(
+        journal="",
+        task=task,
+        policy=policy.model_dump(mode="json"),
+        agents=agents.model_dump(mode="json"),
+        adapter=adapter_hash(adapter),
+        order=order,
+        seed=seed,
+        temperature=limits.temperature,
+        max_tokens=max_tokens,
+        max_turns=limits.max_turns,
+        episodes=[
+            {"episode": name, "scenario": scenario.model_dump(mode="json"), "attempt": attempt}
+            for name, (scenario, attempt) in zip(names, attempts, strict=True)
+        ],
+    )
+    identity = hashlib.sha256(json.dumps(plan._asdict(), sort_keys=True).encode()).hexdigest()[:24]
+    folder = JOURNALS / identity
+    plan = plan._replace(journal=os.fspath((folder / "journal.sqlite").absolute()))
+    if folder.exists():
+        again = "plays the batch again from it" if (folder / "whole").exists() else "goes on with it"
+        say(f"the journal of this batch is in {folder}: {again}")
+        if (folder / "whole").exists():
+            replay(folder)
+    else:
+        forget_old(folder.parent)
+    sampler = EngineSampler(policy, adapter, limits.temperature, max_tokens, load_chat(policy, env).end)
+    sample(sampler, plan, agents)
+    played = trajectories(Path(plan.journal), names)
+    if order == "free":
+        (folder / "whole").touch()
+        say(f"the journal in {folder} is the record of this batch: the same batch is played from it again")
+    else:
+        shutil.rmtree(folder)
+    return played
+
+
+def trajectories(path: Path, names: Sequence[str]) -> list[Trajectory]:
+    """What the journal has of these episodes, in their order."""
+    from steps.core.records import Trajectory
+    from steps.gateway.journal import Journal
+
+    journal = Journal(path)
+    states = journal.episodes()
+    journal.close()
+    return [Trajectory.model_validate(states[name].trajectory) for name in names]
+
+
+def sample(sampler: EngineSampler, plan: Plan, agents: Agents) -> None:
+    """Sample what the gateway asks for, until all episodes have ended."""
+    from steps.sampling.engine import Limits
+
+    if not _gateways:
+        _gateways.append(Gateway())
+        atexit.register(_gateways[0].stop)
+    [gateway] = _gateways
+    gateway.begin(plan)
+    gateway.is_playing = True
+    starts, checked = 1, 0.0
+    while True:
+        if time.monotonic() > checked + 0.5:
+            checked = time.monotonic()
+            gateway.keep_clients(plan.task, agents)
+        for message in messages(gateway, 0.0 if sampler.pending else 0.25):
+            if message is None:  # the gateway has gone
+                drain(sampler)
+                starts += 1
+                if starts > STARTS:
+                    raise UserError(f"the gateway ended {STARTS} times: {tail(LOG)}")
+                say(f"the gateway ended; starting it again ({tail(LOG)[:200]})")
+                gateway.stop_gateway()
+                gateway.begin(plan)
+            elif "finished" in message:
+                gateway.is_playing = False
+                return
+            elif "progress" in message:
+                progress(*message["progress"])
+            for request in (message or {}).get("sample", ()):
+                fields = request["limits"] | {"stop": tuple(request["limits"].get("stop", ()))}
+                sampler.submit(request["key"], request["ids"], request["seed"], Limits(**fields))
+        if sampler.pending and (finished := sampler.step()):
+            gateway.end.send({"sampled": [result(sampled) for sampled in finished]})
+
+
+def result(sampled: Any) -> dict[str, Any]:
+    """A finished turn as the gateway is told it."""
+    told = {
+        "key": sampled.key,
+        "ids": sampled.completion_ids,
+        "logprobs": sampled.logprobs,
+        "reason": sampled.finish_reason,
+    }
+    return told | ({"top": sampled.top} if sampled.top else {})
+
+
+def messages(gateway: Gateway, seconds: float) -> Iterator[dict[str, Any] | None]:
+    """What the gateway has said; waits up to `seconds` for the first."""
+    import queue
+
+    try:
+        yield gateway.end.inbox.get(block=seconds > 0, timeout=seconds or None)
+        while True:
+            yield gateway.end.inbox.get_nowait()
+    except queue.Empty:
+        return
+
+
+def drain(sampler: EngineSampler) -> None:
+    """Let the engine finish what nobody waits for any more."""
+    while sampler.pending:
+        sampler.step()
+
+
+def replay(folder: Path) -> None:
+    """Have the whole batch played again: the agents run, and get the journal's answers to what they asked before."""
+    from steps.gateway.journal import Journal
+
+    journal = Journal(folder / "journal.sqlite")
+    journal.reopen()
+    journal.close()
+
+
+def forget_old(folder: Path) -> None:
+    """Delete journals that were not used for 30 days."""
+    for path in folder.glob("*/journal.sqlite"):
+        if time.time() - path.stat().st_mtime > 30 * 86400:
+            shutil.rmtree(path.parent)
+
+
+def child(words: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A process of this project's that ends with this one, whatever ends it; it writes to the log."""
+    with LOG.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", *words],
+            env=os.environ | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_end_with_parent,
+        )
+
+
+def _end_with_parent() -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process, with force where it does not end by itself."""
+    process.terminate()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def tail(path: Path) -> str:
+    """The last line of a log."""
+    lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+    return lines[-1][:500] if lines else ""

@@ -1,0 +1,109 @@
+"""From sampled tokens to an answer, and from a request to what the engine must keep to while it samples."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from environments.base import Message
+from steps.gateway.journal import Answer, Entry
+from steps.gateway.types import BadRequest, Choice, Reply, Request, Token
+
+if TYPE_CHECKING:
+    from steps.gateway.calls import Call
+    from steps.policy.chat import Chat
+
+TAGGED = "hermes"  # the form of calls for which a tool can be forced
+MODEL = "policy"  # the name that clients call the model by; any other name is answered, too
+
+
+def limits(request: Request, chat: Chat, max_tokens: int) -> dict[str, Any]:
+    """The fields of steps.sampling.engine.Limits. BadRequest where a tool cannot be forced."""
+    fields: dict[str, Any] = {"max_tokens": max_tokens, "stop": list(request.stop)}
+    if request.schema is not None:
+        fields["schema"] = json.dumps(request.schema)
+    if request.tool_choice not in ("auto", "none"):
+        fields["tag"] = json.dumps(_forced(request, chat))
+        fields.pop("schema", None)
+    if request.top_logprobs:
+        fields["top_logprobs"] = request.top_logprobs
+    return fields
+
+
+def _forced(request: Request, chat: Chat) -> dict[str, Any]:
+    """vLLM's structural tag for a turn that is one call of a tool."""
+    names = {tool["function"]["name"]: tool["function"] for tool in request.tools}
+    wanted = list(names) if request.tool_choice == "required" else [request.tool_choice]
+    if not wanted or wanted[0] not in names:
+        raise BadRequest(f"tool_choice: there is no tool {request.tool_choice!r} in tools", "tool_choice")
+    if chat.tool_parser != TAGGED:
+        raise BadRequest(
+            f"tool_choice: a tool can be forced only where calls are JSON between tags, and this model's are "
+            f"{chat.tool_parser}; use auto",
+            "tool_choice",
+        )
+    tags = [
+        {
+            "type": "tag",
+            "begin": f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": ',
+            "content": {"type": "json_schema", "json_schema": names[name].get("parameters") or {"type": "object"}},
+            "end": "}\n</tool_call>",
+        }
+        for name in wanted
+    ]
+    content = tags[0] if len(tags) == 1 else {"type": "or", "elements": tags}
+    return {"type": "structural_tag", "format": content}
+
+
+def is_constrained(request: Request) -> bool:
+    """Whether a grammar chooses among the tokens, whose logprobs are then not the policy's."""
+    return request.schema is not None or request.tool_choice not in ("auto", "none")
+
+
+def read(answer: Answer, request: Request, chat: Chat, name: str) -> Choice:
+    """A sampled answer as a client gets it. Ids of calls follow from `name`, so that a retry has the same ones."""
+    ids = list(answer.completion_ids)
+    ended = ids[:-1] if ids[-1:] in ([chat.end], [chat.tokenizer.eos_token_id]) else ids
+    text = chat.tokenizer.decode(ended, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    places = [(text.index(stop), stop) for stop in request.stop if stop in text]
+    stop = min(places)[1] if places else None
+    if stop is not None:
+        text = text.partition(stop)[0]
+    if request.prompt is not None or request.tool_choice == "none":
+        message: Message = {"role": "assistant", "content": text}
+    else:
+        message = dict(chat.parse(ids).message)
+        if stop is not None:
+            message["content"] = message["content"].partition(stop)[0]
+    calls = [
+        {"id": f"call_{hashlib.sha256(f'{name} {place}'.encode()).hexdigest()[:20]}"} | call
+        for place, call in enumerate(message.get("tool_calls") or ())
+    ]
+    if calls:
+        message["tool_calls"] = calls
+    reason: Any = "length" if answer.finish_reason == "length" else "tool_calls" if calls else "stop"
+    tokens = _tokens(answer, chat) if request.top_logprobs is not None else ()
+    return Choice(message, text, reason, tokens, len(ids), stop)
+
+
+def _tokens(answer: Answer, chat: Chat) -> tuple[Token, ...]:
+    top: Sequence[Sequence[tuple[int, float]]] = answer.top or [()] * len(answer.completion_ids)
+    logprobs = answer.logprobs or tuple(
+        dict(place).get(token, 0.0) for token, place in zip(answer.completion_ids, top, strict=True)
+    )
+
+    def text(token: int) -> str:
+        return str(chat.tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    return tuple(
+        Token(text(token), token, logprob, tuple((text(other), nats) for other, nats in place))
+        for token, logprob, place in zip(answer.completion_ids, logprobs, top, strict=True)
+    )
+
+
+def reply(entry: Entry, call: Call, choices: Sequence[Choice], cached: int) -> Reply:
+    """What the gateway answers to a recorded call."""
+    length = len(call.placements[0].prompt_ids)
+    return Reply(entry.reply, entry.created, MODEL, tuple(choices), length, cached)

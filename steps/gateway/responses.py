@@ -1,0 +1,186 @@
+"""OpenAI's responses: a request's body to a `Request`. steps/gateway/responses_reply.py writes the answer.
+
+A response is a list of items; those of one turn of the assistant (reasoning, words, calls) are one message here. Left out:
+images, files, hosted and custom tools, stored prompts and conversations, work in the background, references to items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from environments.base import Message
+from steps.gateway import fields as read
+from steps.gateway.responses_reply import error as error
+from steps.gateway.responses_reply import error_event as error_event
+from steps.gateway.responses_reply import events as events
+from steps.gateway.responses_reply import render as render
+from steps.gateway.types import BadRequest, Reply, Request, ToolChoice
+
+Items = list[dict[str, Any]]
+# The id of a response -> the whole input that it answered (as `items` gives it) and its output; None: no such response.
+History = Callable[[str], "tuple[Items, Items] | None"]
+
+REFUSED = {
+    "background": "ask for the answer itself, or for a stream",
+    "conversation": "send the items in input, or name the previous response",
+    "prompt": "the gateway stores no prompts; write them in instructions and input",
+    "context_management": "shorten the input yourself",
+    "moderation": "the gateway has no moderation",
+}
+TEXTS = ("input_text", "output_text", "text", "refusal")
+ROLES = ("system", "developer", "user", "assistant")
+ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+LOGPROBS = "message.output_text.logprobs"
+
+
+def parse(body: Any, earlier: History | None = None) -> Request:
+    """A request's body. `earlier` finds those before in the same episode. BadRequest names what is wrong."""
+    fields = read.checked(body, REFUSED)
+    tools = read.distinct(
+        _tool(made, f"tools[{place}]") for place, made in enumerate(read.listing(fields.get("tools", []), "tools"))
+    )
+    messages = _messages(items(fields, earlier))
+    if instructions := read.string(fields.get("instructions", ""), "instructions"):
+        messages.insert(0, {"role": "system", "content": instructions})
+    for name in ("store", "parallel_tool_calls"):
+        read.boolean(fields.get(name, True), name)
+    read.mapping(fields.get("metadata", {}), "metadata")
+    return Request(
+        messages=read.with_one_system(messages),
+        tools=tools,
+        tool_choice=_tool_choice(fields.get("tool_choice", "auto"), tools),
+        max_tokens=read.limit(fields, "max_output_tokens"),
+        stop=read.stops(fields, "stop"),
+        schema=_schema(read.mapping(fields.get("text", {}), "text")),
+        top_logprobs=_top_logprobs(fields),
+        ignored=read.ignored(fields),
+    )
+
+
+def items(body: Mapping[str, Any], earlier: History | None = None) -> Items:
+    """The whole input of a request as items: those of the previous response, what it answered, and those of the body.
+
+    They and the response's output are the history of a later request that names this response.
+    """
+    given = body.get("input")
+    own: Items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else []
+    for place, item in enumerate([] if isinstance(given, str) else read.listing(given, "input")):
+        own.append(read.mapping(item, f"input[{place}]"))
+    before: Items = []
+    if body.get("previous_response_id") is not None:
+        name = read.filled(body["previous_response_id"], "previous_response_id")
+        previous = earlier(name) if earlier else None
+        if previous is None:
+            reason = f"previous_response_id {name[:80]!r} is no response of this episode; send the whole input"
+            raise BadRequest(reason, "previous_response_id", "previous_response_not_found")
+        before = [*previous[0], *previous[1]]
+    if not before and not own:
+        raise BadRequest("input must not be empty", "input")
+    return [*before, *own]
+
+
+def history(calls: Iterable[tuple[Mapping[str, Any], Reply]]) -> History:
+    """The earlier responses of an episode, of the bodies and replies of its calls in their order."""
+
+    def find(name: str) -> tuple[Items, Items] | None:
+        answers: dict[str, tuple[Items, Items]] = {}
+        for body, reply in calls:
+            output = render(reply, body)["output"]
+            answers[f"resp_{reply.id}"] = items(body, answers.get), output
+        return answers.get(name)
+
+    return find
+
+
+def _messages(given: Items) -> list[Message]:
+    """Messages of items. A turn of the assistant ends where an item of another kind follows, or one that stands before
+    what the turn has already: its items come in the order reasoning, words, calls."""
+    messages: list[Message] = []
+    calls: dict[str, str] = {}  # the name of each call's tool by the call's id
+    last = 0  # where the assistant's turn stands: 0 no turn, 1 reasoning, 2 words, 3 calls
+    for place, item in enumerate(given):
+        path = f"input[{place}]"
+        kind = item.get("type", "message" if "role" in item else None)
+        if not isinstance(kind, str) or kind not in ITEMS:
+            shown = f"the type {kind[:40]!r}" if isinstance(kind, str) else "no type"
+            reason = f"{path} has {shown}; the gateway reads {', '.join(ITEMS)}"
+            raise BadRequest(reason, f"{path}.type", "unsupported_item")
+        part, step = _part(kind, item, path, calls)
+        if step == 0 or step < last or (step == last and step != 3) or last == 0:
+            messages.append(part)
+        else:
+            _extend(messages[-1], part)
+        last = step
+        calls |= {call["id"]: call["function"]["name"] for call in part.get("tool_calls", ())}
+    return messages
+
+
+def _part(kind: str, item: dict[str, Any], path: str, calls: Mapping[str, str]) -> tuple[Message, int]:
+    """What an item says as a message, and where it stands in a turn of the assistant (0: it is not the assistant's)."""
+    if kind == "reasoning":
+        reasoning = _reasoning(item, path)
+        return {"role": "assistant", "content": ""} | ({"reasoning": reasoning} if reasoning else {}), 1
+    if kind == "function_call":
+        function = read.function(item.get("name"), item.get("arguments"), path)
+        call = {"id": read.filled(item.get("call_id"), f"{path}.call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}, 3
+    if kind == "function_call_output":
+        answered = read.answered(calls, item.get("call_id"), f"{path}.call_id")
+        if item.get("output") is None:
+            raise BadRequest(f"{path}.output must be a text or a list of parts", f"{path}.output")
+        return {"role": "tool", "content": read.joined(item["output"], f"{path}.output", TEXTS)} | answered, 0
+    role = read.member(item.get("role"), f"{path}.role", ROLES)
+    if item.get("content") is None:
+        raise BadRequest(f"{path}.content must be a text or a list of parts", f"{path}.content")
+    content = read.joined(item["content"], f"{path}.content", TEXTS, "" if role == "assistant" else "\n")
+    role = "system" if role == "developer" else role
+    return {"role": role, "content": content}, 2 if role == "assistant" else 0
+
+
+def _extend(turn: Message, part: Message) -> None:
+    turn["content"] += part["content"]
+    if "tool_calls" in part:
+        turn["tool_calls"] = [*turn.get("tool_calls", ()), *part["tool_calls"]]
+
+
+def _reasoning(item: dict[str, Any], path: str) -> str:
+    """The reasoning in full, or its summary where a client kept that alone."""
+    whole = {}
+    for name, kind in (("content", "reasoning_text"), ("summary", "summary_text")):
+        whole[name] = ""
+        for place, part in enumerate([] if item.get(name) is None else read.listing(item[name], f"{path}.{name}")):
+            whole[name] += read.part_of(part, f"{path}.{name}[{place}]", (kind,))
+    return whole["content"] or whole["summary"]
+
+
+def _tool(fields: Any, path: str) -> dict[str, Any]:
+    if (name := read.mapping(fields, path).get("type")) != "function":
+        shown = f"{name[:40]!r}" if isinstance(name, str) else read.kind(name)
+        raise BadRequest(f"{path}.type must be function, not {shown}: the gateway hosts no tools", f"{path}.type")
+    return read.tool(fields, "parameters", path)
+
+
+def _tool_choice(given: Any, tools: tuple[dict[str, Any], ...]) -> ToolChoice:
+    if not isinstance(given, dict):
+        return read.chosen(read.member(given, "tool_choice", ("auto", "none", "required")), tools, "tool_choice")
+    read.member(given.get("type"), "tool_choice.type", ("function",))
+    name = read.string(given.get("name"), "tool_choice.name")
+    if name in ("auto", "none", "required"):
+        raise BadRequest("tool_choice.name is not among the tools", "tool_choice.name")
+    return read.chosen(name, tools, "tool_choice.name")
+
+
+def _schema(text: dict[str, Any]) -> dict[str, Any] | None:
+    if text.get("format") is None:
+        return None
+    form = read.mapping(text["format"], "text.format")
+    name = read.member(form.get("type"), "text.format.type", ("text", "json_object", "json_schema"))
+    if name == "json_schema":
+        return read.plain_object(form.get("schema"), "text.format.schema")
+    return {"type": "object"} if name == "json_object" else None
+
+
+def _top_logprobs(fields: dict[str, Any]) -> int | None:
+    top = read.integer(fields["top_logprobs"], "top_logprobs", 0, 20) if "top_logprobs" in fields else 0
+    return top if top or LOGPROBS in read.listing(fields.get("include", []), "include") else None

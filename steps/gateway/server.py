@@ -1,0 +1,235 @@
+"""The gateway's HTTP: routes, keys, and who waits for what.
+
+Clients of episodes come with the key of their execution (`Authorization: Bearer` or `x-api-key`), clients that run episodes
+and readers of /status with the gateway's key. An answer is streamed when it is whole and recorded; until then a comment
+every few seconds keeps the connection alive. A client that goes away loses nothing: the call goes on, and a retry finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from steps.gateway import description
+from steps.gateway.batch import Batch
+from steps.gateway.calls import Asked, Call, Execution
+from steps.gateway.dialects import DIALECTS, Dialect
+from steps.gateway.replies import MODEL
+from steps.gateway.types import BadRequest, Reply
+
+LARGEST = 32 * 2**20  # bytes of a request's body
+KEEP_ALIVE = 5.0  # seconds
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Server:
+    """The routes, and the batch that is being played."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.batch: Batch | None = None
+        self.app = Starlette(
+            routes=[
+                *(Route(f"/episodes/{{episode}}/v1/{name}", self.call(name), methods=["POST"]) for name in DIALECTS),
+                Route("/episodes/{episode}/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+                Route("/episodes/{episode}/v1/models", self.models),
+                Route("/health", self.health),
+                Route("/status", self.status),
+                Route("/openapi.json", self.openapi),
+                Route("/clients", self.control(self.register), methods=["POST"]),
+                Route("/clients/{client}", self.control(self.leave), methods=["DELETE"]),
+                Route("/clients/{client}/leases", self.control(self.lease), methods=["POST"]),
+                Route("/clients/{client}/heartbeat", self.control(self.heartbeat), methods=["POST"]),
+                Route("/clients/{client}/results", self.control(self.report), methods=["POST"]),
+            ],
+            exception_handlers={HTTPException: _refusal, Exception: _failure},
+        )
+
+    # --- Calls of agents
+
+    def execution(self, request: Request) -> Execution:
+        """The execution whose key the request has. Status 401 for any other, which says nothing of whether it exists."""
+        execution = self.batch.executions.get(request.path_params["episode"]) if self.batch else None
+        if execution is None or not _has_key(request, execution.key):
+            raise HTTPException(401, "this key is not that of a running execution of this episode")
+        return execution
+
+    def call(self, name: str) -> Handler:
+        dialect = DIALECTS[name]
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await self.answer(request, name, dialect)
+            except HTTPException as problem:
+                return JSONResponse(dialect.error(BadRequest(problem.detail), problem.status_code), problem.status_code)
+            except BadRequest as problem:
+                return JSONResponse(dialect.error(problem, 400), 400)
+
+        return handle
+
+    async def answer(self, request: Request, name: str, dialect: Dialect) -> Response:
+        execution = self.execution(request)
+        batch = self.batch
+        assert batch is not None
+        body = await read_body(request)
+        retries = request.headers.get("x-stainless-retry-count", "0")
+        asked = Asked(name, body, request.headers.get("idempotency-key"), retries not in ("", "0"))
+        call = await batch.ask(execution, asked, request)
+        headers = {"x-request-id": call.digest}
+        if call.request.ignored:
+            headers["x-flywheel-ignored"] = ", ".join(call.request.ignored)
+        if body.get("stream") is True:
+            streamed = self.stream(batch, call, dialect, body)
+            return StreamingResponse(streamed, headers=headers, media_type="text/event-stream")
+        reply = await asyncio.shield(call.reply)
+        if not await request.is_disconnected():
+            batch.deliver(call)
+        if request in call.waiters:
+            call.waiters.remove(request)
+        return JSONResponse(dialect.render(reply, body), headers=headers)
+
+    async def stream(self, batch: Batch, call: Call, dialect: Dialect, body: dict[str, Any]) -> AsyncIterator[str]:
+        """Server-sent events of an answer."""
+        while not call.is_answered:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(call.reply), KEEP_ALIVE)
+                break
+            yield ": sampling\n\n"
+        reply: Reply = await call.reply
+        for event in dialect.events(reply, body):
+            yield event
+        batch.deliver(call)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Anthropic's count of a prompt's tokens."""
+        execution = self.execution(request)
+        assert self.batch is not None
+        dialect = DIALECTS["messages"]
+        try:
+            asked = dialect.parse({"max_tokens": 1} | await read_body(request))
+            chat = self.batch.chats.of(asked.tools)
+            placement = execution.graph.place(asked, chat)
+        except BadRequest as problem:
+            return JSONResponse(dialect.error(problem, 400), 400)
+        return JSONResponse({"input_tokens": len(placement.prompt_ids)})
+
+    async def models(self, request: Request) -> Response:
+        self.execution(request)
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agent-flywheel"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    # --- What everybody may know, and what the gateway's key shows
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "playing" if self.batch else "waiting"})
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(description.openapi())
+
+    async def status(self, request: Request) -> Response:
+        if not _has_key(request, self.key):
+            raise HTTPException(401, "the gateway's key is needed")
+        if self.batch is None:
+            return JSONResponse({"batch": None})
+        return JSONResponse(self.batch.status(time.monotonic()))
+
+    # --- Clients that run episodes
+
+    def control(self, handle: Callable[[Batch, Request, dict[str, Any]], Awaitable[Response]]) -> Handler:
+        """A route for clients: with the gateway's key, while a batch is played."""
+
+        async def checked(request: Request) -> Response:
+            if not _has_key(request, self.key):
+                raise HTTPException(401, "the gateway's key is needed")
+            if self.batch is None:
+                raise HTTPException(503, "no batch is played")
+            body = await read_body(request) if request.method == "POST" else {}
+            try:
+                return await handle(self.batch, request, body)
+            except (KeyError, TypeError, ValueError) as problem:
+                reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+                raise HTTPException(400, f"the body does not fit: {reason}") from None
+
+        return checked
+
+    async def register(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
+        return JSONResponse(batch.register(body, time.monotonic()))
+
+    async def leave(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
+        batch.leave(request.path_params["client"])
+        return JSONResponse({})
+
+    async def lease(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
+        """Episodes for a client; it waits for them as long as it says."""
+        client, until = request.path_params["client"], time.monotonic() + min(float(body.get("wait", 0)), 30.0)
+        while True:
+            self.known(batch, client)
+            given = batch.lease(client, body, time.monotonic())
+            left = until - time.monotonic()
+            if given or left <= 0 or self.batch is not batch:
+                return JSONResponse(given)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(batch.changed(), min(left, 1.0))
+            if await request.is_disconnected():
+                return JSONResponse([])
+
+    async def heartbeat(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
+        client = request.path_params["client"]
+        self.known(batch, client)
+        return JSONResponse(batch.heartbeat(client, body, time.monotonic()))
+
+    async def report(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
+        self.known(batch, request.path_params["client"])
+        if not batch.report(body, time.monotonic()):
+            raise HTTPException(409, "the episode is another client's by now, or has ended")
+        return JSONResponse({})
+
+    @staticmethod
+    def known(batch: Batch, client: str) -> None:
+        if not batch.leases.knows(client):
+            raise HTTPException(404, "no such client: register (again)")
+
+
+async def read_body(request: Request) -> dict[str, Any]:
+    """The JSON object of a request. Status 400 for anything else, 413 where it is too large."""
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > LARGEST:
+                raise HTTPException(413, f"the body is larger than {LARGEST} bytes")
+            parts.append(part)
+        body = json.loads(b"".join(parts))
+    except ClientDisconnect:
+        raise HTTPException(400, "the client went away") from None
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "the body is not valid JSON") from None
+    if not isinstance(body, dict):
+        raise HTTPException(400, "the body must be a JSON object")
+    return body
+
+
+def _has_key(request: Request, key: str) -> bool:
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    given = given.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    return hmac.compare_digest(given.encode(), key.encode())
+
+
+async def _refusal(request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, HTTPException)
+    return JSONResponse({"error": {"message": problem.detail, "type": "invalid_request_error"}}, problem.status_code)
+
+
+async def _failure(request: Request, problem: Exception) -> Response:
+    return JSONResponse({"error": {"message": "the gateway failed; see its log", "type": "server_error"}}, 500)
