@@ -166,7 +166,7 @@ class Server:
                         )
                     )
             finally:
-                await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
+                shutil.rmtree(work, ignore_errors=True)  # here: no thread starts any more when the process ends
 
     async def _transport(self, stack: contextlib.AsyncExitStack, work: Path, words: TextIO) -> Any:
         from mcp import StdioServerParameters
@@ -203,6 +203,7 @@ class Servers:
         self._lock = threading.Lock()
         self._users = 0
         self._idle: list[Server] = []
+        self._taken: set[Server] = set()
         _all.add(self)
 
     def join(self) -> None:
@@ -229,6 +230,7 @@ class Servers:
             if self.settings.is_shared:
                 return self._idle[0]
             server = self._idle.pop() if self._idle else Server(self.settings, self.folder)
+            self._taken.add(server)
         server.needs_reset = True
         return server
 
@@ -236,6 +238,7 @@ class Servers:
         """Take an episode's server back; all end with the last episode."""
         with self._lock:
             ending = [server] if server and self.settings.fresh else []
+            self._taken -= {server}
             if server and not (self.settings.fresh or self.settings.is_shared):
                 self._idle.append(server)
             self._users -= 1
@@ -245,10 +248,8 @@ class Servers:
         _end(ending)
 
     def end(self) -> None:
-        """End those that no episode has; the kernel ends the others with this process."""
-        with self._lock:
-            _end(self._idle)
-            self._idle = []
+        """End them all, as this process does."""
+        _end([*self._idle, *self._taken])
 
 
 _all: weakref.WeakSet[Servers] = weakref.WeakSet()  # of this process

@@ -222,11 +222,14 @@ class Env(ABC):
         """The transcript of a whole episode by `scripted`, `random`, `gold` or `bad`."""
         rng = Random(f"{player} {seed} {self.scenario.id}")
         messages = list(self.scenario.messages)
-        for _ in range(self.max_turns):
-            messages.append(getattr(self, player)(messages, rng))
-            messages += self.step(messages[-1])
-            if self.done:
-                break
+        try:
+            for _ in range(self.max_turns):
+                messages.append(getattr(self, player)(messages, rng))
+                messages += self.step(messages[-1])
+                if self.done:
+                    break
+        finally:
+            self.release()
         return messages
 
     def step(self, message: Message, problems: Sequence[str] = ()) -> list[Message]:

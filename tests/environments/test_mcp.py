@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -202,20 +203,28 @@ def test_a_server_is_reached_by_its_address_and_again_when_it_is_back(tmp_path: 
         server.kill()
 
 
-def test_a_server_dies_with_the_process_that_started_it(folder: Path) -> None:
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_server_ends_with_the_process_that_started_it(folder: Path, is_killed: bool) -> None:
     code = (
-        "import sys, time; from environments.mcp import Mcp; from environments.base import Scenario; "
+        "import sys; from environments.mcp import Mcp; from environments.base import Scenario; "
         "from pathlib import Path; data = Mcp.load(Path(sys.argv[1])); "
         "env = Mcp(Scenario.make('mcp', 'train', [], {}), data); "
-        "print(env.call('tell', {'name': 'pid'}), flush=True); time.sleep(60)"
+        "print(*[env.call('tell', {'name': name}) for name in ('pid', 'cwd')], flush=True); sys.stdin.readline()"
     )
-    owner = subprocess.Popen([sys.executable, "-c", code, folder], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    owner = subprocess.Popen([sys.executable, "-c", code, folder], cwd=ROOT, **pipes)
+    assert owner.stdin is not None
     assert owner.stdout is not None
-    pid = owner.stdout.readline().strip()
+    pid, work = owner.stdout.readline().split()
     assert not gone_at_once(pid)
-    owner.send_signal(signal.SIGKILL)
+    if is_killed:
+        owner.send_signal(signal.SIGKILL)
+    owner.stdin.close()
+    owner.stdout.close()
     owner.wait()
     assert gone(pid)
+    assert Path(work).exists() == is_killed
+    shutil.rmtree(work, ignore_errors=True)
 
 
 @pytest.mark.parametrize(
@@ -303,6 +312,9 @@ def test_there_is_no_rule_and_no_player_but_a_random_one(folder: Path, begin: An
     env = begin(Mcp.load(folder))
     with pytest.raises(ValueError, match="the task mcp has no scripted player"):
         env.play("scripted")
+    data = Mcp.load(folder)
+    Mcp(ASKED, data).play("random")
+    assert data.servers._users == 0  # its server is not left behind
     turns = [env.random([], Random(seed)) for seed in range(40)]
     called = {call["function"]["name"] for turn in turns for call in turn.get("tool_calls", ())}
     assert called == set(Mcp.tools())
