@@ -104,9 +104,8 @@ class Env(ABC):
     has_rule: ClassVar[bool] = True
     # Whether all scenarios are written by a model (steps/data/generate.py), into a file of the task's data.
     is_written: ClassVar[bool] = False
-    is_agent: ClassVar[bool] = (
-        False  # an agent of the user's own, which steps/gateway/ plays, in place of an environment
-    )
+    # An agent of the user's own (environments/_agents.py): it has no tools and no players here.
+    is_agent: ClassVar[bool] = False
     done: bool = False
     limit: _waiting.Limited | None = None  # seconds that a call may take, where answers overlap with sampling
     call_hint: str = "between <tool_call> and </tool_call>"  # how this policy writes a call, after "call one"

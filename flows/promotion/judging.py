@@ -121,8 +121,9 @@ def judge(
         adapter = fetched(model, champion, folder / "champion_adapter")
         evaluation = evaluated("champion", folder, parameters, policy_of(champion, adapter, parameters.policy), adapter)
         sides["champion"] = gate.read_side(evaluation, scenarios)
-    evaluation = evaluated("scripted", folder, parameters, Policy(kind="scripted"), None)
-    sides["scripted"] = gate.read_side(evaluation, scenarios)
+    if has_players(parameters.task):
+        evaluation = evaluated("scripted", folder, parameters, Policy(kind="scripted"), None)
+        sides["scripted"] = gate.read_side(evaluation, scenarios)
     report = read(RUN / "scenarios/contamination.json")
     other = sides.get("champion", sides["base"])
     look = 0 if is_champion else counted(model.name, scenarios, sides["challenger"], other)
@@ -164,6 +165,16 @@ def clusters_of(task: str, scenarios: list[Scenario]) -> list[str] | None:
     except (ModuleNotFoundError, LookupError) as problem:
         print(f"Each test scenario counts as independent: {task} names no cluster ({problem!r}).", flush=True)
         return None
+
+
+def has_players(task: str) -> bool:
+    """Whether a task has a scripted player. An agent of the user's own has none."""
+    import environments
+
+    try:
+        return not environments.load(task).is_agent
+    except (ModuleNotFoundError, ValueError):  # the evaluation will say so
+        return True
 
 
 def evaluated(who: str, folder: Path, parameters: PromoteParams, policy: Policy, adapter: Path | None) -> Path:

@@ -108,6 +108,8 @@ def generate(
     solve = Solver(env, data, solver)
     lines: list[dict[str, Any]] = []
     refused: list[dict[str, Any]] = []
+    taken_prompts: list[str] = []
+    splits: Counter[str] = Counter()
     asked = 0
     while len(lines) < count and asked < max_calls:
         numbers = range(asked, min(max_calls, asked + count - len(lines)))
@@ -143,7 +145,13 @@ def generate(
                 present[scenario.split].remove(scenario)
                 refused.append(refusal(key, unsolved[scenario.id]))
                 continue
-            lines.append({"id": scenario.id, "split": scenario.split, "prompt": key, **candidate.model_dump()})
+            written = candidate.model_dump()
+            if env.is_agent:  # as people write them (environments/_agents.py)
+                lines.append({"messages": written["messages"]} | written["data"])
+            else:
+                lines.append({"id": scenario.id, "split": scenario.split, "prompt": key, **written})
+            taken_prompts.append(key)
+            splits[scenario.split] += 1
     reasons = Counter(entry["reason"] for entry in refused)
     report = {
         "task": task,
@@ -151,9 +159,9 @@ def generate(
         "solvable": solve.how,
         "asked": asked,
         "taken": len(lines),
-        "splits": dict(sorted(Counter(line["split"] for line in lines).items())),
+        "splits": dict(sorted(splits.items())),
         "refused": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
-        "taken_prompts": [line["prompt"] for line in lines],
+        "taken_prompts": taken_prompts,
         "refused_prompts": refused,
     }
     return lines, report
@@ -233,12 +241,18 @@ def run(words: argparse.Namespace) -> None:
         env = environments.load(words.task)
     except (ModuleNotFoundError, ValueError) as problem:
         raise UserError(f"--task {words.task}: {problem}") from None
-    data = env.load(Path("tasks_data") / words.task.rpartition(".")[2])
+    solver = solver_of(words)
+    if env.is_agent and solver is not None:
+        raise UserError(f"--solver: {words.task} is an agent of your own, which no model but the run's own can play")
+    try:
+        data = env.load(Path("tasks_data") / words.task.rpartition(".")[2])
+    except FileNotFoundError:
+        if not env.is_agent:
+            raise
+        data = []  # its scenarios are what is written now
     max_calls = words.max_calls or 3 * words.count
     try:
-        lines, report = generate(
-            env, data, endpoint, words.count, difficulties, max_calls, words.split, solver_of(words)
-        )
+        lines, report = generate(env, data, endpoint, words.count, difficulties, max_calls, words.split, solver)
     except TaskProblem as problem:
         raise UserError(f"--task {words.task}: {problem}") from None
     report_path = words.out.with_name(f"{words.out.name}.report.json")

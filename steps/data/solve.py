@@ -31,8 +31,9 @@ class Solver:
             )
         if not env.has_rule and endpoint is not None:
             tried.append("and came to an answer; no rule says whether it is right")
-        accepted = "checked by the task's own `accept`" if env.has_rule else "not checked: name a model with --solver"
-        self.how = ", ".join(tried) or accepted
+        unchecked = "not checked" if env.is_agent else "not checked: name a model with --solver"
+        has_checked = env.has_rule and not env.is_agent
+        self.how = ", ".join(tried) or ("checked by the task's own `accept`" if has_checked else unchecked)
 
     def __call__(self, scenarios: Sequence[Scenario]) -> dict[str, str]:
         """Why a scenario was not solved, by its id; solved ones, and those that nobody could try, are not in it."""

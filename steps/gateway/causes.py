@@ -74,10 +74,11 @@ def conversation(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
         for call in message.get("tool_calls") or ():
             calls[str(call.get("id"))] = count
             count += 1
+    exact, loose, written = zip(*keys, strict=True) if keys else ((), (), ())
     return Conversation(
         tuple(map(_unwritten, messages)),
         json.dumps(list(tools), sort_keys=True),
-        *(tuple(forms) for forms in zip(*keys, strict=True)) if keys else ((), (), ()),
+        *(exact, loose, written),
         system=_content(messages[0]) if messages and messages[0]["role"] == "system" else "",
         opening=next((_content(message) for message in messages if message["role"] == "user"), ""),
     )

@@ -242,14 +242,20 @@ class EngineSampler:
         return len(self.keys)
 
     def submit(self, key: int, prompt_ids: list[int], seed: int, limits: Limits | None = None) -> None:
-        """Queue one turn; its result has the same `key`. `seed`, an integer of 63 bits, decides what is drawn."""
+        """Queue one turn; its result has the same `key`. `seed`, an integer of 63 bits, decides what is drawn. ValueError
+        for what vLLM refuses, such as a schema that it does not know."""
         self.keys[str(key)] = key
         if limits and limits.top_logprobs:
             self.ranked[str(key)] = limits.top_logprobs
         prompt: Any = {"prompt_token_ids": prompt_ids}
         draws = {"seed": seed} if self.on_gpu else draws_cpu.seeded(seed)
         more = limits.parameters() if limits else {}
-        self.engine.add_request(str(key), prompt, self.sampling(**draws, **more), lora_request=self.lora)
+        try:
+            self.engine.add_request(str(key), prompt, self.sampling(**draws, **more), lora_request=self.lora)
+        except ValueError:
+            del self.keys[str(key)]
+            self.ranked.pop(str(key), None)
+            raise
 
     def step(self) -> list[Sampled]:
         """Make one engine step; returns the turns that it finished, in the order of their keys."""

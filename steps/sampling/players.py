@@ -68,6 +68,11 @@ def play(
     slow: SlowTools | None = None,  # limits of slow environments; None: the defaults
 ) -> list[Played]:
     """Play all attempts; results are in the same order. UserError where the policy cannot play at all."""
+    if env.is_agent:
+        raise UserError(
+            f"{env.__module__} is an agent of your own, which only the run's own policy can play (policy.kind: vllm): "
+            f"{name(policy)} cannot"
+        )
     slow = slow or SlowTools()
     episodes = [
         MessageEpisode(env, data, scenario, attempt, prefix, max_turns, slow.tool_timeout)

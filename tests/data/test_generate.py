@@ -415,3 +415,40 @@ def test_a_task_of_an_mcp_server_is_written_and_played(notes: str, capsys: pytes
         assert generate.main([*words, "--url", server.url]) == 0
     assert report(out)["solvable"] == "not checked: name a model with --solver"
     assert "solvable: not checked: name a model with --solver" in capsys.readouterr().out
+
+
+def test_scenarios_for_an_agent_of_ones_own_are_lines_as_people_write_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "helper.py").write_text('"""Adds numbers."""\n\ndef rollout(episode):\n    return 1.0\n')
+    (tmp_path / "package").mkdir()
+    (tmp_path / "helper.py").rename(tmp_path / "package" / "helper.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    out = Path("tasks_data/helper/scenarios.jsonl")
+    with Server(writer(*[candidate(number, 7, hint=number) for number in range(5)])) as server:
+        words = [
+            "--task",
+            "package.helper",
+            "--out",
+            str(out),
+            "--count",
+            "5",
+            "--model",
+            "writer",
+            "--url",
+            server.url,
+        ]
+        assert generate.main([*words, "--solver", "player"]) == 2
+        assert "which no model but the run's own can play" in capsys.readouterr().err
+        assert generate.main(words) == 0
+        assert "Adds numbers." in last(server.bodies[0])
+        assert generate.main(words) == 0
+        assert server.calls == 5
+    assert lines(out)[1] == {"messages": [{"role": "user", "content": "What is 1 * 7?"}], "hint": 1}
+    written = report(out)
+    assert written["solvable"] == "not checked"
+    counts = dict.fromkeys(("train", "val", "test"), 0)
+    for scenario in environments.load("package.helper").load(out.parent):
+        counts[scenario.split] += 1
+    assert {split: count for split, count in counts.items() if count} == written["splits"]

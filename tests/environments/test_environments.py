@@ -74,7 +74,7 @@ class Task:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "task" in metafunc.fixturenames:
-        chosen = metafunc.config.getoption("--task") or ["_template", *tasks()]
+        chosen = metafunc.config.getoption("--task") or ["_template", *tasks(agents=False)]
         metafunc.parametrize("task", chosen, indirect=True, scope="module")
 
 

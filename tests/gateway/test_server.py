@@ -28,7 +28,7 @@ TOOL: Any = {
         "parameters": {"type": "object", "properties": {"country": {"type": "string"}}, "required": ["country"]},
     },
 }
-ASK = [{"role": "user", "content": "What is the capital of Peru?"}]
+ASK: list[Any] = [{"role": "user", "content": "What is the capital of Peru?"}]
 CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"country": "Peru"}}}
 
 
@@ -88,12 +88,21 @@ class Table:
         options: Any = {"order": "free", "max_tokens": 64, "max_turns": None} | settings
         agents = options.pop("agents", {})
         self.plan = Plan(
-            *(str(folder / "journal.sqlite"), "toy", Policy().model_dump(mode="json"), Agents(**agents).model_dump()),
-            *("adapter", options["order"], 1, 1.0, options["max_tokens"], options["max_turns"], entries),
+            journal=str(folder / "journal.sqlite"),
+            task="toy",
+            policy=Policy().model_dump(mode="json"),
+            agents=Agents(**agents).model_dump(),
+            adapter="adapter",
+            order=options["order"],
+            seed=1,
+            temperature=1.0,
+            max_tokens=options["max_tokens"],
+            max_turns=options["max_turns"],
+            episodes=entries,
         )
         self.chats, self.server, self.engine = chats, Server(KEY), FakeEngine(chats)
         self.start()
-        transport = httpx.ASGITransport(self.server.app)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(self.server.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
     def start(self) -> None:
@@ -228,7 +237,8 @@ def test_a_killed_gateway_goes_on_where_it_was(play: Any) -> None:
         table.engine.is_held = False
         assert (await table.ask(lease, messages=messages, tools=[TOOL])).status_code == 200
         answer = await table.control(
-            "/clients", {"name": "test", "capacity": 8, "held": [lease], "client": lease["client"]}
+            "/clients",
+            {"name": "test", "capacity": 8, "held": [[lease["episode"], lease["lease"]]], "client": lease["client"]},
         )
         assert answer.json()["client"] == lease["client"]
         assert (await table.report(lease)).status_code == 200
@@ -342,8 +352,9 @@ def test_streams_and_the_other_dialects_by_their_own_packages(play: Any) -> None
 
         [lease] = await table.lease()
         url = f"http://gateway/episodes/{lease['episode']}"
-        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=lease["api_key"], http_client=table.http)
-        async with client.chat.completions.stream(model="policy", messages=ASK, tools=[TOOL]) as stream:  # type: ignore[list-item]
+        own: Any = httpx2.AsyncClient(transport=httpx2.ASGITransport(table.server.app))
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=lease["api_key"], http_client=own)
+        async with client.chat.completions.stream(model="policy", messages=ASK, tools=[TOOL]) as stream:
             async for _ in stream:
                 pass
             final = await stream.get_final_completion()
@@ -352,7 +363,6 @@ def test_streams_and_the_other_dialects_by_their_own_packages(play: Any) -> None
         assert response.output_text == "Lima."
         follow = await client.responses.create(model="policy", input="Sure?", previous_response_id=response.id)
         assert follow.output_text == "Lima."
-        own: Any = httpx2.AsyncClient(transport=httpx2.ASGITransport(table.server.app))  # type: ignore[arg-type]
         claude = anthropic.AsyncAnthropic(base_url=url, api_key=lease["api_key"], http_client=own)
         message = await claude.messages.create(
             model="policy", max_tokens=20, messages=[{"role": "user", "content": "Hello?"}]

@@ -60,9 +60,11 @@ class Proxy:
         except (OSError, AttributeError, ValueError):
             writer.close()
             return
-        forth = asyncio.create_task(self._copy(reader, other_writer, False))
-        await self._copy(other_reader, writer, True)
-        forth.cancel()
+        ways = [self._copy(reader, other_writer, False), self._copy(other_reader, writer, True)]
+        tasks = [asyncio.create_task(way) for way in ways]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # either side has gone
+        for task in tasks:
+            task.cancel()
         for end in (writer, other_writer):
             end.close()
 
@@ -146,7 +148,7 @@ def play_storm(
     began = time.perf_counter()
     try:
         with logged(log):
-            limits = Rollout.model_validate({"max_tokens": 24, "order": order})
+            limits = Rollout.model_validate({"max_tokens": 64, "order": order})
             env = environments.load(task)
             agents = Agents(concurrency=32)
             played = play.play(Policy(), limits, agents, task, env, adapter, attempts, "001", seed)

@@ -8,6 +8,26 @@ from typing import Any
 from tests.support.agents import _common as common
 
 
+def tools(env: Any) -> list[Any]:
+    """The mailbox's tools as LangChain's, with the schemas that the policy was trained with."""
+    from functools import partial
+
+    from langchain_core.tools import StructuredTool
+
+    def call(name: str, /, **arguments: Any) -> str:
+        return common.run(env, name, arguments)
+
+    return [
+        StructuredTool(
+            name=schema["function"]["name"],
+            description=schema["function"]["description"],
+            args_schema=schema["function"]["parameters"],
+            func=partial(call, schema["function"]["name"]),
+        )
+        for schema in common.SCHEMAS
+    ]
+
+
 async def rollout(episode: Any) -> Any:
     from langchain_core.callbacks import AsyncCallbackHandler
     from langchain_openai import ChatOpenAI
@@ -28,10 +48,10 @@ async def rollout(episode: Any) -> Any:
         timeout=common.TIMEOUT,
         max_retries=common.RETRIES,
     )
-    agent = create_react_agent(model, common.TOOLS)
+    agent = create_react_agent(model, tools(common.world(episode)))
     try:
         await agent.ainvoke(
-            {"messages": [("user", common.question(episode))]},
+            {"messages": common.messages(episode)},
             {"recursion_limit": 2 * common.TURNS, "callbacks": [counter]},
         )
     except GraphRecursionError:
