@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-ROLLOUT = re.compile(r"^(async )?def rollout\(", re.MULTILINE)  # what makes a module without an Env an agent
+# A module with an agent (a function `rollout` in place of an Env), or with an MCP server's tools.
+NO_PLAYERS = re.compile(r"^((async )?def rollout\(|class \w+\(Mcp\))", re.MULTILINE)
 
 if TYPE_CHECKING:
     from environments._agents import Result as Result
@@ -29,9 +30,10 @@ def __getattr__(name: str) -> Any:
 
 
 def tasks(agents: bool = True) -> list[str]:
-    """The tasks in this folder, without agents of your own if so wanted: they have no players. No task's module is run."""
-    files = [path for path in Path(__file__).parent.glob("[!_]*.py") if path.stem != "base"]
-    return sorted(path.stem for path in files if agents or not ROLLOUT.search(path.read_text(encoding="utf-8")))
+    """The tasks in this folder but `mcp`, whose server is yours. Without agents, if so wanted: those have no players, nor do
+    tasks with an MCP server's tools. No task's module is run."""
+    files = [path for path in Path(__file__).parent.glob("[!_]*.py") if path.stem not in ("base", "mcp")]
+    return sorted(path.stem for path in files if agents or not NO_PLAYERS.search(path.read_text(encoding="utf-8")))
 
 
 def load(task: str) -> type[Env]:

@@ -50,6 +50,7 @@ class AgentEnv(Env):
     """A module with a function `rollout`. It has scenarios; tools, players and a rule are the function's own affair."""
 
     is_agent = True
+    is_written = True
     max_turns = 8  # what a plan assumes (flows/plan.py); no limit
     task: ClassVar[str]  # the task's name, as its scenarios have it
     rollout: ClassVar[Callable[[Any], Any]]  # the module's function
@@ -86,6 +87,20 @@ class AgentEnv(Env):
                 "(their hashes decide the split): ask for fewer, or write more lines"
             )
         return Random(f"{split} {seed}").sample(made, count)
+
+    @classmethod
+    def accept(cls, data: Any, split: Split | None, candidate: dict[str, Any]) -> Scenario:
+        """As a line of the file: the messages, and the fields of the data beside them."""
+        row = {"messages": candidate["messages"]} | candidate["data"]
+        [scenario] = cls._checked([("the candidate", row)], None)
+        if split not in (None, scenario.split):
+            raise ValueError(f"it belongs to the split {scenario.split}")
+        return scenario
+
+    @classmethod
+    def examples(cls, data: Any, count: int) -> list[Scenario]:
+        """None where a file holds the scenarios, which is written anew with those that a model writes."""
+        return [] if cls.maker is None else cls.scenarios(data, "train", count, 0)
 
     @classmethod
     def _checked(cls, rows: Sequence[tuple[str, Any]], split: Split | None) -> list[Scenario]:

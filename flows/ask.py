@@ -72,7 +72,10 @@ def play(server: Server, settings: params.Params, env: type[Env], data: Any, sce
     policy = params.Policy(kind="openai", endpoint=endpoint)
     without_proxy = dict.fromkeys(("NO_PROXY", "no_proxy"), server.host)  # the key is for this machine alone
     with variables(**{KEY_VARIABLE: server.key, "FLYWHEEL_LEDGER_URL": "sqlite://"}, **without_proxy):  # in memory
-        [played] = players.play(policy, env, data, [(scenario, 0)], prefix="ask", max_turns=settings.evaluate.max_turns)
+        limits = settings.evaluate
+        [played] = players.play(
+            policy, env, data, [(scenario, 0)], prefix="ask", max_turns=limits.max_turns, slow=limits
+        )
     return played
 
 

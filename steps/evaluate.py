@@ -115,7 +115,8 @@ def by_messages(
     from steps.sampling import players
 
     attempts = [(scenario, 0) for scenario in held_out]
-    played = players.play(params.policy, env, data, attempts, prefix=split, max_turns=params.evaluate.max_turns)
+    limits = params.evaluate
+    played = players.play(params.policy, env, data, attempts, prefix=split, max_turns=limits.max_turns, slow=limits)
     if params.policy.kind == "openai":
         failed = sum(episode.trajectory.stop_reason == "error" for episode in played)
         cost = sum(episode.cost for episode in played)

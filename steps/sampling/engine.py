@@ -138,7 +138,7 @@ class Engine:
             gpu_memory_utilization=self.policy.gpu_memory,
             enable_sleep_mode=on_gpu,
             disable_log_stats=True,
-            # Without spaces between the parts of JSON, a policy that likes them cannot go on writing them until it is cut off.
+            # Without spaces between the parts of JSON, a policy that likes them cannot write them until it is cut off.
             structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
             seed=0,
             **divided(self.policy),
@@ -303,6 +303,8 @@ def play(
         context=policy.context,
         max_tokens=max_tokens,
         max_turns=limits.max_turns,
+        slow=limits,
+        free=getattr(limits, "order", None) == "free",
     )
 
 
