@@ -127,9 +127,12 @@ class Batch:
     def leave(self, client: str) -> None:
         self._lose(self.leases.leave(client))
 
+    def forget_missing(self, client: str, body: dict[str, Any], now: float) -> None:
+        """Begin again what a client was given and never got."""
+        self._lose(self.leases.missing(client, _held(body), now))
+
     def lease(self, client: str, body: dict[str, Any], now: float) -> list[dict[str, Any]]:
         """Begin executions of episodes that a client takes, as it gets them."""
-        self._lose(self.leases.missing(client, _held(body), now))
         given = []
         for name, lease in self.leases.lease(client, int(body["free"]), now):
             key = secrets.token_urlsafe(24)
@@ -150,7 +153,7 @@ class Batch:
         """Note how an episode ended, or that it was lost. False where the lease is another's by now."""
         name, lease = str(body["episode"]), int(body["lease"])
         execution = self.executions.get(name)
-        if execution is None or execution.lease != lease:
+        if execution is None or execution.lease != lease or execution.key != body.get("api_key"):
             return False
         if body.get("lost"):
             reason = None if body.get("error") is None else str(body["error"])

@@ -102,6 +102,9 @@ class Gateway:
         if task != self.task:
             self.stop_clients()
             self.task = task
+        if any(client.poll() == 2 for client in self.clients):  # a sentence for the user
+            self.clients = []
+            raise UserError(f"a client of the gateway ended: {tail(LOG) or f'see {LOG}'}")
         self.clients = [client for client in self.clients if client.poll() is None]
         capacity = -(-agents.concurrency // max(agents.clients, 1))
         while len(self.clients) < agents.clients:

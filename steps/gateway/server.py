@@ -181,6 +181,8 @@ class Server:
     async def lease(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
         """Episodes for a client; it waits for them as long as it says."""
         client, until = request.path_params["client"], time.monotonic() + min(float(body.get("wait", 0)), 30.0)
+        self.known(batch, client)
+        batch.forget_missing(client, body, time.monotonic())
         while True:
             self.known(batch, client)
             given = batch.lease(client, body, time.monotonic())

@@ -130,7 +130,8 @@ class Table:
         return await self.http.post(f"/episodes/{lease['episode']}/v1/{route}", json=content, headers=headers)
 
     async def report(self, lease: dict[str, Any], **body: Any) -> httpx.Response:
-        content = {"episode": lease["episode"], "lease": lease["lease"], "result": {"reward": 1.0}} | body
+        named = {name: lease[name] for name in ("episode", "lease", "api_key")}
+        content = named | {"result": {"reward": 1.0}} | body
         return await self.control(f"/clients/{lease['client']}/results", content)
 
     def trajectory(self, episode: str) -> Trajectory:
