@@ -69,9 +69,7 @@ class Limits(NamedTuple):
         if self.stop:
             fields |= {"stop": list(self.stop), "detokenize": True}
         if self.schema is not None or self.tag is not None:
-            grammar = StructuredOutputsParams(
-                json=self.schema, structural_tag=self.tag, disable_any_whitespace=self.schema is not None
-            )
+            grammar = StructuredOutputsParams(json=self.schema, structural_tag=self.tag)
             fields |= {"structured_outputs": grammar, "ignore_eos": False}
         if self.top_logprobs is not None:
             fields["logprobs"] = self.top_logprobs
@@ -140,6 +138,8 @@ class Engine:
             gpu_memory_utilization=self.policy.gpu_memory,
             enable_sleep_mode=on_gpu,
             disable_log_stats=True,
+            # Without spaces between the parts of JSON, a policy that likes them cannot go on writing them until it is cut off.
+            structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
             seed=0,
             **divided(self.policy),
         )
