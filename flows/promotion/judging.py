@@ -158,7 +158,7 @@ def clusters_of(task: str, scenarios: list[Scenario]) -> list[str] | None:
 
     try:
         env = environments.load(task)
-        data = env.load(Path("tasks_data") / task.rpartition(".")[2])
+        data = env.load(Path("tasks_data") / task)
         return [env.cluster(scenario, data) for scenario in scenarios]
     except (FileNotFoundError, ValueError) as problem:  # of the task's data
         raise UserError(str(problem)) from None
@@ -187,7 +187,7 @@ def evaluated(who: str, folder: Path, parameters: PromoteParams, policy: Policy,
         "evaluate": parameters.evaluate.model_dump(mode="json"),
     }
     key, evaluation = folder / f"{who}.key", folder / who
-    data = Path("tasks_data") / parameters.task.rpartition(".")[2]
+    data = Path("tasks_data") / parameters.task
     inputs = inputs_of(settings, data, adapter)
     if evaluation.is_dir() and key.exists() and key.read_text() == inputs:
         print(f"{who}: {evaluation} is up to date", flush=True)

@@ -245,7 +245,7 @@ def run(words: argparse.Namespace) -> None:
     if env.is_agent and solver is not None:
         raise UserError(f"--solver: {words.task} is an agent of your own, which no model but the run's own can play")
     try:
-        data = env.load(Path("tasks_data") / words.task.rpartition(".")[2])
+        data = env.load(Path("tasks_data") / words.task)
     except FileNotFoundError:
         if not env.is_agent:
             raise
