@@ -220,6 +220,7 @@ def sample(sampler: EngineSampler, plan: Plan, agents: Agents) -> None:
                 gateway.begin(plan)
             elif "finished" in message:
                 gateway.is_playing = False
+                say_counts(message)
                 return
             elif "progress" in message:
                 progress(*message["progress"])
@@ -236,15 +237,24 @@ def sample(sampler: EngineSampler, plan: Plan, agents: Agents) -> None:
             gateway.end.send({"sampled": [result(sampled) for sampled in finished]})
 
 
+def say_counts(counts: dict[str, Any]) -> None:
+    """Say what the agents may not expect of the gateway."""
+    if ignored := counts["ignored"]:
+        listed = ", ".join(f"{name} ({number} requests)" for name, number in sorted(ignored.items()))
+        say(f"the run decides these, whatever the agents ask for: {listed}")
+    if counts["repeated"]:
+        say(f"{counts['repeated']} requests were asked again, and got the same answers")
+
+
 def result(sampled: Any) -> dict[str, Any]:
-    """A finished turn as the gateway is told it."""
-    told = {
+    """A finished turn as the gateway gets it."""
+    fields = {
         "key": sampled.key,
         "ids": sampled.completion_ids,
         "logprobs": sampled.logprobs,
         "reason": sampled.finish_reason,
     }
-    return told | ({"top": sampled.top} if sampled.top else {})
+    return fields | ({"top": sampled.top} if sampled.top else {})
 
 
 def messages(gateway: Gateway, seconds: float) -> Iterator[dict[str, Any] | None]:
