@@ -85,7 +85,10 @@ class Env(ABC):
     # engine steps (of one token for each episode) sampling goes on meanwhile. Each `Env` is then asked in a thread, and what
     # several of them share must bear that. 0: one after another, and sampling waits.
     overlap: ClassVar[int] = 0
-    is_agent: ClassVar[bool] = False  # an agent of the user's own, which steps/gateway/ plays, in place of an environment
+    # Whether this is an agent of the user's own, which steps/gateway/ plays, in place of an environment.
+    is_agent: ClassVar[bool] = False
+    # Whether `reward` and `success` can tell a good transcript from a bad one. False: only judges score this task.
+    has_rule: ClassVar[bool] = True
     done: bool = False
     call_hint: str = "between <tool_call> and </tool_call>"  # how this policy writes a call, after "call one"
 

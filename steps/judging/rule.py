@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 
 
 def by_rule(env: type[Env], scenario: Scenario, trajectory: Trajectory) -> Reward:
-    """The environment's own reward of one trajectory; None where the episode failed."""
+    """The environment's own reward of one trajectory; None where the episode failed, and where the task has no rule."""
     common = {"trajectory_id": trajectory.id, "scenario_id": scenario.id, "name": "rule"}
     if trajectory.stop_reason == "error":
         return Reward(**common, score=None, success=False, explanation=f"the episode failed: {trajectory.error}")
+    if not env.has_rule:
+        return Reward(**common, score=None, success=False, explanation="this task has no rule")
     messages = trajectory.messages(scenario)
     parts = env.components(scenario, messages)
     total = sum(part.value for part in parts)

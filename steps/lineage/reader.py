@@ -217,6 +217,8 @@ class Reader:
         summary = self.json(f"{path}/summary.json")
         try:
             adapter, data = summary["adapter_hash"], {key: summary[key] for key in ("split", "success", "ci95", "n")}
+            if judged := summary.get("judged"):
+                data |= {"judged": {key: judged[key] for key in ("share", "ci95", "rival", "rival_hash", "judge")}}
         except KeyError as problem:
             raise unreadable(f"{path}/summary.json", "evaluation", f"no {problem}") from None
         evaluation = rows.node(("evaluation", md5), **plain(data))
