@@ -13,8 +13,8 @@ decision is `gate.decide`'s, with the defaults of steps/core/params.py. No model
 
 The rows `judged m` are of a task without a rule, where a simulated judge compares attempts in both orders. An attempt has a
 quality; the challenger's is the base policy's plus the gain, what it gains or loses in each cluster, and what it does at
-each scenario, with standard deviations of 0.1. The judge's scores are rounded to tenths, it prefers the first place by 0.1,
-and its noise has a standard deviation of 0.5, 0.2 or 0.05, in place of the base successes below.
+each scenario, with standard deviations of 0.1. The judge calls scores equal that differ by less than 0.05, it prefers the
+first place by 0.1, and its noise has a standard deviation of 0.5, 0.2 or 0.05, in place of the base successes below.
 
 `false_in_k` is the share of splits at which one of the first k challengers, none of which is better, is promoted; the worst
 of base successes 0.5, 0.8 and 0.95. `ratio` is `false_in_20` over the 0.05 that are allowed. `power` is the share of better
@@ -119,7 +119,7 @@ class JudgedSplit:
         """1 where the judge scores a policy's attempt higher than the base policy's, -1 where lower, otherwise 0, [N]."""
         noise_2N = self.generator.normal(0, self.noise, (2, self.n))
         own_N, other_N = quality_N + noise_2N[0] + bias / 2, self.quality_N + noise_2N[1] - bias / 2
-        return np.sign(np.round(own_N, 1) - np.round(other_N, 1))
+        return np.sign(np.round(own_N - other_N, 1))
 
 
 def split_of(n: int, setting: Setting, mean: float, seed: int) -> Split | JudgedSplit:

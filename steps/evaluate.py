@@ -72,10 +72,10 @@ def evaluate(
         sampled = sample(env, data, held_out, adapter, params) if params.policy.kind == "vllm" and adapter else []
         results = by_success(held_out, rewards) | sampled_summary(sampled, len(held_out))
     else:
-        rewards = [reward.model_copy(update={"success": None}) for reward in rewards]
         settings = pairs.settings_of(params.score, "the attempts have no reward")
         rubric = (task_data / "rubric.md").read_text(encoding="utf-8")
         judged, compared = pairs.judged(env, data, held_out, played, settings, rubric, against, rival, split)
+        rewards = [pairs.unscored(reward, pair, rival) for reward, pair in zip(rewards, compared, strict=True)]
         scores = [pair.score for pair in compared]
         results = {"success": None, "ci95": None, "reward": None, "slices": by_kind(held_out, scores), "judged": judged}
     summary = Evaluation(
@@ -121,7 +121,7 @@ def by_kind(held_out: Sequence[Scenario], values: Sequence[float]) -> dict[str, 
     slices: dict[str, list[float]] = {}
     for scenario, value in zip(held_out, values, strict=True):
         slices.setdefault(str(scenario.data.get("kind", "all")), []).append(value)
-    return {name: mean(found) for name, found in sorted(slices.items())}
+    return {name: mean(inside) for name, inside in sorted(slices.items())}
 
 
 def sample(env: type[Env], data: Any, held_out: list[Scenario], adapter: Path, params: EvaluateParams) -> list[Reward]:

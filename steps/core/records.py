@@ -180,8 +180,8 @@ class Judged(Record):
 
     def faults(self) -> str:
         """What the result rests on, in words: wins and losses, what was asked, and the judge's faults as measured."""
-        known = {"position_bias": "position bias", "retest_spread": "test-retest spread", "canary_gain": "canary gain"}
-        faults = [f"{text} {self.measured[name]:+.2f}" for name, text in known.items() if name in self.measured]
+        names = {"position_bias": "position bias", "retest_spread": "test-retest spread", "canary_gain": "canary gain"}
+        faults = [f"{text} {self.measured[name]:+.2f}" for name, text in names.items() if name in self.measured]
         cost = f", cost {self.measured['cost']:.4g}" if self.measured.get("cost") else ""
         counts = f"{self.wins} won, {self.losses} lost, {self.ties} ties: on {self.disagreements} the orders disagree"
         unjudged = f", {self.unjudged} could not be judged" if self.unjudged else ""

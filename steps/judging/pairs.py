@@ -169,6 +169,13 @@ def compare(
     return pairs
 
 
+def unscored(reward: Reward, pair: Pair, rival: str) -> Reward:
+    """The reward of an attempt without a rule: it has no score and no success, and says how it compares."""
+    result = {1.0: "judged better than", 0.0: "judged worse than", 0.5: "a tie with"}[pair.score]
+    why = f"{result} the attempt of the {rival}: {pair.reason}"
+    return reward.model_copy(update={"name": "ruler", "success": None, "explanation": why})
+
+
 def with_both_orders(settings: Ruler) -> Ruler:
     """Settings with which two attempts are shown in both orders, and no more."""
     return settings.model_copy(update={"orders": BOTH})

@@ -290,7 +290,11 @@ def evidence(folder: Path, name: str) -> dict[str, Any]:
         line = str(problem).strip().splitlines()[0]
         advice = "`python -m flows.promote --dry-run` makes it again"
         raise UserError(f"{name} holds no verdict ({line}); {advice}") from None
-    return {"hash": verdict.hash, "verdict": verdict.model_dump(mode="json"), "evaluations": evaluations}
+    return {
+        "hash": verdict.hash,
+        "verdict": verdict.model_dump(mode="json", exclude_unset=True),
+        "evaluations": evaluations,
+    }
 
 
 def add_evidence(rows: Rows, evidence: Mapping[str, Any]) -> None:

@@ -136,9 +136,8 @@ def test_an_evaluation_says_how_often_it_is_judged_better(
     found = (run.folder / "002/evaluation" / PAIRS).read_text().splitlines()
     assert [Pair.model_validate_json(line).score for line in found] == [1.0] * SCENARIOS
     kept = read_records(Reward, run.folder / "002/evaluation/rewards.parquet")
-    assert {(reward.success, reward.score, reward.explanation) for reward in kept} == {
-        (None, None, "this task has no rule")
-    }
+    assert {(reward.success, reward.score, reward.name) for reward in kept} == {(None, None, "ruler")}
+    assert kept[1].explanation == "judged better than the attempt of the base policy: it is worth 0.9"
 
 
 def test_what_the_flow_shows_and_chooses(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
