@@ -145,8 +145,8 @@ class Ruler(Section):
     max_characters: int = Field(60_000, ge=2_000)
     """Most characters of the attempts in one call; longer ones are shortened, which the judgement records."""
     max_run_cost: float | None = Field(None, gt=0)
-    """The most that a run's judgements may cost, kept ones included; scoring stops before it would pass that. Each evaluation
-    of a task without a rule may cost as much once more."""
+    """The most that a run's judgements may cost, kept ones included; scoring stops before it would pass that. Without a
+    rule, each evaluation may cost as much once more."""
 
     @model_validator(mode="after")
     def check(self) -> Ruler:
@@ -201,8 +201,8 @@ class Promote(Section):
     """The gate that moves the alias `champion` (steps/registry/gate.py, flows/promote.py); no stage reads it."""
 
     margin: float = Field(0.0, ge=0, lt=1)
-    """What the lower end of the interval of the gain in success must exceed; without a rule, of the share of scenarios that a
-    judge finds better, minus 0.5."""
+    """What the lower end of the interval of the gain in success must exceed; without a rule, of the share of scenarios
+    that a judge finds better, minus 0.5."""
     max_slice_drop: float = Field(0.1, ge=0, le=1)
     """Largest loss of success that is allowed on any slice; without a rule, largest distance of that share below 0.5."""
     min_slice: int = Field(20, ge=1)
