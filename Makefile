@@ -82,7 +82,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev environment ready plan train new-task check-task test faults bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve ask view browser ledger lock clean distclean
+.PHONY: help install dev environment ready plan train new-task new-agent new-mcp check-task test faults bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve ask view browser ledger lock clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -138,6 +138,14 @@ train: ready install  ## train an agent, evaluate it, register the best adapter 
 new-task: install  ## write a small working task to edit (NAME=my_task)
 	@[ -n "$(NAME)" ] || { echo "Name the new task, as in 'make new-task NAME=my_task'." >&2; exit 2; }
 	@$(RUN) python -m environments._new "$(NAME)"
+
+new-agent: install  ## write a small working agent of your own to edit, with a test (NAME=my_agent)
+	@[ -n "$(NAME)" ] || { echo "Name the new agent, as in 'make new-agent NAME=my_agent'." >&2; exit 2; }
+	@$(RUN) python -m environments._new "$(NAME)" --agent
+
+new-mcp: install  ## write a task with an MCP server's tools (NAME=notes COMMAND="uvx mcp-server-notes" or an address)
+	@[ -n "$(COMMAND)" ] || { echo "Say how the server is started, as in 'make new-mcp NAME=notes COMMAND=\"uvx mcp-server-notes\"'." >&2; exit 2; }
+	@$(RUN) python -m environments._new "$(or $(NAME),mcp)" --mcp '$(COMMAND)'
 
 check-task: dev  ## test a task by the rules for every task (NAME=my_task, or its dotted module)
 	@[ -n "$(NAME)" ] || { echo "Name the task, as in 'make check-task NAME=my_task'." >&2; exit 2; }

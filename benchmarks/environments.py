@@ -87,8 +87,8 @@ def main() -> None:
     options = parser.parse_args()
     usual = QUICK if options.quick else SECONDS
     seconds = options.seconds or usual
-    names = options.tasks or tasks()
-    rows = _common.begin("environments", options, len(names) / len(tasks()) * seconds / usual)
+    names = options.tasks or tasks(agents=False)
+    rows = _common.begin("environments", options, len(names) / len(tasks(agents=False)) * seconds / usual)
     plainest = measure(PLAINEST, seconds)
     for name in names:
         row = plainest if name == PLAINEST else measure(name, seconds)

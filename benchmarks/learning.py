@@ -8,11 +8,11 @@
 Each seed draws its own scenarios, first adapter and samples. Test success is greedy, on scenarios whose inboxes and
 questions are in no other split; sampled success, at temperature 1, stands beside it. `ratio` is the trained policy's over
 the base policy's. `biased` is the base policy's with the one-token bias that is best on validation
-(steps/analytics/token_bias.py): what greedy success gains without any learning; of email_search alone. Tokens
-per second are means over the iterations: sampled tokens by the seconds of the stage rollout and of the stage update. Memory
-is the most that one process held. Writes benchmarks/learning.json and learning.png (learning_<task> of another task), but
-not with --quick or --ruler, which leave the bias out, too. With --ruler a server in a process of its own judges
-(tests/support/judge_server.py), by the task's rule from 0 to 1 with normal noise on a score.
+(steps/analytics/token_bias.py): what greedy success gains without any learning; of email_search alone. Tokens per second
+are means over the iterations: sampled tokens by the seconds of the stage rollout and of the stage update. Writes
+benchmarks/learning.json and learning.png (learning_<task> of another task), but not with --quick or --ruler, which leave the
+bias out, too. With --ruler a server in a process of its own judges (tests/support/judge_server.py), by the task's rule from
+0 to 1 with normal noise on a score.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import argparse
 import contextlib
 import json
 import os
-import resource
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from steps.core.records import OUTPUTS, Trajectory, read_records
 HERE = Path(__file__).parent
 SEEDS = [1, 2, 3]
 MAIN = "email_search"
-SPEED = ("rollout_tokens_per_second", "update_tokens_per_second", "peak_gb")
+SPEED = ("rollout_tokens_per_second", "update_tokens_per_second")
 QUICK: dict[str, object] = {"train.iterations": 3}
 
 
@@ -59,8 +58,7 @@ def run_seed(seed: int, folder: Path, options: argparse.Namespace) -> dict[str, 
 
 
 def speed(folders: list[Path]) -> dict[str, float]:
-    """Means over these iterations: sampled tokens per second of the stages rollout and update; and GB of the largest
-    process that has ended here."""
+    """Means over these iterations: sampled tokens per second of the stages rollout and update."""
     tokens = sum(
         len(turn.completion_ids)
         for path in folders
@@ -71,8 +69,7 @@ def speed(folders: list[Path]) -> dict[str, float]:
         stage: sum(json.loads((path / "timings" / f"{OUTPUTS[stage]}.json").read_text())["seconds"] for path in folders)
         for stage in ("rollout", "update")
     }
-    rates = {f"{stage}_tokens_per_second": round(tokens / spent) for stage, spent in seconds.items()}
-    return rates | {"peak_gb": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6, 2)}
+    return {f"{stage}_tokens_per_second": round(tokens / spent) for stage, spent in seconds.items()}
 
 
 def biased(root: Path) -> dict[str, Any]:

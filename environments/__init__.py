@@ -1,22 +1,39 @@
 """The tasks: one module each, found by name.
 
 `load("email_search")` returns the `Env` class that environments/email_search.py defines. A dotted name loads a module of
-your own (`load("my_package.my_task")`).
+your own (`load("my_package.my_task")`). A module with a function `rollout` in place of an `Env` is an agent of your own
+(environments/_agents.py); `from environments import Result` is what such a function may return.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+# A module with an agent (a function `rollout` in place of an Env), or with an MCP server's tools.
+NO_PLAYERS = re.compile(r"^((async )?def rollout\(|class \w+\(Mcp\))", re.MULTILINE)
 
 if TYPE_CHECKING:
+    from environments._agents import Result as Result
     from environments.base import Env
 
 
-def tasks() -> list[str]:
-    """The tasks that come with the project. No task's module is run."""
-    return sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py") if path.stem != "base")
+def __getattr__(name: str) -> Any:
+    """`Result`, which is imported only where it is used."""
+    if name != "Result":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from environments._agents import Result
+
+    return Result
+
+
+def tasks(agents: bool = True) -> list[str]:
+    """The tasks in this folder but `mcp`, whose server is yours. Without agents, if so wanted: those have no players, nor do
+    tasks with an MCP server's tools. No task's module is run."""
+    files = [path for path in Path(__file__).parent.glob("[!_]*.py") if path.stem not in ("base", "mcp")]
+    return sorted(path.stem for path in files if agents or not NO_PLAYERS.search(path.read_text(encoding="utf-8")))
 
 
 def load(task: str) -> type[Env]:
@@ -30,8 +47,15 @@ def load(task: str) -> type[Env]:
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Env) and value.__module__ == name
     ]
+    if not classes and hasattr(module, "rollout"):
+        from environments._agents import agent_env
+
+        return agent_env(module)
     if len(classes) != 1:
-        raise ValueError(f"{name} defines {len(classes)} environments; a task's module defines exactly one Env class")
+        raise ValueError(
+            f"{name} defines {len(classes)} environments; a task's module defines exactly one Env class, or else a function "
+            "rollout"
+        )
     if lacking := sorted(classes[0].__abstractmethods__):
         raise ValueError(
             f"{name}: {classes[0].__name__} does not define {', '.join(lacking)}; see environments/_template.py"

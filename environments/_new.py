@@ -1,10 +1,16 @@
 """Creates a new task to edit: a copy of environments/_template.py that works, its data, a rubric for judges and a preset.
 
-    python -m environments._new my_task      # or: make new-task NAME=my_task
+    python -m environments._new my_task               # or: make new-task NAME=my_task
+    python -m environments._new my_agent --agent      # or: make new-agent NAME=my_agent
+    python -m environments._new notes --mcp "uvx mcp-server-notes"      # or: make new-mcp NAME=notes COMMAND="…"
 
 It writes environments/my_task.py, capitals.json and rubric.md in tasks_data/my_task/, and tasks_data/my_task.yaml. They pass
-`make check-task NAME=my_task` unchanged, and `make train TASK=my_task` trains on them. An unusable name is refused with a
-sentence and exit code 2. A failure on the way leaves nothing behind.
+`make check-task NAME=my_task` unchanged, and `make train TASK=my_task` trains on them. With --agent it copies
+environments/_agent_template.py instead, and adds scenarios.jsonl and tests/environments/test_my_agent.py. An unusable name
+is refused with a sentence and exit code 2. A failure on the way leaves nothing behind.
+
+With --mcp, the tools are those of an MCP server (environments/mcp.py), given by its command or address. The server is asked
+for them once. The name mcp needs no module of its own.
 """
 
 from __future__ import annotations
@@ -12,14 +18,50 @@ from __future__ import annotations
 import argparse
 import keyword
 import re
+import shlex
+import shutil
 import sys
 from pathlib import Path
 
+import yaml
+
+from environments._mcp import record
 from environments.base import read_text
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 40  # characters of a name
 TEMPLATE = ROOT / "tasks_data" / "_template"
+AGENT = ROOT / "environments" / "_agent_template.py"
+AGENT_TEST = ROOT / "tests" / "environments" / "test_agent_template.py"
+COUNTS = "train: 40, val: 10, test: 10"  # of scenarios; 100 written ones are 70, 15 and 15 on average
+
+
+MODULE = '''\
+"""{title}: a task with the tools of an MCP server. What it is, and what its agent does: tasks_data/{name}/server.yaml."""
+
+from environments.mcp import Mcp
+
+
+class {title}(Mcp):
+    """An episode with the server's tools."""
+'''
+SERVER = """# How the MCP server is started or reached. All settings: environments/_mcp_settings.py
+{server}
+# EDIT: the agent's job. It is the system message of each scenario, and what a model is told that writes scenarios.
+description: You help your user with the tools that you have. Answer in plain words when you are done.
+max_turns: 10
+fresh: true # a server for each episode, which runs in a copy of the folder work/ beside this file. false: one for all
+examples: [] # EDIT: a few tasks in a user's words, for the model that writes more of them
+"""
+RUBRIC = """- EDIT: what makes one attempt better than another, for a model that compares them (score.judges.ruler).
+- An attempt that did what the user asked, by the tools' own answers, scores highest.
+- One that says what no tool said scores lowest, below one that gives up.
+- Calls that failed or were not needed cost a little.
+"""
+SCORE = """score: # no rule: a model compares the attempts. EDIT: which model, and where
+  judges: {ruler: 1}
+  ruler: {endpoint: {model: gpt-5-mini}}
+"""
 
 
 def check(name: str, root: Path) -> None:
@@ -29,7 +71,8 @@ def check(name: str, root: Path) -> None:
             f"{name!r} cannot be a task's name: choose up to {LONGEST} small letters, digits and underscores, beginning "
             "with a letter, and no word of Python's own, as in my_task"
         )
-    for place in (f"environments/{name}.py", f"environments/{name}", f"tasks_data/{name}", f"tasks_data/{name}.yaml"):
+    places = (f"environments/{name}.py", f"environments/{name}", f"tasks_data/{name}", f"tasks_data/{name}.yaml")
+    for place in (*places, f"tests/environments/test_{name}.py"):
         if (root / place).exists():
             raise ValueError(f"the name {name} is taken: {place} exists; choose another")
 
@@ -43,16 +86,26 @@ def source(name: str) -> str:
     return text.replace("_template", name).replace("class Template(Env)", f"class {title}(Env)")
 
 
-def write(name: str, root: Path) -> list[Path]:
+def named(path: Path, name: str) -> str:
+    """The text of the agent's template, or of its test, under another name."""
+    text = read_text(path).replace("test_agent_template", f"test_{name}")
+    return text.replace("_agent_template", name).replace("_template", name)
+
+
+def write(name: str, root: Path, is_agent: bool = False) -> list[Path]:
     """Write a new task and return its files. ValueError for an unusable name. On any failure no file is left behind."""
     check(name, root)
     folder = root / "tasks_data" / name
+    preset = read_text(TEMPLATE / ("agent.yaml" if is_agent else "preset.yaml")).replace("_template", name)
     files = {
-        root / "environments" / f"{name}.py": source(name),
+        root / "environments" / f"{name}.py": named(AGENT, name) if is_agent else source(name),
         folder / "capitals.json": read_text(TEMPLATE / "capitals.json"),
         folder / "rubric.md": read_text(TEMPLATE / "rubric.md"),
-        root / "tasks_data" / f"{name}.yaml": read_text(TEMPLATE / "preset.yaml").replace("_template", name),
+        root / "tasks_data" / f"{name}.yaml": preset,
     }
+    if is_agent:
+        files[folder / "scenarios.jsonl"] = read_text(TEMPLATE / "scenarios.jsonl")
+        files[root / "tests" / "environments" / f"test_{name}.py"] = named(AGENT_TEST, name)
     folder.mkdir()
     try:
         for path, text in files.items():
@@ -65,12 +118,53 @@ def write(name: str, root: Path) -> list[Path]:
     return list(files)
 
 
+def write_mcp(name: str, server: str, root: Path) -> list[Path]:
+    """Write a task with the tools of the server that a command or an address names, and return its files. ValueError for an
+    unusable name, or where the server does not start. On any failure no file is left behind."""
+    if name != "mcp":
+        check(name, root)
+    folder, title = root / "tasks_data" / name, "".join(part.capitalize() for part in name.split("_"))
+    if folder.exists():
+        raise ValueError(f"the name {name} is taken: tasks_data/{name} exists; choose another")
+    if not server.strip():
+        raise ValueError("say how the server is started or reached: --mcp COMMAND, or --mcp https://…")
+    program, *arguments = shlex.split(server)
+    is_address = re.match(r"https?://", program)
+    reached = {"url": program} if is_address else {"command": program, "args": arguments}
+    lines = yaml.safe_dump(reached, sort_keys=False, default_flow_style=None, width=1000).strip()
+    preset = read_text(TEMPLATE / "preset.yaml").replace("_template", name)
+    preset = preset.replace("score: {judges: {rule: 1}}\n", SCORE).replace("train: 60, val: 20, test: 20", COUNTS)
+    files = {
+        folder / "server.yaml": SERVER.format(server=lines),
+        folder / "rubric.md": RUBRIC,
+        root / "tasks_data" / f"{name}.yaml": preset,
+    }
+    if name != "mcp":
+        title += "Task" if title == "Mcp" or keyword.iskeyword(title) else ""
+        files[root / "environments" / f"{name}.py"] = MODULE.format(title=title, name=name)
+    folder.mkdir()
+    try:
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
+        record(folder)
+    except BaseException:
+        for path in files:
+            path.unlink(missing_ok=True)
+        shutil.rmtree(folder)
+        raise
+    return [*files, folder / "tools.json"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m environments._new", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("name", metavar="NAME", help="the task's name, as in my_task")
-    name = parser.parse_args().name
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--agent", action="store_true", help="an agent of your own: a function `rollout`, no environment")
+    kind.add_argument("--mcp", metavar="SERVER", help="the command or address of an MCP server, whose tools it gets")
+    words = parser.parse_args()
+    name = words.name
     try:
-        written = write(name, ROOT)
+        written = write(name, ROOT, words.agent) if words.mcp is None else write_mcp(name, words.mcp, ROOT)
     except ValueError as problem:
         print(f"{problem}.", file=sys.stderr)
         return 2
@@ -78,7 +172,13 @@ def main() -> int:
         print(f"The task {name} could not be written, and nothing was: {problem}.", file=sys.stderr)
         return 1
     print("wrote " + ", ".join(str(path.relative_to(ROOT)) for path in written))
-    print(f"edit them where it says EDIT; check: make check-task NAME={name}")
+    after = f"check: make check-task NAME={name}"
+    if words.agent:
+        after = f"check: .venv/bin/python -m pytest tests/environments/test_{name}.py"
+    elif words.mcp is not None:
+        out = f"tasks_data/{name}/scenarios.jsonl"
+        after = f"then: python -m steps.data.generate --task {name} --out {out} --model NAME"
+    print(f"edit them where it says EDIT; {after}")
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
 import types
 import typing
@@ -38,15 +39,11 @@ class Tool(NamedTuple):
 def tool(method: F) -> F:
     """Mark a method of an `Env` as a tool. The `Args:` section of its docstring describes each argument.
 
-    What it returns is the observation: a text as it is, anything else as JSON. TypeError for what is no plain method.
+    What it returns is the observation: a text as it is, anything else as JSON. It may be `async def`: then it runs on an
+    event loop beside the engine, and so do those of the other episodes. TypeError for what is no method.
     """
     _refuse_all_but_methods(method)
-    if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
-        raise TypeError(
-            f"{method.__qualname__}: a tool cannot be `async def`, because its result is the observation at once; "
-            "write `def`, and call what is asynchronous in a thread of its own"
-        )
-    if inspect.isgeneratorfunction(method):
+    if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
         raise TypeError(f"{method.__qualname__}: a tool cannot use `yield`; return the whole result")
     method.is_tool = True  # type: ignore[attr-defined]
     return method
@@ -60,12 +57,13 @@ def _refuse_all_but_methods(method: Any) -> None:
 
 
 def text_of(name: str, result: Any) -> str:
-    """The text that the policy reads: a text as it is, all else as JSON. TypeError for a coroutine, which nobody awaits."""
+    """The text that the policy reads: a text as it is, all else as JSON. TypeError for a coroutine, which nobody awaits:
+    a tool that returns one must be `async def` itself."""
     if isinstance(result, str):
         return result
     if inspect.iscoroutine(result):
         result.close()
-        raise TypeError(f"the tool {name} returned a coroutine, not a result: call what is asynchronous in a thread")
+        raise TypeError(f"the tool {name} returned a coroutine, not a result: write `async def`, and await it there")
     return json.dumps(TypeAdapter(Any).dump_python(result, mode="json", fallback=str), ensure_ascii=False)
 
 
@@ -144,3 +142,25 @@ def _json_type(hint: Any, where: str) -> dict[str, Any]:
     if hint in JSON_TYPES:
         return {"type": JSON_TYPES[hint]}
     raise TypeError(f"{where} cannot be of type {getattr(hint, '__name__', hint)}: the types are {TYPES}")
+
+
+def unwritable(value: Any) -> bool:
+    """Whether files or databases would refuse a value: lone surrogates, NUL, infinite numbers or NaN, or over 50 levels."""
+    if isinstance(value, str):
+        return "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    level = [value]
+    for _ in range(50):
+        level = [part for container in level for part in _parts(container)]
+        if any(isinstance(part, str | float) and unwritable(part) for part in level):
+            return True
+        if not level:
+            return False
+    return True
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    return list(value) if isinstance(value, list) else []

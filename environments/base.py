@@ -11,10 +11,10 @@ is malformed, names no tool or has wrong arguments returns an observation with a
 from __future__ import annotations
 
 import hashlib
-import itertools
+import inspect
 import json
-import math
 import re
+import sys
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,11 +24,20 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from environments import _waiting
 from environments._tools import Tool as Tool
 from environments._tools import make_tool, text_of
 from environments._tools import tool as tool
+from environments._tools import unwritable as unwritable
+from environments._transcripts import Message as Message
+from environments._transcripts import accepted as accepted
+from environments._transcripts import count_calls as count_calls
+from environments._transcripts import count_errors as count_errors
+from environments._transcripts import count_turns as count_turns
+from environments._transcripts import error as error
+from environments._transcripts import is_error as is_error
+from environments._transcripts import tool_calls as tool_calls
 
-Message = dict[str, Any]  # as in the OpenAI chat format: role, content, and an assistant's tool_calls
 Split = Literal["train", "val", "test"]
 
 
@@ -49,6 +58,12 @@ class Scenario(BaseModel):
         content = json.dumps([task, split, list(messages), data], sort_keys=True, ensure_ascii=False)
         name = hashlib.sha256(content.encode()).hexdigest()[:16]
         return cls(id=name, task=task, split=split, messages=tuple(messages), data=data)
+
+
+class TaskProblem(ValueError):
+    """What is wrong with a task's files or with a service that it needs: a sentence, with which the command ends."""
+
+    is_sentence = True
 
 
 class Component(NamedTuple):
@@ -83,13 +98,16 @@ class Env(ABC):
     openings_repeat: ClassVar[bool] = False
     # For environments that take longer than a few milliseconds to answer a turn, such as by a web service: for how many
     # engine steps (of one token for each episode) sampling goes on meanwhile. Each `Env` is then asked in a thread, and what
-    # several of them share must bear that. 0: one after another, and sampling waits.
+    # several of them share must bear that. 0: one after another, and sampling waits, unless a tool is `async def` (`lag`).
     overlap: ClassVar[int] = 0
-    # Whether this is an agent of the user's own, which steps/gateway/ plays, in place of an environment.
-    is_agent: ClassVar[bool] = False
     # Whether `reward` and `success` can tell a good transcript from a bad one. False: only judges score this task.
     has_rule: ClassVar[bool] = True
+    # Whether all scenarios are written by a model (steps/data/generate.py), into a file of the task's data.
+    is_written: ClassVar[bool] = False
+    # An agent of the user's own (environments/_agents.py): it has no tools and no players here.
+    is_agent: ClassVar[bool] = False
     done: bool = False
+    limit: _waiting.Limited | None = None  # seconds that a call may take, where answers overlap with sampling
     call_hint: str = "between <tool_call> and </tool_call>"  # how this policy writes a call, after "call one"
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
@@ -152,13 +170,33 @@ class Env(ABC):
         return json.dumps([scenario.data[key] for key in cls.sources], sort_keys=True) if cls.sources else scenario.id
 
     @classmethod
+    def describe(cls, data: Any) -> str:
+        """The task in words, for a model that writes scenarios; by default the docstring of its module or class."""
+        return (sys.modules[cls.__module__].__doc__ or cls.__doc__ or cls.__name__).strip()
+
+    @classmethod
+    def examples(cls, data: Any, count: int) -> list[Scenario]:
+        """At most `count` scenarios that a model which writes new ones is shown; by default some of the training split."""
+        return cls.scenarios(data, "train", count, 0)
+
+    @classmethod
     def accept(cls, data: Any, split: Split | None, candidate: dict[str, Any]) -> Scenario:
         """Check a candidate that a model wrote ({"messages", "data", "difficulty"}; steps/data/generate.py) and return it
-        as a scenario.
+        as a scenario. By default its form is checked, and the user's words decide its split.
 
         A ValueError says what is wrong with it, or that it belongs to a split other than `split` (None accepts any).
         """
-        raise ValueError(f"{cls.__name__} takes no generated scenarios: it does not define `accept`")
+        messages: list[Message] = candidate["messages"]
+        if [message["role"] for message in messages] not in (["user"], ["system", "user"]):
+            raise ValueError("the messages must be one of the user, with or without one of the system before it")
+        if not all(normalise(message["content"]) for message in messages):
+            raise ValueError("a message holds no words")
+        if missing := [key for key in cls.sources if key not in candidate["data"]]:
+            raise ValueError(f"the data lacks {missing[0]}, which says where the answer comes from")
+        own = split_of(normalise(messages[-1]["content"]))
+        if split not in (None, own):
+            raise ValueError(f"its words belong to the split {own}")
+        return Scenario.make(cls.__module__.rpartition(".")[2], own, messages, candidate["data"])
 
     # Players return the next turn for a transcript; `play` makes a whole episode. They need no model: they are baselines,
     # demonstrations for a small policy, and what every task is checked with (tests/environments/test_environments.py).
@@ -183,11 +221,14 @@ class Env(ABC):
         """The transcript of a whole episode by `scripted`, `random`, `gold` or `bad`."""
         rng = Random(f"{player} {seed} {self.scenario.id}")
         messages = list(self.scenario.messages)
-        for _ in range(self.max_turns):
-            messages.append(getattr(self, player)(messages, rng))
-            messages += self.step(messages[-1])
-            if self.done:
-                break
+        try:
+            for _ in range(self.max_turns):
+                messages.append(getattr(self, player)(messages, rng))
+                messages += self.step(messages[-1])
+                if self.done:
+                    break
+        finally:
+            self.release()
         return messages
 
     def step(self, message: Message, problems: Sequence[str] = ()) -> list[Message]:
@@ -195,7 +236,7 @@ class Env(ABC):
         answers: list[Message] = []
         for asked in message.get("tool_calls", ()):
             function = asked["function"]
-            text = self.call(function["name"], function["arguments"])
+            text = self._in_time(function)
             answers.append({"role": "tool", "name": function["name"], "content": text})
             if self.done:
                 break
@@ -203,6 +244,19 @@ class Env(ABC):
         if not problems and not message.get("tool_calls"):
             answers += self.hear(str(message["content"]))
         return answers
+
+    def release(self) -> None:  # noqa: B027  (most have nothing to free)
+        """Called when the episode is over, however it ended, at times twice: frees what it holds, such as a connection."""
+
+    def _in_time(self, function: Mapping[str, Any]) -> str:
+        """The observation of a call, or the error that it took too long."""
+        if self.limit is None:
+            return self.call(function["name"], function["arguments"])
+        try:
+            return self.limit(lambda: self.call(function["name"], function["arguments"]))
+        except _waiting.TookTooLong:
+            name, seconds = _shorten(function["name"]), self.limit.seconds
+            return error(f"the tool {name} took longer than {seconds:g} seconds, and its answer was not waited for")
 
     @classmethod
     def tools(cls) -> dict[str, Tool]:
@@ -215,6 +269,12 @@ class Env(ABC):
         return cls._tools
 
     _tools: ClassVar[dict[str, Tool]]
+
+    @classmethod
+    def lag(cls) -> int:
+        """For how many engine steps sampling goes on while a turn is answered: `overlap`, or 8 if a tool is `async def`."""
+        is_async = any(inspect.iscoroutinefunction(getattr(cls, name, None)) for name in cls.tools())
+        return cls.overlap or (8 if is_async else 0)
 
     def hear(self, text: str) -> list[Message]:
         """The answer to a turn in plain words, without a tool call. A task that takes its result this way sets `done`."""
@@ -234,7 +294,10 @@ class Env(ABC):
             checked = tools[name].arguments.model_validate(arguments)
         except ValidationError as problem:
             return error(f"wrong arguments for {name}: {_say(problem)}")
-        result = getattr(self, name)(**{key: getattr(checked, key) for key in type(checked).model_fields})
+        method = getattr(self, name)
+        result = method(**{key: getattr(checked, key) for key in type(checked).model_fields})
+        if inspect.iscoroutinefunction(method):
+            result = _waiting.run(result, self.limit.seconds if self.limit else None)
         return text_of(name, result)
 
 
@@ -280,26 +343,6 @@ def sample_kinds(rng: Random, by_kind: Mapping[str, Sequence[T]], count: int, wh
     return chosen
 
 
-def count_errors(messages: Sequence[Message]) -> int:
-    """The number of observations that are errors."""
-    return sum(message["role"] == "tool" and is_error(message) for message in messages)
-
-
-def count_turns(messages: Sequence[Message]) -> int:
-    """The number of turns that the policy took."""
-    return sum(message["role"] == "assistant" for message in messages)
-
-
-def count_calls(messages: Sequence[Message]) -> int:
-    """The number of calls that were answered; a turn without any counts as one."""
-    calls = 0
-    for place, message in enumerate(messages):
-        if message["role"] == "assistant":
-            answers = itertools.takewhile(lambda later: later["role"] == "tool", messages[place + 1 :])
-            calls += max(1, min(len(message.get("tool_calls") or ()), len(list(answers))))
-    return calls
-
-
 def weighed(counts: Mapping[str, float], table: Mapping[str, tuple[float, str]]) -> list[Component]:
     """The components of a reward: counts or amounts by name, times the values in a table of (value, reason)."""
     return [
@@ -318,58 +361,6 @@ def use(name: str, /, **arguments: Any) -> Message:
 def words(text: str) -> Message:
     """An assistant's turn in plain words."""
     return {"role": "assistant", "content": text}
-
-
-def unwritable(value: Any) -> bool:
-    """Whether files or databases would refuse a value: lone surrogates, NUL, infinite numbers or NaN, or over 50 levels."""
-    if isinstance(value, str):
-        return "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    level = [value]
-    for _ in range(50):
-        level = [part for container in level for part in _parts(container)]
-        if any(isinstance(part, str | float) and unwritable(part) for part in level):
-            return True
-        if not level:
-            return False
-    return True
-
-
-def _parts(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [*value.keys(), *value.values()]
-    return list(value) if isinstance(value, list) else []
-
-
-def error(text: str) -> str:
-    """The observation of an error. All environments use this form, so that a reward can count errors."""
-    return f"Error: {text}."
-
-
-def is_error(observation: Message) -> bool:
-    return str(observation.get("content", "")).startswith("Error: ")
-
-
-def tool_calls(messages: Sequence[Message]) -> list[tuple[str, dict[str, Any], Message]]:
-    """(name, arguments, observation) of each call in a transcript, in order. Calls without an observation are skipped."""
-    calls = []
-    for index, message in enumerate(messages):
-        observations = []
-        for later in messages[index + 1 :]:
-            if later["role"] != "tool":
-                break
-            observations.append(later)
-        for call, observation in zip(message.get("tool_calls") or (), observations, strict=False):
-            arguments = call["function"]["arguments"]
-            calls.append((call["function"]["name"], arguments if isinstance(arguments, dict) else {}, observation))
-    return calls
-
-
-def accepted(messages: Sequence[Message], tool: str) -> dict[str, Any] | None:
-    """The arguments of the first call of a tool that was answered without an error, or None."""
-    calls = (arguments for name, arguments, seen in tool_calls(messages) if name == tool and not is_error(seen))
-    return next(calls, None)
 
 
 def normalise(text: str) -> str:

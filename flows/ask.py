@@ -72,7 +72,10 @@ def play(server: Server, settings: params.Params, env: type[Env], data: Any, sce
     policy = params.Policy(kind="openai", endpoint=endpoint)
     without_proxy = dict.fromkeys(("NO_PROXY", "no_proxy"), server.host)  # the key is for this machine alone
     with variables(**{KEY_VARIABLE: server.key, "FLYWHEEL_LEDGER_URL": "sqlite://"}, **without_proxy):  # in memory
-        [played] = players.play(policy, env, data, [(scenario, 0)], prefix="ask", max_turns=settings.evaluate.max_turns)
+        limits = settings.evaluate
+        [played] = players.play(
+            policy, env, data, [(scenario, 0)], prefix="ask", max_turns=limits.max_turns, slow=limits
+        )
     return played
 
 
@@ -122,7 +125,7 @@ def ask(root: Path, host: str, port: int, number: int, question: str | None) -> 
     import environments
 
     env = environments.load(settings.task)
-    data = env.load(root / "tasks_data" / settings.task.rpartition(".")[2])
+    data = env.load(root / "tasks_data" / settings.task)
     scenario = scenario_of(env, data, settings, number, question)
     print(f"{name}, adapter {Path(served[name]).name}, at {server.page}/v1; test scenario {number}", flush=True)
     for line in lines(env, scenario, play(server, settings, env, data, scenario), question is not None):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from environments.base import Env, Scenario
-    from steps.core.params import EvaluateParams
+    from steps.core.params import Evaluate, EvaluateParams
     from steps.core.records import Evaluation, Pair, Reward, Trajectory
 
 
@@ -60,10 +60,8 @@ def evaluate(
             "--adapter is needed with policy.kind: vllm; it is made by the stage update (at first initialise)"
         )
     else:
-        from steps.sampling import engine
-
         attempts = [(scenario, 0) for scenario in held_out]
-        played = engine.play(params.policy, params.evaluate, adapter, env, data, attempts, split, seed=0)
+        played = by_policy(env, data, attempts, adapter, params, params.evaluate, split, seed=0)
         tokens = [sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in played]
     rewards = [by_rule(env, scenario, trajectory) for scenario, trajectory in zip(held_out, played, strict=True)]
     sampled: list[Reward] = []
@@ -124,16 +122,35 @@ def by_kind(held_out: Sequence[Scenario], values: Sequence[float]) -> dict[str, 
     return {name: mean(inside) for name, inside in sorted(slices.items())}
 
 
+def by_policy(
+    env: type[Env],
+    data: Any,
+    attempts: list[tuple[Scenario, int]],
+    adapter: Path,
+    params: EvaluateParams,
+    limits: Evaluate,
+    prefix: str,
+    seed: int,
+) -> list[Trajectory]:
+    """Trajectories of the policy with this adapter: in the environment, or as the model of the user's own agent."""
+    if env.is_agent:
+        from steps.gateway.play import play
+
+        return play(params.policy, limits, params.agents, params.task, env, adapter, attempts, prefix, seed)
+    from steps.sampling import engine
+
+    return engine.play(params.policy, limits, adapter, env, data, attempts, prefix, seed)
+
+
 def sample(env: type[Env], data: Any, held_out: list[Scenario], adapter: Path, params: EvaluateParams) -> list[Reward]:
     """The rewards of `evaluate.sampled_attempts` attempts at each scenario at temperature 1, by scenario and attempt."""
     from steps.judging.rule import by_rule
-    from steps.sampling import engine
 
     attempts = [(scenario, number) for scenario in held_out for number in range(params.evaluate.sampled_attempts)]
     if not attempts:
         return []
     limits = params.evaluate.model_copy(update={"temperature": 1.0})
-    played = engine.play(params.policy, limits, adapter, env, data, attempts, "sampled", seed=1)
+    played = by_policy(env, data, attempts, adapter, params, limits, "sampled", seed=1)
     return [by_rule(env, scenario, trajectory) for (scenario, _), trajectory in zip(attempts, played, strict=True)]
 
 
@@ -157,7 +174,8 @@ def by_messages(
     from steps.sampling import players
 
     attempts = [(scenario, 0) for scenario in held_out]
-    played = players.play(params.policy, env, data, attempts, prefix=split, max_turns=params.evaluate.max_turns)
+    limits = params.evaluate
+    played = players.play(params.policy, env, data, attempts, prefix=split, max_turns=limits.max_turns, slow=limits)
     if params.policy.kind == "openai":
         failed = sum(episode.trajectory.stop_reason == "error" for episode in played)
         cost = sum(episode.cost for episode in played)

@@ -35,7 +35,7 @@ def update(
     from steps.policy.machine import make_room, prepare_sampling, prepare_training
     from steps.runner import ranks
     from steps.training import batches, contract, grpo
-    from steps.training.fates import TRAINED, WITHOUT_SIGNAL, fate
+    from steps.training.fates import TRAINED, WITHOUT_SIGNAL, account, fate
     from steps.training.processes import process
 
     if params.update.processes != process()[1]:
@@ -73,20 +73,25 @@ def update(
 
     temperature = params.rollout.temperature
     measured = trainer.train(examples, params.update, temperature, params.seed) if examples else {}
+    tokens = account(batch, rows, fate_by_id)
     trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
     if process()[1] > 1:
         prepare_sampling()  # the engine is in another process, and cannot ask for the GPU
 
     trained = sum(kind in TRAINED for kind in fate_by_id.values())
-    measured |= of_batch(batch, judged, scores) | {
-        "trained": trained,
-        "quarantined": len(bad),
-        "without_signal": len(fate_by_id) - trained - len(bad),
-        "truncated": len(cut),
-        "rows": sum(len(rows[name]) for name, kind in fate_by_id.items() if kind in TRAINED),
-        "zero_variance_groups": flat,
-        "optimizer_steps": trainer.steps,
-    }
+    measured |= (
+        of_batch(batch, judged, scores)
+        | tokens
+        | {
+            "trained": trained,
+            "quarantined": len(bad),
+            "without_signal": len(fate_by_id) - trained - len(bad),
+            "truncated": len(cut),
+            "rows": sum(len(rows[name]) for name, kind in fate_by_id.items() if kind in TRAINED),
+            "zero_variance_groups": flat,
+            "optimizer_steps": trainer.steps,
+        }
+    )
     metrics.write_text(json.dumps(dict(sorted(measured.items())) | {"quarantine": quarantine}, indent=2) + "\n")
     if fates is not None:
         fates.write_text(json.dumps(fate_by_id, indent=2) + "\n")

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from steps.core.parquet import read_columns, unreadable
 from steps.core.yaml_text import read_mapping
+from steps.training.fates import DROPPED, token_fate
 from viewer.index import AttemptGroup, AttemptSummary, Index, TrajectoryFile, line, stamp
 from viewer.runs import LONGEST
 
@@ -64,6 +65,15 @@ class ShownTurn(NamedTuple):
     answers: list[ShownMessage]
     cut: bool  # cut off at max_tokens
     logprob: float | None  # mean over the sampled tokens, nats
+    dropped: str  # why its tokens are not trained on; empty where they are, or where nobody knows yet
+    branches: list[ShownBranch]  # that fork behind it
+
+
+class ShownBranch(NamedTuple):
+    """Turns that continue one another, which is a training row, and why they do not continue what came before."""
+
+    cause: str
+    turns: list[ShownTurn]
 
 
 class RewardPart(NamedTuple):
@@ -78,7 +88,7 @@ class FullAttempt(NamedTuple):
     """An attempt with all its details."""
 
     attempt: AttemptSummary
-    turns: list[ShownTurn]
+    branches: list[ShownBranch]  # one, unless a prompt did not extend what came before
     judge: str  # name of the judge that scored it
     parts: list[RewardPart]
     explanation: str
@@ -94,6 +104,7 @@ def full(index: Index, group: AttemptGroup) -> list[FullAttempt]:
     rewards = {row["trajectory_id"]: row for row in records(batch.rewards, "scenario_id", group.scenario)}
     mean = line(group, group.attempts, ()).reward or 0.0
     words = tokenizer(index.run, batch)
+    fates = read_fates(batch)
     attempts = []
     first: dict[tuple[tuple[int, ...], ...], int] = {}
     for attempt in group.attempts:
@@ -101,7 +112,7 @@ def full(index: Index, group: AttemptGroup) -> list[FullAttempt]:
             reward = rewards.get(attempt.id, {})
             own = rows[attempt.id]["turns"] or ()
             with damage_named(batch.trajectories):
-                shown, logprobs = turns(own, words)
+                shown, logprobs = branches(own, words, fates.get(attempt.id, ""))
             duplicate_of = first.setdefault(tuple(tuple(turn["completion_ids"] or ()) for turn in own), attempt.number)
             with damage_named(batch.rewards):
                 about = (reward.get("name", ""), *components(reward))
@@ -135,32 +146,50 @@ def records(path: Path, column: str, value: str) -> list[dict[str, Any]]:
     return rows
 
 
-def turns(rows: Sequence[Mapping[str, Any]], words: Any) -> tuple[list[ShownTurn], list[float]]:
-    """The turns of a trajectory, and the logprobs of all its sampled tokens (nats)."""
-    shown: list[ShownTurn] = []
+def read_fates(batch: TrajectoryFile) -> dict[str, str]:
+    """What became of each trajectory in the update, by id; empty before it, and for evaluations."""
+    path = batch.folder / "fates.json"
+    if not path.is_file():
+        return {}
+    with damage_named(path):
+        return {str(name): str(fate) for name, fate in json.loads(path.read_text()).items()}
+
+
+def branches(rows: Sequence[Mapping[str, Any]], words: Any, fate: str = "") -> tuple[list[ShownBranch], list[float]]:
+    """The turns of a trajectory as a tree, and the logprobs of all its sampled tokens (nats).
+
+    A turn continues the longest turn with whose tokens its prompt begins; where another turn continues that one already, it
+    is a branch of its own. `fate`: what became of the trajectory in the update.
+    """
+    roots: list[ShownBranch] = []
     every: list[float] = []
-    before: list[int] = []
+    ends: list[tuple[list[int], ShownTurn, ShownBranch]] = []
     for number, row in enumerate(rows, 1):
         prompt, sampled, logprobs = (list(row[name] or ()) for name in ("prompt_ids", "completion_ids", "logprobs"))
-        extends = prompt[: len(before)] == before
+        continued = [end for end in ends if prompt[: len(end[0])] == end[0]]
+        before, parent, branch = max(reversed(continued), key=lambda end: len(end[0]), default=([], None, None))
+        if fresh := branch is None or branch.turns[-1] is not parent:
+            branch = ShownBranch(str(row.get("fork") or ""), [])
+            (parent.branches if parent else roots).append(branch)
         message, answers = json.loads(row["message"]), json.loads(row["observations"])
-        shown.append(
-            ShownTurn(
-                number,
-                len(prompt),
-                text(prompt[len(before) :] if extends else prompt, words),
-                not extends,
-                tokens(sampled, logprobs, words),
-                str(message.get("content") or ""),
-                [call(entry) for entry in message.get("tool_calls") or ()],
-                [shown_message(entry) for entry in answers],
-                row["finish_reason"] == "length",
-                sum(logprobs) / len(logprobs) if logprobs else None,
-            )
+        shown = ShownTurn(
+            number,
+            len(prompt),
+            text(prompt[len(before) :], words),
+            fresh and number > 1,
+            tokens(sampled, logprobs, words),
+            str(message.get("content") or ""),
+            [call(entry) for entry in message.get("tool_calls") or ()],
+            [shown_message(entry) for entry in answers],
+            row["finish_reason"] == "length",
+            sum(logprobs) / len(logprobs) if logprobs else None,
+            DROPPED.get(token_fate(fate, bool(row.get("is_constrained"))), ""),
+            [],
         )
+        branch.turns.append(shown)
+        ends.append((prompt + sampled, shown, branch))
         every += logprobs
-        before = prompt + sampled
-    return shown, every
+    return roots, every
 
 
 def call(tool_call: Mapping[str, Any]) -> ShownCall:

@@ -197,7 +197,7 @@ class Pages:
         """Numbers by iteration and split, computed again when a file has changed."""
         from steps.analytics import analysis
         from steps.core.records import OUTPUTS
-        from steps.training.fates import FATES
+        from steps.training.fates import TOKEN_FATES
 
         run = opened.choice.folder
         version = [batch.version for batch in opened.index.batches.values()]
@@ -215,7 +215,7 @@ class Pages:
             patterns=[(pattern, charts.search(pattern)) for pattern in result.patterns],
             splits=charts.SPLITS,
             kinds={"train": "rollout", "val": "evaluation", "test": "test"},
-            fates=FATES,
+            fates=TOKEN_FATES,
             stages=list(OUTPUTS),
             width=charts.WIDTH,
             height=charts.HEIGHT,

@@ -124,7 +124,7 @@ def judge(
         policy = policy_of(champion, adapter, parameters.policy)
         evaluation = evaluated("champion", folder, parameters, policy, adapter, rival)
         sides["champion"] = gate.read_side(evaluation, scenarios)
-    if rival is None:  # a judge compares with the champion and the base policy alone
+    if rival is None and has_players(parameters.task):  # a judge compares with the champion and the base policy alone
         evaluation = evaluated("scripted", folder, parameters, Policy(kind="scripted"), None)
         sides["scripted"] = gate.read_side(evaluation, scenarios)
     report = read(RUN / "scenarios/contamination.json")
@@ -161,13 +161,23 @@ def clusters_of(task: str, scenarios: list[Scenario]) -> list[str] | None:
 
     try:
         env = environments.load(task)
-        data = env.load(Path("tasks_data") / task.rpartition(".")[2])
+        data = env.load(Path("tasks_data") / task)
         return [env.cluster(scenario, data) for scenario in scenarios]
     except (FileNotFoundError, ValueError) as problem:  # of the task's data
         raise UserError(str(problem)) from None
     except (ModuleNotFoundError, LookupError) as problem:
         print(f"Each test scenario counts as independent: {task} names no cluster ({problem!r}).", flush=True)
         return None
+
+
+def has_players(task: str) -> bool:
+    """Whether a task has a scripted player. An agent of the user's own has none."""
+    import environments
+
+    try:
+        return not environments.load(task).is_agent
+    except (ModuleNotFoundError, ValueError):  # the evaluation will say so
+        return True
 
 
 def evaluated(
@@ -191,7 +201,7 @@ def evaluated(
     if rival is not None:
         settings["score"] = parameters.score.model_dump(mode="json", exclude_unset=True)
     key, evaluation = folder / f"{who}.key", folder / who
-    data = Path("tasks_data") / parameters.task.rpartition(".")[2]
+    data = Path("tasks_data") / parameters.task
     inputs = inputs_of(settings, data, adapter, [] if rival is None else sorted(rival.iterdir()))
     if evaluation.is_dir() and key.exists() and key.read_text() == inputs:
         print(f"{who}: {evaluation} is up to date", flush=True)

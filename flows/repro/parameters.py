@@ -65,7 +65,7 @@ def is_preset(text: str, path: Path) -> bool:
 
 def preset_of(task: str) -> Path:
     """The file with a task's own settings, where it has any."""
-    return Path("tasks_data") / f"{task.rpartition('.')[2]}.yaml"
+    return Path("tasks_data") / f"{task}.yaml"
 
 
 def model_settings(preset: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def check_task(name: str) -> None:
             )
         return
     names = environments.tasks()
-    if name not in names:
+    if name not in names and name != "mcp":
         near = difflib.get_close_matches(name, names, n=1)
         question = f"; did you mean {near[0]}?" if near else ":"
         raise UserError(

@@ -3,7 +3,7 @@
     python -m steps.analytics            # shows it beside everything else
 
 The stage update writes what became of each trajectory (run/NNN/fates.json; steps/training/fates.py explains the fates). A
-trajectory's sampled tokens are counted under its fate.
+trajectory's sampled tokens are counted under its fate, or as `constrained` where it is trained on and a grammar chose them.
 
 Left out: what clipping and importance sampling take from single tokens (`clip_ratio/region_mean` of metrics.json), the time
 between stages, and prompts, which cost seconds but are not sampled.
@@ -18,7 +18,7 @@ from pathlib import Path
 from steps.core.errors import UserError
 from steps.core.parquet import read_columns
 from steps.core.records import OUTPUTS, Record
-from steps.training.fates import FATES, TRAINED
+from steps.training.fates import FATES, TOKEN_FATES, TRAINED, token_fate
 
 UNIT = 2**40  # shares are whole numbers of 1 / UNIT, so that floats of them sum to 1 exactly, in any order
 
@@ -49,19 +49,23 @@ def waste(folder: Path) -> Waste:
     import pyarrow.compute as pc
 
     fates = _fates(folder / "fates.json")
-    batch = read_columns(folder / "trajectories.parquet", ["id", "turns.list.element.completion_ids"])
+    columns = ["id", "turns.list.element.completion_ids", "turns.list.element.is_constrained"]
+    batch = read_columns(folder / "trajectories.parquet", columns)
     names = batch["id"].to_pylist()
     if fates.keys() != set(names):
         raise UserError(
             f"{folder}/fates.json does not fit trajectories.parquet beside it: they are of different updates (`dvc repro` "
             "runs it again)"
         )
-    tokens: dict[str, int] = dict.fromkeys(FATES, 0)
+    tokens: dict[str, int] = dict.fromkeys(TOKEN_FATES, 0)
     if "turns" in batch.column_names:  # [N] lists of turns, each a list of tokens
         turns = batch["turns"].combine_chunks()
-        lengths = pc.list_value_length(pc.struct_field(pc.list_flatten(turns), "completion_ids"))
-        for place, length in zip(pc.list_parent_indices(turns).to_pylist(), lengths.to_pylist(), strict=True):
-            tokens[fates[names[place]]] += length or 0
+        flat, places = pc.list_flatten(turns), pc.list_parent_indices(turns).to_pylist()
+        lengths = pc.list_value_length(pc.struct_field(flat, "completion_ids")).to_pylist()
+        has_field = flat.type.get_field_index("is_constrained") >= 0  # files of earlier versions lack it
+        constrained = pc.struct_field(flat, "is_constrained").to_pylist() if has_field else [False] * len(places)
+        for place, length, is_constrained in zip(places, lengths, constrained, strict=True):
+            tokens[token_fate(fates[names[place]], is_constrained)] += length or 0
     kept = {stage: folder / "timings" / f"{output}.json" for stage, output in OUTPUTS.items()}
     seconds = {stage: json.loads(path.read_text())["seconds"] for stage, path in kept.items() if path.is_file()}
     measured = bool(tokens["gradient"] and seconds)

@@ -61,6 +61,8 @@ def _advice(error: BaseException) -> str:
         if error.filename is not None:
             return f"{error.filename} does not exist; check the command's paths and those in params.yaml"
         return str(error)  # raised by this project's own code, whose text says what to do
+    if getattr(error, "is_sentence", False):  # environments.base.TaskProblem
+        return str(error)
     if isinstance(error, PermissionError) and error.errno is None:
         return str(error)  # likewise: a task that must not run on this machine
     return ""

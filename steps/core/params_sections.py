@@ -51,7 +51,16 @@ class Curriculum(Section):
         return self
 
 
-class Rollout(Section):
+class SlowTools(Section):
+    """Of tools that answer beside the engine: those of tasks with `overlap`, `async def` ones, and those of MCP servers."""
+
+    tool_workers: int = Field(64, ge=1, le=1024)
+    """Most episodes whose tools answer at the same time."""
+    tool_timeout: float = Field(60, gt=0)
+    """Seconds after which a call's answer is the error that it took too long."""
+
+
+class Rollout(SlowTools):
     """One iteration's batch: `scenarios` × `attempts` episodes."""
 
     scenarios: int = Field(16, ge=1)
@@ -70,11 +79,7 @@ class Rollout(Section):
     order: Literal["lockstep", "free"] = "lockstep"
     """Of the calls of your own agents. lockstep: the calls of all episodes under way are collected, and sampled in the order
     of their episodes, so that deterministic agents give the same bytes again. free: as they come, which is fastest; the
-    journal is the record, and replayed."""
-    tool_workers: int = Field(64, ge=1, le=1024)
-    """Most slow environments (`Env.overlap`) that answer at the same time, beside the engine."""
-    tool_timeout: float = Field(60, gt=0)
-    """Seconds after which a slow tool's answer is the error that it took too long."""
+    journal is the record, and replayed. Also of the answers of slow tools (steps/sampling/episodes.py)."""
 
 
 class Agents(Section):
@@ -175,7 +180,7 @@ class Score(Section):
         return self
 
 
-class Evaluate(Section):
+class Evaluate(SlowTools):
     """How a policy is evaluated: one attempt at each scenario, which decides, and sampled attempts beside it."""
 
     temperature: float = Field(0.0, ge=0, le=2)

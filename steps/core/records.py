@@ -46,6 +46,11 @@ class Turn(Record):
     context: tuple[Message, ...] = ()
     is_constrained: bool = False
 
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and sampled ones."""
+        return len(self.prompt_ids) + len(self.completion_ids)
+
 
 class Row(NamedTuple):
     """A training row: [T] each."""
@@ -77,30 +82,63 @@ class Trajectory(Record):
         """A hash of who sampled what: what is measured of a trajectory beside it, as its times, is found again by this."""
         return fingerprint(self.id, self.adapter_hash, [(turn.completion_ids, turn.message) for turn in self.turns])
 
+    @property
+    def is_from_gateway(self) -> bool:
+        """Whether an agent of one's own asked for the turns: they may fork, be cut off in between, or end by a stop text."""
+        return any(turn.context for turn in self.turns)
+
     def flatten(self) -> list[Row]:
-        """The training rows: one where each prompt extends what came before, otherwise one more at each break."""
+        """The training rows.
+
+        A turn extends the longest row that its prompt begins with, the latest of several; where there is none, it begins a
+        row with its whole prompt as context. Each sampled token bears loss in one row, and in none where a grammar chose.
+        """
         rows: list[Row] = []
         for turn in self.turns:
             if len(turn.completion_ids) != len(turn.logprobs):
                 raise ValueError(
                     f"trajectory {self.id}: {len(turn.completion_ids)} sampled tokens, {len(turn.logprobs)} logprobs"
                 )
-            prompt = list(turn.prompt_ids)
-            if rows and prompt[: len(rows[-1].ids)] == rows[-1].ids:
-                added = prompt[len(rows[-1].ids) :]
-            else:
+            prompt, sampled = turn.prompt_ids, len(turn.completion_ids)
+            extended = [row for row in rows if begins(prompt, row.ids)]
+            if not extended:
                 rows.append(Row([], [], []))
-                added = prompt
-            ids, mask, logprobs = rows[-1]
+            ids, mask, logprobs = max(reversed(extended), key=lambda row: len(row.ids)) if extended else rows[-1]
+            added = prompt[len(ids) :]
             ids += [*added, *turn.completion_ids]
-            mask += [0] * len(added) + [1] * len(turn.completion_ids)
-            logprobs += [0.0] * len(added) + list(turn.logprobs)
+            mask += [0] * len(added) + [0 if turn.is_constrained else 1] * sampled
+            logprobs += [0.0] * len(added) + ([0.0] * sampled if turn.is_constrained else list(turn.logprobs))
         return rows
 
     def messages(self, scenario: Scenario) -> list[Message]:
-        """The transcript: the scenario's messages, then turns and observations."""
-        turns = (message for turn in self.turns for message in (turn.message, *turn.observations))
-        return [*scenario.messages, *turns]
+        """The transcript: the scenario's messages, then turns and observations.
+
+        Of an agent that asked by itself, it is the conversation of its last request: what was shown where that conversation
+        was last sent whole, then the turns that continue it. Other branches, such as those of sub-agents, are not in it.
+        """
+        if not self.is_from_gateway:
+            turns = (message for turn in self.turns for message in (turn.message, *turn.observations))
+            return [*scenario.messages, *turns]
+        place = max(place for place, turn in enumerate(self.turns) if turn.fork != "alternative" or not place)
+        branch = [self.turns[place]]
+        while not branch[0].context and (before := self.before(place)) is not None:
+            place = before
+            branch.insert(0, self.turns[place])
+        return [*branch[0].context, *(message for turn in branch for message in (turn.message, *turn.observations))]
+
+    def before(self, place: int) -> int | None:
+        """The earlier turn with whose tokens the prompt of turn `place` begins: the longest, and the latest of several."""
+        prompt, earlier = self.turns[place].prompt_ids, list(enumerate(self.turns[:place]))
+        longest_first = sorted(earlier, key=lambda entry: (-entry[1].length, -entry[0]))
+        return next(
+            (number for number, turn in longest_first if begins(prompt, turn.prompt_ids + turn.completion_ids)), None
+        )
+
+
+def begins(prompt: tuple[int, ...], ids: Sequence[int]) -> bool:
+    """Whether a prompt begins with these token ids. Where it does not, most differ in the last one already."""
+    length = len(ids)
+    return length <= len(prompt) and (not length or prompt[length - 1] == ids[-1]) and prompt[:length] == tuple(ids)
 
 
 class Reward(Record):

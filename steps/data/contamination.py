@@ -52,14 +52,7 @@ def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]],
     """The contents of contamination.json. UserError, which lists the first pairs, where there is any contamination."""
     if env.openings_repeat and not env.sources:
         raise UserError(f"task {task}: openings_repeat without sources leaves nothing that could tell its splits apart")
-    train = list(splits["train"])
-    held = [scenario for split in ("val", "test") for scenario in splits[split]]
-    pairs = [
-        *_sharing("content", train, held, _contents),
-        *_sharing("source", train, held, lambda scenario: sources(scenario, task, env.sources)),
-    ]
-    overlaps, measured = ([], 0) if env.openings_repeat else by_overlap(train, held, params.ngram)
-    pairs += [pair for pair in overlaps if pair.share > params.max_overlap]
+    pairs, overlaps, measured = _compared(env, task, splits, params)
     if pairs:
         shown = ", ".join(map(str, pairs[:SHOWN])) + (f", and {len(pairs) - SHOWN} more" if pairs[SHOWN:] else "")
         raise UserError(
@@ -79,6 +72,33 @@ def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]],
         "overlap_measured": measured,  # scenarios of val and test with n-grams that count
         "largest_overlap": largest and {key: getattr(largest, key) for key in keys},
     }
+
+
+def conflict(
+    env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]], scenario: Scenario, params: Scenarios
+) -> SimilarPair | None:
+    """The first pair in which a further scenario would be too much alike one of the other side."""
+    more = {
+        split: [*scenarios, *([scenario] if split == scenario.split else ())] for split, scenarios in splits.items()
+    }
+    if scenario.split != "train":
+        more |= {"val": [], "test": [], scenario.split: [scenario]}
+    pairs, _, _ = _compared(env, task, more, params)
+    return next((pair for pair in pairs if scenario.id in (pair.scenario, pair.training)), None)
+
+
+def _compared(
+    env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]], params: Scenarios
+) -> tuple[list[SimilarPair], list[SimilarPair], int]:
+    """(pairs that are too much alike, then as `by_overlap`)."""
+    train = list(splits["train"])
+    held = [scenario for split in ("val", "test") for scenario in splits[split]]
+    pairs = [
+        *_sharing("content", train, held, _contents),
+        *_sharing("source", train, held, lambda scenario: sources(scenario, task, env.sources)),
+    ]
+    overlaps, measured = ([], 0) if env.openings_repeat else by_overlap(train, held, params.ngram)
+    return [*pairs, *(pair for pair in overlaps if pair.share > params.max_overlap)], overlaps, measured
 
 
 def _sharing(

@@ -3,8 +3,10 @@
     python -m steps.data.generate --task multiplication --out tasks_data/multiplication/generated.jsonl --count 50
     --model gpt-5
 
-The task checks each scenario (`Env.accept`): whether it can be solved, what the right answer is, and which split it belongs
-to. Refused ones are listed with their reasons in <out>.report.json. The model is shown only scenarios of the training split.
+The task checks each scenario (`Env.accept`) and says which split it belongs to. Doubles are refused, and so are those that
+are too much like one of another split (steps/data/contamination.py), or that nobody could solve (steps/data/solve.py): a
+task without an `accept` of its own has its scripted player try, and --solver names a model that plays with its tools.
+Refused ones are listed with their reasons in <out>.report.json. The model is shown only scenarios of the training split.
 Answers are kept in the ledger, so running the same command again asks nothing and writes the same bytes.
 """
 
@@ -22,12 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from environments.base import Env, Scenario, Split
+from environments.base import Env, Scenario, Split, TaskProblem
 from steps.core.errors import UserError
 from steps.core.files import write_text
+from steps.core.params import Scenarios
 from steps.core.progress import say
 from steps.core.terminal import ProgressDisplay, command_parser, exit_code
 from steps.data.generated import SPLITS, Candidate, essence, take
+from steps.data.solve import Solver
 
 if TYPE_CHECKING:
     from steps.core.params import Endpoint
@@ -51,15 +55,15 @@ answer is judged by, an empty object where you do not know. "difficulty": {diffi
 written at the same time, so choose something that they are unlikely to choose."""
 
 
-def prompt(env: type[Env], pool: Sequence[Scenario], number: int, difficulty: int) -> Request:
+def prompt(env: type[Env], data: Any, pool: Sequence[Scenario], number: int, difficulty: int) -> Request:
     """The request of this number, which is the same in each run."""
     from steps.llm.client import Request
 
     shown = Random(f"generate {number}").sample(list(pool), min(EXAMPLES, len(pool)))
     text = ASKED.format(
-        description=(sys.modules[env.__module__].__doc__ or env.__doc__ or env.__name__).strip(),
+        description=env.describe(data),
         tools="\n".join(json.dumps(tool.schema["function"]) for tool in env.tools().values()) or "none",
-        examples="\n".join(json.dumps(list(scenario.messages), ensure_ascii=False) for scenario in shown),
+        examples="\n".join(json.dumps(list(scenario.messages), ensure_ascii=False) for scenario in shown) or "none",
         difficulty=difficulty,
         number=number,
     )
@@ -92,47 +96,98 @@ def generate(
     difficulties: Sequence[int],
     max_calls: int,
     split: Split | None = None,
+    solver: Endpoint | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(the lines of accepted scenarios, the report). Asks in rounds, each for as many scenarios as are still missing."""
-    from steps.llm import answers
+    from steps.data import contamination
     from steps.llm.client import CallFailed, ask_all
 
-    pool = env.scenarios(data, "train", POOL, 0)
+    pool = env.examples(data, POOL)
     taken: dict[str, str] = {essence(scenario): "an example" for scenario in pool}
+    task, limits, present = env.__module__.rpartition(".")[2], Scenarios(), drawn(env, data, pool)
+    solve = Solver(env, data, solver)
     lines: list[dict[str, Any]] = []
     refused: list[dict[str, Any]] = []
+    taken_prompts: list[str] = []
+    splits: Counter[str] = Counter()
     asked = 0
     while len(lines) < count and asked < max_calls:
         numbers = range(asked, min(max_calls, asked + count - len(lines)))
-        requests = [prompt(env, pool, number, difficulties[number % len(difficulties)]) for number in numbers]
+        requests = [prompt(env, data, pool, number, difficulties[number % len(difficulties)]) for number in numbers]
         asked += len(requests)
         replies = ask_all(endpoint, requests, f"calls, {len(lines)} taken")
         if all(isinstance(reply, CallFailed) for reply in replies):
             raise UserError(f"no call was answered; the first: {replies[0]}")
+        judged: list[
+            tuple[str, tuple[Scenario, Candidate] | None, str]
+        ] = []  # (prompt, what was made of it, or why not)
         for request, reply in zip(requests, replies, strict=True):
             key = request.key(endpoint)
             try:
                 scenario, candidate = check(env, data, split, reply)
                 if (double := taken.get(essence(scenario))) is not None:
                     raise ValueError(f"a double of {double}")
-            except ValueError as problem:
-                reason = " ".join(answers.plain(str(problem)).split())  # it may quote what the model wrote
-                refused.append({"prompt": key, "reason": reason[:300]})
+                if (pair := contamination.conflict(env, task, present, scenario, limits)) is not None:
+                    raise ValueError(f"too much like one of another split ({pair.rule})")
+            except (ValueError, UserError) as problem:
+                judged.append((key, None, str(problem)))
                 continue
             taken[essence(scenario)] = "one before it"
-            lines.append({"id": scenario.id, "split": scenario.split, "prompt": key, **candidate.model_dump()})
-    reasons = Counter(refusal["reason"] for refusal in refused)
+            present[scenario.split].append(scenario)
+            judged.append((key, (scenario, candidate), ""))
+        unsolved = solve([made[0] for _, made, _ in judged if made is not None])
+        for key, made, reason in judged:
+            if made is None:
+                refused.append(refusal(key, reason))
+                continue
+            scenario, candidate = made
+            if scenario.id in unsolved:
+                present[scenario.split].remove(scenario)
+                refused.append(refusal(key, unsolved[scenario.id]))
+                continue
+            written = candidate.model_dump()
+            if env.is_agent:  # as people write them (environments/_agents.py)
+                lines.append({"messages": written["messages"]} | written["data"])
+            else:
+                lines.append({"id": scenario.id, "split": scenario.split, "prompt": key, **written})
+            taken_prompts.append(key)
+            splits[scenario.split] += 1
+    reasons = Counter(entry["reason"] for entry in refused)
     report = {
-        "task": env.__module__.rpartition(".")[2],
+        "task": task,
         "model": endpoint.model,
+        "solvable": solve.how,
         "asked": asked,
         "taken": len(lines),
-        "splits": dict(sorted(Counter(line["split"] for line in lines).items())),
+        "splits": dict(sorted(splits.items())),
         "refused": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
-        "taken_prompts": [line["prompt"] for line in lines],
+        "taken_prompts": taken_prompts,
         "refused_prompts": refused,
     }
     return lines, report
+
+
+def refusal(key: str, reason: str) -> dict[str, str]:
+    """A line of the report. The reason may quote what the model wrote."""
+    from steps.llm import answers
+
+    return {"prompt": key, "reason": " ".join(answers.plain(reason).split())[:300]}
+
+
+def drawn(env: type[Env], data: Any, pool: Sequence[Scenario]) -> dict[Split, list[Scenario]]:
+    """The scenarios that a new one may not be too much like: those that the task draws by itself, as many as a run with
+    defaults does where there are so many. Those that a model wrote before are not among them: they come again."""
+    present: dict[Split, list[Scenario]] = {split: [] for split in SPLITS}
+    present["train"] += pool
+    limits = Scenarios()
+    for split in SPLITS if not env.is_written else ():
+        count = getattr(limits, split)
+        while count and len(present[split]) < count:
+            try:
+                present[split] = env.scenarios(data, split, count, 1)
+            except ValueError:
+                count -= max(1, count // 20)
+    return present
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
@@ -150,8 +205,22 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--max-calls", type=int, metavar="N", help="most calls to the model (default: three for each scenario)"
     )
+    parser.add_argument("--solver", metavar="MODEL", help="a strong model that has to solve each one")
+    parser.add_argument("--solver-url", metavar="URL", help="its server (default: the other model's)")
     add_options(parser)
     return parser.parse_args(words)
+
+
+def solver_of(words: argparse.Namespace) -> Endpoint | None:
+    """The model that has to solve what is written. Beside its name and server, the options are those of the other model."""
+    from steps.llm.prices import endpoint_of
+
+    if words.solver is None:
+        if words.solver_url is not None:
+            raise UserError("--solver-url is the server of --solver, which is not given")
+        return None
+    own = {"endpoint_model": words.solver, "endpoint_base_url": words.solver_url or words.endpoint_base_url}
+    return endpoint_of(argparse.Namespace(**(vars(words) | own | {"endpoint_temperature": None})))
 
 
 def run(words: argparse.Namespace) -> None:
@@ -172,12 +241,20 @@ def run(words: argparse.Namespace) -> None:
         env = environments.load(words.task)
     except (ModuleNotFoundError, ValueError) as problem:
         raise UserError(f"--task {words.task}: {problem}") from None
-    if env.accept.__func__ is Env.accept.__func__:  # type: ignore[attr-defined]
-        reason = f"{env.__name__} takes no generated scenarios: it does not define `accept`"
-        raise UserError(f"--task {words.task}: {reason}")
-    data = env.load(Path("tasks_data") / words.task.rpartition(".")[2])
+    solver = solver_of(words)
+    if env.is_agent and solver is not None:
+        raise UserError(f"--solver: {words.task} is an agent of your own, which no model but the run's own can play")
+    try:
+        data = env.load(Path("tasks_data") / words.task)
+    except FileNotFoundError:
+        if not env.is_agent:
+            raise
+        data = []  # its scenarios are what is written now
     max_calls = words.max_calls or 3 * words.count
-    lines, report = generate(env, data, endpoint, words.count, difficulties, max_calls, words.split)
+    try:
+        lines, report = generate(env, data, endpoint, words.count, difficulties, max_calls, words.split, solver)
+    except TaskProblem as problem:
+        raise UserError(f"--task {words.task}: {problem}") from None
     report_path = words.out.with_name(f"{words.out.name}.report.json")
     report_path.parent.mkdir(parents=True, exist_ok=True)
     write_text(report_path, json.dumps(report, indent=1) + "\n")
@@ -185,6 +262,7 @@ def run(words: argparse.Namespace) -> None:
         raise UserError(f"none of {report['asked']} answers was a scenario: {report_path} has the reasons")
     write_text(words.out, "".join(json.dumps(line, ensure_ascii=False, sort_keys=True) + "\n" for line in lines))
     say(f"{len(lines)} of {words.count} scenarios from {report['asked']} calls: {words.out}")
+    say(f"solvable: {report['solvable']}")
     for reason, times in list(report["refused"].items())[:10]:
         say(f"refused {times}: {reason}")
 

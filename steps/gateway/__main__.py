@@ -81,7 +81,8 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
             send({"listening": listener.getsockname()[:2]})
             server.batch.start()
         elif server.batch is not None:
-            server.batch.sampled(message["sampled"])
+            server.batch.failed(message.get("failed", ()))
+            server.batch.sampled(message.get("sampled", ()))
     for task in (running, sweeping):
         task.cancel()
 

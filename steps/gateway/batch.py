@@ -99,7 +99,9 @@ class Batch:
     def parse(execution: Execution, asked: Asked) -> Request:
         """BadRequest where the body cannot be answered."""
         if asked.dialect == "responses":  # which may name an earlier response instead of sending it again
-            return responses.parse(asked.body, execution.responses.get)
+            calls = [call for call in execution.calls if call.asked.dialect == "responses" and call.has_answer]
+            earlier = responses.history((call.asked.body, call.reply.result()) for call in calls)
+            return responses.parse(asked.body, earlier)
         return DIALECTS[asked.dialect].parse(asked.body)
 
     def _placed(self, execution: Execution, request: Request) -> tuple[Chat, list[Placement]]:
@@ -112,20 +114,25 @@ class Batch:
     # --- Clients that run episodes
 
     def register(self, body: dict[str, Any], now: float) -> dict[str, Any]:
-        """A client is there; what it has under way stays its own where it can."""
+        """A client is there; what it has under way stays its own where it can. LookupError for one of another task."""
         client = str(body.get("client") or secrets.token_hex(8))
         if (task := body.get("task")) is not None and task != self.plan.task:
-            raise ValueError(f"the client plays {task}, and the task is {self.plan.task}")
+            raise LookupError(f"the client plays {task}, and the task is {self.plan.task}")
         self.leases.register(client, str(body["name"])[:80], int(body["capacity"]), now, _held(body))
         self._changed()
-        return {"client": client, "heartbeat_seconds": self.agents.heartbeat_seconds}
+        batch = Path(self.plan.journal).parent.name
+        seconds = self.agents.heartbeat_seconds
+        return {"client": client, "heartbeat_seconds": seconds, "task": self.plan.task, "batch": batch}
 
     def leave(self, client: str) -> None:
         self._lose(self.leases.leave(client))
 
+    def forget_missing(self, client: str, body: dict[str, Any], now: float) -> None:
+        """Begin again what a client was given and never got."""
+        self._lose(self.leases.missing(client, _held(body), now))
+
     def lease(self, client: str, body: dict[str, Any], now: float) -> list[dict[str, Any]]:
         """Begin executions of episodes that a client takes, as it gets them."""
-        self._lose(self.leases.missing(client, _held(body), now))
         given = []
         for name, lease in self.leases.lease(client, int(body["free"]), now):
             key = secrets.token_urlsafe(24)
@@ -133,24 +140,24 @@ class Batch:
             self.executions[name] = Execution(name, self.places[name], lease, key, Graph(), self.earlier.get(name, []))
             episode = self.episodes[name]
             draws = turn_seed(self.plan.seed, episode["scenario"]["id"], episode["attempt"], 0)
-            given.append(
-                {**episode, "lease": lease, "seed": draws, "api_key": key, "seconds": self.agents.episode_seconds}
-            )
+            more = {"lease": lease, "seed": draws, "api_key": key, "seconds": self.agents.episode_seconds}
+            given.append(episode | more | {"suspect": name in self.leases.suspects})
         self.pump()
         return given
 
     def heartbeat(self, client: str, body: dict[str, Any], now: float) -> dict[str, Any]:
         cancelled = self.leases.heartbeat(client, _held(body), now)
-        return {"cancelled": [{"episode": name, "lease": lease} for name, lease in cancelled]}
+        return {"cancelled": [list(pair) for pair in cancelled]}
 
     def report(self, body: dict[str, Any], now: float) -> bool:
         """Note how an episode ended, or that it was lost. False where the lease is another's by now."""
         name, lease = str(body["episode"]), int(body["lease"])
         execution = self.executions.get(name)
-        if execution is None or execution.lease != lease:
+        if execution is None or execution.lease != lease or execution.key != body.get("api_key"):
             return False
         if body.get("lost"):
-            loss = self.leases.give_back(name, lease, str(body.get("error") or "its process died"), now)
+            reason = None if body.get("error") is None else str(body["error"])
+            loss = self.leases.give_back(name, lease, reason, now)
             self._lose([loss] if loss else [])
             return loss is not None
         error = None if body.get("error") is None else str(body["error"])[:2000]
@@ -299,12 +306,25 @@ class Batch:
         whole = []
         for result in results:
             execution, call, choice = self.asked.pop(result["key"])
+            if call.is_answered:  # another of its answers failed
+                continue
             top = tuple(tuple((token, nats) for token, nats in place) for place in result.get("top", ()))
             call.answers[choice] = Answer(tuple(result["ids"]), tuple(result["logprobs"]), result["reason"], top)
             self.tokens += len(result["ids"])
             if None not in call.answers:
                 whole.append((execution, call))
         self._finish(whole)
+
+    def failed(self, failures: Iterable[dict[str, Any]]) -> None:
+        """Refuse the calls that the engine cannot sample, such as for a schema that it does not know."""
+        for failure in failures:
+            execution, call, _ = self.asked.pop(failure["key"])
+            if not call.reply.done():
+                call.reply.set_exception(BadRequest(failure["reason"], "response_format"))
+                call.reply.exception()  # nobody may wait for it
+                execution.calls.remove(call)
+            self.rounds.end(call)
+        self.pump()
 
     def _finish(self, calls: Sequence[tuple[Execution, Call]]) -> None:
         """Record answered calls, then give the answers out."""
@@ -344,12 +364,7 @@ class Batch:
         for placement, answer, choice in zip(call.placements, entry.answers, parsed, strict=True):
             execution.graph.add(placement, call.request, chat, answer, choice.message)
         cached = sum(placement.cached for placement in call.placements[:1])
-        reply = replies.reply(entry, call, parsed, cached)
-        if entry.dialect == "responses":
-            output = responses.render(reply, entry.body)
-            asked = responses.items(entry.body, execution.responses.get)
-            execution.responses[str(output["id"])] = asked, output["output"]
-        call.reply.set_result(reply)
+        call.reply.set_result(replies.reply(entry, call, parsed, cached))
 
     def deliver(self, call: Call) -> None:
         """A client has the answer."""
@@ -366,4 +381,4 @@ class Batch:
 
 def _held(body: dict[str, Any]) -> list[tuple[str, int]]:
     """The executions that a client says it has under way."""
-    return [(str(entry["episode"]), int(entry["lease"])) for entry in body.get("held", ())]
+    return [(str(episode), int(lease)) for episode, lease in body.get("held", ())]

@@ -70,6 +70,10 @@ class Call:
     def is_answered(self) -> bool:
         return self.reply.done()
 
+    @property
+    def has_answer(self) -> bool:
+        return self.reply.done() and self.reply.exception() is None
+
     async def is_awaited(self) -> bool:
         """Whether a client is still connected that waits for the answer."""
         for waiter in list(self.waiters):
@@ -99,7 +103,6 @@ class Execution:
         self.episode, self.place, self.lease, self.key, self.graph = episode, place, lease, key, graph
         self.calls: list[Call] = []
         self.recorded = recorded(earlier)
-        self.responses: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}  # by id: (input, output)
         self.lock = asyncio.Lock()  # a request is matched and placed before the next one is
 
     async def find(self, asked: Asked) -> Call | None:

@@ -74,10 +74,13 @@ def conversation(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
         for call in message.get("tool_calls") or ():
             calls[str(call.get("id"))] = count
             count += 1
+    key, loose, written = zip(*keys, strict=True) if keys else ((), (), ())
     return Conversation(
-        tuple(map(_unwritten, messages)),
-        json.dumps(list(tools), sort_keys=True),
-        *(tuple(forms) for forms in zip(*keys, strict=True)) if keys else ((), (), ()),
+        messages=tuple(map(_unwritten, messages)),
+        tools=json.dumps(list(tools), sort_keys=True),
+        keys=key,
+        loose=loose,
+        written=written,
         system=_content(messages[0]) if messages and messages[0]["role"] == "system" else "",
         opening=next((_content(message) for message in messages if message["role"] == "user"), ""),
     )
@@ -95,35 +98,33 @@ def cause(asked: Conversation, recorded: Iterable[Conversation]) -> Cause:
 
 
 def _difference(asked: Conversation, before: Conversation) -> Cause:
+    """What was changed of one conversation to have the other: the first rule that holds."""
     now, then = asked.body, before.body
-    first = len(asked.messages) - len(now)
+    texts = [_content(message) for message in asked.messages[len(asked.messages) - len(now) :]]
     kept = set(now) & set(then)
     has_system = asked.system == before.system or bool(before.system and asked.system.startswith(before.system))
-    new = [_content(asked.messages[first + place]) for place, key in enumerate(now) if key not in kept]
-    if has_system:
-        new.append(asked.system.removeprefix(before.system))
-    is_summary = any(SUMMARY.search(text) for text in new)
+    added = asked.system.removeprefix(before.system) if has_system else ""
     if not kept:
-        is_longer = bool(before.opening) and before.opening in asked.opening
-        if has_system and is_summary:
+        if has_system and any(SUMMARY.search(text) for text in (added, *texts)):
             return "history_compacted"
+        is_longer = bool(before.opening) and before.opening in asked.opening
         return "edited" if has_system and is_longer else "sub_agent"
     if not has_system and asked.opening != before.opening and then[-1] not in kept:
         return "sub_agent"
-    common = list(zip(now, then, strict=False))
+    is_same = [key == other for key, other in zip(now, then, strict=False)]  # place by place
     last = {key: place for place, key in enumerate(then)}
-    moved = any(
-        last.get(key, 0) > place and (key, key) not in common[place : place + 1] for place, key in enumerate(now)
-    )
-    if moved or (is_summary and any(one != other for one, other in common)):
+    replaced = [place for place in range(len(now)) if not any(is_same[place : place + 1])]
+    if any(last.get(now[place], 0) > place for place in replaced):  # what was there stands nearer to the beginning
+        return "history_compacted"
+    if not all(is_same) and any(
+        SUMMARY.search(text) for text in (added, *(texts[at] for at in replaced if at < len(then)))
+    ):
         return "history_compacted"
     if asked.system != before.system:
         return "system_changed"
     if asked.tools != before.tools:
         return "tools_changed"
-    if all(one == other for one, other in common) and any(
-        one != other for one, other in zip(asked.keys, before.keys, strict=False)
-    ):
+    if all(is_same) and any(key != other for key, other in zip(asked.keys, before.keys, strict=False)):
         return "reasoning_stripped"
     return "edited"
 

@@ -13,6 +13,7 @@ from steps.gateway.fields import MOST_ANSWERS, MOST_STOPS, NAME
 Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string"}
+PLAIN: Schema = {"type": "string", "pattern": "^[^\\u0000]*$"}
 FILLED: Schema = {"type": "string", "pattern": "^[^\\u0000]+$"}
 FLAG: Schema = {"type": "boolean"}
 SEED: Schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
@@ -36,7 +37,7 @@ def many(schema: Schema, **limits: int) -> Schema:
     return {"type": "array", "items": schema, **limits}
 
 
-def fields(required: str = "", **optional: Schema) -> Schema:
+def fields(required: str = "", /, **optional: Schema) -> Schema:
     """An object: the fields named in `required` must be there, the others may be missing or null."""
     names = required.split()
     return {
@@ -59,7 +60,7 @@ def part(name: str) -> Schema:
 
 
 STOP = one_of(FILLED, many(FILLED, maxItems=MOST_STOPS))
-FUNCTION = fields("name", name=TOOL_NAME, description={"type": "string", "pattern": "^[^\\u0000]*$"}, parameters=OBJECT)
+FUNCTION = fields("name", name=TOOL_NAME, description=PLAIN, parameters=OBJECT)
 SAMPLING: dict[str, Schema] = {
     "temperature": {"description": "Ignored, as top_p and others are: the run decides how tokens are drawn."}
 }
@@ -70,7 +71,7 @@ def chat() -> Schema:
         "id function",
         id=FILLED,
         type=words("function"),
-        function=fields("name arguments", name={"type": "string", "pattern": "^[^\\u0000]*$"}, arguments=TEXT),
+        function=fields("name arguments", name=PLAIN, arguments=TEXT),
     )
     del call["properties"]["type"]["anyOf"][1]  # it may be missing, and not be null
     message = one_of(
@@ -124,7 +125,7 @@ def responses() -> Schema:
             "type call_id name arguments",
             type=words("function_call"),
             call_id=FILLED,
-            name={"type": "string", "pattern": "^[^\\u0000]*$"},
+            name=PLAIN,
             arguments=TEXT,
         ),
         fields("type call_id output", type=words("function_call_output"), call_id=FILLED, output=texts),
@@ -135,6 +136,7 @@ def responses() -> Schema:
         fields("type schema", type=words("json_schema"), schema=OBJECT),
     )
     return fields(
+        "input",
         model=TEXT,
         input=one_of(TEXT, many(item)),
         instructions=TEXT,
@@ -159,7 +161,7 @@ def responses() -> Schema:
 def messages(required: str = "messages max_tokens") -> Schema:
     text = part("text")
     result = fields("type tool_use_id", type=words("tool_result"), tool_use_id=FILLED, content=content("text"))
-    used = fields("type id name input", type=words("tool_use"), id=FILLED, name=TEXT, input=OBJECT)
+    used = fields("type id name input", type=words("tool_use"), id=FILLED, name=PLAIN, input=OBJECT)
     thinking = fields("type thinking", type=words("thinking"), thinking=TEXT)
     message = one_of(
         fields("role content", role=words("user"), content=one_of(TEXT, many(one_of(text, result)))),
@@ -170,7 +172,7 @@ def messages(required: str = "messages max_tokens") -> Schema:
         "name input_schema",
         name=TOOL_NAME,
         type=words("custom"),
-        description=FUNCTION["properties"]["description"],
+        description=PLAIN,
         input_schema=OBJECT,
     )
     return fields(
@@ -204,7 +206,7 @@ EPISODE = {
     "name": "episode",
     "in": "path",
     "required": True,
-    "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]+$"},
+    "schema": {"type": "string", "minLength": 1},
 }
 
 
@@ -243,7 +245,7 @@ def _post(summary: str, body: Schema, answer: str, streams: bool = True) -> Sche
     operation = _operation(summary, answer, tuple(STATUSES))
     operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     if streams:
-        operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": TEXT}
+        operation["responses"]["200"]["content"]["text/event-stream"] = {}
     return {"post": operation, "parameters": [EPISODE]}
 
 
@@ -260,8 +262,7 @@ def _answer(text: str, schema: Schema) -> Schema:
 def _plain() -> Schema:
     """A JSON value without the character NUL, which files and databases refuse."""
     simple = [{"type": name} for name in ("number", "boolean", "null")]
-    text = {"type": "string", "pattern": "^[^\\u0000]*$"}
-    return one_of(text, *simple, many({"$ref": "#/components/schemas/Plain"}), OBJECT)
+    return one_of(PLAIN, *simple, many({"$ref": "#/components/schemas/Plain"}), OBJECT)
 
 
 def _plain_object() -> Schema:

@@ -111,10 +111,17 @@ def string(value: Any, path: str) -> str:
     return value
 
 
+def plain(value: Any, path: str) -> str:
+    """A text without NUL, such as a name."""
+    if "\0" in string(value, path):
+        raise BadRequest(f"{path} must not hold the character NUL", path)
+    return str(value)
+
+
 def filled(value: Any, path: str) -> str:
-    """A text with at least one letter, such as an id."""
-    if not string(value, path) or "\0" in value:
-        raise BadRequest(f"{path} must not be empty or hold the character NUL", path)
+    """A text with at least one letter and without NUL, such as an id."""
+    if not plain(value, path):
+        raise BadRequest(f"{path} must not be empty", path)
     return str(value)
 
 
@@ -206,7 +213,7 @@ def function(name: Any, arguments: Any, path: str) -> dict[str, Any]:
         value = json.loads(text)
     except (ValueError, RecursionError):
         raise BadRequest(f"{path}.arguments is no JSON", f"{path}.arguments") from None
-    made = {"name": string(name, f"{path}.name"), "arguments": plain_object(value, f"{path}.arguments")}
+    made = {"name": plain(name, f"{path}.name"), "arguments": plain_object(value, f"{path}.arguments")}
     return made if written(value) == text else made | {"written": text}
 
 
@@ -223,10 +230,9 @@ def tool(fields: Mapping[str, Any], schema: str, path: str) -> dict[str, Any]:
     if not NAME.fullmatch(name) or name in ("auto", "none", "required"):
         reason = "must have 1 to 128 letters, digits, dots, underscores and hyphens, and not be auto, none or required"
         raise BadRequest(f"{path}.name {reason}", f"{path}.name")
-    description = "" if fields.get("description") is None else string(fields["description"], f"{path}.description")
+    description = "" if fields.get("description") is None else plain(fields["description"], f"{path}.description")
     given = fields.get(schema)
     parameters = {"type": "object", "properties": {}} if given is None else plain_object(given, f"{path}.{schema}")
-    refuse_unreadable(description, f"{path}.description", 0, has_nul=False)
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 

@@ -65,6 +65,7 @@ class Leases:
         self.waiting = list(range(len(self.episodes)))  # a heap of places
         self.numbers: Counter[str] = Counter()  # the latest lease of each episode
         self.losses: Counter[str] = Counter()  # that count against `retries`
+        self.suspects: set[str] = set()  # were in a process that died: a client runs them alone, to spare the others
         self.running: dict[str, Running] = {}
         self.ended: dict[str, str | None] = {}  # with the error, if it failed
         self.failures: Counter[str] = Counter()  # by reason
@@ -153,14 +154,16 @@ class Leases:
         self._end(episode, error)
         return True
 
-    def give_back(self, episode: str, lease: int, reason: str, now: float) -> Loss | None:
-        """A client says that an execution was lost, such as with the process that ran it. It counts against `retries`. None
-        where it is late."""
+    def give_back(self, episode: str, lease: int, reason: str | None, now: float) -> Loss | None:
+        """A client says that an execution is over without a result. With a reason, the process that ran it has died, which
+        counts against `retries`, and makes the episode a suspect. None where it is late."""
         running = self.running.get(episode)
         if running is None or running.lease != lease:
             return None
         if running.client in self.clients:
             self.clients[running.client].heard = now
+        if reason is not None:
+            self.suspects.add(episode)
         return self._lose(episode, reason)
 
     def leave(self, client: str) -> list[Loss]:

@@ -1,7 +1,8 @@
 """The line between the gateway and the stage that holds the engine: JSON objects, one per line, over a Unix socket.
 
-The stage listens in a folder that only this user can open. What it says: {"batch": …} to begin, {"sampled": [...]}. What the
-gateway says: {"listening": url}, {"sample": [...]}, {"progress": [done, total, note]}, {"finished": true}.
+The stage listens in a folder that only this user can open. It says {"batch": …} to begin, then {"sampled": […]} and
+{"failed": […]}. The gateway says {"listening": [host, port]}, {"sample": […]}, {"progress": [done, total, note]} and
+{"finished": true, …}.
 """
 
 from __future__ import annotations

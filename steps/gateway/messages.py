@@ -113,7 +113,7 @@ def _assistant(content: Any, path: str) -> Message:
                 reasoning += read.string(block.get("thinking"), f"{where}.thinking")
             case "tool_use":
                 arguments = read.plain_object(block.get("input"), f"{where}.input")
-                function = {"name": read.string(block.get("name"), f"{where}.name"), "arguments": arguments}
+                function = {"name": read.plain(block.get("name"), f"{where}.name"), "arguments": arguments}
                 name = read.filled(block.get("id"), f"{where}.id")
                 calls.append({"id": name, "type": "function", "function": function})
             case _:

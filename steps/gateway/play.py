@@ -102,6 +102,9 @@ class Gateway:
         if task != self.task:
             self.stop_clients()
             self.task = task
+        if any(client.poll() == 2 for client in self.clients):  # a sentence for the user
+            self.clients = []
+            raise UserError(f"a client of the gateway ended: {tail(LOG) or f'see {LOG}'}")
         self.clients = [client for client in self.clients if client.poll() is None]
         capacity = -(-agents.concurrency // max(agents.clients, 1))
         while len(self.clients) < agents.clients:
@@ -220,9 +223,15 @@ def sample(sampler: EngineSampler, plan: Plan, agents: Agents) -> None:
                 return
             elif "progress" in message:
                 progress(*message["progress"])
+            failed = []
             for request in (message or {}).get("sample", ()):
                 fields = request["limits"] | {"stop": tuple(request["limits"].get("stop", ()))}
-                sampler.submit(request["key"], request["ids"], request["seed"], Limits(**fields))
+                try:
+                    sampler.submit(request["key"], request["ids"], request["seed"], Limits(**fields))
+                except ValueError as problem:  # such as a schema that vLLM cannot compile
+                    failed.append({"key": request["key"], "reason": f"vLLM refuses it: {str(problem)[:500]}"})
+            if failed:
+                gateway.end.send({"failed": failed})
         if sampler.pending and (finished := sampler.step()):
             gateway.end.send({"sampled": [result(sampled) for sampled in finished]})
 

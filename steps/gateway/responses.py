@@ -84,11 +84,11 @@ def history(calls: Iterable[tuple[Mapping[str, Any], Reply]]) -> History:
     """The earlier responses of an episode, of the bodies and replies of its calls in their order."""
 
     def find(name: str) -> tuple[Items, Items] | None:
-        known: dict[str, tuple[Items, Items]] = {}
+        answers: dict[str, tuple[Items, Items]] = {}
         for body, reply in calls:
             output = render(reply, body)["output"]
-            known[f"resp_{reply.id}"] = items(body, known.get), output
-        return known.get(name)
+            answers[f"resp_{reply.id}"] = items(body, answers.get), output
+        return answers.get(name)
 
     return find
 
@@ -146,16 +146,12 @@ def _extend(turn: Message, part: Message) -> None:
 
 def _reasoning(item: dict[str, Any], path: str) -> str:
     """The reasoning in full, or its summary where a client kept that alone."""
+    whole = {}
     for name, kind in (("content", "reasoning_text"), ("summary", "summary_text")):
-        parts = [] if item.get(name) is None else read.listing(item[name], f"{path}.{name}")
-        texts = []
-        for place, part in enumerate(parts):
-            where = f"{path}.{name}[{place}]"
-            read.member(read.mapping(part, where).get("type"), f"{where}.type", (kind,))
-            texts.append(read.string(part.get("text"), f"{where}.text"))
-        if any(texts):
-            return "".join(texts)
-    return ""
+        whole[name] = ""
+        for place, part in enumerate([] if item.get(name) is None else read.listing(item[name], f"{path}.{name}")):
+            whole[name] += read.part_of(part, f"{path}.{name}[{place}]", (kind,))
+    return whole["content"] or whole["summary"]
 
 
 def _tool(fields: Any, path: str) -> dict[str, Any]:

@@ -102,11 +102,14 @@ class Server:
     async def stream(self, batch: Batch, call: Call, dialect: Dialect, body: dict[str, Any]) -> AsyncIterator[str]:
         """Server-sent events of an answer."""
         while not call.is_answered:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(call.reply), KEEP_ALIVE)
-                break
-            yield ": sampling\n\n"
-        reply: Reply = await call.reply
+            await asyncio.wait([call.reply], timeout=KEEP_ALIVE)
+            if not call.is_answered:
+                yield ": sampling\n\n"
+        try:
+            reply: Reply = call.reply.result()
+        except BadRequest as problem:
+            yield dialect.error_event(problem, 400)
+            return
         for event in dialect.events(reply, body):
             yield event
         batch.deliver(call)
@@ -164,7 +167,12 @@ class Server:
         return checked
 
     async def register(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        return JSONResponse(batch.register(body, time.monotonic()))
+        try:
+            return JSONResponse(batch.register(body, time.monotonic()))
+        except LookupError as problem:
+            if isinstance(problem, KeyError):
+                raise
+            raise HTTPException(409, str(problem)) from None
 
     async def leave(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
         batch.leave(request.path_params["client"])
@@ -173,6 +181,8 @@ class Server:
     async def lease(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
         """Episodes for a client; it waits for them as long as it says."""
         client, until = request.path_params["client"], time.monotonic() + min(float(body.get("wait", 0)), 30.0)
+        self.known(batch, client)
+        batch.forget_missing(client, body, time.monotonic())
         while True:
             self.known(batch, client)
             given = batch.lease(client, body, time.monotonic())

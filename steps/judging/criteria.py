@@ -39,12 +39,15 @@ def criteria(env: type[Env], scenario: Scenario, trajectory: Trajectory, setting
     """
     from environments.base import count_errors, count_turns
     from steps.core.records import Reward
+    from steps.judging.rule import is_success
 
     common = {"trajectory_id": trajectory.id, "scenario_id": scenario.id, "name": "criteria"}
     if trajectory.stop_reason == "error":
         return Reward(**common, score=None, success=False, explanation=f"the episode failed: {trajectory.error}")
     messages = trajectory.messages(scenario)
-    outcome, success = env.outcome(scenario, messages), env.success(scenario, messages)
+    outcome, success = env.outcome(scenario, messages), is_success(env, scenario, trajectory)
+    if trajectory.result is not None and trajectory.result.output:
+        outcome = outcome._replace(given=trajectory.result.output)
     seconds = sum(len(turn.completion_ids) for turn in trajectory.turns) / settings.tokens_per_second
     parts = {
         "accuracy": accuracy(outcome, success),

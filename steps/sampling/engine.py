@@ -69,9 +69,7 @@ class Limits(NamedTuple):
         if self.stop:
             fields |= {"stop": list(self.stop), "detokenize": True}
         if self.schema is not None or self.tag is not None:
-            grammar = StructuredOutputsParams(
-                json=self.schema, structural_tag=self.tag, disable_any_whitespace=self.schema is not None
-            )
+            grammar = StructuredOutputsParams(json=self.schema, structural_tag=self.tag)
             fields |= {"structured_outputs": grammar, "ignore_eos": False}
         if self.top_logprobs is not None:
             fields["logprobs"] = self.top_logprobs
@@ -140,6 +138,8 @@ class Engine:
             gpu_memory_utilization=self.policy.gpu_memory,
             enable_sleep_mode=on_gpu,
             disable_log_stats=True,
+            # Without spaces between the parts of JSON, a policy that likes them cannot write them until it is cut off.
+            structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
             seed=0,
             **divided(self.policy),
         )
@@ -242,14 +242,20 @@ class EngineSampler:
         return len(self.keys)
 
     def submit(self, key: int, prompt_ids: list[int], seed: int, limits: Limits | None = None) -> None:
-        """Queue one turn; its result has the same `key`. `seed`, an integer of 63 bits, decides what is drawn."""
+        """Queue one turn; its result has the same `key`. `seed`, an integer of 63 bits, decides what is drawn. ValueError
+        for what vLLM refuses, such as a schema that it does not know."""
         self.keys[str(key)] = key
         if limits and limits.top_logprobs:
             self.ranked[str(key)] = limits.top_logprobs
         prompt: Any = {"prompt_token_ids": prompt_ids}
         draws = {"seed": seed} if self.on_gpu else draws_cpu.seeded(seed)
         more = limits.parameters() if limits else {}
-        self.engine.add_request(str(key), prompt, self.sampling(**draws, **more), lora_request=self.lora)
+        try:
+            self.engine.add_request(str(key), prompt, self.sampling(**draws, **more), lora_request=self.lora)
+        except ValueError:
+            del self.keys[str(key)]
+            self.ranked.pop(str(key), None)
+            raise
 
     def step(self) -> list[Sampled]:
         """Make one engine step; returns the turns that it finished, in the order of their keys."""
@@ -297,6 +303,8 @@ def play(
         context=policy.context,
         max_tokens=max_tokens,
         max_turns=limits.max_turns,
+        slow=limits,
+        free=getattr(limits, "order", None) == "free",
     )
 
 

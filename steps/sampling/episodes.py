@@ -3,9 +3,11 @@
 No episode waits for the slowest one, and nothing is tokenised twice: a prompt is the tokens so far, then those that the
 observations add. An episode that fails is recorded with its error; it is never dropped.
 
-Slow environments (`Env.overlap`) answer in threads while the engine goes on. The next request is made a fixed number of
+Slow environments (`Env.lag`) answer in threads while the engine goes on. The next request is made a fixed number of
 engine steps after the turn was finished, and waits for the answer where it is later: what runs together in a batch, and
-with it how sums are rounded, does not depend on how long a tool took.
+with it how sums are rounded, does not depend on how long a tool took. With `free`, answers are taken as they come instead,
+and the engine waits only where it has nothing to sample; what is drawn has the same seeds, so both differ by that rounding
+alone. An answer that is later than its limit becomes an error that the policy reads, which does depend on the clock.
 """
 
 from __future__ import annotations
@@ -14,22 +16,20 @@ import contextlib
 import hashlib
 import time
 import traceback
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from environments._waiting import Limited
 from environments.base import Env, Message, Scenario
 from steps.core.errors import UserError
+from steps.core.params_sections import SlowTools
 from steps.core.progress import measure_turns, progress
 from steps.core.records import StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
     from steps.policy.chat import Chat
     from steps.sampling.engine import Sampled
-
-
-THREADS = 64  # most slow environments that answer at the same time
 
 
 class Sampler(Protocol):
@@ -57,10 +57,19 @@ class Episode:
     """One attempt at one scenario, while it is played."""
 
     def __init__(
-        self, env: type[Env], data: Any, scenario: Scenario, attempt: int, prefix: str, max_turns: int | None
+        self,
+        env: type[Env],
+        data: Any,
+        scenario: Scenario,
+        attempt: int,
+        prefix: str,
+        max_turns: int | None,
+        tool_timeout: float,
     ) -> None:
         self.name = f"{prefix}-{scenario.id}-{attempt}"
         self.scenario, self.attempt, self.env = scenario, attempt, env(scenario, data)
+        if env.lag():
+            self.env.limit = Limited(tool_timeout)
         self.max_turns = max_turns or env.max_turns
         self.messages = list(scenario.messages)  # the transcript so far
         self.ids: list[int] = []  # [P] all tokens so far: the next prompt; empty where the policy is asked in messages
@@ -136,9 +145,14 @@ def play(
     context: int,  # most tokens of an episode
     max_tokens: int,  # of a turn
     max_turns: int | None = None,
+    slow: SlowTools | None = None,  # limits of slow environments; None: the defaults
+    free: bool = False,  # take slow answers as they come
 ) -> list[Trajectory]:
     """Play all attempts and return their trajectories in the same order."""
-    episodes = [Episode(env, data, scenario, attempt, prefix, max_turns) for scenario, attempt in attempts]
+    slow = slow or SlowTools()
+    episodes = [
+        Episode(env, data, scenario, attempt, prefix, max_turns, slow.tool_timeout) for scenario, attempt in attempts
+    ]
     prompts: dict[str, list[int]] = {}
     began, start = time.time(), time.perf_counter()
     for key, episode in enumerate(episodes):
@@ -148,35 +162,45 @@ def play(
             prompts[scenario.id] = chat.prompt_ids(scenario.messages)
         episode.ids = list(prompts[scenario.id])
         _ask(sampler, key, episode, seed, context, max_tokens)
-    finished = steps = 0
-    answering: deque[tuple[int, int, Future[None] | None]] = (
-        deque()
-    )  # (engine step that finished the turn, key, answer)
-    with ThreadPoolExecutor(THREADS) as threads:  # starts no thread before it has work
+    finished = sum(episode.stop_reason is not None for episode in episodes)
+    lag, step = env.lag(), 0
+    # Turns that are answered now, the oldest first: by key, the engine step that finished it, and the answer.
+    answering: dict[int, tuple[int, Future[None] | None]] = {}
+    with ThreadPoolExecutor(slow.tool_workers) as threads, closing(episodes):  # starts no thread before it has work
         while sampler.pending or answering:
             if sampler.pending:
-                steps += 1
+                step += 1
                 finished_turns = sampler.step()
                 answered = time.perf_counter()
                 for sampled in finished_turns:
                     episodes[sampled.key].answered = answered
-                    answer = _answer(episodes[sampled.key], sampled, chat, threads)
-                    answering.append((steps, sampled.key, answer))
-            else:  # nothing to sample before the oldest answer
-                steps = answering[0][0] + env.overlap
-            while answering and answering[0][0] + env.overlap <= steps:
-                _, key, answer = answering.popleft()
+                    answering[sampled.key] = step, _answer(episodes[sampled.key], sampled, chat, threads)
+            elif not free:  # nothing to sample before the oldest answer
+                step = next(iter(answering.values()))[0] + lag
+            while (taken := _next(answering, None if free else step - lag, not sampler.pending)) is not None:
+                _, answer = answering.pop(taken)
                 if answer is not None:
                     answer.result()
-                episode = episodes[key]
+                episode = episodes[taken]
                 with episode.recording_errors():
                     _extend(episode, chat)
                 if episode.stop_reason is None:
-                    _ask(sampler, key, episode, seed, context, max_tokens)
+                    _ask(sampler, taken, episode, seed, context, max_tokens)
                 if episode.stop_reason is not None:
+                    episode.env.release()
                     finished += 1
                     progress(finished, len(episodes), "episodes")
     return records(episodes, adapter_hash, began, start)
+
+
+@contextlib.contextmanager
+def closing(episodes: Sequence[Episode]) -> Iterator[None]:
+    """Free what environments hold, however a batch ends."""
+    try:
+        yield
+    finally:
+        for episode in episodes:
+            episode.env.release()
 
 
 def turn_seed(seed: int, scenario_id: str, attempt: int, turn: int | str) -> int:
@@ -195,13 +219,24 @@ def _ask(sampler: Sampler, key: int, episode: Episode, seed: int, context: int, 
         sampler.submit(key, episode.ids, draws)
 
 
+def _next(answering: Mapping[int, tuple[int, Future[None] | None]], due: int | None, must_wait: bool) -> int | None:
+    """The episode whose answer is taken now: the oldest, where its turn ended at the step `due` or before. Without `due`,
+    the oldest that is answered, if need be after waiting for one. None: the engine goes on."""
+    if due is not None:
+        return next((key for key, (step, _) in answering.items() if step <= due), None)
+    answers = [answer for _, answer in answering.values() if answer is not None]
+    if must_wait and len(answers) == len(answering):
+        wait(answers, return_when=FIRST_COMPLETED)
+    return next((key for key, (_, answer) in answering.items() if answer is None or answer.done()), None)
+
+
 def _answer(episode: Episode, sampled: Sampled, chat: Chat, threads: ThreadPoolExecutor) -> Future[None] | None:
     """Have the environment answer a sampled turn: here, or in a thread where the environment is slow."""
     with episode.recording_errors():
         parsed = chat.parse(sampled.completion_ids)
         is_cut_off = sampled.finish_reason != "stop"
         action = Action(parsed.message, parsed.problems, is_cut_off, sampled.completion_ids, sampled.logprobs)
-        if episode.env.overlap and not is_cut_off:
+        if episode.env.limit and not is_cut_off:
             return threads.submit(_advance, episode, action)
         episode.advance(action)
     return None

@@ -3,7 +3,7 @@
 They cannot learn here, because their tokens and logprobs are unknown: their turns have none. `Played` says what they cost.
 For comparisons (steps/analytics/baselines.py) and evaluations (`policy.kind`). A model's episodes run at once, with as
 many calls at a time as its endpoint allows. While an environment works, the other episodes wait, unless it is slow
-(`Env.overlap`): then it works in a thread.
+(`Env.lag`): then it works in a thread.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from random import Random
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from environments.base import Env, Message, Scenario, unwritable
 from steps.core.errors import UserError
+from steps.core.params_sections import SlowTools
 from steps.core.progress import progress
 from steps.core.records import Trajectory
 from steps.llm.messages import wire
-from steps.sampling.episodes import Action, Episode, records
+from steps.sampling.episodes import Action, Episode, closing, records
 
 if TYPE_CHECKING:
     from steps.core.params import Endpoint, Policy
@@ -62,16 +65,27 @@ def play(
     *,
     prefix: str,  # of the trajectories' ids
     max_turns: int | None = None,
+    slow: SlowTools | None = None,  # limits of slow environments; None: the defaults
 ) -> list[Played]:
     """Play all attempts; results are in the same order. UserError where the policy cannot play at all."""
-    episodes = [MessageEpisode(env, data, scenario, attempt, prefix, max_turns) for scenario, attempt in attempts]
+    if env.is_agent:
+        raise UserError(
+            f"{env.__module__} is an agent of your own, which only the run's own policy can play (policy.kind: vllm): "
+            f"{name(policy)} cannot"
+        )
+    slow = slow or SlowTools()
+    episodes = [
+        MessageEpisode(env, data, scenario, attempt, prefix, max_turns, slow.tool_timeout)
+        for scenario, attempt in attempts
+    ]
     began, start = time.time(), perf_counter()
-    if policy.endpoint is not None:
-        asyncio.run(_ask(policy.endpoint, env, episodes))
-    else:
-        for count, episode in enumerate(episodes, 1):
-            _act(policy.kind, episode)
-            progress(count, len(episodes), "episodes")
+    with ThreadPoolExecutor(slow.tool_workers) as threads, closing(episodes):  # starts no thread before it has work
+        if policy.endpoint is not None:
+            asyncio.run(_ask(policy.endpoint, env, episodes, threads))
+        else:
+            each = threads.map if env.lag() else map
+            for count, _ in enumerate(each(partial(_act, policy.kind), episodes), 1):
+                progress(count, len(episodes), "episodes")
     failed = [episode for episode in episodes if episode.stop_reason == "error"]
     if failed and len(failed) == len(episodes):
         raise UserError(f"all {len(failed)} episodes of {name(policy)} failed; the first: {failed[0].error}")
@@ -92,9 +106,10 @@ def _act(player: str, episode: MessageEpisode) -> None:
             episode.answered = perf_counter()
             episode.seconds += episode.answered - episode.asked
             episode.advance(Action(message))
+    episode.env.release()
 
 
-async def _ask(endpoint: Endpoint, env: type[Env], episodes: list[MessageEpisode]) -> None:
+async def _ask(endpoint: Endpoint, env: type[Env], episodes: list[MessageEpisode], threads: ThreadPoolExecutor) -> None:
     """Play episodes by a model behind a server; each episode is a task of its own."""
     from steps.llm.client import Client, Request, together
 
@@ -113,10 +128,11 @@ async def _ask(endpoint: Endpoint, env: type[Env], episodes: list[MessageEpisode
                 episode.cost += reply.cost
                 episode.seconds += reply.latency_seconds
                 action = read_reply(reply)
-                if env.overlap:
-                    await asyncio.to_thread(episode.advance, action)
+                if episode.env.limit:
+                    await asyncio.get_running_loop().run_in_executor(threads, episode.advance, action)
                 else:
                     episode.advance(action)
+        episode.env.release()
         finished += 1
         cost = f", cost {client.spent:.4g}" if client.spent else ""
         progress(finished, len(episodes), f"episodes, {client.asked} calls{cost}")

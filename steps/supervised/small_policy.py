@@ -59,6 +59,8 @@ def small_policy(
     import environments
 
     env = environments.load(task)
+    if env.is_agent:
+        raise UserError(f"--task {task} is an agent of your own, which has no players whose episodes could be learnt")
     data = env.load(task_data)
     shares = read_shares(players)
     if drawn not in DRAWN:

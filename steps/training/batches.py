@@ -36,12 +36,17 @@ class Example(NamedTuple):
         return 0 if self.is_masked else sum(sum(row.mask) for row in self.rows)
 
     @property
+    def bears_loss(self) -> bool:
+        """Whether a token is trained on: none is where all turns were chosen by a grammar."""
+        return not self.is_masked and any(1 in row.mask for row in self.rows)
+
+    @property
     def has_signal(self) -> bool:
-        return not self.is_masked and abs(self.advantage) > ROUNDING
+        return abs(self.advantage) > ROUNDING and self.bears_loss
 
     def has_gradient(self, beta: float) -> bool:
         """Whether the trajectory can change anything, with this weight of the KL term."""
-        return self.has_signal or (beta > 0 and not self.is_masked)
+        return self.has_signal or (beta > 0 and self.bears_loss)
 
 
 def advantages(

@@ -49,37 +49,51 @@ def breach(trajectory: Trajectory, rows: Sequence[Row], end: int | None, vocabul
             return "a logprob that is not finite or above zero"
         if not all(0 <= token < vocabulary for token in (*turn.prompt_ids, *turn.completion_ids)):
             return "a token that the model does not know"
-        if (turn.finish_reason == "stop") != (turn.completion_ids[-1] == end):
+        is_stopped = turn.completion_ids[-1] == end or (trajectory.is_from_gateway and turn.finish_reason == "stop")
+        if (turn.finish_reason == "stop") != is_stopped:
             return "a turn whose finish_reason does not fit its last token"
     cut = [turn.finish_reason == "length" for turn in trajectory.turns]
-    if any(cut[:-1]) or cut[-1] != (trajectory.stop_reason == "length"):
+    if trajectory.is_from_gateway:  # its agent goes on after a turn that was cut off, and says itself when it is done
+        if trajectory.stop_reason not in ("done", "context"):
+            return "a stop_reason that an agent of one's own does not have"
+    elif any(cut[:-1]) or cut[-1] != (trajectory.stop_reason == "length"):
         return "a stop_reason that does not fit the last turn"
     return rows_breach(trajectory, rows)
 
 
 def rows_breach(trajectory: Trajectory, rows: Sequence[Row]) -> str | None:
-    """Why the rows do not train on each sampled token once, at its place, with its logprob, and on nothing else; or None."""
-    turns = list(trajectory.turns)
+    """Why the rows do not train on each sampled token once, at its place, with its logprob, and on nothing else; or None.
+
+    The turns of a row follow one another, and those of other rows may stand between them. Tokens that a grammar chose among
+    (`is_constrained`) are at their place, too, and are not trained on.
+    """
+    left = list(trajectory.turns)  # in no row so far
+    least = (
+        0 if trajectory.is_from_gateway else 1
+    )  # tokens that a turn's prompt adds: an agent may have a turn continued
     for ids, mask, logprobs in rows:
         if not len(ids) == len(mask) == len(logprobs):
             return "a training row whose ids, mask and logprobs differ in length"
         if not ids:
             return "a training row without tokens"
-        place = 0
-        while place < len(ids) and turns:
-            prompt, sampled = turns[0].prompt_ids, turns[0].completion_ids
-            start, stop = len(prompt), len(prompt) + len(sampled)
-            if start <= place or tuple(ids[:start]) != prompt or tuple(ids[start:stop]) != sampled:
-                return "a training row that does not extend turn by turn"
-            if any(mask[place:start]) or not all(mask[start:stop]):
+        place, others = 0, []
+        for turn in left:
+            start, stop = len(turn.prompt_ids), turn.length
+            is_here = tuple(ids[start:stop]) == turn.completion_ids and tuple(ids[:start]) == turn.prompt_ids
+            if not is_here or start < max(place + least, 1):
+                if not place:
+                    return "a training row that does not extend turn by turn"
+                others.append(turn)
+                continue
+            if any(mask[place:start]) or mask[start:stop] != [0 if turn.is_constrained else 1] * (stop - start):
                 return "a mask that does not alternate as the turns do"
-            if tuple(logprobs[start:stop]) != turns[0].logprobs:
+            if not turn.is_constrained and tuple(logprobs[start:stop]) != turn.logprobs:
                 return "a training row with logprobs of other tokens"
             place = stop
-            turns.pop(0)
+        left = others
         if place != len(ids):
-            return "a training row that goes on after its last turn"
-    return "a turn that is in no training row" if turns else None
+            return f"a training row that {'does not extend turn by turn' if left else 'goes on after its last turn'}"
+    return "a turn that is in no training row" if left else None
 
 
 def check_adapter(batch: Sequence[Trajectory], expected: str, checkpoint: object) -> None:

@@ -1,15 +1,21 @@
-"""What becomes of each trajectory in an update: learnt from, or why not. Each has exactly one fate.
+"""What becomes of each trajectory in an update, and of each sampled token: learnt from, or why not. Each has one fate.
 
 A trajectory without a signal pushes the policy nowhere. It still counts in the averages of the loss, and for the KL to the
 base policy unless it is masked, as in TRL; with update.without_signal: drop it does not. A quarantined one counts nowhere.
 
 The stage update decides it and writes it to fates.json as {trajectory id: fate}, in the order of the batch;
-steps/analytics/waste.py sums the sampled tokens by it.
+steps/analytics/waste.py sums the sampled tokens by it. A token has the fate of its trajectory, but for those that a grammar
+chose among, in trajectories that are trained on: they bear no loss.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from steps.core.records import Row, Trajectory
 
 Fate = Literal[
     "gradient",  # trained on
@@ -22,6 +28,15 @@ Fate = Literal[
 FATES: tuple[Fate, ...] = get_args(Fate)
 TRAINED: tuple[Fate, ...] = ("gradient", "at_mean")
 WITHOUT_SIGNAL: tuple[Fate, ...] = ("unscored", "zero_variance", "truncated")
+CONSTRAINED = "constrained"
+TOKEN_FATES: tuple[str, ...] = (*FATES, CONSTRAINED)
+DROPPED = {  # why a sampled token is not trained on, by its fate
+    "quarantined": "quarantined",
+    "truncated": "masked",
+    "unscored": "without_signal",
+    "zero_variance": "without_signal",
+    CONSTRAINED: CONSTRAINED,
+}
 
 
 def fate(is_quarantined: bool, score: float | None, advantage: float | None, is_masked: bool) -> Fate:
@@ -35,3 +50,35 @@ def fate(is_quarantined: bool, score: float | None, advantage: float | None, is_
     if is_masked:
         return "truncated"
     return "gradient" if abs(advantage) > 1e-9 else "at_mean"
+
+
+def account(
+    batch: Sequence[Trajectory], rows: Mapping[str, Sequence[Row]], fates: Mapping[str, Fate]
+) -> dict[str, float]:
+    """Every sampled token of a batch, as metrics: trained on, as the masks of the rows say, or dropped, by the reason; and
+    the rows of an episode and its forks, by their cause. AssertionError where a token is counted twice or not at all.
+    """
+    trained = [trajectory for trajectory in batch if fates[trajectory.id] in TRAINED]
+    tokens = sum(sum(row.mask) for trajectory in trained for row in rows[trajectory.id])
+    collected = 0
+    dropped = dict.fromkeys(DROPPED.values(), 0)
+    for trajectory in batch:
+        for turn in trajectory.turns:
+            collected += len(turn.completion_ids)
+            if (of_turn := token_fate(fates[trajectory.id], turn.is_constrained)) in DROPPED:
+                dropped[DROPPED[of_turn]] += len(turn.completion_ids)
+    if collected != tokens + sum(dropped.values()):
+        raise AssertionError(f"{collected} tokens were sampled, {tokens} are trained on, and dropped are {dropped}")
+    forks = Counter(turn.fork for trajectory in batch for turn in trajectory.turns if turn.fork)
+    return {
+        "rows_per_episode": sum(len(rows[trajectory.id]) for trajectory in trained) / max(len(trained), 1),
+        "tokens_collected": collected,
+        "tokens_trained": tokens,
+        **{f"tokens_dropped/{reason}": count for reason, count in dropped.items()},
+        **{f"forks/{cause}": count for cause, count in sorted(forks.items())},
+    }
+
+
+def token_fate(of_trajectory: str, is_constrained: bool) -> str:
+    """One of TOKEN_FATES."""
+    return CONSTRAINED if is_constrained and of_trajectory in TRAINED else of_trajectory

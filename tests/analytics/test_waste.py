@@ -16,6 +16,7 @@ from steps.core.errors import UserError
 from steps.core.records import Reward, StopReason, Trajectory, Turn, write_records
 from steps.training import grpo
 from steps.training.batches import Example
+from steps.training.fates import FATES, TOKEN_FATES, account
 
 END = 2  # the token that ends a turn
 ADAPTER = "a" * 16
@@ -143,9 +144,17 @@ def test_the_table_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (folder / f"timings/{output}.json").write_text(json.dumps({"stage": stage, "seconds": seconds}))
     (folder / "judge.json").write_text(json.dumps({"judge_cost": 0.02, "cost_so_far": 0.5}))
     found = waste.waste(folder)
-    tokens = {"gradient": 43, "quarantined": 5, "unscored": 11, "zero_variance": 31, "truncated": 3, "at_mean": 7}
+    tokens = {
+        "gradient": 43,
+        "quarantined": 5,
+        "unscored": 11,
+        "zero_variance": 31,
+        "truncated": 3,
+        "at_mean": 7,
+        "constrained": 0,
+    }
     assert found.tokens == tokens
-    assert found.trajectories == dict(zip(tokens, (3, 1, 1, 4, 1, 1), strict=True))
+    assert found.trajectories == dict(zip(FATES, (3, 1, 1, 4, 1, 1), strict=True))
     assert found.shares == {name: pytest.approx(count / 100, abs=1e-11) for name, count in tokens.items()}
     assert sum(found.shares.values()) == 1
     assert (found.sampled, found.trained) == (100, 50)
@@ -159,6 +168,52 @@ def test_the_table_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "waste/gradient_tokens",
         "waste/seconds_per_gradient_token",
     }
+
+
+def test_the_updates_own_account_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same table, as metrics.json and MLflow have it: collected is what is trained on and what is dropped."""
+    folder = by_hand(tmp_path, monkeypatch, truncated_completions="mask")
+    measured = json.loads((folder / "metrics.json").read_text())
+    dropped = {"quarantined": 5, "masked": 3, "without_signal": 42, "constrained": 0}
+    assert {name: measured[f"tokens_dropped/{name}"] for name in dropped} == dropped
+    assert (measured["tokens_collected"], measured["tokens_trained"], measured["rows_per_episode"]) == (100, 50, 1)
+    assert not [name for name in measured if name.startswith("forks/")]
+
+
+def forked(name: str, score: float) -> tuple[Trajectory, float]:
+    """Three turns of 4, 3 and 2 tokens: the second by a grammar, the third after a fork."""
+    played = trajectory(name, name[0], (4, 3, 2))
+    first, second, third = played.turns
+    asked = {"context": ({"role": "user", "content": "?"},)}
+    turns = (
+        first.model_copy(update=asked),
+        second.model_copy(update={"is_constrained": True}),
+        third.model_copy(update={"prompt_ids": (5, 9), "fork": "reasoning_stripped", **asked}),
+    )
+    return played.model_copy(update={"turns": turns}), score
+
+
+def test_what_a_grammar_chose_and_what_forked_is_accounted_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [forked("a0", 1.0), forked("a1", 0.0), forked("b0", 1.0), forked("b1", 1.0)]
+    folder = updated(tmp_path, [played for played, _ in made], [score for _, score in made], monkeypatch)
+    measured = json.loads((folder / "metrics.json").read_text())
+    assert measured["forks/reasoning_stripped"] == 4
+    assert (measured["rows"], measured["rows_per_episode"]) == (4, 2)
+    assert (measured["tokens_collected"], measured["tokens_trained"]) == (36, 12)
+    assert (measured["tokens_dropped/constrained"], measured["tokens_dropped/without_signal"]) == (6, 18)
+    found = waste.waste(folder)
+    assert found.tokens == dict.fromkeys(TOKEN_FATES, 0) | {"gradient": 12, "constrained": 6, "zero_variance": 18}
+    assert found.trained == Counting.tokens == 12
+
+
+def test_a_token_that_no_row_trains_on_is_missed() -> None:
+    """The account is taken of the rows as they are trained on, and of the tokens as they were sampled."""
+    played, _ = forked("a0", 1.0)
+    rows = played.flatten()
+    assert account([played], {"a0": rows}, {"a0": "gradient"})["tokens_trained"] == 6
+    for wrong in (rows[:1], [*rows, rows[0]]):
+        with pytest.raises(AssertionError, match="9 tokens were sampled"):
+            account([played], {"a0": wrong}, {"a0": "gradient"})
 
 
 @pytest.mark.parametrize(

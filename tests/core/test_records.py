@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from environments._agents import Result
 from environments.base import Scenario
 from steps.core.errors import UserError
 from steps.core.records import Evaluation, Reward, Row, Trajectory, Turn, read_records, write_records
@@ -197,6 +198,54 @@ def test_every_sampled_token_is_in_one_row_once() -> None:
     assert all(len(row.ids) == len(row.mask) == len(row.logprobs) for row in rows)
 
 
+USER = {"role": "user", "content": "?"}
+SUB = {"role": "user", "content": "a part of it"}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": text}}
+
+
+def test_a_turn_extends_the_row_that_it_continues_wherever_that_is() -> None:
+    """Two conversations that take turns, and a fork from the middle of the first: hand-made."""
+    forked = trajectory(
+        turn((1, 2), (3, 4), context=(USER,)),
+        turn((5,), (6,), context=(SUB,), fork="sub_agent"),
+        turn((1, 2, 3, 4, 7), (8,)),  # the first goes on
+        turn((5, 6, 9), (10, 11)),  # and the second
+        turn((1, 2, 3, 4, 12), (13,), context=(USER,), fork="edited"),  # from the middle of the first: a row of its own
+        turn((1, 2, 3, 4, 7, 8, 14), (15,)),  # the first again
+        turn((1, 2, 3, 4, 12, 13, 16), (17,)),  # and the fork
+    )
+    assert forked.flatten() == [
+        Row([1, 2, 3, 4, 7, 8, 14, 15], [0, 0, 1, 1, 0, 1, 0, 1], [0, 0, -0.375, -0.5, 0, -1.0, 0, -1.875]),
+        Row([5, 6, 9, 10, 11], [0, 1, 0, 1, 1], [0, -0.75, 0, -1.25, -1.375]),
+        Row([1, 2, 3, 4, 12, 13, 16, 17], [0, 0, 0, 0, 0, 1, 0, 1], [0, 0, 0, 0, 0, -1.625, 0, -2.125]),
+    ]
+
+
+def test_the_longest_row_is_extended_and_the_latest_of_equal_ones() -> None:
+    rows = trajectory(
+        turn((1,), (2,), context=(USER,)),
+        turn((1,), (2,), context=(USER,), fork="retry"),  # sampled the same again
+        turn((1, 2, 3), (4,)),
+    ).flatten()
+    assert [row.ids for row in rows] == [[1, 2], [1, 2, 3, 4]]
+    rows = trajectory(
+        turn((1, 2), (3,), context=(USER,)), turn((1,), (2,), context=(USER,), fork="retry"), turn((1, 2, 3, 4), (5,))
+    ).flatten()
+    assert [row.ids for row in rows] == [[1, 2, 3, 4, 5], [1, 2]]
+
+
+def test_what_a_grammar_chose_bears_no_loss_and_its_row_goes_on() -> None:
+    rows = trajectory(
+        turn((1,), (2, 3), context=(USER,)),
+        turn((1, 2, 3, 4), (5, 6), is_constrained=True),
+        turn((1, 2, 3, 4, 5, 6), (7,)),
+    ).flatten()
+    assert rows == [Row([1, 2, 3, 4, 5, 6, 7], [0, 1, 1, 0, 0, 0, 1], [0, -0.25, -0.375, 0, 0, 0, -0.875])]
+
+
 def test_flatten_of_nothing_is_nothing() -> None:
     assert EMPTY.flatten() == []
 
@@ -217,3 +266,28 @@ def test_messages_are_the_transcript() -> None:
         FULL.turns[1].message,
     ]
     assert len(SCENARIO.messages) == 1
+
+
+def test_the_transcript_of_an_agent_is_the_conversation_of_its_last_request() -> None:
+    answer = {"role": "tool", "content": "found"}
+    turns = (
+        turn((1, 2), (3,), context=(USER,), observations=(answer,), **said("first")),
+        turn((5,), (6,), context=(SUB,), fork="sub_agent", **said("of the sub-agent")),
+        turn((1, 2, 3, 4), (8,), **said("second")),
+        turn((1, 2, 3, 4), (9,), context=(USER,), fork="alternative", **said("not taken")),
+    )
+    first = [USER, turns[0].message, answer, turns[2].message]
+    assert trajectory(*turns).messages(SCENARIO) == first
+    assert trajectory(*turns[:2]).messages(SCENARIO) == [SUB, turns[1].message]
+    compacted = turn((1, 20), (21,), context=(USER, SUB), fork="history_compacted", **said("third"))
+    later = turn((1, 20, 21, 22), (23,), **said("fourth"))
+    assert trajectory(*turns, compacted, later).messages(SCENARIO) == [USER, SUB, compacted.message, later.message]
+
+
+def test_forks_come_back_from_disk(tmp_path: Path) -> None:
+    kept = [
+        trajectory(turn((1,), (2,), context=(USER,), fork="retry", is_constrained=True), result=Result(reward=0.5)),
+        FULL,
+    ]
+    write_records(kept, tmp_path / "t.parquet")
+    assert read_records(Trajectory, tmp_path / "t.parquet") == kept

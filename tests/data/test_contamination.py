@@ -22,7 +22,7 @@ from tests.conftest import ROOT
 
 # Below the pool of every task's every split.
 SMALL = {"train": 120, "val": 60, "test": 60}
-TASKS = environments.tasks()
+TASKS = environments.tasks(agents=False)
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from environments.base import Scenario
+import environments
+from environments import _new
+from environments._template import SHARES, Template
+from environments.base import Scenario, normalise, split_of
 from environments.multiplication import Multiplication, split_of_pair
 from steps.core.errors import UserError
 from steps.data import generate
@@ -202,7 +205,8 @@ def test_a_limit_of_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--task", "email_search"], "EmailSearch takes no generated scenarios: it does not define `accept`"),
+        (["--task", "mcp"], "tasks_data/mcp/server.yaml is missing: it says how the MCP server is started"),
+        (["--solver-url", "http://127.0.0.1:9/v1"], "--solver-url is the server of --solver, which is not given"),
         (["--task", "nope"], "--task nope: "),
         (["--difficulty", "0-3"], "--difficulty 0-3: give a grade or a range from 1 to 5"),
         (["--difficulty", "4-2"], "--difficulty 4-2: give a grade or a range from 1 to 5"),
@@ -320,3 +324,131 @@ def test_the_scenarios_stage_takes_generated_ones_in(tmp_path: Path) -> None:
     (folder / "more.jsonl").unlink()
     with pytest.raises(UserError, match=r"more\.jsonl does not exist"):
         scenarios(folder, tmp_path / "again", params)
+
+
+# --- Any task
+
+
+def test_a_task_without_a_check_of_its_own_has_its_scripted_player_try(tmp_path: Path) -> None:
+    facts = Template.load(ROOT / "tasks_data" / "_template")
+    foreign = next(  # its question would be for training, and the task draws it for another split
+        country
+        for country in facts
+        if split_of(normalise(f"What is the capital of {country}?")) == "train" != split_of(country, SHARES)
+    )
+
+    def about(country: str, text: str = "What is the capital of {}?", **more: Any) -> dict[str, Any]:
+        hidden = {"country": country, "answer": facts.get(country, "nowhere")} | more
+        return {"messages": [{"role": "user", "content": text.format(country)}], "data": hidden, "difficulty": 2}
+
+    said = [
+        about(foreign),
+        about("Atlantis"),
+        about("Peru", "Which city is Peru's capital?") | {"data": {}},
+        about("Peru", " ... "),
+        about("Peru") | {"messages": [{"role": "user", "content": text} for text in "ab"]},
+        about("Peru", "Tell me about {}, and what its capital is."),
+    ]
+    with Server(lambda body: json.dumps(said[number(body) % len(said)])) as server:
+        words = ["--task", "_template", "--out", str(tmp_path / "a.jsonl"), "--count", "6", "--max-calls", "6"]
+        assert generate.main([*words, "--model", "writer", "--url", server.url]) == 2
+    refused = report(tmp_path / "a.jsonl")["refused"]
+    assert report(tmp_path / "a.jsonl")["solvable"] == "checked by the scripted player"
+    assert refused == {
+        "the scripted player does not solve it": 2,
+        "too much like one of another split (content)": 1,
+        "the task cannot be played with it: KeyError": 1,
+        "a message holds no words": 1,
+        "the messages must be one of the user, with or without one of the system before it": 1,
+    }
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A task with the tools of an MCP server, in a project of its own."""
+    for name in ("environments", "tasks_data"):
+        (tmp_path / "notebook" / name).mkdir(parents=True)
+    server = ROOT / "tests" / "support" / "mcp_server.py"
+    settings, *_ = _new.write_mcp("notes", f"python {server}", tmp_path / "notebook")
+    settings.write_text(settings.read_text().replace("examples: []", "examples: [Note that milk is sold out.]"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path / "notebook")
+    return "notebook.environments.notes"
+
+
+def writer_and_player(body: Body) -> Any:
+    """Stands for two models: one writes scenarios, the other plays them, but for odd numbers it calls no tool."""
+    if body["model"] == "writer":
+        text = f"Keep a note about the number {number(body)}."
+        return json.dumps({"messages": [{"role": "user", "content": text}], "data": {}, "difficulty": 1})
+    asked = next(message["content"] for message in body["messages"] if message["role"] == "user")
+    if int(asked.split()[-1].strip(".")) % 2 or body["messages"][-1]["role"] == "tool":
+        return "It is noted."
+    call = {"name": "write_note", "arguments": json.dumps({"text": asked})}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": call}]}
+
+
+def test_a_task_of_an_mcp_server_is_written_and_played(notes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = Path("tasks_data/notes/scenarios.jsonl")
+    words = ["--task", notes, "--out", str(out), "--count", "4", "--model", "writer"]
+    with Server(writer_and_player) as server:
+        assert generate.main([*words, "--url", server.url, "--solver", "player"]) == 0
+        calls, first = server.calls, out.read_bytes()
+        told = last(next(body for body in server.bodies if body["model"] == "writer"))
+        assert generate.main([*words, "--url", server.url, "--solver", "player"]) == 0  # now there is a file
+        assert (server.calls, out.read_bytes()) == (calls, first)
+    assert "You help your user with the tools that you have." in told
+    assert '"name": "write_note"' in told
+    assert "milk is sold out" in told
+    written = report(out)
+    assert written["solvable"].startswith(
+        "by player, which played with the task's tools, and came to an answer; no rule"
+    )
+    assert set(written["refused"]) == {"player answers without a call that succeeds"}
+    asked = [line["messages"][0]["content"] for line in lines(out)]
+    assert len(asked) == 4
+    assert all(int(text.split()[-1].strip(".")) % 2 == 0 for text in asked)
+    env = environments.load(notes)
+    data = env.load(out.parent)
+    assert sum(map(len, data.scenarios.values())) == 4
+    with Server(writer_and_player) as server:
+        assert generate.main([*words, "--url", server.url]) == 0
+    assert report(out)["solvable"] == "not checked: name a model with --solver"
+    assert "solvable: not checked: name a model with --solver" in capsys.readouterr().out
+
+
+def test_scenarios_for_an_agent_of_ones_own_are_lines_as_people_write_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "helper.py").write_text('"""Adds numbers."""\n\ndef rollout(episode):\n    return 1.0\n')
+    (tmp_path / "package").mkdir()
+    (tmp_path / "helper.py").rename(tmp_path / "package" / "helper.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    out = Path("tasks_data/helper/scenarios.jsonl")
+    with Server(writer(*[candidate(number, 7, hint=number) for number in range(5)])) as server:
+        words = [
+            "--task",
+            "package.helper",
+            "--out",
+            str(out),
+            "--count",
+            "5",
+            "--model",
+            "writer",
+            "--url",
+            server.url,
+        ]
+        assert generate.main([*words, "--solver", "player"]) == 2
+        assert "which no model but the run's own can play" in capsys.readouterr().err
+        assert generate.main(words) == 0
+        assert "Adds numbers." in last(server.bodies[0])
+        assert generate.main(words) == 0
+        assert server.calls == 5
+    assert lines(out)[1] == {"messages": [{"role": "user", "content": "What is 1 * 7?"}], "hint": 1}
+    written = report(out)
+    assert written["solvable"] == "not checked"
+    counts = dict.fromkeys(("train", "val", "test"), 0)
+    for scenario in environments.load("package.helper").load(out.parent):
+        counts[scenario.split] += 1
+    assert {split: count for split, count in counts.items() if count} == written["splits"]

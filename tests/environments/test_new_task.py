@@ -69,6 +69,35 @@ def test_a_new_task_passes_what_every_task_must_pass(tmp_path: Path) -> None:
     assert again.stderr == "the name river_names is taken: environments/river_names.py exists; choose another.\n"
 
 
+@pytest.mark.slow
+def test_a_new_agent_passes_its_own_test(tmp_path: Path) -> None:
+    folder = copy_project(tmp_path)
+    before = listing(folder)
+    done = do(python("environments._new", "river_agent", "--agent"), folder)
+    assert done.returncode == 0, done.stderr
+    data, test = folder / "tasks_data" / "river_agent", folder / "tests" / "environments" / "test_river_agent.py"
+    files = {data / name for name in ("capitals.json", "rubric.md", "scenarios.jsonl")}
+    module, preset = folder / "environments" / "river_agent.py", data.with_suffix(".yaml")
+    assert listing(folder) - before == {data, *files, module, preset, test}
+    settings = params.load(preset, params.Params)
+    assert settings.task == "river_agent"
+    env = environments.load("_agent_template")
+    scenarios = env.load(data)
+    for split in cast(tuple[Split, ...], ("train", "val", "test")):
+        count = getattr(settings.scenarios, split)
+        assert len(env.scenarios(scenarios, split, count, settings.seed)) == count
+    assert f"check: .venv/bin/python -m pytest {test.relative_to(folder)}" in done.stdout
+    for words in (
+        ("pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(test)),
+        ("ruff", "check", "--no-cache", str(module), str(test)),
+        ("ruff", "format", "--check", "--no-cache", str(module), str(test)),
+    ):
+        checked = do(python(*words), folder)
+        assert checked.returncode == 0, checked.stdout
+    again = do(python("environments._new", "river_agent", "--agent"), folder)
+    assert again.stderr == "the name river_agent is taken: environments/river_agent.py exists; choose another.\n"
+
+
 @pytest.mark.parametrize(
     "name", ["", "Rivers", "2048", "my-task", "my task", "a.b", "../up", "_mine", "class", "é", "x" * 41]
 )
@@ -147,3 +176,5 @@ def test_make_new_task_asks_for_a_name() -> None:
     assert 'python -m environments._new "rivers"' in do(["make", "--dry-run", "new-task", "NAME=rivers"], ROOT).stdout
     planned = do(["make", "--dry-run", "new-task", "NAME="], ROOT).stdout
     assert '[ -n "" ] || { echo "Name the new task' in planned
+    agent = do(["make", "--dry-run", "new-agent", "NAME=rivers"], ROOT).stdout
+    assert 'python -m environments._new "rivers" --agent' in agent

@@ -180,13 +180,27 @@ def test_what_cannot_be_described_is_named(method: Callable[..., Any], problem: 
         make_tool(method)
 
 
-def test_async_tools_and_generators_are_refused_where_they_are_defined() -> None:
-    with pytest.raises(TypeError, match=r"look: a tool cannot be `async def`, because its result is the observation"):
-
+def test_an_async_tool_answers_like_any_other_and_makes_its_task_slow() -> None:
+    class Asking(Template):
         @tool
-        async def look(self: Env) -> str:
-            return "never awaited"
+        async def look(self, place: str) -> dict[str, str]:
+            """Look at a place.
 
+            Args:
+                place: its name
+            """
+            await asyncio.sleep(0)
+            return {"place": place}
+
+    data = Template.load(FOLDER)
+    env = Asking(Template.scenarios(data, "train", 1, 1)[0], data)
+    assert env.call("look", {"place": "Lima"}) == '{"place": "Lima"}'
+    assert env.call("look", {}) == "Error: wrong arguments for look: place: field required."
+    assert Asking.tools()["look"].schema["function"]["parameters"]["required"] == ["place"]
+    assert (Template.lag(), Asking.lag()) == (0, 8)
+
+
+def test_generators_and_what_is_no_method_are_refused_where_they_are_defined() -> None:
     with pytest.raises(TypeError, match=r"rows: a tool cannot use `yield`; return the whole result"):
 
         @tool

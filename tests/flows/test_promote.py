@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,6 +211,7 @@ def test_the_task_says_which_scenarios_are_alike(
     assert "Each test scenario counts as independent: toy names no cluster" in capsys.readouterr().out
 
     class Grouped:
+        is_agent = False
         key = "number"
 
         @staticmethod
@@ -278,6 +279,25 @@ def test_what_is_evaluated_is_the_registrys_adapter_under_its_own_base_model(pro
     assert (who, policy, other, kind) == ("champion", champion, "scripted", "scripted")
     assert (read.policy.base_model, read.policy.revision, read.policy.lora.rank) == ("org/old", None, 4)
     assert scripted.policy.kind == "scripted"
+
+
+def test_an_agent_of_the_users_own_is_judged_without_a_scripted_player(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from environments._agents import agent_env
+
+    module = ModuleType("toy")
+    module.rollout = lambda episode: 1.0  # type: ignore[attr-defined]
+    module.scenarios = lambda split, count, seed: []  # type: ignore[attr-defined]
+    monkeypatch.setattr("environments.load", lambda task: agent_env(module))
+    project.trained("004", 30)
+    project.trained("007", 45)
+    verdict = promote.promote.fn(PromoteSettings(dry_run=True))
+    assert verdict is not None
+    assert verdict.promoted
+    assert [who for who, _, _ in project.evaluate.asked] == ["champion"]
+    assert "scripted" in verdict.text()
+    assert "not measured" in verdict.text()
 
 
 def test_the_same_evaluation_is_not_made_twice(project: Project) -> None:

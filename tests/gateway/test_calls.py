@@ -198,6 +198,7 @@ def test_free_samples_at_once() -> None:
         first, second = (Call(number, asked("a"), "d", Request(), []) for number in range(2))
         for call in (first, second):
             rounds.add(execution, call)  # type: ignore[arg-type]
-            assert [found for _, found in rounds.begin([execution, execution], True)] == [call]  # type: ignore[arg-type, list-item]
+            begun = rounds.begin([execution, execution], True)  # type: ignore[list-item]
+            assert [found for _, found in begun] == [call]
 
     run(test)

@@ -62,6 +62,16 @@ def test_an_episode_that_is_lost_too_often_ends_with_the_reason() -> None:
     assert batch.give_back("a", 2, "its process was killed", 2.0) == Loss("a", 2, reason)
     assert batch.status(2.0)["failures"] == {reason: 1}
     assert batch.ended == {"a": reason}
+    assert batch.suspects == {"a"}
+
+
+def test_what_a_client_gives_back_without_a_reason_is_no_loss() -> None:
+    batch = leases(retries=0)
+    batch.register("x", "first", 1, 0.0)
+    assert batch.lease("x", 1, 0.0) == [("a", 1)]
+    assert batch.give_back("a", 1, None, 1.0) == Loss("a", 1, None)
+    assert not batch.suspects
+    assert batch.lease("x", 1, 1.0) == [("a", 2)]
 
 
 def test_leaving_and_lost_answers_do_not_count_as_losses() -> None:

@@ -372,7 +372,7 @@ def test_where_no_answer_is_hidden_nothing_is_expected() -> None:
 
 
 def each_task() -> list[str]:
-    return ["_template", *tasks()]
+    return ["_template", *tasks(agents=False)]
 
 
 @pytest.fixture(scope="module", params=each_task())

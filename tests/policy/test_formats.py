@@ -229,6 +229,11 @@ def test_kimis_answers_name_the_ids_that_the_model_wrote(chats: dict[str, Chat])
     assert re.findall(r"## Return of (\S+)\n(.+?)<", suffix) == [
         (name, f"Answer {place}") for place, name in enumerate(names)
     ]
+    named = [answer | {"tool_call_id": name} for answer, name in zip(answers, names, strict=True)]
+    suffix = chat.tokenizer.decode(chat.suffix_ids(named[::-1], read))  # a client may answer in another order
+    assert re.findall(r"## Return of (\S+)\n(.+?)<", suffix) == [
+        (name, f"Answer {place}") for place, name in reversed(list(enumerate(names)))
+    ]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -44,7 +44,12 @@ FAKES: dict[str, dict[str, Any]] = {
     "iteration": {"compare": ROW},
     "pretrained": {"measure": ROW},
 }
-ROWS = {"environments": len(import_module("benchmarks.environments").tasks()), "rollout": 2, "tracing": 5, "update": 4}
+ROWS = {
+    "environments": len(import_module("benchmarks.environments").tasks(agents=False)),
+    "rollout": 2,
+    "tracing": 5,
+    "update": 4,
+}
 ROWS |= {"hacks": len(import_module("benchmarks.hacks").HACKS)}
 ROWS |= {
     "attention": 2,

@@ -22,8 +22,8 @@ LEVELS = {
         "core": 1,
         **dict.fromkeys(("runner", "policy", "project"), 2),
         **dict.fromkeys(("llm", "training", "supervised", "registry"), 3),
-        **dict.fromkeys(("data", "judging", "sampling", "tracing", "lineage", "planning", "agents"), 4),
-        **dict.fromkeys(("analytics", "gateway"), 5),
+        **dict.fromkeys(("judging", "sampling", "tracing", "lineage", "planning", "agents"), 4),
+        **dict.fromkeys(("analytics", "data", "gateway"), 5),
         "tracking": 6,
         **dict.fromkeys(STAGES, 7),
     },
@@ -148,7 +148,11 @@ def test_tests_mirror_the_rooms() -> None:
     ("path", "source", "fault"),
     [
         ("steps/core/a.py", "from steps.policy import b", "steps.core.a imports steps.policy.b: level 2 from level 1"),
-        ("steps/data/a.py", "def f():\n    import steps.judging.b", "steps.data.a imports steps.judging.b: level 4"),
+        (
+            "steps/sampling/a.py",
+            "def f():\n    import steps.judging.b",
+            "steps.sampling.a imports steps.judging.b: level 4",
+        ),
         ("steps/analytics/a.py", "from steps.update import update", "level 7 from level 5"),
         ("steps/update.py", "import steps.rollout", "steps.update imports steps.rollout: level 7 from level 7"),
         ("steps/tracing/a.py", "from steps.runner.stage import main", "only stages, supervised and __main__ are run"),

@@ -31,7 +31,9 @@ MOST_WORDS = 1100  # of the README, as `wc -w` counts them
 PACKAGES = ("steps", "flows", "viewer", "environments", "benchmarks")
 FOLDERS = (*PACKAGES, "tasks_data", "tests", "docs", "mlflow", "requirements")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PLACEHOLDER = re.compile(r"[<…*]|NNN|my_task|more\.jsonl")  # in a path that stands for others, or that a command writes
+PLACEHOLDER = re.compile(
+    r"[<…*]|NNN|my_task|my_agent|more\.jsonl"
+)  # in a path that stands for others, or that a command writes
 HELP = """
 import contextlib, io, json, runpy, sys
 answers = []

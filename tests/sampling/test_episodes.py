@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
+from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from environments.base import Env, Scenario
+from environments._waiting import Limited, TookTooLong, result_of
+from environments.base import Env, Scenario, tool
 from steps.core.errors import UserError
+from steps.core.params import Policy
+from steps.core.params_sections import SlowTools
 from steps.core.records import Trajectory
-from steps.sampling import episodes
+from steps.sampling import episodes, players
 from steps.sampling.engine import Sampled
 
 EPISODES, TURNS = 6, 3
@@ -73,11 +79,11 @@ CHAT: Any = SimpleNamespace(
 )
 
 
-def play(env: Any, sampler: FakeSampler | None = None) -> list[Trajectory]:
+def play(env: Any, sampler: FakeSampler | None = None, chat: Any = CHAT, **more: Any) -> list[Trajectory]:
     attempts = [(scenario, 0) for scenario in SCENARIOS]
     return episodes.play(
         sampler or FakeSampler(),
-        CHAT,
+        chat,
         env,
         None,
         attempts,
@@ -86,6 +92,7 @@ def play(env: Any, sampler: FakeSampler | None = None) -> list[Trajectory]:
         adapter_hash="a",
         context=99,
         max_tokens=4,
+        **more,
     )
 
 
@@ -150,3 +157,144 @@ def test_an_environment_that_fails_in_a_thread_ends_its_episode_alone(monkeypatc
 def test_the_turns_of_an_episode_have_seeds_of_their_own() -> None:
     turns = [turn for trajectory in play(Inline) for turn in trajectory.turns]
     assert len({turn.completion_ids for turn in turns}) > EPISODES  # made from the seeds
+
+
+def test_free_takes_answers_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An episode is held up until all others have ended: in order, they would wait for it."""
+    left, others_ended = [(EPISODES - 1) * TURNS], threading.Event()
+
+    def meet(env: Env) -> None:
+        if env.scenario == SCENARIOS[0]:
+            assert others_ended.wait(timeout=20)
+            return
+        left[0] -= 1
+        if not left[0]:
+            others_ended.set()
+
+    monkeypatch.setattr(Slow, "meet", staticmethod(meet))
+    played = play(Slow, free=True)
+    assert [trajectory.error for trajectory in played] == [None] * EPISODES
+    monkeypatch.undo()
+    assert played == play(Slow) == play(Inline, free=True)
+
+
+# --- Tools with a limit
+
+
+class ToolTask(Env):
+    """A plain and an async tool, which wait for `going_on`; the episode ends by a third."""
+
+    max_turns = TURNS
+    overlap = 4
+    going_on = threading.Event()
+    at_once = most_at_once = 0
+    released: ClassVar[list[str]] = []
+    lock = threading.Lock()
+
+    @tool
+    def plain(self) -> str:
+        """Wait in a thread."""
+        with ToolTask.lock:
+            ToolTask.at_once += 1
+            ToolTask.most_at_once = max(ToolTask.at_once, ToolTask.most_at_once)
+        ToolTask.going_on.wait(timeout=20)
+        with ToolTask.lock:
+            ToolTask.at_once -= 1
+        return "late"
+
+    @tool
+    async def waiting(self) -> str:
+        """Wait on the event loop."""
+        while not ToolTask.going_on.is_set():
+            await asyncio.sleep(0.005)
+        return threading.current_thread().name
+
+    @tool
+    def quick(self) -> str:
+        """Answer at once."""
+        return "there"
+
+    def scripted(self, messages: Any, rng: Any) -> Any:
+        return turn("plain")
+
+    def release(self) -> None:
+        self.released.append(self.scenario.id)
+
+
+ToolTask.__abstractmethods__ = frozenset()
+Tools: Any = ToolTask
+
+
+def turn(*names: str) -> dict[str, Any]:
+    calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def chat_that_calls(*names: str) -> Any:
+    parsed = SimpleNamespace(message=turn(*names), problems=())
+    return SimpleNamespace(**{**vars(CHAT), "parse": lambda ids: parsed})
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Any:
+    ToolTask.going_on.clear()
+    ToolTask.at_once = ToolTask.most_at_once = 0
+    ToolTask.released.clear()
+    yield
+    ToolTask.going_on.set()
+
+
+@pytest.mark.parametrize("name", ["plain", "waiting"])
+def test_a_call_that_takes_too_long_is_an_error_and_the_turn_goes_on(name: str) -> None:
+    slow = SlowTools(tool_timeout=0.05)
+    played = play(Tools, chat=chat_that_calls("quick", name, "quick"), slow=slow, max_turns=1)
+    took = f'Error: the tool "{name}" took longer than 0.05 seconds, and its answer was not waited for.'
+    after = "there"
+    if name == "plain":  # it still runs in its thread, and calls of one episode never run at the same time
+        after = 'Error: the tool "quick" took longer than 0.05 seconds, and its answer was not waited for.'
+    for trajectory in played:
+        assert [seen["content"] for seen in trajectory.turns[0].observations] == ["there", took, after]
+        assert trajectory.stop_reason == "max_turns"
+    assert set(ToolTask.released) == {scenario.id for scenario in SCENARIOS}
+
+
+def test_an_answer_within_the_limit_is_read_and_async_tools_share_one_loop() -> None:
+    threading.Timer(0.1, ToolTask.going_on.set).start()
+    for trajectory in play(Tools, chat=chat_that_calls("waiting", "plain"), max_turns=1):
+        assert [seen["content"] for seen in trajectory.turns[0].observations] == ["async tools", "late"]
+
+
+def test_no_more_episodes_than_workers_answer_at_the_same_time() -> None:
+    threading.Timer(0.1, ToolTask.going_on.set).start()
+    play(Tools, chat=chat_that_calls("plain"), slow=SlowTools(tool_workers=2))
+    assert ToolTask.most_at_once == 2
+
+
+def test_players_that_are_asked_in_messages_honour_both() -> None:
+    policy, attempts = Policy(kind="scripted"), [(scenario, 0) for scenario in SCENARIOS]
+    slow = SlowTools(tool_workers=3, tool_timeout=0.05)
+    played = players.play(policy, Tools, None, attempts, prefix="x", max_turns=1, slow=slow)
+    for game in played:
+        [observation] = game.trajectory.turns[0].observations
+        assert observation["content"].startswith('Error: the tool "plain" took longer than 0.05 seconds')
+    assert set(ToolTask.released) == {scenario.id for scenario in SCENARIOS}
+    threading.Timer(0.1, ToolTask.going_on.set).start()
+    ToolTask.most_at_once = ToolTask.at_once = 0
+    players.play(policy, Tools, None, attempts, prefix="x", max_turns=1, slow=SlowTools(tool_workers=3))
+    assert ToolTask.most_at_once == 3
+
+
+def test_a_limit_waits_for_the_call_before_and_passes_errors_on() -> None:
+    limit = Limited(0.2)
+    ends = time.monotonic() + 0.25
+    with pytest.raises(TookTooLong):
+        limit(lambda: time.sleep(max(0.0, ends - time.monotonic())))
+    assert limit(lambda: time.monotonic() >= ends)  # only then did it begin
+
+    def fail() -> None:
+        raise TimeoutError("the service's own")
+
+    with pytest.raises(TimeoutError, match="the service's own"):
+        limit(fail)
+    with pytest.raises(TookTooLong):
+        result_of(Future(), 0.01)

@@ -181,6 +181,36 @@ def test_a_whole_batch(batch: Batch) -> None:
     assert batch.adapter() != files(batch.folder / "previous-adapter")
 
 
+def test_the_tokens_of_an_agent_are_trained_on_as_any_but_for_those_that_a_grammar_chose(batch: Batch) -> None:
+    """The same tokens give the same adapter whoever asked for them; where a grammar chose all of them, there is none to
+    train on, in whole steps or in a whole batch."""
+    plain = batch.update("plain")
+    asked = {"context": ({"role": "user", "content": "?"},)}
+    for name, played in list(batch.trajectories.items()):
+        first, *others = played.turns
+        turns = [first.model_copy(update=asked), *others]
+        turns[-1] = turns[-1].model_copy(update={**asked, "fork": "edited" if others else ""})
+        batch.change(name, turns=tuple(turns), stop_reason="done")
+    agents = batch.update("agents")
+    assert counts(agents) == (24, 24, 0, 0)
+    assert agents["tokens_trained"] == plain["tokens_trained"] == agents["tokens_collected"]
+    assert batch.adapter("agents") == batch.adapter("plain")
+
+    for scenario in range(4):  # whole groups: a step may consist of them alone
+        for attempt in range(6 if scenario < 2 else 1):
+            name = f"s{scenario}/{attempt}"
+            constrained = [turn.model_copy(update={"is_constrained": True}) for turn in batch.trajectories[name].turns]
+            batch.change(name, turns=tuple(constrained))
+    partly = batch.update("partly")
+    assert counts(partly) == (24, 24, 0, 0)
+    assert partly["tokens_trained"] + partly["tokens_dropped/constrained"] == partly["tokens_collected"]
+    assert partly["tokens_dropped/constrained"] > 0
+    for name in batch.trajectories:
+        constrained = [turn.model_copy(update={"is_constrained": True}) for turn in batch.trajectories[name].turns]
+        batch.change(name, turns=tuple(constrained))
+    assert batch.update("none", beta=0.1)["tokens_trained"] == 0
+
+
 def test_the_checkpoint_names_the_adapter_that_was_written_and_is_gone_on_from(batch: Batch) -> None:
     from steps.policy.adapter import adapter_hash
 

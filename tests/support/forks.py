@@ -41,6 +41,7 @@ class Agent:
         self.tools: tuple[Any, ...] = TOOLS
         self.messages: list[Message] = [self.system(), self.user()]
         self.calls = 0
+        self.asked: list[tuple[list[Message], tuple[Any, ...]]] = []
 
     def text(self, count: int = 8) -> str:
         return " ".join(self.draw.choice(WORDS) for _ in range(count)) + f" {self.draw.randrange(10**6)}"
@@ -68,6 +69,7 @@ class Agent:
         self, messages: list[Message], tools: tuple[Any, ...] | None = None, calls: int = 1, **more: Any
     ) -> Placement:
         """Ask for an answer and record it; the conversation becomes these messages with it."""
+        self.asked.append((messages, self.tools if tools is None else tools))
         request = Request(tuple(copy.deepcopy(messages)), self.tools if tools is None else tools, **more)
         chat = self.chats(request.tools)
         placement = self.graph.ask(self.graph.place(request, chat))
@@ -84,6 +86,11 @@ class Agent:
         answers = [{"role": "tool", "tool_call_id": call["id"], "content": self.text(6)} for call in calls]
         return [*copy.deepcopy(self.messages), *(answers or [self.user()])]
 
+    @property
+    def answers(self) -> int:
+        """Answers in the conversation."""
+        return len(self._answers(self.messages))
+
     def play(self, turns: int) -> None:
         for _ in range(turns):
             is_first = not self.graph.nodes
@@ -96,11 +103,10 @@ class Agent:
         return placement
 
     def _retry(self, asked: list[Message]) -> Placement:
-        node = self.draw.choice(self.graph.nodes)
-        return self.ask(list(node.placement.shown.messages))
+        return self.ask(*self.draw.choice(self.asked))
 
     def _json_rewritten(self, asked: list[Message]) -> Placement:
-        calls = list(asked[self._answers(asked)[-1]].get("tool_calls", ()))
+        calls = asked[self._answers(asked)[-1]].get("tool_calls", [])
         if not calls:  # the last answer had none: another does
             self.ask(asked)
             asked = self.observed()
@@ -118,13 +124,15 @@ class Agent:
     def _reasoning_stripped(self, asked: list[Message]) -> Placement:
         places = self._answers(asked)
         for place in places if self.draw.random() < 0.5 else places[-1:]:
-            content = asked[place]["content"].partition("</think>")[2]
+            content = asked[place]["content"].rpartition("</think>")[2]
             asked[place]["content"] = content if self.draw.random() < 0.5 else content.strip()
         return self.ask(asked)
 
     def _system_changed(self, asked: list[Message]) -> Placement:
         way = self.draw.randrange(4)
-        if way == 0:  # the date or the state is in it
+        if asked[0]["role"] != "system":
+            asked.insert(0, self.system())
+        elif way == 0:  # the date or the state is in it
             asked[0]["content"] += f"\n\nThe time is {self.draw.randrange(24)}:{self.draw.randrange(60)}."
         elif way == 1:
             asked[0] = self.system()
@@ -136,10 +144,12 @@ class Agent:
         return self.ask(asked)
 
     def _tools_changed(self, asked: list[Message]) -> Placement:
-        tools = [(), TOOLS[:1], TOOLS[1:], tuple(reversed(TOOLS))][self.draw.randrange(4)]
-        return self.ask(asked, tools)
+        others = [(), TOOLS[:1], TOOLS[1:], tuple(reversed(TOOLS)), TOOLS]
+        return self.ask(asked, self.draw.choice([tools for tools in others if tools != self.tools]))
 
     def _history_compacted(self, asked: list[Message]) -> Placement:
+        if asked[0]["role"] != "system":
+            return self.ask(asked[:1] + asked[self._answers(asked)[-1] :])
         way, tail = self.draw.randrange(5), self._answers(asked)[-1]
         summary = self.draw.choice(SUMMARIES).format(self.text(12))
         if way == 0:  # the middle is gone
@@ -160,7 +170,7 @@ class Agent:
         way = self.draw.randrange(4)
         if way == 0:
             return self.ask([self.system(), self.user()], TOOLS[:1])
-        if way == 1:  # the same instructions, another piece of the work
+        if way == 1 and asked[0]["role"] == "system":  # the same instructions, another piece of the work
             return self.ask([asked[0], {"role": "user", "content": f"Write a summary of chapter {self.text(6)}."}])
         if way == 2:
             return self.ask([self.user()])
@@ -169,14 +179,16 @@ class Agent:
     def _edited(self, asked: list[Message]) -> Placement:
         way = self.draw.randrange(4)
         if way == 0:  # what a tool gave is shortened
-            place = next(at for at, message in enumerate(asked) if at > 2 and message["role"] in ("tool", "user"))
+            place = next(
+                at for at in reversed(range(self._answers(asked)[-1])) if asked[at]["role"] in ("tool", "user")
+            )
             asked[place]["content"] = asked[place]["content"][:9] + "…"
         elif way == 1:  # the agent goes back and asks otherwise
-            asked = [*asked[: self._answers(asked)[0] + 1], *[m for m in self.observed()[-1:] if m["role"] == "user"]]
-            asked.append(self.user())
-        elif way == 2:  # the first question is made more precise
-            asked = asked[:2]
-            asked[1]["content"] += " Answer in one word."
+            asked = [*asked[: self._answers(asked)[0] + 1], self.user()]
+        elif way == 2 and (users := [at for at, message in enumerate(asked) if message["role"] == "user"]):
+            place = users[0]  # the first question is made more precise
+            asked = asked[: place + 1]
+            asked[-1]["content"] += " Answer in one word."
         else:  # other words in the mouth of the model
             asked[self._answers(asked)[0]]["content"] = self.text(5)
         return self.ask(asked)

@@ -60,9 +60,11 @@ class Proxy:
         except (OSError, AttributeError, ValueError):
             writer.close()
             return
-        forth = asyncio.create_task(self._copy(reader, other_writer, False))
-        await self._copy(other_reader, writer, True)
-        forth.cancel()
+        ways = [self._copy(reader, other_writer, False), self._copy(other_reader, writer, True)]
+        tasks = [asyncio.create_task(way) for way in ways]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # either side has gone
+        for task in tasks:
+            task.cancel()
         for end in (writer, other_writer):
             end.close()
 
@@ -128,13 +130,13 @@ def play_storm(
 ) -> dict[str, Any]:
     """One agent's episodes, and what was counted of them."""
     import environments
-    from environments.base import Scenario
+    from environments.email_search import EmailSearch
     from steps.core.params import Agents, Policy, Rollout
     from steps.gateway import play
+    from tests.support.agents._common import mailbox
 
     task = f"{PLACE}.{name}"
-    texts = [f"Which mail is about project {number}?" for number in range(-(-episodes // 4))]
-    scenarios = [Scenario.make(task, "train", [{"role": "user", "content": text}], {}) for text in texts]
+    scenarios = EmailSearch.scenarios(mailbox(), "train", -(-episodes // 4), seed)
     attempts = [(scenario, attempt) for scenario in scenarios for attempt in range(4)][:episodes]
     proxy = Proxy(seed, cut=0.05 if faults else 0.0, delay=0.03 if faults else 0.0, seconds=2.5)
     proxy.target = lambda: play._gateways[0].address if play._gateways else None
@@ -146,7 +148,7 @@ def play_storm(
     began = time.perf_counter()
     try:
         with logged(log):
-            limits = Rollout.model_validate({"max_tokens": 24, "order": order})
+            limits = Rollout.model_validate({"max_tokens": 64, "order": order})
             env = environments.load(task)
             agents = Agents(concurrency=32)
             played = play.play(Policy(), limits, agents, task, env, adapter, attempts, "001", seed)

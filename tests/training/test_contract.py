@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,30 @@ def random_trajectory(seed: int) -> Trajectory:
     return trajectory(*turns, stop_reason=stop_reason)
 
 
+def random_agent(seed: int) -> Trajectory:
+    """As an agent asks by itself: conversations that take turns and fork anywhere, turns that are cut off, end by a stop
+    text, or were chosen by a grammar, and now and then a turn that goes on where another was cut off."""
+    rng = random.Random(seed)
+
+    def tokens(least: int, most: int) -> list[int]:
+        count = rng.randint(least, most)
+        return [rng.choice([token for token in range(VOCABULARY) if token != END]) for _ in range(count)]
+
+    turns: list[Turn] = []
+    ends: list[list[int]] = []
+    for _ in range(rng.randint(1, 8)):
+        branch = rng.choice([*ends, *ends[-1:], []])
+        prompt = branch + tokens(0 if branch and branch[-1] != END else 1, 5)
+        reason = rng.choice(["stop", "stop", "length"])
+        sampled = tokens(1, 4) + ([END] if reason == "stop" and rng.random() < 0.8 else [])
+        ends.append([*prompt, *sampled])
+        changes: dict[str, Any] = {"finish_reason": reason, "is_constrained": rng.random() < 0.2}
+        if not turns or branch != ends[-2]:
+            changes |= {"context": ({"role": "user", "content": "?"},), "fork": "edited" if turns else ""}
+        turns.append(turn(prompt, sampled, logprobs=tuple(-rng.expovariate(1) for _ in sampled), **changes))
+    return trajectory(*turns)
+
+
 # --- What is fine
 
 
@@ -100,6 +125,23 @@ def test_untouched_trajectories_pass() -> None:
     assert {one.stop_reason for one in made} == {"done", "length"}
     assert {len(one.flatten()) for one in made} >= {1, 2, 3}
     assert any(len(one.turns) > len(one.flatten()) > 1 for one in made)
+
+
+def test_whatever_an_agent_asks_passes_and_each_sampled_token_bears_loss_once() -> None:
+    made = [random_agent(seed) for seed in range(300)]
+    for one in made:
+        rows = one.flatten()
+        assert breach(one, rows, END, VOCABULARY) is None
+        borne = sorted(pair for row in rows for pair in zip(row.logprobs, row.ids, row.mask, strict=True) if pair[2])
+        sampled = [
+            zip(turn.logprobs, turn.completion_ids, strict=True) for turn in one.turns if not turn.is_constrained
+        ]
+        assert borne == sorted((*pair, 1) for pairs in sampled for pair in pairs)
+    interleaved = [one for one in made if len(one.flatten()) > 1 and len(one.turns) > len(one.flatten())]
+    assert len(interleaved) > 50
+    assert any(turn.is_constrained for one in made for turn in one.turns)
+    assert any(turn.finish_reason == "length" for one in made for turn in one.turns[:-1])
+    assert any(turn.finish_reason == "stop" and turn.completion_ids[-1] != END for one in made for turn in one.turns)
 
 
 # --- A reason for each breach
@@ -157,6 +199,24 @@ def test_a_turn_cut_off_is_the_last_and_ends_the_episode(lasts: list[int], stop_
     assert reason(one) == "a stop_reason that does not fit the last turn"
 
 
+def test_what_an_agent_of_ones_own_may_and_may_not() -> None:
+    """It goes on after a turn that was cut off or ended by a stop text; nobody else's episode does."""
+    asked = {"context": ({"role": "user", "content": "?"},)}
+    turns = [turn([1], [2, 5], **asked), turn([1, 2, 5, END, 3], [4, 6], finish_reason="stop")]
+    its_own: tuple[StopReason, ...] = ("done", "context")
+    for stop_reason in its_own:
+        assert reason(trajectory(*turns, stop_reason=stop_reason)) is None
+    native = [turns[0].model_copy(update={"context": ()}), turns[1]]
+    assert reason(trajectory(*native)) == "a turn whose finish_reason does not fit its last token"
+    others: tuple[StopReason, ...] = ("length", "max_turns")
+    for stop_reason in others:
+        expected = "a stop_reason that an agent of one's own does not have"
+        assert reason(trajectory(*turns, stop_reason=stop_reason)) == expected
+    assert reason(trajectory(*turns, stop_reason="error")) == "the episode failed"
+    ended = turn([1], [2, END], finish_reason="length", **asked)
+    assert reason(trajectory(ended)) == "a turn whose finish_reason does not fit its last token"
+
+
 def test_without_a_token_that_ends_turns_none_says_that_it_ended() -> None:
     cut = trajectory(turn([1, 2], [3, 4]), stop_reason="length")
     assert breach(cut, cut.flatten(), None, VOCABULARY) is None
@@ -207,7 +267,7 @@ def test_a_turn_that_adds_no_prompt_is_no_turn() -> None:
 def corrupted(rows: list[Row], kind: str, rng: random.Random) -> list[Row]:
     """The rows with one thing about one token changed."""
     rows = [Row(list(row.ids), list(row.mask), list(row.logprobs)) for row in rows]
-    row = rng.choice(rows)
+    row = rng.choice([row for row in rows if kind != "logprob" or any(row.mask)])
     place = rng.randrange(len(row.ids))
     if kind == "id":
         row.ids[place] = rng.choice([token for token in range(VOCABULARY) if token != row.ids[place]])
@@ -226,10 +286,13 @@ def corrupted(rows: list[Row], kind: str, rng: random.Random) -> list[Row]:
 
 
 @pytest.mark.parametrize("kind", ["id", "mask", "logprob", "dropped", "doubled", "row"])
-def test_any_corruption_of_a_row_is_found(kind: str) -> None:
+@pytest.mark.parametrize("make", [random_trajectory, random_agent])
+def test_any_corruption_of_a_row_is_found(make: Callable[[int], Trajectory], kind: str) -> None:
     for seed in range(500):
-        one = random_trajectory(seed)
+        one = make(seed)
         rows = one.flatten()
+        if kind == "logprob" and not any(sum(row.mask) for row in rows):
+            continue
         assert rows_breach(one, rows) is None
         assert rows_breach(one, corrupted(rows, kind, random.Random(seed))) is not None, (kind, seed)
 

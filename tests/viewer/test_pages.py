@@ -379,8 +379,39 @@ def test_tokenizer_of_a_hugging_face_name_is_taken_from_the_cache(
 def test_a_prompt_that_does_not_extend_begins_a_row() -> None:
     empty = {"logprobs": [], "message": "{}", "observations": "[]", "finish_reason": "length"}
     rows = [{"prompt_ids": [1, 2], "completion_ids": [3]}, {"prompt_ids": [1, 2, 4], "completion_ids": [5]}]
-    told, _ = group.turns([row | empty for row in rows], None)
-    assert [(turn.fresh, turn.context, turn.cut) for turn in told] == [(False, "1 2", True), (True, "1 2 4", True)]
+    told, _ = group.branches([row | empty for row in rows], None)
+    assert [(turn.fresh, turn.context, turn.cut) for branch in told for turn in branch.turns] == [
+        (False, "1 2", True),
+        (True, "1 2 4", True),
+    ]
+
+
+def test_the_turns_of_an_agent_are_a_tree(own: Path) -> None:
+    """A sub-agent beside the first conversation, a fork below the turn that it goes back to, and what is not trained on."""
+    whole = trajectory(scenario(0), 0, "001", 3)
+    first, second, third = whole.turns
+    asked = {"context": ({"role": "user", "content": "?"},)}
+    turns = (
+        first.model_copy(update=asked),
+        first.model_copy(update={"prompt_ids": (7, 8), "fork": "sub_agent", **asked}),
+        second.model_copy(update={"is_constrained": True}),
+        second.model_copy(update={"prompt_ids": (*second.prompt_ids, 9), "fork": "edited", **asked}),
+        third,
+    )
+    forked = whole.model_copy(update={"turns": turns})
+    flat = trajectory(scenario(0), 1, "001", 1)
+    write(own / "001", [forked, flat], [reward(forked, True), reward(flat, False)])
+    (own / "001" / "fates.json").write_text(json.dumps({forked.id: "gradient", flat.id: "zero_variance"}))
+    with browse(own) as client:
+        html = client.get("/group", params={"at": "001/rollout", "scenario": scenario(0).id}).text
+    outline = re.findall(r"<(ol|/ol)\b|turn (\d) ·|fork[^<]*<strong>([a-z ]+)</strong>|not trained on: ([a-z ]+)", html)
+    assert ["".join(part) for part in outline] == [
+        *("ol", "1", "ol", "edited", "4", "/ol", "3", "constrained", "5", "/ol"),  # the fork stands below turn 1
+        *("ol", "sub agent", "2", "/ol"),
+        *("ol", "1", "without signal", "/ol"),  # of the other attempt
+    ]
+    assert "fork after turn 1: <strong>edited</strong>" in html
+    assert html.count('class="tokens  dropped"') == 2
 
 
 def test_attempts_that_sampled_the_same_say_so(own: Path) -> None:

@@ -1,16 +1,24 @@
-"""What the agents share: the address (of a network that fails, where a test wants one), tools, and the count of calls."""
+"""What the agents share: the address (of a network that fails, where a test wants one), the mailbox, and its tools.
+
+An episode is a scenario of email_search, whose tools the embedded policy can call: see environments/email_search.py.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
 import os
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from environments._agents import Result
+from environments.base import Env
+from environments.email_search import EmailSearch
 
-TURNS = 3
+TURNS = 4
 TIMEOUT = float(os.environ.get("STORM_TIMEOUT", "60"))  # seconds, of a request
 RETRIES = int(os.environ.get("STORM_RETRIES", "60"))  # of a request, by the SDK
+SCHEMAS: list[Any] = [tool.schema for tool in EmailSearch.tools().values()]
 
 
 def base_url(episode: Any) -> str:
@@ -22,47 +30,30 @@ def base_url(episode: Any) -> str:
     return f"{scheme}://{proxy}/{rest.partition('/')[2]}"
 
 
-def question(episode: Any) -> str:
-    return str(episode.scenario.messages[-1]["content"])
+@functools.cache
+def mailbox() -> Any:
+    return EmailSearch.load(Path(__file__).parent.parent.parent.parent / "tasks_data" / "email_search")
 
 
-def search(query: str) -> str:
-    """Search the mails for a text."""
-    return f"2 mails hold {query[:20]!r}: 17, 23"
+def world(episode: Any) -> Env:
+    return EmailSearch(episode.scenario, mailbox())
 
 
-def read(number: int) -> str:
-    """Read a mail by its number."""
-    return f"Mail {number}: the meeting is on Tuesday."
+def messages(episode: Any) -> list[Any]:
+    """The system prompt and the question."""
+    return [dict(message) for message in episode.scenario.messages]
 
 
-def answer(text: str) -> str:
-    """Give the answer."""
-    return "noted"
-
-
-TOOLS: list[Callable[..., str]] = [search, read, answer]
-SCHEMAS: list[Any] = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": text,
-            "parameters": {"type": "object", "properties": {field: {"type": kind}}, "required": [field]},
-        },
-    }
-    for name, text, field, kind in (
-        ("search", "Search the mails for a text.", "query", "string"),
-        ("read", "Read a mail by its number.", "number", "integer"),
-        ("answer", "Give the answer.", "text", "string"),
-    )
-]
-
-
-def run(name: str, arguments: str) -> str:
+def run(env: Env, name: str, arguments: Any) -> str:
     """What a tool answers, whatever the policy made of its name and arguments."""
-    return f"{name[:20]} was called with {arguments[:40]}"
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return "the arguments are not JSON"
+    return env.call(name, arguments)
 
 
 def result(calls: int) -> Result:
+    """The number of answers that the agent got."""
     return Result(reward=float(calls % 2), components={"calls": float(calls)})

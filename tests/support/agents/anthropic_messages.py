@@ -18,10 +18,10 @@ TOOLS: list[Any] = [
 
 async def rollout(episode: Any) -> Any:
     import anthropic
-    import httpx
+    import httpx2 as httpx
 
     calls = 0
-    messages: list[Any] = [{"role": "user", "content": common.question(episode)}]
+    env, (system, *messages) = common.world(episode), common.messages(episode)
     async with anthropic.AsyncAnthropic(
         base_url=common.base_url(episode).removesuffix("/v1"),
         api_key=episode.api_key,
@@ -29,8 +29,8 @@ async def rollout(episode: Any) -> Any:
         max_retries=common.RETRIES,
     ) as client:
         for turn in range(common.TURNS):
-            asked: dict[str, Any] = {"model": "policy", "max_tokens": 48, "messages": messages, "tools": TOOLS}
-            asked["system"] = "You look things up."
+            asked: dict[str, Any] = {"model": "policy", "max_tokens": 64, "messages": messages, "tools": TOOLS}
+            asked["system"] = system["content"]
             if turn % 2:
                 for _ in range(common.RETRIES):
                     try:
@@ -45,7 +45,8 @@ async def rollout(episode: Any) -> Any:
             messages.append({"role": "assistant", "content": [block.model_dump() for block in reply.content]})
             used = [block for block in reply.content if block.type == "tool_use"]
             if not used:
-                break
+                messages.append({"role": "user", "content": "Call a tool."})
+                continue
             messages.append(
                 {
                     "role": "user",
@@ -53,7 +54,7 @@ async def rollout(episode: Any) -> Any:
                         {
                             "type": "tool_result",
                             "tool_use_id": block.id,
-                            "content": common.run(block.name, str(block.input)),
+                            "content": common.run(env, block.name, block.input),
                         }
                         for block in used
                     ],

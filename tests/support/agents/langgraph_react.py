@@ -8,6 +8,19 @@ from typing import Any
 from tests.support.agents import _common as common
 
 
+def tools(env: Any) -> list[Any]:
+    """The mailbox's tools as LangChain's, with the schemas that the policy was trained with."""
+    from langchain_core.tools import StructuredTool
+
+    def made(name: str, description: str, parameters: dict[str, Any]) -> StructuredTool:
+        def call(**arguments: Any) -> str:
+            return common.run(env, name, arguments)
+
+        return StructuredTool(name=name, description=description, args_schema=parameters, func=call)
+
+    return [made(**schema["function"]) for schema in common.SCHEMAS]
+
+
 async def rollout(episode: Any) -> Any:
     from langchain_core.callbacks import AsyncCallbackHandler
     from langchain_openai import ChatOpenAI
@@ -28,10 +41,10 @@ async def rollout(episode: Any) -> Any:
         timeout=common.TIMEOUT,
         max_retries=common.RETRIES,
     )
-    agent = create_react_agent(model, common.TOOLS)
+    agent = create_react_agent(model, tools(common.world(episode)))
     try:
         await agent.ainvoke(
-            {"messages": [("user", common.question(episode))]},
+            {"messages": common.messages(episode)},
             {"recursion_limit": 2 * common.TURNS, "callbacks": [counter]},
         )
     except GraphRecursionError:

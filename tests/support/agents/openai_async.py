@@ -11,7 +11,7 @@ async def rollout(episode: Any) -> Any:
     from openai import AsyncOpenAI
 
     calls = 0
-    messages: list[Any] = [{"role": "user", "content": common.question(episode)}]
+    env, messages = common.world(episode), common.messages(episode)
     async with AsyncOpenAI(
         base_url=common.base_url(episode),
         api_key=episode.api_key,
@@ -23,10 +23,10 @@ async def rollout(episode: Any) -> Any:
             calls += 1
             message = reply.choices[0].message
             messages.append(message.model_dump(exclude_none=True))
-            if not message.tool_calls:
-                break
-            calls_made: list[Any] = list(message.tool_calls)
+            calls_made: list[Any] = list(message.tool_calls or ())
+            if not calls_made or env.done:
+                messages.append({"role": "user", "content": "Call a tool."})
             for call in calls_made:
-                text = common.run(call.function.name, call.function.arguments)
+                text = common.run(env, call.function.name, call.function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
     return common.result(calls)

@@ -17,7 +17,7 @@ class Verdict(BaseModel):
 async def rollout(episode: Any) -> Any:
     from openai import AsyncOpenAI
 
-    messages: list[Any] = [{"role": "user", "content": common.question(episode)}]
+    messages = common.messages(episode)
     async with AsyncOpenAI(
         base_url=common.base_url(episode),
         api_key=episode.api_key,

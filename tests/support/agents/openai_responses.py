@@ -12,7 +12,7 @@ TOOLS: list[Any] = [{"type": "function", **schema["function"], "strict": False} 
 async def rollout(episode: Any) -> Any:
     from openai import AsyncOpenAI
 
-    calls = 0
+    calls, env = 0, common.world(episode)
     async with AsyncOpenAI(
         base_url=common.base_url(episode),
         api_key=episode.api_key,
@@ -20,7 +20,7 @@ async def rollout(episode: Any) -> Any:
         max_retries=common.RETRIES,
     ) as client:
         response: Any = None
-        items: Any = common.question(episode)
+        items: Any = common.messages(episode)
         for _ in range(common.TURNS):
             previous = {"previous_response_id": response.id} if response is not None else {}
             response = await client.responses.create(model="policy", input=items, tools=TOOLS, **previous)
@@ -29,11 +29,10 @@ async def rollout(episode: Any) -> Any:
                 {
                     "type": "function_call_output",
                     "call_id": item.call_id,
-                    "output": common.run(item.name, item.arguments),
+                    "output": common.run(env, item.name, item.arguments),
                 }
                 for item in response.output
                 if item.type == "function_call"
             ]
-            if not items:
-                break
+            items = items or [{"role": "user", "content": "Call a tool."}]
     return common.result(calls)

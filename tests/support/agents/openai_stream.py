@@ -8,11 +8,11 @@ from tests.support.agents import _common as common
 
 
 async def rollout(episode: Any) -> Any:
-    import httpx
+    import httpx2 as httpx
     import openai
 
     calls = 0
-    messages: list[Any] = [{"role": "user", "content": common.question(episode)}]
+    env, messages = common.world(episode), common.messages(episode)
     async with openai.AsyncOpenAI(
         base_url=common.base_url(episode),
         api_key=episode.api_key,
@@ -48,8 +48,8 @@ async def rollout(episode: Any) -> Any:
                 ]
             messages.append(written)
             if not message.tool_calls:
-                break
-            for call in message.tool_calls:
-                text = common.run(call.function.name, call.function.arguments)
+                messages.append({"role": "user", "content": "Call a tool."})
+            for call in message.tool_calls or ():
+                text = common.run(env, call.function.name, call.function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
     return common.result(calls)

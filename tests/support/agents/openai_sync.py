@@ -10,10 +10,7 @@ from tests.support.agents import _common as common
 def rollout(episode: Any) -> Any:
     from openai import OpenAI
 
-    messages: list[Any] = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": common.question(episode)},
-    ]
+    messages = common.messages(episode)
     with OpenAI(
         base_url=common.base_url(episode),
         api_key=episode.api_key,

@@ -12,7 +12,7 @@ from tests.support.agents import _common as common
 
 async def rollout(episode: Any) -> Any:
     calls = 0
-    messages: list[Any] = [{"role": "user", "content": common.question(episode)}]
+    messages = common.messages(episode)
     headers = {"Authorization": f"Bearer {episode.api_key}"}
     async with httpx.AsyncClient(headers=headers, timeout=common.TIMEOUT) as client:
         for turn in range(common.TURNS):

@@ -1,0 +1,59 @@
+"""Transcripts as lists of messages: errors among the observations, and what was called."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+Message = dict[str, Any]  # as in the OpenAI chat format: role, content, and an assistant's tool_calls
+
+
+def error(text: str) -> str:
+    """The observation of an error. All environments use this form, so that a reward can count errors."""
+    return f"Error: {text}."
+
+
+def is_error(observation: Message) -> bool:
+    return str(observation.get("content", "")).startswith("Error: ")
+
+
+def count_errors(messages: Sequence[Message]) -> int:
+    """The number of observations that are errors."""
+    return sum(message["role"] == "tool" and is_error(message) for message in messages)
+
+
+def count_turns(messages: Sequence[Message]) -> int:
+    """The number of turns that the policy took."""
+    return sum(message["role"] == "assistant" for message in messages)
+
+
+def count_calls(messages: Sequence[Message]) -> int:
+    """The number of calls that were answered; a turn without any counts as one."""
+    calls = 0
+    for place, message in enumerate(messages):
+        if message["role"] == "assistant":
+            answers = itertools.takewhile(lambda later: later["role"] == "tool", messages[place + 1 :])
+            calls += max(1, min(len(message.get("tool_calls") or ()), len(list(answers))))
+    return calls
+
+
+def tool_calls(messages: Sequence[Message]) -> list[tuple[str, dict[str, Any], Message]]:
+    """(name, arguments, observation) of each call in a transcript, in order. Calls without an observation are skipped."""
+    calls = []
+    for index, message in enumerate(messages):
+        observations = []
+        for later in messages[index + 1 :]:
+            if later["role"] != "tool":
+                break
+            observations.append(later)
+        for call, observation in zip(message.get("tool_calls") or (), observations, strict=False):
+            arguments = call["function"]["arguments"]
+            calls.append((call["function"]["name"], arguments if isinstance(arguments, dict) else {}, observation))
+    return calls
+
+
+def accepted(messages: Sequence[Message], tool: str) -> dict[str, Any] | None:
+    """The arguments of the first call of a tool that was answered without an error, or None."""
+    calls = (arguments for name, arguments, seen in tool_calls(messages) if name == tool and not is_error(seen))
+    return next(calls, None)

@@ -1,0 +1,173 @@
+"""The processes in which a client runs rollout functions (steps/agents/worker.py): started, replaced, and ended.
+
+A process that dies loses the episodes in it; when they come again, each gets a process of its own. One with a function that
+was left behind gets no more episodes, another takes its place, and it ends when the others in it are done. Each leads a
+process group, which ends with it, and by itself when this process is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from steps.core.errors import UserError
+
+LONGEST = 2**26  # bytes of a message
+ALONE = 8  # most processes that end with the episodes in them, up to which a suspect gets its own
+DEATHS = 3  # of processes one after another that have not loaded the task, before it counts as broken
+
+# The key of an episode, and {"result", "error"}, or {"lost": why its process died; None where nothing is wrong with it}.
+Ended = Callable[[str, dict[str, Any]], None]
+
+
+class Process:
+    """One process, and the keys of the episodes in it."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self.child = child
+        self.keys: set[str] = set()
+        self.is_retired = False  # it gets no more episodes
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.reader: asyncio.Task[None] | None = None
+
+    def send(self, message: dict[str, Any]) -> None:
+        if self.child.stdin is not None and not self.child.stdin.is_closing():
+            self.child.stdin.write(json.dumps(message).encode() + b"\n")
+
+    def kill(self) -> None:
+        """End it and all that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.child.pid, signal.SIGKILL)
+
+
+class Processes:
+    """`count` processes for a task. `ended` is told of each episode, once; `say` of what a person should know."""
+
+    def __init__(
+        self, task: str, count: int, variables: dict[str, str], ended: Ended, say: Callable[[str], None]
+    ) -> None:
+        self.task, self.count, self.variables, self.ended, self.say = task, count, variables, ended, say
+        self.command = [sys.executable, "-m", "steps.agents.worker"]
+        self.all: list[Process] = []
+        self.own_loops = False  # the functions were seen to block their event loop
+        self.broken: str | None = None  # why the task cannot be loaded
+        self.starting, self.early_deaths = asyncio.Lock(), 0
+
+    async def start(self) -> list[Process]:
+        """Start those that are missing, and return those that are ready. UserError where the task cannot be loaded."""
+        async with self.starting:
+            while True:
+                if self.broken is not None:
+                    raise UserError(self.broken)
+                current = [process for process in self.all if not process.is_retired]
+                for _ in range(self.count - len(current)):
+                    await self._start()
+                if ready := [process for process in current if process.ready.done()]:
+                    return ready
+                coming = [process.ready for process in self.all if not process.is_retired]
+                await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _start(self) -> Process:
+        words = [*self.command, self.task, *(["--own-loops"] if self.own_loops else [])]
+        pipe = asyncio.subprocess.PIPE
+        child = await asyncio.create_subprocess_exec(
+            *words, stdin=pipe, stdout=pipe, env=self.variables, limit=LONGEST, start_new_session=True
+        )
+        process = Process(child)
+        self.all.append(process)
+        process.reader = asyncio.create_task(self._read(process))
+        return process
+
+    async def play(self, key: str, entry: dict[str, Any], is_suspect: bool = False) -> None:
+        """Run an episode in the process that has fewest; a suspect, which may have ended the process that it was in, in one
+        of its own, as far as there are not too many. UserError where the task cannot be loaded."""
+        processes = await self.start()
+        if is_suspect and sum(process.is_retired for process in self.all) < ALONE:
+            process = await self._start()
+            process.is_retired = True
+            process.keys.add(key)
+            await process.ready
+            if key not in process.keys:
+                return  # it has died, and `ended` was told
+        else:
+            process = min(processes, key=lambda each: len(each.keys))
+        process.keys.add(key)
+        process.send({"play": {"key": key, **entry}})
+
+    def cancel(self, key: str) -> None:
+        """Cancel an episode. `ended` is told when its function has ended."""
+        for process in self.all:
+            if key in process.keys:
+                process.send({"cancel": key})
+
+    def overdue(self, key: str) -> None:
+        """An episode has not ended long after its time: not even the process's own watch could say so. It ends."""
+        for process in self.all:
+            if key in process.keys:
+                process.keys.remove(key)
+                process.is_retired = True
+                process.kill()
+
+    async def _read(self, process: Process) -> None:
+        assert process.child.stdout is not None
+        while line := await process.child.stdout.readline():
+            message = json.loads(line)
+            if "ready" in message:
+                self.early_deaths = 0
+                process.ready.set_result(None)
+            elif "broken" in message:
+                self.broken = message["broken"]
+            elif "blocked" in message:
+                self._separate(process, message["blocked"])
+            elif message["ended"] in process.keys:
+                process.keys.remove(message["ended"])
+                process.is_retired |= message["left_behind"]
+                self.ended(message["ended"], {"result": message["result"], "error": message["error"]})
+            if process.is_retired and not process.keys:
+                process.kill()
+        code = await process.child.wait()
+        process.kill()  # what it has left behind
+        self.all.remove(process)
+        if not process.ready.done():
+            self.early_deaths += 1
+            if self.early_deaths == DEATHS and self.broken is None:
+                self.broken = (
+                    f"{self.task} cannot be loaded: its process ended {DEATHS} times ({cause(code)}); see the log"
+                )
+            process.ready.set_result(None)
+        while process.keys:
+            self.ended(process.keys.pop(), {"lost": f"the process that ran it ended ({cause(code)})"})
+
+    def _separate(self, process: Process, place: str) -> None:
+        """Run functions that block their event loop in loops of their own, from the beginning."""
+        self.say(
+            f"a rollout function keeps the others from running, at {place}: it is run again with an event loop for each "
+            "episode. Make it a plain function (`def rollout`), or await what it waits for"
+        )
+        self.own_loops = process.is_retired = True
+        for key in list(process.keys):
+            process.keys.remove(key)
+            self.ended(key, {"lost": None})
+
+    async def stop(self) -> None:
+        """End all of them at once; `ended` is told of nothing more."""
+        readers = [process.reader for process in self.all if process.reader is not None]
+        for process in self.all:
+            process.is_retired = True
+            process.keys.clear()
+            process.kill()
+        if readers:
+            await asyncio.wait(readers)
+
+
+def cause(code: int) -> str:
+    """What an exit code says."""
+    if code >= 0:
+        return f"exit code {code}"
+    return next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
