@@ -1,7 +1,7 @@
 """How often does the gate promote a challenger that is no better, and how often one that is? Simulated evaluations.
 
-    python -m benchmarks.gate                              # 5 × 3 × 1,000 splits, 20 looks each: minutes on one core
-    python -m benchmarks.gate --quick                      # 5 × 3 × 60
+    python -m benchmarks.gate                              # 7 × 3 × 1,000 splits, 20 looks each: minutes on one core
+    python -m benchmarks.gate --quick                      # 7 × 3 × 60
 
 A row `alike m` has scenarios in clusters of m. Each cluster has a difficulty of its own: the other policy's chance p of
 success there, from a beta distribution with the given mean (concentration 4). Given p, both policies succeed or fail
@@ -10,6 +10,11 @@ clusters, where only a fifth of the scenarios follow the cluster and the others 
 chance is p, or p + gain × (1 - p) / (1 - mean), whose mean is higher by exactly the gain and which stays within 1.
 Scenarios are of three kinds; turns, tokens and the contamination report are in order, and there is no champion. Every
 decision is `gate.decide`'s, with the defaults of steps/core/params.py. No model is asked.
+
+The rows `judged m` are of a task without a rule, where a simulated judge compares attempts in both orders. An attempt has a
+quality; the challenger's is the base policy's plus the gain, what it gains or loses in each cluster, and what it does at
+each scenario, with standard deviations of 0.1. The judge calls scores equal that differ by less than 0.05, it prefers the
+first place by 0.1, and its noise has a standard deviation of 0.5, 0.2 or 0.05, in place of the base successes below.
 
 `false_in_k` is the share of splits at which one of the first k challengers, none of which is better, is promoted; the worst
 of base successes 0.5, 0.8 and 0.95. `ratio` is `false_in_20` over the 0.05 that are allowed. `power` is the share of better
@@ -31,6 +36,7 @@ import numpy as np
 from benchmarks import _common
 from environments.base import Scenario
 from steps.core.params import Promote
+from steps.core.records import Judged
 from steps.registry import gate, paired
 
 KINDS = ("a", "b", "c")
@@ -38,6 +44,7 @@ CONCENTRATION = 4.0
 ALLOWED = 0.05
 LOOKS = (1, 5, 20)
 MEANS = (0.5, 0.8, 0.95)  # success of the other policy
+SPREAD, BIAS = 0.1, 0.1  # of a quality as judges see it; what the first place gains
 TRIALS, QUICK = 1000, 60  # splits of each setting and mean
 NEAR = ((0.02, 0.0), (0.05, 0.0), (0.02, 0.02), (0.05, 0.01), (0.05, 0.05), (0.1, 0.02), (0.1, 0.1))  # won, lost
 
@@ -48,9 +55,11 @@ class Setting(NamedTuple):
     name: str
     size: int  # scenarios of a cluster
     following: float = 1.0  # share of a cluster's scenarios that succeed or fail as one
+    judged: bool = False  # by a simulated judge, without a rule
 
 
 SETTINGS = tuple(Setting(f"alike {size}", size) for size in (1, 5, 10, 20))
+JUDGED = tuple(Setting(f"judged {size}", size, judged=True) for size in (1, 10))
 
 
 class Split:
@@ -72,6 +81,52 @@ class Split:
         return gate.Side(name, success_N.astype(float), 3.0, 60.0)
 
 
+class JudgedSplit:
+    """A test split of a task without a rule, and policies that a simulated judge compares with the base policy."""
+
+    def __init__(self, n: int, setting: Setting, noise: float, seed: int) -> None:
+        self.generator, self.n, self.noise = np.random.default_rng(seed), n, noise
+        self.cluster_N = np.arange(n) // setting.size
+        self.quality_N = self.generator.normal(0.5, SPREAD, n)  # of the base policy's attempts
+
+    def play(self, name: str, gain: float = 0.0) -> gate.Side:
+        """A policy's results against the base policy; `base` is that itself."""
+        score_N = np.full(self.n, 0.5)
+        if name != "base":
+            cluster_C = self.generator.normal(gain, SPREAD, self.cluster_N[-1] + 1)
+            quality_N = self.quality_N + cluster_C[self.cluster_N] + self.generator.normal(0, SPREAD, self.n)
+            first_N, second_N = self.preferred(quality_N, BIAS), self.preferred(quality_N, -BIAS)
+            score_N = 0.5 + 0.5 * np.where(first_N == second_N, first_N, 0)
+        counts = {
+            "wins": int((score_N == 1).sum()),
+            "losses": int((score_N == 0).sum()),
+            "ties": int((score_N == 0.5).sum()),
+        }
+        share = float(score_N.mean())
+        judged = Judged(
+            rival="base policy",
+            rival_hash="base",
+            judge="simulated",
+            share=share,
+            ci95=(0, 1),
+            disagreements=0,
+            unjudged=0,
+            **counts,
+        )
+        return gate.Side(name, score_N, 3.0, 60.0, judged=judged)
+
+    def preferred(self, quality_N: np.ndarray, bias: float) -> np.ndarray:
+        """1 where the judge scores a policy's attempt higher than the base policy's, -1 where lower, otherwise 0, [N]."""
+        noise_2N = self.generator.normal(0, self.noise, (2, self.n))
+        own_N, other_N = quality_N + noise_2N[0] + bias / 2, self.quality_N + noise_2N[1] - bias / 2
+        return np.sign(np.round(own_N - other_N, 1))
+
+
+def split_of(n: int, setting: Setting, mean: float, seed: int) -> Split | JudgedSplit:
+    """A split of a setting. For a judge, 1 - `mean` is the noise of its scores."""
+    return JudgedSplit(n, setting, 1 - mean, seed) if setting.judged else Split(n, setting, mean, seed)
+
+
 class Simulation(NamedTuple):
     """The gate at many splits. `named`: whether it is told the clusters."""
 
@@ -79,7 +134,7 @@ class Simulation(NamedTuple):
     params: Promote
     named: bool = True
 
-    def promoted(self, split: Split, base: gate.Side, gain: float, look: int) -> bool:
+    def promoted(self, split: Split | JudgedSplit, base: gate.Side, gain: float, look: int) -> bool:
         """The gate's decision on one more challenger."""
         scenarios = scenarios_of(self.n)
         report = {"passed": True, "scenarios": {"test": self.n}, "found": {}}
@@ -87,19 +142,19 @@ class Simulation(NamedTuple):
         challenger = split.play("challenger", gain)
         return gate.decide(scenarios, challenger, base, report, self.params, clusters=clusters, look=look).promoted
 
-    def first_false(self, trials: int, setting: Setting, mean: float) -> list[int]:
+    def first_false(self, trials: int, setting: Setting, mean: float, looks: int = LOOKS[-1]) -> list[int]:
         """For each split: at which look a challenger is promoted that is no better; more than the last where none is."""
         ends = []
         for trial in range(trials):
-            split = Split(self.n, setting, mean, trial)
+            split = split_of(self.n, setting, mean, trial)
             base = split.play("base")
-            looks = range(1, LOOKS[-1] + 1)
-            ends.append(next((look for look in looks if self.promoted(split, base, 0.0, look)), LOOKS[-1] + 1))
+            numbers = range(1, looks + 1)
+            ends.append(next((look for look in numbers if self.promoted(split, base, 0.0, look)), looks + 1))
         return ends
 
     def power(self, trials: int, setting: Setting, mean: float, gain: float, look: int = 1) -> float:
         """The share of better challengers that are promoted."""
-        splits = [Split(self.n, setting, mean, trials + trial) for trial in range(trials)]
+        splits = [split_of(self.n, setting, mean, trials + trial) for trial in range(trials)]
         return sum(self.promoted(split, split.play("base"), gain, look) for split in splits) / trials
 
 
@@ -177,7 +232,7 @@ def main() -> None:
     trials = options.trials or usual
     rows = _common.begin("gate", options, trials / usual)
     inboxes = Setting("inboxes", max(1, options.scenarios // 5), 0.2)
-    for setting in (*SETTINGS, inboxes):
+    for setting in (*SETTINGS, inboxes, *JUDGED):
         rows.add(measure(setting, trials, options.scenarios, options.gain))
     rows.add(coverage(60))
 

@@ -3,6 +3,11 @@
 Writes a summary, and every trajectory with its reward, so that two policies can be compared scenario by scenario. A policy
 sampled by vLLM makes further attempts at temperature 1, of which sampled.parquet holds the rewards. With a
 policy.kind other than vllm (steps/sampling/players.py) there is no adapter: the option is not needed, and not read.
+
+Where attempts have no reward, because the task has no rule or an agent of your own returned none, a judge compares each with
+the base policy's attempt at the same scenario (steps/judging/pairs.py). The summary then says how often it was judged
+better, and pairs.jsonl has every comparison. `--against` is the base policy's evaluation, or initialise's base.json where
+the base policy itself is evaluated. It is read only then. `--rival` names the other policy where it is not the base.
 """
 
 from __future__ import annotations
@@ -15,12 +20,13 @@ from steps.core.stats import mean, wilson
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
     from typing import Any
 
     from environments.base import Env, Scenario
     from steps.core.params import Evaluate, EvaluateParams
-    from steps.core.records import Reward, Trajectory
+    from steps.core.records import Evaluation, Pair, Reward, Trajectory
 
 
 def evaluate(
@@ -30,17 +36,23 @@ def evaluate(
     params: EvaluateParams,
     split: str = "val",
     adapter: Input | None = None,
+    against: Input | None = None,
+    rival: str = "base policy",
 ) -> None:
-    """Write summary.json, trajectories.parquet and rewards.parquet; with sampled attempts sampled.parquet, too."""
+    """Write summary.json, trajectories.parquet and rewards.parquet; with sampled attempts sampled.parquet, and
+    without a rule pairs.jsonl."""
     import environments
     from environments.base import Scenario
-    from steps.core.records import Evaluation, read_records, write_records
+    from steps.core.records import PAIRS, Evaluation, read_records, write_records
+    from steps.judging import pairs
     from steps.judging.rule import by_rule
 
     env = environments.load(params.task)
+    if not env.has_rule:  # refused before anything is sampled
+        pairs.settings_of(params.score, f"{params.task} has no rule")
+        pairs.rival_of(against)
     held_out = read_records(Scenario, scenarios / f"{split}.parquet")
     data = env.load(task_data)
-    sampled: list[Reward] = []
     if params.policy.kind != "vllm":
         played, tokens = by_messages(env, data, held_out, split, params)
     elif adapter is None:
@@ -51,33 +63,63 @@ def evaluate(
         attempts = [(scenario, 0) for scenario in held_out]
         played = by_policy(env, data, attempts, adapter, params, params.evaluate, split, seed=0)
         tokens = [sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in played]
-        sampled = sample(env, data, held_out, adapter, params)
     rewards = [by_rule(env, scenario, trajectory) for scenario, trajectory in zip(held_out, played, strict=True)]
-    wins = [reward.success for reward in rewards]
-    slices: dict[str, list[bool]] = {}
-    for scenario, win in zip(held_out, wins, strict=True):
-        slices.setdefault(str(scenario.data.get("kind", "all")), []).append(win)
+    sampled: list[Reward] = []
+    compared: list[Pair] = []
+    if pairs.has_rule(env, rewards, played, params.score):
+        sampled = sample(env, data, held_out, adapter, params) if params.policy.kind == "vllm" and adapter else []
+        results = by_success(held_out, rewards) | sampled_summary(sampled, len(held_out))
+    else:
+        settings = pairs.settings_of(params.score, "the attempts have no reward")
+        rubric = (task_data / "rubric.md").read_text(encoding="utf-8")
+        judged, compared = pairs.judged(env, data, held_out, played, settings, rubric, against, rival, split)
+        rewards = [pairs.unscored(reward, pair, rival) for reward, pair in zip(rewards, compared, strict=True)]
+        scores = [pair.score for pair in compared]
+        results = {"success": None, "ci95": None, "reward": None, "slices": by_kind(held_out, scores), "judged": judged}
     summary = Evaluation(
         split=split,
         adapter_hash=played[0].adapter_hash,
-        n=len(wins),
-        success=sum(wins) / len(wins),
-        ci95=wilson(sum(wins), len(wins)),
-        reward=mean([reward.score for reward in rewards if reward.score is not None]),
+        n=len(played),
         turns=mean([len(trajectory.turns) for trajectory in played]),
         tokens=mean(tokens),
-        slices={name: mean(values) for name, values in sorted(slices.items())},
-        **sampled_summary(sampled, len(held_out)),
+        **results,
     )
     evaluation.mkdir()
-    (evaluation / "summary.json").write_text(summary.model_dump_json(indent=2) + "\n")
+    (evaluation / "summary.json").write_text(summary.text())
     write_records(played, evaluation / "trajectories.parquet")
     write_records(rewards, evaluation / "rewards.parquet")
     if sampled:
         write_records(sampled, evaluation / "sampled.parquet")
-    low, high = summary.ci95
+    if compared:
+        (evaluation / PAIRS).write_text("".join(pair.model_dump_json() + "\n" for pair in compared))
+    say_result(summary)
+
+
+def say_result(summary: Evaluation) -> None:
+    """Print what was measured and, of a judge, its faults."""
     beside = "" if summary.sampled_success is None else f", sampled {summary.sampled_success:.3f}"
-    say(f"{split}: success {summary.success:.3f} [{low:.3f}, {high:.3f}] of {summary.n}{beside}")
+    say(f"{summary.split}: {summary.sentence()}{beside}")
+    if summary.judged is not None:
+        say(summary.judged.faults())
+
+
+def by_success(held_out: Sequence[Scenario], rewards: Sequence[Reward]) -> dict[str, Any]:
+    """The fields of an Evaluation by the rule."""
+    wins = [bool(reward.success) for reward in rewards]
+    return {
+        "success": sum(wins) / len(wins),
+        "ci95": wilson(sum(wins), len(wins)),
+        "reward": mean([reward.score for reward in rewards if reward.score is not None]),
+        "slices": by_kind(held_out, wins),
+    }
+
+
+def by_kind(held_out: Sequence[Scenario], values: Sequence[float]) -> dict[str, float]:
+    """The mean value of the scenarios of each kind."""
+    slices: dict[str, list[float]] = {}
+    for scenario, value in zip(held_out, values, strict=True):
+        slices.setdefault(str(scenario.data.get("kind", "all")), []).append(value)
+    return {name: mean(inside) for name, inside in sorted(slices.items())}
 
 
 def by_policy(
@@ -117,7 +159,7 @@ def sampled_summary(rewards: list[Reward], scenarios: int) -> dict[str, Any]:
     scenario counts once, however many attempts there are."""
     if not rewards:
         return {}
-    success = mean([reward.success for reward in rewards])
+    success = mean([bool(reward.success) for reward in rewards])
     return {
         "sampled_attempts": len(rewards) // scenarios,
         "sampled_success": success,

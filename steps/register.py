@@ -1,5 +1,8 @@
 """Register: the best adapter becomes a version of a registered model in MLflow, if it beats the base policy on test.
 
+By the rule it must succeed more often. Where a judge compares the two, the lower end of the interval of the share of
+scenarios at which it is judged better must be above 0.5.
+
 The receipt says what was decided and why. It depends on the inputs alone, and DVC versions it. The version itself is stored
 in MLflow; an adapter that has one already does not get a second.
 
@@ -22,6 +25,7 @@ from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
     from steps.core.params import RegisterParams
+    from steps.core.records import Evaluation
 
 
 def register(
@@ -41,9 +45,7 @@ def register(
             f"{evaluation} has {trained.n} scenarios and {base_evaluation} has {base.n}: only the same can be compared, "
             "evaluate both again (`dvc repro`)"
         )
-    better = trained.success > base.success
-    how = "above" if better else "not above"
-    reason = f"test success {trained.success:.3f} is {how} the base policy's {base.success:.3f} ({trained.n} scenarios)"
+    better, reason = compare(trained, base)
     if better:
         version = publish(Path.cwd(), adapter, evaluation, base_evaluation, params)
         say(f"registered: {params.model} version {version}, because {reason}")
@@ -51,8 +53,32 @@ def register(
         say(f"not registered: {reason}")
     written = {"name": params.model, "adapter_hash": name, "registered": better, "reason": reason}
     for key, summary in (("base", base), ("trained", trained)):
-        written[key] = summary.model_dump(mode="json", include={"success", "ci95", "n", "reward"})
+        judged = {"judged"} if summary.judged is not None else set()
+        written[key] = summary.model_dump(mode="json", include={"success", "ci95", "n", "reward"} | judged)
     receipt.write_text(json.dumps(written, indent=2) + "\n")
+
+
+def compare(trained: Evaluation, base: Evaluation) -> tuple[bool, str]:
+    """(whether the trained policy is better than the base policy, why). UserError where the two cannot be compared."""
+    if (trained.judged is None) != (base.judged is None):
+        raise UserError(
+            "one of the two evaluations has rewards by a rule, and the other was compared by a judge: let the agent return "
+            "a reward always, or never, and evaluate both again (`dvc repro`)"
+        )
+    if trained.judged is not None:
+        if trained.judged.rival_hash != base.adapter_hash:
+            raise UserError(
+                f"the judge compared the adapter with {trained.judged.rival_hash}, and not with the base policy, "
+                f"{base.adapter_hash}: evaluate it again (`dvc repro`)"
+            )
+        better = trained.interval[0] > 0.5
+        return better, f"on test {trained.sentence()}; the lower end is {'' if better else 'not '}above 0.5"
+    better = trained.share > base.share
+    how = "above" if better else "not above"
+    return (
+        better,
+        f"test success {trained.share:.3f} is {how} the base policy's {base.share:.3f} ({trained.n} scenarios)",
+    )
 
 
 if __name__ == "__main__":

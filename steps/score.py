@@ -16,7 +16,7 @@ from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario
-    from steps.core.params import ScoreParams
+    from steps.core.params import Score, ScoreParams
     from steps.core.records import Judgement, Reward, Trajectory
 
 CANARY_WARNING = 0.1  # mean gain of a canary above which a person is warned
@@ -49,6 +49,9 @@ def score(
     played = read_records(Trajectory, trajectories)
     settings, weights = params.score, params.score.judges
     by = {"rule": [by_rule(env, by_id[trajectory.scenario_id], trajectory) for trajectory in played]}
+    has_rule = rule_of(env, by["rule"], played, settings)
+    if not has_rule:
+        by["rule"] = [reward.model_copy(update={"success": None}) for reward in by["rule"]]
     if weights.criteria:
         from steps.core.params import Criteria
         from steps.judging.criteria import criteria
@@ -72,11 +75,26 @@ def score(
         judgements.write_text("".join(answer.model_dump_json() + "\n" for answer in answers))
     if successes is not None:
         history = json.loads(previous_successes.read_text()) if previous_successes is not None else []
-        # By the rule: whether an attempt succeeded is known where a model did not score it, too.
-        successes.write_text(json.dumps(curriculum.extend(history, by["rule"])) + "\n")
+        # By the rule: whether an attempt succeeded is known where a model did not score it, too. Without a rule nothing is.
+        successes.write_text(json.dumps(curriculum.extend(history, by["rule"] if has_rule else [])) + "\n")
     say(f"{len(scored)} rewards, {sum(reward.score is None for reward in scored)} unscored")
     if answers:
         say_judged(answers, measured)
+
+
+def rule_of(env: type[Env], rewards: Sequence[Reward], played: Sequence[Trajectory], settings: Score) -> bool:
+    """Whether the attempts have rewards by the rule. UserError where it has a weight and they have none, or only some."""
+    from steps.core.errors import UserError
+    from steps.judging import pairs
+
+    if not settings.judges.rule:
+        return any(reward.score is not None for reward in rewards) or (env.has_rule and not env.is_agent)
+    if not pairs.has_rule(env, rewards, played, settings):
+        raise UserError(
+            f"score.judges.rule is {settings.judges.rule:g}, and these attempts have no reward, so that a judge must score "
+            f"them: {pairs.NEEDED}"
+        )
+    return True
 
 
 def by_ruler(

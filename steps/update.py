@@ -135,12 +135,13 @@ def of_batch(batch: list[Trajectory], judged: dict[str, Reward], scores: list[fl
     from statistics import fmean, pstdev
 
     scored = [score for score in scores if score is not None]
+    outcomes = [success for trajectory in batch if (success := judged[trajectory.id].success) is not None]
     return {
         "collected": len(batch),
         "groups": len({trajectory.scenario_id for trajectory in batch}),
         "reward_mean": fmean(scored) if scored else 0.0,
         "reward_std": pstdev(scored) if scored else 0.0,
-        "success": fmean(judged[trajectory.id].success for trajectory in batch),
+        **({"success": fmean(outcomes)} if outcomes else {}),  # a task without a rule has none
         "turns": fmean(len(trajectory.turns) for trajectory in batch),
         "tokens": fmean(sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in batch),
     }

@@ -284,6 +284,8 @@ def parse(parameters: Mapping[str, str]) -> Query:
 def keeps(query: Query, attempt: AttemptSummary, words: Sequence[str], about: str, rows: set[int] | None) -> bool:
     """Whether a trajectory passes the filters, apart from those for iteration and kind. `rows`: those with the text."""
     outcome = "unscored" if attempt.reward is None else "success" if attempt.success else "failure"
+    if attempt.reward is not None and attempt.success is None:
+        outcome = "scored by a judge alone"  # neither a success nor a failure
     if query.outcome not in ("", outcome):
         return False
     if query.low is not None and (attempt.reward is None or attempt.reward < query.low):

@@ -58,10 +58,10 @@ def iteration(curve: list[Point], row: dict[str, Any], iterations: int) -> None:
     table = [
         {
             "iteration": point.iteration or "base",
-            "validation success": f"{point.success:.3f}",
+            f"validation {point.measure}": f"{point.success:.3f}",
             "95 % interval": f"{point.ci95[0]:.3f} to {point.ci95[1]:.3f}",
             "sampled success": "" if point.sampled is None else f"{point.sampled:.3f}",
-            "validation reward": f"{point.reward:+.3f}",
+            "validation reward": "" if point.reward is None else f"{point.reward:+.3f}",
         }
         for point in curve
     ]

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -117,11 +118,13 @@ def judge(
             raise UserError(f"{path} does not exist: the stage scenarios makes it (`dvc repro`)")
     scenarios = read_records(Scenario, RUN / "scenarios/test.parquet")
     sides = {name: gate.read_side(RUN / best[key] / "test", scenarios) for name, key in OWN.items()}
+    rival = RUN / best[OWN["challenger"]] / "test" if sides["challenger"].judged is not None else None
     if champion is not None:
         adapter = fetched(model, champion, folder / "champion_adapter")
-        evaluation = evaluated("champion", folder, parameters, policy_of(champion, adapter, parameters.policy), adapter)
+        policy = policy_of(champion, adapter, parameters.policy)
+        evaluation = evaluated("champion", folder, parameters, policy, adapter, rival)
         sides["champion"] = gate.read_side(evaluation, scenarios)
-    if has_players(parameters.task):
+    if rival is None and has_players(parameters.task):  # a judge compares with the champion and the base policy alone
         evaluation = evaluated("scripted", folder, parameters, Policy(kind="scripted"), None)
         sides["scripted"] = gate.read_side(evaluation, scenarios)
     report = read(RUN / "scenarios/contamination.json")
@@ -177,8 +180,17 @@ def has_players(task: str) -> bool:
         return True
 
 
-def evaluated(who: str, folder: Path, parameters: PromoteParams, policy: Policy, adapter: Path | None) -> Path:
-    """The folder of a policy's evaluation on the run's test scenarios; made again only where its inputs have changed."""
+def evaluated(
+    who: str,
+    folder: Path,
+    parameters: PromoteParams,
+    policy: Policy,
+    adapter: Path | None,
+    rival: Path | None = None,
+) -> Path:
+    """The folder of a policy's evaluation on the run's test scenarios; made again only where its inputs have changed.
+
+    `rival`: the challenger's evaluation, with which a judge compares this one where the task has no rule."""
     import yaml
 
     settings = {
@@ -186,9 +198,11 @@ def evaluated(who: str, folder: Path, parameters: PromoteParams, policy: Policy,
         "policy": policy.model_dump(mode="json", exclude_defaults=True),
         "evaluate": parameters.evaluate.model_dump(mode="json"),
     }
+    if rival is not None:
+        settings["score"] = parameters.score.model_dump(mode="json", exclude_unset=True)
     key, evaluation = folder / f"{who}.key", folder / who
     data = Path("tasks_data") / parameters.task
-    inputs = inputs_of(settings, data, adapter)
+    inputs = inputs_of(settings, data, adapter, [] if rival is None else sorted(rival.iterdir()))
     if evaluation.is_dir() and key.exists() and key.read_text() == inputs:
         print(f"{who}: {evaluation} is up to date", flush=True)
         return evaluation
@@ -203,6 +217,7 @@ def evaluated(who: str, folder: Path, parameters: PromoteParams, policy: Policy,
         "params": path,
     }
     arguments |= {"adapter": adapter} if adapter else {}
+    arguments |= {"against": rival, "rival": "challenger"} if rival else {}
     run_stage("evaluate", who, {name: str(value) for name, value in arguments.items()})
     write_text(key, inputs)
     return evaluation
@@ -218,12 +233,13 @@ def run_stage(stage: str, iteration: str, arguments: dict[str, str]) -> None:
         raise StageFailed(f"{stage} {iteration}", code, text)
 
 
-def inputs_of(settings: dict[str, Any], data: Path, adapter: Path | None) -> str:
-    """A hash of everything an evaluation depends on: parameters, adapter, scenarios, the task's data, code, packages."""
+def inputs_of(settings: dict[str, Any], data: Path, adapter: Path | None, rival: Sequence[Path] = ()) -> str:
+    """A hash of everything an evaluation depends on: parameters, adapter, scenarios, the task's data, code, packages, and
+    the evaluation that it is compared with."""
     from steps.policy.adapter import adapter_hash
     from steps.runner.handover import fingerprint
 
-    files = [RUN / "scenarios/test.parquet", *sorted(path for path in data.rglob("*") if path.is_file())]
+    files = [RUN / "scenarios/test.parquet", *sorted(path for path in data.rglob("*") if path.is_file()), *rival]
     hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     return lock.digest([settings, adapter_hash(adapter) if adapter else None, hashes, fingerprint()]) + "\n"
 
@@ -280,6 +296,8 @@ def print_end(judged: Challenge, dry_run: bool) -> None:
     model, verdict = judged.model, judged.verdict
     for check in verdict.checks:
         print(f"  {'ok' if check.passed else 'NO':>2}  {check.name:<13} {check.text}", flush=True)
+    for name, judged_by in (verdict.judges or {}).items():
+        print(f"      {name} against {judged_by.rival}: {judged_by.faults()}", flush=True)
     entry = f"{model.name} version {judged.version.version}"
     champion = model.aliases.get("champion")
     if champion == str(judged.version.version):

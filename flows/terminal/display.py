@@ -44,6 +44,7 @@ class RunDisplay:
         self.spent: list[float] = []  # seconds of each iteration so far
         self.since = time.monotonic()
         self.rows: list[tuple[str, ...]] = []
+        self.measure = "success"  # what is measured on validation
         self.logger: Any = None  # of Prefect's flow run: its page shows the same lines
 
     def say(self, text: str) -> None:
@@ -90,9 +91,12 @@ class RunDisplay:
             f"{spent:.1f} s" if spent is not None else "",
         )
         self.rows.append(cells)
+        self.measure = point.measure
         self.spent += [] if spent is None else [spent]
         start = f"iteration {cells[0]:>4}   reward {cells[1]:>6}"
-        self._line(f"{start}   validation success {cells[2]} [{cells[3]}]   sampled {cells[4] or '–'}   {cells[5]}")
+        self._line(
+            f"{start}   validation {self.measure} {cells[2]} [{cells[3]}]   sampled {cells[4] or '–'}   {cells[5]}"
+        )
 
     def __rich__(self) -> Group:
         return Group(
@@ -100,7 +104,7 @@ class RunDisplay:
         )
 
     def _table(self) -> Table:
-        titles = ("iteration", "train reward", "validation success", "95 %", "sampled", "time")
+        titles = ("iteration", "train reward", f"validation {self.measure}", "95 %", "sampled", "time")
         columns = [Column(title, justify="right") for title in titles]
         table = Table(*columns, box=None, pad_edge=False, header_style="bold")
         for cells in self.rows:

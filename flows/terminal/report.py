@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steps.core.files import write_json
-from steps.core.records import OUTPUTS
+from steps.core.records import OUTPUTS, Evaluation
 from steps.project.chain import BASE, iteration_name
 
 RUN = Path("run")
@@ -18,16 +18,18 @@ class Point(NamedTuple):
     """A policy's result on the validation split."""
 
     iteration: int  # 0: the base policy
-    success: float  # share of the scenarios
-    ci95: tuple[float, float]  # of the success
-    reward: float  # mean
+    success: float  # share of the scenarios; without a rule those on which a judge finds it better than the base policy
+    ci95: tuple[float, float]  # of that share
+    reward: float | None  # mean; None without a rule
     sampled: float | None = None  # success of attempts at temperature 1, where they were made
+    measure: str = "success"  # what `success` is, in words
 
 
 def point(iteration: int) -> Point:
-    evaluation = read(RUN / iteration_name(iteration) / "evaluation" / "summary.json")
-    sampled = evaluation.get("sampled_success")
-    return Point(iteration, evaluation["success"], tuple(evaluation["ci95"]), evaluation["reward"], sampled)
+    text = (RUN / iteration_name(iteration) / "evaluation" / "summary.json").read_text()
+    evaluation = Evaluation.model_validate_json(text)
+    share, sampled = evaluation.share, evaluation.sampled_success
+    return Point(iteration, share, evaluation.interval, evaluation.reward, sampled, evaluation.measure)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def iteration_row(iteration: int) -> dict[str, Any]:
     return {
         "iteration": iteration,
         "reward": metrics["reward_mean"],
-        "success": measured.success,
+        measured.measure.replace(" ", "_"): measured.success,
         "sampled_success": measured.sampled,
         "tokens_per_second": round(tokens / spent["rollout"], 1) if spent.get("rollout") else None,
         "seconds": spent,
@@ -70,7 +72,7 @@ def summary(task: str, best: int, iterations: int, version: str | None, wall: fl
     """The content of run/summary.json, which is a report and not an output of a DVC stage. `wall` is in seconds."""
     base, trained = (read(RUN / folder / "test" / "summary.json") for folder in (BASE, iteration_name(best)))
     receipt = read(RUN / "receipt.json")
-    keys = ("success", "ci95", "n", "sampled_success", "sampled_ci95")
+    keys = ("success", "ci95", "n", "sampled_success", "sampled_ci95", *(("judged",) if trained.get("judged") else ()))
     return {
         "task": task,
         "base": {key: base.get(key) for key in keys},
@@ -90,7 +92,8 @@ def draw(points: list[Point], best: int, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(7, 5), sharex=True, height_ratios=(2, 1), layout="constrained")
-    steps, successes, intervals, rewards, sampled = zip(*points, strict=True)
+    steps, successes, intervals, rewards, sampled, measures = zip(*points, strict=True)
+    is_judged = measures[-1] != "success"
     upper.fill_between(steps, *zip(*intervals, strict=True), alpha=0.2, linewidth=0)
     upper.plot(steps, successes, marker="o", label="as evaluated: greedy by default")
     if any(share is not None for share in sampled):
@@ -104,8 +107,11 @@ def draw(points: list[Point], best: int, path: Path) -> None:
         upper.legend(loc="lower right")
     upper.axvline(best, linestyle=":", color="grey")
     upper.annotate(f"best: {best}", (best, 0.03), xytext=(4, 0), textcoords="offset points", color="grey")
-    upper.set(ylabel="validation success (95 %)", ylim=(0, 1))
-    lower.plot(steps, rewards, marker=".", color="tab:green")
+    label = f"share of validation scenarios\n{measures[-1]} (95 %)" if is_judged else "validation success (95 %)"
+    upper.set(ylabel=label, ylim=(0, 1))
+    if is_judged:
+        upper.axhline(0.5, color="grey", linewidth=0.8)
+    lower.plot(steps, [math.nan if reward is None else reward for reward in rewards], marker=".", color="tab:green")
     lower.set(xlabel="iteration (0 = base policy)", ylabel="reward")
     lower.xaxis.get_major_locator().set_params(integer=True)
     for axis in (upper, lower):

@@ -12,6 +12,7 @@ from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN
 from steps.core.errors import UserError
 from steps.core.files import write_text
+from steps.core.records import Judged
 from steps.project.chain import iteration_name
 
 NEXT = {  # commands to go on with, and what each is for
@@ -46,7 +47,12 @@ def result_lines(summary: dict[str, Any]) -> list[str]:
     """The result of the tests, and what was registered."""
     lines = []
     for who in ("base", "trained"):
-        result, (low, high) = summary[who], summary[who]["ci95"]
+        result = summary[who]
+        if judged := result.get("judged"):
+            if who == "trained":  # the base policy is what it is compared with
+                lines += judged_lines(judged, result["n"])
+            continue
+        low, high = result["ci95"]
         sampled = "" if result.get("sampled_success") is None else f"; sampled {result['sampled_success']:.3f}"
         lines.append(
             f"{who:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {result['n']} scenarios{sampled}"
@@ -59,6 +65,14 @@ def result_lines(summary: dict[str, Any]) -> list[str]:
     else:
         lines.append(f"Not registered: {report.read(RUN / 'receipt.json')['reason']}.")
     return [*lines, *health.at_end(iteration, len(summary["iterations"]))]
+
+
+def judged_lines(judged: dict[str, Any], n: int) -> list[str]:
+    """The result of the tests where a judge compared the trained policy with the base policy."""
+    result = Judged.model_validate(judged)
+    low, high = result.ci95
+    text = f"judged better than the {result.rival} on {result.share:.3f} [{low:.3f}, {high:.3f}] of {n} test scenarios"
+    return [f" trained: {text}", f"          {result.faults()}"]
 
 
 def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:

@@ -227,8 +227,9 @@ def warn(iteration: int, display: RunDisplay) -> None:
 
 
 def best(curve: list[Point]) -> Point:
-    """The iteration with the highest validation success, then reward, then the earliest. The base only before the first."""
-    return max(curve[1:] or curve[:1], key=lambda point: (point.success, point.reward, -point.iteration))
+    """The iteration with the highest validation success, then reward, then the earliest. The base only before the first.
+    Without a rule, success is the share of scenarios on which a judge finds it better than the base policy."""
+    return max(curve[1:] or curve[:1], key=lambda point: (point.success, point.reward or 0.0, -point.iteration))
 
 
 def title(params: Params, name: str) -> str:

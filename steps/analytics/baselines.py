@@ -59,7 +59,7 @@ def result(
     task: str, player: str, split: str, rewards: Sequence[Reward], turns: Sequence[int], **more: Any
 ) -> PlayerResult:
     """A player's result, from a reward and a number of turns per episode."""
-    wins = sum(reward.success for reward in rewards)
+    wins = sum(bool(reward.success) for reward in rewards)
     scores = [reward.score for reward in rewards if reward.score is not None]
     return PlayerResult(
         task=task,

@@ -77,7 +77,7 @@ class BiasedPolicy:
         return played, rewards
 
     def success(self, scenarios: Sequence[Scenario], bias: Bias) -> float:
-        return sum(reward.success for reward in self.play(scenarios, bias)[1]) / len(scenarios)
+        return sum(bool(reward.success) for reward in self.play(scenarios, bias)[1]) / len(scenarios)
 
     def choose(self, scenarios: Sequence[Scenario]) -> Bias:
         """The best bias on these scenarios."""

@@ -83,7 +83,7 @@ def _comparison(group: Sequence[Trajectory], rewards: dict[str, Reward]) -> Tabl
             trajectory.id,
             "–" if score is None else f"{score:.3f}",
             "–" if score is None else f"{score - mean:+.3f}",
-            "–" if reward is None else "yes" if reward.success else "no",
+            "–" if reward is None or reward.success is None else "yes" if reward.success else "no",
             str(len(trajectory.turns)),
             str(_sampled(trajectory.turns)),
             trajectory.stop_reason,
@@ -114,6 +114,8 @@ def _transcript(trajectory: Trajectory, reward: Reward | None) -> Iterable[Text]
         return
     score = "unscored" if reward.score is None else f"{reward.score:.3f}"
     success, style = ("success", "bold green") if reward.success else ("no success", "bold red")
+    if reward.success is None:
+        success, style = "no rule tells success", "bold"
     yield Text(f"  reward ({reward.name}) {score} · {success}", style)
     reasons = dict(part.split(": ", 1) for part in reward.explanation.split("; ") if ": " in part)
     for name, value in reward.components.items():

@@ -135,6 +135,7 @@ class EvaluateParams(Section):
     policy: Policy
     evaluate: Evaluate
     agents: Agents
+    score: Score
 
 
 class RegisterParams(Learning):
@@ -151,6 +152,7 @@ class RegisterParams(Learning):
 class PromoteParams(RegisterParams):
     evaluate: Evaluate
     promote: Promote
+    score: Score
 
 
 P = TypeVar("P", bound=BaseModel)

@@ -150,7 +150,8 @@ class Ruler(Section):
     max_characters: int = Field(60_000, ge=2_000)
     """Most characters of the attempts in one call; longer ones are shortened, which the judgement records."""
     max_run_cost: float | None = Field(None, gt=0)
-    """The most that a run's judgements may cost, kept ones included; scoring stops before it would pass that."""
+    """The most that a run's judgements may cost, kept ones included; scoring stops before it would pass that. Without a
+    rule, each evaluation may cost as much once more."""
 
     @model_validator(mode="after")
     def check(self) -> Ruler:
@@ -205,9 +206,10 @@ class Promote(Section):
     """The gate that moves the alias `champion` (steps/registry/gate.py, flows/promote.py); no stage reads it."""
 
     margin: float = Field(0.0, ge=0, lt=1)
-    """What the lower end of the interval of the gain in success must exceed."""
+    """What the lower end of the interval of the gain in success must exceed; without a rule, of the share of scenarios
+    that a judge finds better, minus 0.5."""
     max_slice_drop: float = Field(0.1, ge=0, le=1)
-    """Largest loss of success that is allowed on any slice."""
+    """Largest loss of success that is allowed on any slice; without a rule, largest distance of that share below 0.5."""
     min_slice: int = Field(20, ge=1)
     """Scenarios from which on a slice counts; smaller ones are listed and decide nothing."""
     max_turns_growth: float = Field(1.5, gt=0)
@@ -224,4 +226,4 @@ class Train(Section):
     iterations: int = Field(10, ge=1, le=999)
     """Most iterations of a run."""
     patience: int = Field(10, ge=1)
-    """Iterations without a better validation success after which the run ends."""
+    """Iterations without a better validation success, or share judged better, after which the run ends."""

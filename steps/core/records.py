@@ -21,6 +21,7 @@ from steps.core.parquet import DAMAGE, read_columns, unreadable
 R = TypeVar("R", bound=BaseModel)
 # The stages of an iteration, each by its first output in run/NNN: its seconds stand in run/NNN/timings/<output>.json.
 OUTPUTS = {"rollout": "trajectories", "score": "rewards", "update": "adapter", "evaluate": "evaluation"}
+PAIRS = "pairs.jsonl"  # of an evaluation without a rule: one Pair for each scenario, in their order
 StopReason = Literal["done", "max_turns", "length", "context", "error"]
 
 
@@ -147,7 +148,7 @@ class Reward(Record):
     scenario_id: str
     name: str  # which judge, or judges: "rule", "ruler", "rule+ruler", …
     score: float | None
-    success: bool  # by the environment's rule, whoever scores
+    success: bool | None  # by the environment's rule, whoever scores; None where there is no rule
     rule: float | None = None  # the rule's own score, kept beside another judge's
     weight: float = 1.0
     components: dict[str, float] = {}
@@ -187,21 +188,96 @@ class Judgement(Record):
     cost: float = 0.0
 
 
+class Pair(Record):
+    """A policy's attempt at a scenario beside another policy's, as a judge compares them where the task has no rule."""
+
+    scenario_id: str
+    score: float  # 1: better in both orders, 0: worse in both, 0.5: a tie
+    reason: str  # why this score
+    judgement: Judgement | None = (
+        None  # None: no judge had to be asked; attempts are named <adapter>/<trajectory id> in it
+    )
+
+
+class Judged(Record):
+    """How often a policy's attempts are judged better than another policy's at the same scenarios; ties count half."""
+
+    rival: str  # the other policy in words, such as "base policy"
+    rival_hash: str  # its adapter's hash
+    judge: str  # the model's name and the judge's identity
+    share: float  # (wins + ties / 2) / scenarios; 0.5: neither is better
+    ci95: tuple[float, float]  # by steps/registry/paired.py
+    wins: int
+    ties: int
+    losses: int
+    disagreements: int  # ties because the judge contradicts itself when the order is reversed
+    unjudged: int  # ties because the judge gave no usable answer
+    measured: dict[
+        str, float
+    ] = {}  # of the judge: cost, answers, position_bias, retest_spread, … (steps/judging/report.py)
+
+    def faults(self) -> str:
+        """What the result rests on, in words: wins and losses, what was asked, and the judge's faults as measured."""
+        names = {"position_bias": "position bias", "retest_spread": "test-retest spread", "canary_gain": "canary gain"}
+        faults = [f"{text} {self.measured[name]:+.2f}" for name, text in names.items() if name in self.measured]
+        cost = f", cost {self.measured['cost']:.4g}" if self.measured.get("cost") else ""
+        counts = f"{self.wins} won, {self.losses} lost, {self.ties} ties: on {self.disagreements} the orders disagree"
+        unjudged = f", {self.unjudged} could not be judged" if self.unjudged else ""
+        asked = f"{self.measured.get('answers', 0):.0f} answers{cost}"
+        return "; ".join([f"judge {self.judge}: {counts}{unjudged}", asked, *faults])
+
+
 class Evaluation(Record):
-    """A policy on a split: one attempt at each scenario, greedy by default, and beside it sampled ones."""
+    """A policy on a split: one attempt at each scenario, greedy by default, and beside it sampled ones.
+
+    A task with a rule has `success`, `ci95` and `reward`; of one without, these are None, and `judged` is there.
+    """
 
     split: str
     adapter_hash: str
     n: int
-    success: float  # share of the scenarios
-    ci95: tuple[float, float]  # Wilson interval
-    reward: float  # mean
+    success: float | None  # share of the scenarios
+    ci95: tuple[float, float] | None  # Wilson interval
+    reward: float | None  # mean
     turns: float  # mean
     tokens: float  # mean of sampled tokens
     slices: dict[str, float] = {}  # success by slice
     sampled_attempts: int = 0  # at each scenario, at temperature 1; 0: none were made
     sampled_success: float | None = None  # share of those attempts
     sampled_ci95: tuple[float, float] | None = None  # Wilson interval, as if each scenario counted once
+    judged: Judged | None = None  # None: by the rule
+
+    @property
+    def measure(self) -> str:
+        """What `share` is the share of, in words."""
+        return "success" if self.judged is None else f"judged better than the {self.judged.rival}"
+
+    @property
+    def share(self) -> float:
+        """Of the scenarios: successes, or those on which the policy was judged better. ValueError where it has neither."""
+        share = self.judged.share if self.judged is not None else self.success
+        if share is None:
+            raise ValueError("an evaluation without success must be judged")
+        return share
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of `share`."""
+        interval = self.judged.ci95 if self.judged is not None else self.ci95
+        if interval is None:
+            raise ValueError("an evaluation without success must be judged")
+        return interval
+
+    def text(self) -> str:
+        """The contents of summary.json. By the rule, nothing in it speaks of judges."""
+        return self.model_dump_json(indent=2, exclude={"judged"} if self.judged is None else None) + "\n"
+
+    def sentence(self) -> str:
+        """The result in words: what is measured, and how much of it."""
+        low, high = self.interval
+        if self.judged is None:
+            return f"success {self.share:.3f} [{low:.3f}, {high:.3f}] of {self.n} scenarios"
+        return f"{self.measure} on {self.share:.3f} [{low:.3f}, {high:.3f}] of {self.n} scenarios"
 
 
 def write_records(records: Iterable[BaseModel], path: Path) -> None:

@@ -92,7 +92,7 @@ def prepare(group: Group, most: int) -> Prepared:
     Messages longer than a limit lose their middle; the limit is the largest that fits. ValueError where not even messages of
     SHORTEST characters fit.
     """
-    transcripts = [[_line(message) for message in attempt.messages(group.scenario)] for attempt in group.trajectories]
+    transcripts = [_lines(attempt, group.scenario) for attempt in group.trajectories]
     same = itertools.takewhile(lambda lines: len(set(lines)) == 1, zip(*transcripts, strict=False))
     common = len(list(same))
     own: dict[tuple[str, ...], list[str]] = {}
@@ -116,6 +116,13 @@ def nothing_to_compare(group: Group, prepared: Prepared) -> str:
     return f"{ALIKE}: " + (
         f"all {count} attempts read alike" if count > 1 else "it is the only attempt that did not fail"
     )
+
+
+def _lines(attempt: Trajectory, scenario: Scenario) -> list[str]:
+    """An attempt's transcript and, of an agent of the user's own, the output that it returned."""
+    lines = [_line(message) for message in attempt.messages(scenario)]
+    output = attempt.result.output if attempt.result is not None else ""
+    return [*lines, json.dumps({"output": output}, ensure_ascii=False)] if output else lines
 
 
 def _line(message: Message) -> str:

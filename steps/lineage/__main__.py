@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,13 @@ def run(words: argparse.Namespace) -> None:
         output.print(f"{indexed.nodes} nodes and {indexed.edges} edges added; the ledger has {kinds}")
 
 
+def share_text(evaluation: Mapping[str, Any]) -> str:
+    """An evaluation's success, or how often a judge found the policy better than the base."""
+    if judged := evaluation.get("judged"):
+        return f"judged better than the {judged['rival']} on {judged['share']:.3f} of {evaluation['n']}"
+    return f"{evaluation['success']:.3f} of {evaluation['n']}"
+
+
 def show_back(answer: Ancestry, output: Console) -> None:
     """Print the versions, a table with one row per adapter, the runs, and the verdicts and decisions."""
     output.print(f"{answer.model}: adapter {answer.adapter}{_names(answer.versions)}")
@@ -84,7 +91,7 @@ def show_back(answer: Ancestry, output: Console) -> None:
     steps = table(columns, ("trajectories", "scenarios", "judge calls"))
     for step in answer.steps:
         splits = {evaluation["split"]: evaluation for evaluation in step.evaluations}
-        success = ", ".join(f"{name} {splits[name]['success']:.3f} of {splits[name]['n']}" for name in sorted(splits))
+        success = ", ".join(f"{name} {share_text(splits[name])}" for name in sorted(splits))
         counts = [str(len(step.trajectories)), str(len(step.scenarios))]
         row = [_places(step.runs), step.adapter, ", ".join(md5[:SHORT] for md5 in step.batches), *counts]
         steps.add_row(*row, ", ".join(step.judges), str(len(step.replies)), success)

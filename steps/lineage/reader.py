@@ -217,6 +217,8 @@ class Reader:
         summary = self.json(f"{path}/summary.json")
         try:
             adapter, data = summary["adapter_hash"], {key: summary[key] for key in ("split", "success", "ci95", "n")}
+            if judged := summary.get("judged"):
+                data |= {"judged": {key: judged[key] for key in ("share", "ci95", "rival", "rival_hash", "judge")}}
         except KeyError as problem:
             raise unreadable(f"{path}/summary.json", "evaluation", f"no {problem}") from None
         evaluation = rows.node(("evaluation", md5), **plain(data))
@@ -288,7 +290,11 @@ def evidence(folder: Path, name: str) -> dict[str, Any]:
         line = str(problem).strip().splitlines()[0]
         advice = "`python -m flows.promote --dry-run` makes it again"
         raise UserError(f"{name} holds no verdict ({line}); {advice}") from None
-    return {"hash": verdict.hash, "verdict": verdict.model_dump(mode="json"), "evaluations": evaluations}
+    return {
+        "hash": verdict.hash,
+        "verdict": verdict.model_dump(mode="json", exclude_unset=True),
+        "evaluations": evaluations,
+    }
 
 
 def add_evidence(rows: Rows, evidence: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from steps.core.params import Params
-    from steps.core.records import Evaluation
+    from steps.core.records import Evaluation, Judged
 
 UNKNOWN = "not recorded"
 LIMIT = 5000  # characters of a version's description in MLflow's database
@@ -81,11 +81,13 @@ def card(
             "MLflow run": run,
         },
     )
+    subject = "Being judged better" if "test_judged_share" in tags else "Success"
     lines += [
         "",
         "## Limits",
         "",
-        "Success is that on the task's own scenarios, generated from seeds: it says nothing of other data, users or tools.",
+        f"{subject} is that on the task's own scenarios, generated from seeds: it says nothing of other data, users or "
+        "tools.",
         "The agent was rewarded by the judges above, and may have learnt what they like beside what was meant. Calls are",
         "written as the base model's chat template writes them. It was not tested for harm: tools must guard themselves.",
     ]
@@ -117,8 +119,43 @@ def checked(report: Mapping[str, Any] | None) -> str | None:
     return f"{'passed' if report['passed'] else 'NOT passed'}, {pairs} pairs too much alike"
 
 
+def results(prefix: str, summary: Evaluation) -> dict[str, str]:
+    """The tags of a version that say what was measured on the test split."""
+    if summary.judged is None:
+        return {f"{prefix}_{key}": str(getattr(summary, key)) for key in ("success", "ci95", "n", "reward")}
+    judged = {
+        "judged_share": summary.share,
+        "judged_ci95": summary.interval,
+        "judge": summary.judged.judge,
+        "n": summary.n,
+    }
+    return {f"{prefix}_{key}": str(value) for key, value in judged.items()}
+
+
+def judged_better(tags: Mapping[str, str], judged: Judged | None) -> list[str]:
+    """The section on a version of a task without a rule."""
+    share, interval = (parsed(tags.get(f"test_judged_{key}")) for key in ("share", "ci95"))
+    rows = {
+        "judged better than the base policy": f"on {number(share)} of the scenarios",
+        "95 % interval": number(interval),
+        "scenarios": tags.get("test_n"),
+        "judge": tags.get("test_judge"),
+    }
+    if judged is not None:
+        rows["what is known of it"] = judged.faults()
+    return [
+        *table("Evaluation", rows),
+        "",
+        "The task has no rule that tells success. The judge is a model, and may be wrong: it compared this adapter's",
+        "attempts on the test split with the base policy's, scenario by scenario and in both orders. Ties count half.",
+    ]
+
+
 def evaluated(tags: Mapping[str, str], evaluations: Mapping[str, Evaluation]) -> list[str]:
     """The base policy and the adapter side by side, from the evaluations or, without them, from the version's tags."""
+    judged = evaluations["test"].judged if "test" in evaluations else None
+    if judged is not None or "test_judged_share" in tags:
+        return judged_better(tags, judged)
     lines = ["", "## Evaluation", "", "| test split | success | 95 % interval | reward | turns | tokens | scenarios |"]
     lines.append("|---|---:|---|---:|---:|---:|---:|")
     for who, prefix in (("base policy", "base"), ("this adapter", "test")):

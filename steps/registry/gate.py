@@ -8,6 +8,10 @@ and is no better is `promote.false_promotions` at most. They refuse a challenger
 the scripted player, is worse on a slice, or plays longer episodes, and contaminated scenarios. Each check is a row of the
 verdict.
 
+Where the task has no rule, a judge has compared the challenger with each other policy at each scenario, in both orders
+(steps/judging/pairs.py): 1 is a win, 0 a loss and 0.5 a tie. The test is the same, on that score minus 0.5 in place of the
+difference of success, so its errors are as rare; but they are errors about what the judge prefers. All texts say so.
+
 A verdict depends only on the evaluations, the parameters and the number of the look, not on the time or on names of runs and
 versions. Left out: latency (times are not reproducible; turns and tokens stand for it), and several attempts at a scenario.
 flows/promote.py calls this and moves the alias; verdict_report.py shows a verdict to a person.
@@ -21,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
-from steps.core.records import Record
+from steps.core.records import PAIRS, Judged, Pair, Record
 from steps.core.stats import slices_of
 from steps.registry import looks, paired
 
@@ -39,21 +43,27 @@ class Side(NamedTuple):
     """A policy's results on the test split, N scenarios."""
 
     adapter_hash: str
-    success_N: np.ndarray  # [N] 0 or 1, in the order of the scenarios
+    success_N: (
+        np.ndarray
+    )  # [N] 0 or 1, in the order of the scenarios; with `judged`: 1, 0.5 (a tie) or 0 against the rival
     turns: float  # mean
     tokens: float  # mean of sampled tokens
     errors: int = 0  # episodes that failed with an error; they count as no success
+    judged: Judged | None = None  # None: by the rule
 
 
 class PolicySummary(Record):
     """A side as the verdict records it."""
 
     adapter_hash: str
-    success: float
-    ci95: tuple[float, float]  # Wilson interval, of clusters where scenarios are alike
+    success: float | None  # None where the task has no rule
+    ci95: tuple[float, float] | None  # Wilson interval, of clusters where scenarios are alike
     turns: float
     tokens: float
     errors: int
+    # Without a rule: the share of scenarios at which the challenger was judged better than this policy, and its interval
+    beaten: float | None = None
+    beaten_ci95: tuple[float, float] | None = None
 
 
 class Check(Record):
@@ -67,7 +77,7 @@ class Check(Record):
 
 
 class Slice(Record):
-    """The challenger's success minus the other policy's on a part of the scenarios."""
+    """The challenger's success minus the other policy's on a part of the scenarios; without a rule, its share minus 0.5."""
 
     name: str  # "key=value", from the scenarios' data
     n: int
@@ -87,8 +97,8 @@ class Verdict(Record):
     sides: dict[str, PolicySummary]
     checks: tuple[Check, ...]
     slices: tuple[Slice, ...]
-    wins: tuple[str, ...]  # ids of the scenarios at which only the challenger succeeds
-    losses: tuple[str, ...]  # ids of those at which only the other policy succeeds
+    wins: tuple[str, ...]  # ids of the scenarios at which only the challenger succeeds, or is judged better
+    losses: tuple[str, ...]  # ids of those at which only the other policy succeeds, or is judged better
     parameters: dict[str, float | int | None]  # the section `promote` of params.yaml
     # None in verdicts from before these were recorded: all scenarios were independent then, and every look the first
     look: int | None = None  # its number among the looks at this split; 0 for a champion, which is not judged
@@ -96,6 +106,7 @@ class Verdict(Record):
     clusters: int | None = None  # of scenarios that are alike; as many as scenarios where all are independent
     largest: int | None = None  # scenarios of the largest cluster
     clustered: bool | None = None  # False: the task does not say which scenarios are alike
+    judges: dict[str, Judged] | None = None  # without a rule: the comparisons, by the evaluation that they are in
 
     @property
     def hash(self) -> str:
@@ -130,12 +141,29 @@ def read_side(folder: Path, scenarios: Sequence[Scenario]) -> Side:
                 f"{folder} is of {len(ids)} scenarios, which are {how} than the {len(expected)} of the test split: only the "
                 f"same can be compared, {again}"
             )
-    success_N = np.array([float(reward.success) for reward in rewards])
+    if summary.judged is None:
+        success_N = np.array([float(reward.success or 0) for reward in rewards])
+    else:
+        success_N = read_scores(folder / PAIRS, expected)
     other_adapters = {trajectory.adapter_hash for trajectory in trajectories} - {summary.adapter_hash}
-    if other_adapters or summary.n != len(rewards) or abs(summary.success - success_N.mean()) > EVEN:
+    if other_adapters or summary.n != len(rewards) or abs(summary.share - success_N.mean()) > EVEN:
         raise UserError(f"{folder / 'summary.json'} does not fit the files beside it: {again}")
     errors = sum(trajectory.stop_reason == "error" for trajectory in trajectories)
-    return Side(summary.adapter_hash, success_N, summary.turns, summary.tokens, errors)
+    return Side(summary.adapter_hash, success_N, summary.turns, summary.tokens, errors, summary.judged)
+
+
+def read_scores(path: Path, expected: Sequence[str]) -> np.ndarray:
+    """The scores of a judge's comparisons, [N]. UserError where they are not of these scenarios."""
+    import numpy as np
+
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    try:
+        pairs = [Pair.model_validate_json(line) for line in lines]
+    except ValueError as problem:
+        raise UserError(f"{path} cannot be read ({str(problem).splitlines()[0]}): evaluate it again") from None
+    if [pair.scenario_id for pair in pairs] != list(expected):
+        raise UserError(f"{path} does not have the {len(expected)} test scenarios: evaluate it again (`dvc repro`)")
+    return np.array([pair.score for pair in pairs])
 
 
 def decide(
@@ -163,17 +191,25 @@ def decide(
             raise UserError(f"{both} the same adapter, {side.adapter_hash}: there is nothing to compare")
         if not len(side.success_N) == len(challenger.success_N) == n:
             raise UserError(f"{both} not of the same {n} scenarios: evaluate both again")
+        if (side.judged is None) != (challenger.judged is None):
+            raise UserError(f"{both} of two kinds: one has rewards by a rule, and the other was compared by a judge")
     against = "champion" if champion is not None else "base"
     other = measured[against]
+    scores = {name: score_against(challenger, side, name) for name, side in measured.items()}
     clusters_N = np.arange(n) if clusters is None else paired.numbered(clusters)
     tail = looks.tail(max(1, look), params.false_promotions)
 
-    def interval(side: Side, tail: float = paired.TAIL, places: Any = slice(None)) -> tuple[float, float, float]:
-        return paired.paired_interval(challenger.success_N[places], side.success_N[places], clusters_N[places], tail)
+    def interval(name: str, tail: float = paired.TAIL, places: Any = slice(None)) -> tuple[float, float, float]:
+        """(gain, low, high): of success, or of the share of scenarios that are judged better above 0.5."""
+        if (score_N := scores[name]) is not None:
+            share, low, high = paired.judged_interval(score_N[places], clusters_N[places], tail)
+            return share - 0.5, low - 0.5, high - 0.5
+        other_N = measured[name].success_N[places]
+        return paired.paired_interval(challenger.success_N[places], other_N, clusters_N[places], tail)
 
     slices = []
     for name, places in slices_of(scenarios).items():
-        difference, low, high = interval(other, places=np.array(places))
+        difference, low, high = interval(against, places=np.array(places))
         judged = len(places) >= params.min_slice
         slices.append(Slice(name=name, n=len(places), difference=difference, ci95=(low, high), judged=judged))
     checks = [
@@ -188,7 +224,7 @@ def decide(
     ]
     failed = [check.name for check in checks if not check.passed]
     first = next(check for check in checks if check.name == against)
-    gap_N = challenger.success_N - other.success_N
+    gap_N = challenger.success_N - other.success_N if (score_N := scores[against]) is None else score_N - 0.5
     ids = [scenario.id for scenario in scenarios]
     sizes = np.unique(clusters_N, return_counts=True)[1]
     return Verdict(
@@ -197,7 +233,8 @@ def decide(
         against=against,
         n=n,
         scenarios=looks.split_hash(ids),
-        sides={name: summarise(side, clusters_N) for name, side in ({"challenger": challenger} | measured).items()},
+        sides={"challenger": summarise(challenger, clusters_N)}
+        | {name: summarise(side, clusters_N, scores[name]) for name, side in measured.items()},
         checks=tuple(checks),
         slices=tuple(slices),
         wins=tuple(name for name, gap in zip(ids, gap_N, strict=True) if gap > 0),
@@ -208,14 +245,42 @@ def decide(
         clusters=len(sizes),
         largest=int(sizes.max()),
         clustered=clusters is not None,
+        **judges_of({"challenger": challenger} | measured),
     )
 
 
-def summarise(side: Side, clusters_N: np.ndarray) -> PolicySummary:
+def score_against(challenger: Side, side: Side, name: str) -> np.ndarray | None:
+    """The challenger's scores in a judge's comparison with another policy, [N]: 1 is a win, 0.5 a tie, 0 a loss. None by a
+    rule. UserError where the two were not compared with each other."""
+    if side.judged is None or challenger.judged is None:
+        return None
+    if challenger.judged.rival_hash == side.adapter_hash:
+        return challenger.success_N
+    if side.judged.rival_hash == challenger.adapter_hash:
+        return 1 - side.success_N
+    raise UserError(
+        f"the judge has not compared the challenger {challenger.adapter_hash} with the {name} {side.adapter_hash}, but with "
+        f"{challenger.judged.rival_hash}: evaluate both again"
+    )
+
+
+def judges_of(sides: Mapping[str, Side]) -> dict[str, Any]:
+    """The field `judges` of a verdict, where there is no rule."""
+    judges = {name: side.judged for name, side in sides.items() if side.judged is not None and name != "base"}
+    return {"judges": judges} if judges else {}
+
+
+def summarise(side: Side, clusters_N: np.ndarray, score_N: np.ndarray | None = None) -> PolicySummary:
+    """A side as the verdict has it. `score_N`: how the challenger compares with it by a judge."""
     fields = side._asdict()
-    success_N = fields.pop("success_N")
-    ci95 = paired.share_interval(success_N, clusters_N)
-    return PolicySummary(success=float(success_N.mean()), ci95=ci95, **fields)
+    success_N, judged = fields.pop("success_N"), fields.pop("judged")
+    if judged is None:
+        ci95 = paired.share_interval(success_N, clusters_N)
+        return PolicySummary(success=float(success_N.mean()), ci95=ci95, **fields)
+    if score_N is not None:
+        share, low, high = paired.judged_interval(score_N, clusters_N)
+        fields |= {"beaten": share, "beaten_ci95": (low, high)}
+    return PolicySummary(success=None, ci95=None, **fields)
 
 
 # --- The checks
@@ -226,16 +291,24 @@ def better(name: str, side: Side | None, challenger: Side, interval: Any, tail: 
     difference."""
     if side is None:
         text = "there is none: the base policy stands in for it" if name == "champion" else "not measured"
+        if name == "scripted" and challenger.judged is not None:
+            text = "not measured: a judge compares with the champion and the base policy alone"
         missing = name == "scripted" and params.scripted_tolerance is not None
         return Check(name=name, passed=not missing, measured=None, bound=None, text=text)
-    difference, low, high = interval(side, tail or paired.TAIL)
-    text = f"success {challenger.success_N.mean():.3f} against {side.success_N.mean():.3f} of the {name}: "
-    text += f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
+    difference, low, high = interval(name, tail or paired.TAIL)
+    if challenger.judged is None:
+        text = f"success {challenger.success_N.mean():.3f} against {side.success_N.mean():.3f} of the {name}: "
+        text += f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
+        least, what = f"{params.margin:+.3f}", "difference must exceed 0"
+    else:
+        share = f"{0.5 + difference:.3f} [{0.5 + low:.3f}, {0.5 + high:.3f}]"
+        text = f"judged better than the {name} on {share} of the scenarios"
+        least, what = f"{0.5 + params.margin:.3f}", "share must exceed 0.5"
     if tail is not None:
-        text = f"{text} ({percent(tail)}); the lower end must exceed {params.margin:+.3f}"
+        text = f"{text} ({percent(tail)}); the lower end must exceed {least}"
         return Check(name=name, passed=low > params.margin + EVEN, measured=low, bound=params.margin, text=text)
     if name == "base":
-        text = f"{text}; the difference must exceed 0"
+        text = f"{text}; the {what}"
         return Check(name=name, passed=difference > EVEN, measured=difference, bound=0.0, text=text)
     if params.scripted_tolerance is None:
         return Check(name=name, passed=True, measured=difference, bound=None, text=f"{text}; it decides nothing")

@@ -59,6 +59,16 @@ def paired_interval(
     return difference, max(-1.0, min(low for low, _ in ends)), min(1.0, max(high for _, high in ends))
 
 
+def judged_interval(score_N: np.ndarray, clusters_N: np.ndarray, tail: float = TAIL) -> tuple[float, float, float]:
+    """(share, low, high) of the scenarios at which a judge finds one policy better: the mean of 1, 0.5 (a tie) and 0, [N].
+
+    Wins and losses are what they are for `paired_interval`. Its interval is that of wins minus losses, and the share is half
+    of that above 0.5, so it covers what it should as often.
+    """
+    difference, low, high = paired_interval(score_N, 1 - score_N, clusters_N, tail)
+    return 0.5 + difference / 2, 0.5 + low / 2, 0.5 + high / 2
+
+
 def share_interval(success_N: np.ndarray, clusters_N: np.ndarray) -> tuple[float, float]:
     """Wilson's 95 % interval of a policy's success, 0 or 1 by scenario, [N]; 0 to 1 where all are of a single cluster."""
     import numpy as np

@@ -48,7 +48,7 @@ def publish(root: Path, adapter: Path, evaluation: Path, base_evaluation: Path, 
         if version is None:
             model, tags = logged_adapter(client, experiment(client, root, params.task), adapter, about(params))
             for prefix, summary in (("test", trained), ("base", base)):
-                tags |= {f"{prefix}_{key}": str(getattr(summary, key)) for key in ("success", "ci95", "n", "reward")}
+                tags |= card.results(prefix, summary)
             tags |= lineage(root, adapter, evaluation, base_evaluation) | git_state(root)[0]
             text = described(root, adapter, tags, {"test": trained, "base": base}, client.get_logged_model(model))
             try:

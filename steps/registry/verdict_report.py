@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from steps.registry.gate import Check, Verdict, percent
+from steps.registry.gate import Check, PolicySummary, Verdict, percent
 
 CHECKS = ("| check | passed | measured | bound |", "|---|---|---:|---:|")
 
@@ -13,14 +13,15 @@ def table(verdict: Verdict) -> str:
     """verdict.md: what was decided, then each check, policy and slice."""
     lines = [f"# {decision(verdict)}", "", f"{verdict.reason}.", "", f"{CHECKS[0]} |", f"{CHECKS[1]}---|"]
     lines += [f"{row(check)} {check.text} |" for check in verdict.checks]
-    lines += ["", "| policy | adapter | success | 95 % | turns | tokens | failed |"]
+    measure = "challenger judged better" if verdict.judges else "success"
+    lines += ["", f"| policy | adapter | {measure} | 95 % | turns | tokens | failed |"]
     lines.append("|---|---|---:|---|---:|---:|---:|")
     for name, side in verdict.sides.items():
-        low, high = side.ci95
-        lines.append(
-            f"| {name} | {side.adapter_hash} | {side.success:.3f} | {low:.3f} to {high:.3f} | {side.turns:.2f} "
-            f"| {side.tokens:.1f} | {side.errors} |"
+        share, interval = shown(side)
+        cells = (
+            "| |" if share is None or interval is None else f"{share:.3f} | {interval[0]:.3f} to {interval[1]:.3f} |"
         )
+        lines.append(f"| {name} | {side.adapter_hash} | {cells} {side.turns:.2f} | {side.tokens:.1f} | {side.errors} |")
     if verdict.slices:
         head = f"| slice, against the {verdict.against} | scenarios | difference | 95 % | |"
         lines += ["", head, "|---|---:|---:|---|---|"]
@@ -32,6 +33,12 @@ def table(verdict: Verdict) -> str:
     lines += ["", f"{tally(verdict)} (their ids: verdict.json). {basis(verdict)}", ""]
     lines += [f"Parameters: {settings}. Verdict {verdict.hash}."]
     return "\n".join(lines) + "\n"
+
+
+def shown(side: PolicySummary) -> tuple[float | None, tuple[float, float] | None]:
+    """A policy's success and its interval; without a rule how often the challenger was judged better, which is None of the
+    challenger itself."""
+    return (side.beaten, side.beaten_ci95) if side.success is None else (side.success, side.ci95)
 
 
 def note(verdict: Verdict) -> str:
@@ -46,12 +53,20 @@ def decision(verdict: Verdict) -> str:
 
 def tally(verdict: Verdict) -> str:
     won, lost = len(verdict.wins), len(verdict.losses)
-    return f"{verdict.n} scenarios: {won} won and {lost} lost against the {verdict.against}"
+    judged = ", as the judge sees it" if verdict.judges else ""
+    return f"{verdict.n} scenarios: {won} won and {lost} lost against the {verdict.against}{judged}"
 
 
 def basis(verdict: Verdict) -> str:
     """What the level of the interval rests on: the number of the look, and how many scenarios are independent. Nothing in a
-    verdict from before these were recorded."""
+    verdict from before these were recorded. Without a rule also who judged, and how well."""
+    judges = [f" {name} against {judged.rival}, {judged.faults()}." for name, judged in (verdict.judges or {}).items()]
+    by = f" No rule tells success; a judge, which may be wrong, compared attempts:{''.join(judges)}" if judges else ""
+    return f"{level(verdict)}{by}"
+
+
+def level(verdict: Verdict) -> str:
+    """The number of the look, and how many scenarios are independent."""
     if verdict.look is None or verdict.tail is None:
         return ""
     if verdict.look:
@@ -85,10 +100,15 @@ def picture(verdict: Verdict, path: Path) -> None:
         2, 1, figsize=(7, 1.6 + 0.35 * sum(heights)), height_ratios=heights, layout="constrained"
     )
     for place, side in enumerate(verdict.sides.values()):
-        upper.plot(side.ci95, (place, place), color="tab:blue")
-        upper.plot(side.success, place, "o", color="tab:blue")
+        share, interval = shown(side)
+        if share is not None and interval is not None:
+            upper.plot(interval, (place, place), color="tab:blue")
+            upper.plot(share, place, "o", color="tab:blue")
     upper.set(yticks=range(len(sides)), yticklabels=list(sides), xlim=(0, 1))
-    upper.set_xlabel(f"test success (95 %, {verdict.n} scenarios)")
+    measure = "test scenarios on which the challenger is judged better" if verdict.judges else "test success"
+    upper.set_xlabel(f"{measure} (95 %, {verdict.n} scenarios)")
+    if verdict.judges:
+        upper.axvline(0.5, color="grey", linewidth=0.8)
     upper.set_title(decision(verdict).lower(), loc="left")
     for place, part in enumerate(slices):
         colour = "tab:blue" if part.judged else "grey"
@@ -97,7 +117,10 @@ def picture(verdict: Verdict, path: Path) -> None:
     lower.axvline(0, color="grey", linewidth=0.8)
     lower.axvline(-float(verdict.parameters["max_slice_drop"] or 0), linestyle=":", color="tab:red")
     lower.set(yticks=range(len(slices)), yticklabels=[f"{part.name} ({part.n})" for part in slices])
-    lower.set_xlabel(f"challenger minus {verdict.against} by slice (95 %; hollow: too small to judge)")
+    what = (
+        f"judged better than {verdict.against}, minus 0.5," if verdict.judges else f"challenger minus {verdict.against}"
+    )
+    lower.set_xlabel(f"{what} by slice (95 %; hollow: too small to judge)")
     for axis in (upper, lower):
         axis.invert_yaxis()
         axis.grid(alpha=0.3)

@@ -33,7 +33,10 @@ Output = Path  # a temporary name next to the final one, where the stage makes a
 SCALARS = {"str": str, "int": int, "float": float, "bool": bool}
 MAKERS = {"scenarios": "scenarios", "trajectories": "rollout", "rewards": "score", "evaluation": "evaluate"}
 MAKERS |= dict.fromkeys(("adapter", "checkpoint", "previous"), "update (at first initialise)")
-MAKERS |= {"successes": "score (at first initialise)"}
+MAKERS |= {
+    "successes": "score (at first initialise)",
+    "against": "evaluate, of the base policy (at first initialise)",
+}
 
 
 def signature(function: Callable) -> dict[str, tuple[str, bool, object]]:

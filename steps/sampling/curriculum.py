@@ -43,7 +43,7 @@ def extend(history: Sequence[Counts], rewards: Iterable[Reward]) -> list[Counts]
     for reward in rewards:
         if reward.score is not None:
             attempts, successes = counts.get(reward.scenario_id, (0, 0))
-            counts[reward.scenario_id] = [attempts + 1, successes + reward.success]
+            counts[reward.scenario_id] = [attempts + 1, successes + bool(reward.success)]
     return [*history, dict(sorted(counts.items()))][-KEPT:]
 
 

@@ -158,7 +158,9 @@ def scores(reward: Reward | None, mask: Masker) -> list[TraceScore]:
         return []
     why = mask.text(reward.explanation)
     by_model = "ruler" in reward.name
-    values = [TraceScore("success", reward.success, "by the environment's rule", False, "rule")]
+    values = []
+    if reward.success is not None:
+        values.append(TraceScore("success", reward.success, "by the environment's rule", False, "rule"))
     if reward.score is not None:
         values.append(TraceScore("reward", reward.score, why, by_model, reward.name))
     if reward.rule is not None and reward.name != "rule":

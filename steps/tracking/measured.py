@@ -66,10 +66,16 @@ class MeasuredRun:
         if (folder / "adapter").exists() and adapter_hash(folder / "adapter") != summary.adapter_hash:
             self.log_message(f"run/{number}/{name} is of another adapter, and is left out: {REMEDY}")
             return {}
-        low, high = summary.ci95
-        plain = {name: getattr(summary, name) for name in ("success", "reward", "turns", "tokens")}
-        values = plain | {"scenarios": summary.n, "ci95_low": low, "ci95_high": high}
-        values |= {f"success_{kind}": share for kind, share in summary.slices.items()}
+        low, high = summary.interval
+        measure = "success" if summary.judged is None else "judged_better"
+        rewards = {} if summary.reward is None else {"reward": summary.reward}
+        values = {measure: summary.share, **rewards, "turns": summary.turns, "tokens": summary.tokens}
+        values |= {"scenarios": summary.n, "ci95_low": low, "ci95_high": high}
+        values |= {f"{measure}_{kind}": share for kind, share in summary.slices.items()}
+        if judged := summary.judged:
+            counts = ("wins", "ties", "losses", "disagreements", "unjudged")
+            values |= {f"judge_{name}": getattr(judged, name) for name in counts}
+            values |= {f"judge_{name}": value for name, value in judged.measured.items()}
         if summary.sampled_success is not None and summary.sampled_ci95 is not None:
             low, high = summary.sampled_ci95
             values |= {"sampled_success": summary.sampled_success, "sampled_ci95_low": low, "sampled_ci95_high": high}

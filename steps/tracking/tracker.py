@@ -40,7 +40,8 @@ from steps.tracking.system_metrics import Sample
 FLOW_ONLY = ("train", "register")
 # Metrics that the parent run shows as curves over the iterations; the nested runs have all metrics.
 MIRRORED = """reward_mean reward_std success turns tokens entropy kl update/clip_ratio_region_mean grad_norm loss sampler_kl
-    zero_variance_groups val/success val/ci95_low val/ci95_high val/reward tokens_per_second overhead_seconds""".split()
+    zero_variance_groups val/success val/judged_better val/ci95_low val/ci95_high val/reward tokens_per_second
+    overhead_seconds""".split()
 SOURCE = {
     "mlflow.source.name": "flows/train.py",
     "mlflow.source.type": "LOCAL",

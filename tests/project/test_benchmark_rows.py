@@ -239,8 +239,16 @@ def test_the_gates_quick_form_for_real() -> None:
     )
     assert done.returncode == 0, done.stderr
     *rows, coverage = map(json.loads, done.stdout.splitlines())
-    assert [row["name"] for row in rows] == ["alike 1", "alike 5", "alike 10", "alike 20", "inboxes"]
-    assert [row["clusters"] for row in rows] == [60, 12, 6, 3, 5]
+    assert [row["name"] for row in rows] == [
+        "alike 1",
+        "alike 5",
+        "alike 10",
+        "alike 20",
+        "inboxes",
+        "judged 1",
+        "judged 10",
+    ]
+    assert [row["clusters"] for row in rows] == [60, 12, 6, 3, 5, 60, 6]
     for row in rows:
         assert (row["trials"], row["quick"]) == (5, True)
         assert row["ratio"] == pytest.approx(row["false_in_20"] / 0.05)

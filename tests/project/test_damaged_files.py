@@ -18,8 +18,9 @@ from tests.project.test_dvc import ROOT, STAGES
 
 CHAIN = {
     "iterations": {"001": {"prev": "000"}, "002": {"prev": "001"}},
-    "evaluated": ["000", "001", "002"],
+    "evaluated": {"000": {"name": "000", "against": "base.json"}, "001": {"name": "001", "against": "evaluation"}},
     "tested": {"base": "000", "best": "002"},
+    "tests": {"base": {"name": "000", "against": "base.json"}, "best": {"name": "002", "against": "test"}},
 }
 
 
@@ -53,6 +54,7 @@ def test_a_dvc_lock_of_another_form_is_refused(tmp_path: Path, text: str) -> Non
 def test_a_chain_as_it_is_written_is_read(tmp_path: Path) -> None:
     (tmp_path / "chain.yaml").write_text(yaml.safe_dump(CHAIN))
     assert read_chain(tmp_path) == CHAIN
+    assert misshapen(CHAIN | {"evaluated": ["000", "001"]}) == "", "as chains were written before"
     assert misshapen({}) == misshapen({"iterations": None}) == misshapen(read_chain(ROOT)) == ""
 
 
@@ -66,6 +68,10 @@ def test_a_chain_as_it_is_written_is_read(tmp_path: Path) -> None:
         {"evaluated": ["$(id)"]},
         {"evaluated": "001"},
         {"tested": {"base": "000", "best": "../../etc"}},
+        {"evaluated": {"000": {"name": "000", "against": "$(id)"}}},
+        {"evaluated": {"000": {"name": "../x", "against": "base.json"}}},
+        {"evaluated": {"000": "base.json"}},
+        {"tests": {"best": {"name": "001"}}},
     ],
 )
 def test_names_that_a_shell_would_read_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:

@@ -271,8 +271,10 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
         shutil.copy(ROOT / name, folder)
     chain = {
         "iterations": {"001": {"prev": "000"}, "002": {"prev": "001"}, "003": {"prev": "002"}},
-        "evaluated": ["000", "001", "002", "003"],
+        "evaluated": {name: {"name": name, "against": "evaluation"} for name in ("001", "002", "003")}
+        | {"000": {"name": "000", "against": "base.json"}},
         "tested": {"base": "000", "best": "002"},
+        "tests": {"base": {"name": "000", "against": "base.json"}, "best": {"name": "002", "against": "test"}},
     }
     (folder / "chain.yaml").write_text(yaml.safe_dump(chain))
     subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
@@ -303,6 +305,14 @@ def test_an_iteration_starts_from_the_one_before(listed: dict[str, dict[str, Any
         assert f"run/{before}/checkpoint" in listed[f"update@{number}"]["deps"]
         assert f"--previous 'run/{before}/checkpoint'" in listed[f"update@{number}"]["cmd"]
     assert {"run/000/test", "run/002/test", "run/002/adapter"} <= listed["register"]["deps"]
+
+
+def test_each_evaluation_can_be_compared_with_that_of_the_base_policy(listed: dict[str, dict[str, Any]]) -> None:
+    against = {"evaluate@000": "base.json", "evaluate@002": "evaluation", "test@base": "base.json", "test@best": "test"}
+    for stage, name in against.items():
+        assert f"run/000/{name}" in listed[stage]["deps"]
+        assert f"--against 'run/000/{name}'" in listed[stage]["cmd"]
+    assert "run/000/base.json" in listed["initialise"]["outs"]
 
 
 def test_every_input_of_the_run_is_made_by_one_stage(listed: dict[str, dict[str, Any]]) -> None:

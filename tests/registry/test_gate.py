@@ -105,7 +105,9 @@ def test_alike_scenarios_count_as_clusters() -> None:
     result = judged(clusters=clusters)
     assert failed(result) == ["base"]
     assert (result.clusters, result.largest) == (10, 10)
-    assert result.sides["challenger"].ci95[0] < wilson(70, 100)[0] - 0.1
+    interval = result.sides["challenger"].ci95
+    assert interval is not None
+    assert interval[0] < wilson(70, 100)[0] - 0.1
     assert failed(judged(clusters=[str(number) for number in range(100)])) == failed(judged()) == []
 
 

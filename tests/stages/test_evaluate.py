@@ -12,7 +12,7 @@ import pytest
 from environments.base import Message, Scenario
 from environments.multiplication import Multiplication
 from flows.terminal import report
-from steps.core.params import Agents, Evaluate, EvaluateParams, Policy
+from steps.core.params import Agents, Evaluate, EvaluateParams, Policy, Score
 from steps.core.records import Evaluation, Reward, Trajectory, Turn, read_records, write_records
 from steps.core.stats import wilson
 from steps.evaluate import evaluate
@@ -64,7 +64,8 @@ def evaluated(folder: Path, **settings: Any) -> tuple[Evaluation, Path]:
     scenarios: Sequence[Scenario] = Multiplication.scenarios(Multiplication.load(DATA), "val", SCENARIOS, 1)
     (folder / "scenarios").mkdir(exist_ok=True)
     write_records(scenarios, folder / "scenarios/val.parquet")
-    params = EvaluateParams(task="multiplication", policy=Policy(), evaluate=Evaluate(**settings), agents=Agents())
+    sections = {"evaluate": Evaluate(**settings), "agents": Agents(), "score": Score()}
+    params = EvaluateParams(task="multiplication", policy=Policy(), **sections)
     out = folder / f"evaluation-{len(settings)}-{settings.get('sampled_attempts')}"
     evaluate(DATA, folder / "scenarios", out, params, adapter=folder / "adapter")
     return Evaluation.model_validate_json((out / "summary.json").read_text()), out

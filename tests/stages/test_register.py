@@ -15,7 +15,7 @@ import yaml
 from steps import register
 from steps.core.errors import UserError
 from steps.core.params import RegisterParams
-from steps.core.records import Evaluation
+from steps.core.records import Evaluation, Judged
 from steps.policy.adapter import adapter_hash
 from steps.project import lock, store
 from steps.registry import card, publish
@@ -291,3 +291,41 @@ def test_as_a_command(here: Path) -> None:
 def test_a_password_is_not_shown() -> None:
     assert store.hidden("https://anna:secret@mlflow.example/a") == "https://…@mlflow.example/a"
     assert store.hidden("sqlite:////a/b@c.db") == "sqlite:////a/b@c.db"
+
+
+def judged_evaluation(run: Run, number: str, share: float, low: float, rival: str | None = None) -> tuple[Path, Path]:
+    """An adapter, and its evaluation by a judge against the base policy."""
+    adapter, folder = run.trained(number, 0.5)
+    known = Evaluation.model_validate_json((folder / "summary.json").read_text())
+    base = Evaluation.model_validate_json((run.base / "summary.json").read_text())
+    counts = {"wins": 0, "ties": 0, "losses": 0, "disagreements": 0, "unjudged": 0}
+    judged = Judged(
+        rival="base policy", rival_hash=rival or base.adapter_hash, judge="j", share=share, ci95=(low, share), **counts
+    )
+    none = {"success": None, "ci95": None, "reward": None}
+    (folder / "summary.json").write_text(known.model_copy(update=none | {"judged": judged}).text())
+    itself = judged.model_copy(update={"share": 0.5, "ci95": (0.5, 0.5), "rival_hash": base.adapter_hash})
+    (run.base / "summary.json").write_text(base.model_copy(update=none | {"judged": itself}).text())
+    return adapter, folder
+
+
+def test_what_a_judge_prefers_is_registered_where_its_interval_says_so(here: Path) -> None:
+    run = Run(here)
+    adapter, evaluation = judged_evaluation(run, "005", 0.6, 0.5)
+    refused = run.register(adapter=adapter, evaluation=evaluation)
+    assert refused["registered"] is False
+    assert refused["reason"] == (
+        "on test judged better than the base policy on 0.600 [0.500, 0.600] of 240 scenarios; the lower end is not above 0.5"
+    )
+    adapter, evaluation = judged_evaluation(run, "006", 0.6, 0.52)
+    receipt = run.register(adapter=adapter, evaluation=evaluation)
+    assert receipt["registered"] is True
+    assert receipt["trained"]["judged"]["share"] == 0.6
+    [version] = run.versions()
+    assert version.tags["test_judged_share"] == "0.6"
+    assert "test_success" not in version.tags
+    adapter, evaluation = judged_evaluation(run, "007", 0.6, 0.52, rival="another")
+    with pytest.raises(UserError, match="compared the adapter with another, and not with the base policy"):
+        run.register(adapter=adapter, evaluation=evaluation)
+    with pytest.raises(UserError, match="one of the two evaluations has rewards by a rule"):
+        run.register()

@@ -174,7 +174,7 @@ def test_a_whole_batch(batch: Batch) -> None:
     assert measured["sampler_kl"] < 1e-9
     scores = [one.score or 0.0 for one in batch.rewards.values()]
     assert measured["reward_mean"] == pytest.approx(sum(scores) / 24)
-    assert measured["success"] == pytest.approx(sum(one.success for one in batch.rewards.values()) / 24)
+    assert measured["success"] == pytest.approx(sum(bool(one.success) for one in batch.rewards.values()) / 24)
     turns = [turn for one in batch.trajectories.values() for turn in one.turns]
     assert measured["turns"] == pytest.approx(len(turns) / 24)
     assert measured["tokens"] == pytest.approx(sum(len(turn.completion_ids) for turn in turns) / 24)

@@ -50,11 +50,11 @@ class ByRule:
         self.known: dict[str, Scenario] = {}
 
     def __call__(self, shared: Sequence[Message], own: Sequence[Message]) -> float:
-        if not self.known:  # when the first question comes, the run has its scenarios
-            read = read_records(Scenario, self.folder / "train.parquet")
-            self.known = {str(one.messages[-1]["content"]): one for one in read}
-        asked = next(message for message in shared if message["role"] == "user")
-        parts = self.env.components(self.known[str(asked["content"])], [*shared, *own])
+        asked = str(next(message for message in shared if message["role"] == "user")["content"])
+        if asked not in self.known:  # when the first question comes, the run has its scenarios; another run has others
+            for path in sorted(self.folder.glob("*.parquet")):  # of each split
+                self.known |= {str(one.messages[-1]["content"]): one for one in read_records(Scenario, path)}
+        parts = self.env.components(self.known[asked], [*shared, *own])
         return min(1.0, max(0.0, (sum(part.value for part in parts) - self.low) / (self.high - self.low)))
 
 

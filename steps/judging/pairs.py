@@ -1,0 +1,215 @@
+"""Compares two policies by a judge, on the same held-out scenarios: for tasks without a rule that tells success.
+
+RULER (steps/judging/ruler.py) is shown both attempts at a scenario, in both orders. The policy wins the scenario where its
+attempt scores higher in both orders, and loses it where the other's does. Where the orders disagree, the scores are equal or
+the attempts read alike, it is a tie. An attempt that failed loses to one that did not, and the judge is not asked. The
+interval of the share that was won is that of steps/registry/paired.py.
+
+What a judge prefers need not be better. Its retest spread, what a canary gains, its position bias and how often the reversed
+order reverses the result are measured and kept with the result; nothing here corrects for them but the tie.
+
+Left out: attempts at temperature 1 beside the greedy ones, and a second judge that did not score the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steps.core.errors import UserError
+from steps.core.records import Evaluation, Judged, Judgement, Pair, Trajectory, read_records
+
+if TYPE_CHECKING:
+    from environments.base import Env, Scenario
+    from steps.core.params import Ruler, Score
+    from steps.core.records import Reward
+
+NEEDED = "set score.judges.rule: 0, score.judges.ruler: 1 and score.ruler.endpoint.model"
+BOTH = 2  # orders
+DISAGREE, UNJUDGED = "the orders disagree", "not judged"  # how the reasons of such ties begin
+
+
+def has_rule(env: type[Env], rewards: Sequence[Reward], played: Sequence[Trajectory], score: Score) -> bool:
+    """Whether these attempts have rewards, so that success is known; `rewards` are by the rule, in the attempts' order.
+
+    UserError where only some have one. Where all attempts failed, nothing shows it: then the weights of the judges decide.
+    """
+    if not env.has_rule:
+        return False
+    ended = [reward for reward, trajectory in zip(rewards, played, strict=True) if trajectory.stop_reason != "error"]
+    lacking = [reward.trajectory_id for reward in ended if reward.score is None]
+    if not lacking:
+        return bool(ended) or not env.is_agent or score.judges.rule > 0
+    if len(lacking) < len(ended):
+        raise UserError(
+            f"{len(ended) - len(lacking)} attempts have a reward, and {len(lacking)} have none ({lacking[0]} is the first): "
+            f"the two kinds cannot be compared; let the agent return a reward always, or never"
+        )
+    return False
+
+
+def settings_of(score: Score, why: str) -> Ruler:
+    """The judge's settings. UserError, which begins with why it is needed, where there are none."""
+    if score.ruler is None:
+        raise UserError(f"{why}, so only a judge can tell which attempt is better, and there is none: {NEEDED}")
+    return score.ruler
+
+
+def rival_of(against: Path | None, adapter_hash: str | None = None) -> Path | None:
+    """The folder of the evaluation to compare with; None where `against` is the file of initialise that names the base
+    policy, which is this one. UserError where there is nothing to compare with, or the file names another adapter."""
+    import json
+
+    if against is None:
+        raise UserError(
+            "without a rule an evaluation is a comparison with the base policy: name its evaluation of the same split with "
+            "--against (run/000/evaluation or run/000/test), or run/000/base.json where this is the base policy"
+        )
+    if against.is_dir():
+        return against
+    named = json.loads(against.read_text())["adapter_hash"]
+    if adapter_hash is not None and named != adapter_hash:
+        raise UserError(f"{against} names {named} as the base policy, and this is {adapter_hash}: give its evaluation")
+    return None
+
+
+def judged(
+    env: type[Env],
+    data: Any,
+    scenarios: Sequence[Scenario],
+    played: Sequence[Trajectory],
+    settings: Ruler,
+    rubric: str,
+    against: Path | None,
+    rival: str,
+    split: str,
+) -> tuple[Judged, list[Pair]]:
+    """Compare attempts at N scenarios with those of another evaluation; the result, and a pair for each scenario.
+
+    `rival` names the other policy in words. UserError where the two are not of the same scenarios, or the other was judged
+    by a rule.
+    """
+    import numpy as np
+
+    from steps.judging import report, ruler
+    from steps.registry import paired
+
+    own = played[0].adapter_hash
+    folder = rival_of(against, own)
+    others = [] if folder is None else read_rival(folder, scenarios, split)
+    judge = f"{settings.endpoint.model} {ruler.identity(with_both_orders(settings), rubric.strip() or ruler.RUBRIC)}"
+    if folder is None or others[0].adapter_hash == own:
+        pairs = [Pair(scenario_id=scenario.id, score=0.5, reason="the policy itself") for scenario in scenarios]
+        none = {"disagreements": 0, "unjudged": 0, "wins": 0, "ties": len(pairs), "losses": 0}
+        return Judged(rival=rival, rival_hash=own, judge=judge, share=0.5, ci95=(0.5, 0.5), **none), pairs
+    pairs = compare(env, scenarios, played, others, settings, rubric)
+    score_N = np.array([pair.score for pair in pairs])
+    clusters_N = paired.numbered([env.cluster(scenario, data) for scenario in scenarios])
+    share, low, high = paired.judged_interval(score_N, clusters_N)
+    ties = [pair.reason for pair in pairs if pair.score == 0.5]
+    measured = report.report([pair.judgement for pair in pairs if pair.judgement is not None], [])
+    result = Judged(
+        rival=rival,
+        rival_hash=others[0].adapter_hash,
+        judge=judge,
+        share=share,
+        ci95=(low, high),
+        wins=int((score_N == 1).sum()),
+        ties=len(ties),
+        losses=int((score_N == 0).sum()),
+        disagreements=sum(reason == DISAGREE for reason in ties),
+        unjudged=sum(reason.startswith(UNJUDGED) for reason in ties),
+        measured={name: value for name, value in measured.items() if "tau" not in name},
+    )
+    return result, pairs
+
+
+def read_rival(folder: Path, scenarios: Sequence[Scenario], split: str) -> list[Trajectory]:
+    """The attempts of an evaluation without a rule at these scenarios. UserError where it is of others, or has a rule."""
+    summary = Evaluation.model_validate_json((folder / "summary.json").read_text())
+    if summary.judged is None:
+        raise UserError(
+            f"the attempts in {folder} have rewards, and those of this policy have none: the two kinds cannot be compared; "
+            "evaluate both again, with an agent that returns a reward always, or never"
+        )
+    trajectories = read_records(Trajectory, folder / "trajectories.parquet")
+    if summary.split != split or [trajectory.scenario_id for trajectory in trajectories] != [s.id for s in scenarios]:
+        raise UserError(
+            f"{folder} is of the split {summary.split} and {len(trajectories)} scenarios, this evaluation of {split} and "
+            f"{len(scenarios)}: only the same scenarios can be compared, evaluate both again (`dvc repro`)"
+        )
+    return trajectories
+
+
+def compare(
+    env: type[Env],
+    scenarios: Sequence[Scenario],
+    played: Sequence[Trajectory],
+    others: Sequence[Trajectory],
+    settings: Ruler,
+    rubric: str,
+) -> list[Pair]:
+    """A pair for each scenario: `played` beside `others`, which are attempts at the same scenarios in the same order."""
+    from steps.judging import ruler
+    from steps.judging.prompts import Group
+
+    groups: list[Group] = []
+    for scenario, own, other in zip(scenarios, played, others, strict=True):
+        if "error" not in (own.stop_reason, other.stop_reason):
+            groups.append(Group(scenario, [named(own), named(other)]))
+    tools = [tool.schema for tool in env.tools().values()]
+    answers = ruler.judge_all(groups, with_both_orders(settings), tools, rubric) if groups else []
+    judgements = {judgement.scenario_id: judgement for judgement in answers}
+    pairs = []
+    for scenario, own, other in zip(scenarios, played, others, strict=True):
+        judgement = judgements.get(scenario.id)
+        score, reason = failed(own, other) if judgement is None else decided(judgement, named(own).id, named(other).id)
+        pairs.append(Pair(scenario_id=scenario.id, score=score, reason=reason, judgement=judgement))
+    return pairs
+
+
+def unscored(reward: Reward, pair: Pair, rival: str) -> Reward:
+    """The reward of an attempt without a rule: it has no score and no success, and says how it compares."""
+    result = {1.0: "judged better than", 0.0: "judged worse than", 0.5: "a tie with"}[pair.score]
+    why = f"{result} the attempt of the {rival}: {pair.reason}"
+    return reward.model_copy(update={"name": "ruler", "success": None, "explanation": why})
+
+
+def with_both_orders(settings: Ruler) -> Ruler:
+    """Settings with which two attempts are shown in both orders, and no more."""
+    return settings.model_copy(update={"orders": BOTH})
+
+
+def named(trajectory: Trajectory) -> Trajectory:
+    """The trajectory under a name that no other policy's attempt at the same scenario has."""
+    return trajectory.model_copy(update={"id": f"{trajectory.adapter_hash}/{trajectory.id}"})
+
+
+def failed(own: Trajectory, other: Trajectory) -> tuple[float, str]:
+    """The score of a pair of which at least one failed."""
+    if own.stop_reason == other.stop_reason:
+        return 0.5, "both attempts failed"
+    return (0.0, "this attempt failed") if own.stop_reason == "error" else (1.0, "the other attempt failed")
+
+
+def decided(judgement: Judgement, own: str, other: str) -> tuple[float, str]:
+    """(score, reason) of a judgement of two attempts, which are named by their ids."""
+    from steps.judging.prompts import ALIKE
+
+    if judgement.problem.startswith(ALIKE):
+        return 0.5, "the attempts read alike"
+    signs = []
+    for order in judgement.orders:
+        scores = dict(zip(order.attempts, order.scores, strict=True))
+        mine, theirs = scores[own], scores[other]
+        if mine is not None and theirs is not None:
+            signs.append((mine > theirs) - (mine < theirs))
+    if len(signs) < BOTH:
+        problem = judgement.problem or "; ".join(order.problem for order in judgement.orders if order.problem)
+        return 0.5, f"{UNJUDGED}: {problem}"
+    if set(signs) == {1}:
+        return 1.0, judgement.reasons.get(own, "")
+    if set(signs) == {-1}:
+        return 0.0, judgement.reasons.get(other, "")
+    return 0.5, DISAGREE if set(signs) == {1, -1} else "the scores are equal, in one order at least"
