@@ -71,7 +71,7 @@ def check(folder: Path) -> dict[str, Any]:
     (root / "params.yaml").write_text(re.sub(r"temperature: 1\.0", f"temperature: {HOTTER}", params, count=1))
     refused["hotter"] = refusal(root, "002")  # sampled at 1, and the trainer is told otherwise
     right = [refused["002"] is None, *(refused[name] is not None for name in ("stale", "shifted", "hotter"))]
-    nats = {name: found.group(1) for name, text in refused.items() if text and (found := NATS.search(text))}
+    nats = {name: match.group(1) for name, text in refused.items() if text and (match := NATS.search(text))}
     measured = json.loads((run / "002" / "metrics.json").read_text())["sampler_kl"]
     texts = {f"{name}_refused": text for name, text in refused.items() if text}
     return {"ratio": sum(right) / len(right), "nats": {"right": measured} | nats, **texts}

@@ -210,8 +210,8 @@ class Batch:
         if self.leases.count_ended() == len(self.episodes) and not self.is_finished:
             self.is_finished = True
             self._note_delivered()
-            told = {"repeated": self.repeated, "ignored": dict(self.ignored), "failures": dict(self.leases.failures)}
-            self.send({"finished": True, **told})
+            counts = {"repeated": self.repeated, "ignored": dict(self.ignored)}
+            self.send({"finished": True, **counts})
 
     async def changed(self) -> None:
         """Wait until episodes can be leased that could not be before, perhaps."""

@@ -33,17 +33,17 @@ class Chats:
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.tokenizer = policy, load_tokenizer(policy)
-        self.known: dict[str, Chat] = {}
+        self.chats: dict[str, Chat] = {}
 
     def of(self, tools: Sequence[dict[str, Any]]) -> Chat:
         """BadRequest where the policy's template cannot show these tools."""
         name = json.dumps(tools, sort_keys=True)
-        if name not in self.known:
+        if name not in self.chats:
             policy = self.policy
             options, parsers = policy.chat_template_kwargs, (policy.tool_parser, policy.reasoning_parser)
             try:
-                self.known[name] = Chat(self.tokenizer, tools, options, *parsers)
+                self.chats[name] = Chat(self.tokenizer, tools, options, *parsers)
             except ValueError as problem:
                 reason = f"the policy cannot use these tools, because {problem}"
                 raise BadRequest(reason, "tools") from None
-        return self.known[name]
+        return self.chats[name]

@@ -181,10 +181,10 @@ class Server:
     async def lease(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
         """Episodes for a client; it waits for them as long as it says."""
         client, until = request.path_params["client"], time.monotonic() + min(float(body.get("wait", 0)), 30.0)
-        self.known(batch, client)
+        self.refuse_stranger(batch, client)
         batch.forget_missing(client, body, time.monotonic())
         while True:
-            self.known(batch, client)
+            self.refuse_stranger(batch, client)
             given = batch.lease(client, body, time.monotonic())
             left = until - time.monotonic()
             if given or left <= 0 or self.batch is not batch:
@@ -196,17 +196,17 @@ class Server:
 
     async def heartbeat(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
         client = request.path_params["client"]
-        self.known(batch, client)
+        self.refuse_stranger(batch, client)
         return JSONResponse(batch.heartbeat(client, body, time.monotonic()))
 
     async def report(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        self.known(batch, request.path_params["client"])
+        self.refuse_stranger(batch, request.path_params["client"])
         if not batch.report(body, time.monotonic()):
             raise HTTPException(409, "the episode is another client's by now, or has ended")
         return JSONResponse({})
 
     @staticmethod
-    def known(batch: Batch, client: str) -> None:
+    def refuse_stranger(batch: Batch, client: str) -> None:
         if not batch.leases.knows(client):
             raise HTTPException(404, "no such client: register (again)")
 

@@ -276,8 +276,8 @@ def test_the_batch_is_finished_when_every_episode_has_ended(play: Any) -> None:
         await table.report(first, result=None, error="ValueError: no")
         assert not any("finished" in message for message in table.engine.told)
         await table.report(second)
-        [finished] = [message for message in table.engine.told if "finished" in message]
-        assert finished["failures"] == {"ValueError: no": 1}
+        assert len([message for message in table.engine.told if "finished" in message]) == 1
+        assert table.batch.status(0.0)["failures"] == {"ValueError: no": 1}
         failed = table.trajectory(first["episode"])
         assert (failed.stop_reason, failed.error, failed.turns) == ("error", "ValueError: no", ())
         assert table.trajectory(second["episode"]).result is not None
