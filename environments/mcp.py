@@ -77,6 +77,11 @@ class Mcp(Env):
         return cls.__module__.rpartition(".")[2]
 
     @classmethod
+    def name_in_params(cls) -> str:
+        """The task as params.yaml names it, and with it the folder of its data: dotted for a module elsewhere."""
+        return cls.__module__.removeprefix("environments.")
+
+    @classmethod
     def load(cls, folder: Path) -> Data:
         cls.folder = folder
         settings, tools = read_settings(folder), read_tools(folder)
@@ -99,7 +104,7 @@ class Mcp(Env):
     @classmethod
     def tools(cls) -> dict[str, Tool]:
         """The recorded tools. The server checks the arguments of a call itself."""
-        tools = read_tools(cls.folder or Path("tasks_data") / cls.task())
+        tools = read_tools(cls.folder or Path("tasks_data") / cls.name_in_params())
         return {tool["function"]["name"]: Tool(tool["function"]["name"], tool, BaseModel) for tool in tools}
 
     @classmethod
@@ -117,7 +122,7 @@ class Mcp(Env):
 
     @classmethod
     def scenarios(cls, data: Data, split: Split, count: int, seed: int) -> list[Scenario]:
-        again = f"python -m steps.data.generate --task {cls.task()} --out {data.folder / SCENARIOS}"
+        again = f"python -m steps.data.generate --task {cls.name_in_params()} --out {data.folder / SCENARIOS}"
         if data.scenarios is None:
             raise ValueError(f"{data.folder / SCENARIOS} is missing: `{again} --model NAME` writes it")
         drawn_from = data.scenarios[split]

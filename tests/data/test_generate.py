@@ -371,6 +371,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     server = ROOT / "tests" / "support" / "mcp_server.py"
     settings, *_ = _new.write_mcp("notes", f"python {server}", tmp_path / "notebook")
     settings.write_text(settings.read_text().replace("examples: []", "examples: [Note that milk is sold out.]"))
+    settings.parent.rename(settings.parent.with_name("notebook.environments.notes"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path / "notebook")
     return "notebook.environments.notes"
@@ -389,7 +390,7 @@ def writer_and_player(body: Body) -> Any:
 
 
 def test_a_task_of_an_mcp_server_is_written_and_played(notes: str, capsys: pytest.CaptureFixture[str]) -> None:
-    out = Path("tasks_data/notes/scenarios.jsonl")
+    out = Path("tasks_data") / notes / "scenarios.jsonl"
     words = ["--task", notes, "--out", str(out), "--count", "4", "--model", "writer"]
     with Server(writer_and_player) as server:
         assert generate.main([*words, "--url", server.url, "--solver", "player"]) == 0

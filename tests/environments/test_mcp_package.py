@@ -46,14 +46,16 @@ def test_scenarios_are_written_and_every_episode_has_a_database_of_its_own(
     settings.write_text(yaml.safe_dump(text))
     (settings.parent / "work").mkdir()
     shop_database.make(settings.parent / "work" / "shop.db")
+    task = "shop.environments.shop_database"
+    folder = settings.parent.rename(settings.parent.with_name(task))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path / "shop")
-    task, out = "shop.environments.shop_database", settings.parent / "scenarios.jsonl"
+    out = folder / "scenarios.jsonl"
     with Server(shop_database.stand_in) as server:
         words = ["--task", task, "--out", str(out), "--count", "6", "--model", "writer", "--solver", "player"]
         assert generate.main([*words, "--url", server.url]) == 0
         env: Any = environments.load(task)
-        data = env.load(settings.parent)
+        data = env.load(folder)
         scenarios: list[Scenario] = [one for split in data.scenarios.values() for one in split]
         policy = Policy(kind="openai", endpoint=Endpoint(model="player", base_url=server.url))
         attempts = [(scenario, number) for scenario in scenarios for number in range(2)]
