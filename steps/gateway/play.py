@@ -14,6 +14,7 @@ import atexit
 import hashlib
 import json
 import os
+import queue
 import secrets
 import shutil
 import signal
@@ -44,6 +45,7 @@ ADDRESS = JOURNALS / "address.json"  # url and key, for viewer/agents.py
 LOG = JOURNALS / "log"  # of the gateway and the clients
 STARTS = 100  # of the gateway in one batch, before the stage gives up
 START_SECONDS = 120.0
+TRIES = 10  # to start the gateway's process where it is killed while it starts
 
 # The gateway of this process; global for the same reason as the engine (steps/sampling/engine.py).
 _gateways: list[Gateway] = []
@@ -65,29 +67,36 @@ class Gateway:
 
     def begin(self, plan: Plan) -> None:
         """Give the gateway a batch; start it where it does not run. UserError where it cannot start."""
-        for _ in range(2):
-            if self.process is None or self.process.poll() is not None:
-                self._start()
+        for _ in range(TRIES):
+            if (self.process is None or self.process.poll() is not None) and not self._start():
+                continue
             self.end.send({"batch": plan._asdict()})
-            message = self.end.inbox.get(timeout=START_SECONDS)
+            try:
+                message = self.end.inbox.get(timeout=START_SECONDS)
+            except queue.Empty:
+                message = None
             if message is not None and "listening" in message:
                 host, port = message["listening"]
                 self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
                 self._tell_viewer()
                 return
             self.stop_gateway()
-        raise UserError(f"the gateway ended before it began: {tail(LOG)}")
+        raise UserError(f"the gateway ended {TRIES} times before it began: {tail(LOG) or f'see {LOG}'}")
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Whether the gateway's process has started; False where it was killed. UserError where it ended by itself."""
         LOG.parent.mkdir(parents=True, exist_ok=True)
         variables = {KEY: self.key, LISTEN: self.address, "FLYWHEEL_GATEWAY_OWN_KEY": "1" if self.own_key else "0"}
         self.process = child(["steps.gateway", "--socket", os.fspath(self.folder / "s")], variables)
         until = time.monotonic() + START_SECONDS
         while not self.end.accept(0.5):
-            if self.process.poll() is not None:
-                raise UserError(tail(LOG) or "the gateway ended before it began")
+            if (code := self.process.poll()) is not None:
+                if code < 0:
+                    return False
+                raise UserError(tail(LOG) or f"the gateway ended before it began (exit code {code}); see {LOG}")
             if time.monotonic() > until:
                 raise UserError(f"the gateway did not start within {START_SECONDS:.0f} seconds; see {LOG}")
+        return True
 
     def _tell_viewer(self) -> None:
         """Say where the gateway is, to viewer/agents.py."""
@@ -259,8 +268,6 @@ def result(sampled: Any) -> dict[str, Any]:
 
 def messages(gateway: Gateway, seconds: float) -> Iterator[dict[str, Any] | None]:
     """What the gateway has said; waits up to `seconds` for the first."""
-    import queue
-
     try:
         yield gateway.end.inbox.get(block=seconds > 0, timeout=seconds or None)
         while True:

@@ -13,7 +13,7 @@ from environments.base import Message, Scenario
 from environments.multiplication import Multiplication
 from flows.terminal import report
 from steps.core.params import Agents, Evaluate, EvaluateParams, Policy, Score
-from steps.core.records import Evaluation, Reward, Trajectory, Turn, read_records, write_records
+from steps.core.records import PAIRS, Evaluation, Reward, Trajectory, Turn, read_records, write_records
 from steps.core.stats import wilson
 from steps.evaluate import evaluate
 from tests.conftest import ROOT
@@ -78,6 +78,8 @@ def test_sampled_success_stands_beside_the_greedy_one(tmp_path: Path, engine: Fa
     assert summary.sampled_ci95 == wilson(SCENARIOS, SCENARIOS)
     assert len(read_records(Reward, out / "sampled.parquet")) == SCENARIOS
     assert not any(reward.success for reward in read_records(Reward, out / "rewards.parquet"))
+    assert "judged" not in json.loads((out / "summary.json").read_text()), "by the rule, nothing speaks of judges"
+    assert not (out / PAIRS).exists()
 
 
 def test_attempts_at_one_scenario_do_not_narrow_the_interval(tmp_path: Path, engine: FakeEngine) -> None:

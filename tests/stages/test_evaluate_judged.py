@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import Environment, FileSystemLoader
 
 from environments.base import Message, Scenario
 from flows.terminal import report
@@ -19,11 +21,14 @@ from steps.core.errors import UserError
 from steps.core.params import Agents, Endpoint, Evaluate, EvaluateParams, Judges, Policy, Ruler, Score
 from steps.core.records import PAIRS, Evaluation, Pair, Reward, Trajectory, Turn, read_records, write_records
 from steps.evaluate import evaluate
+from steps.lineage.__main__ import share_text
 from steps.llm import client
+from steps.tracking.measured import MeasuredRun
 from tests.conftest import ROOT
 from tests.support.judge_server import Judge
 from tests.support.openai_server import Server
 from tests.support.ruleless import Ruleless
+from viewer.pages import FILTERS
 
 DATA = ROOT / "tasks_data/multiplication"
 SCENARIOS = 24
@@ -169,6 +174,26 @@ def test_what_the_flow_shows_and_chooses(run: Run, capsys: pytest.CaptureFixture
     assert "judge simulated" in lines[1]
     assert not any("success" in line for line in lines)
     assert json.loads(json.dumps(summary)) == summary
+
+
+def test_trackers_and_pages_say_that_a_judge_measured_it(run: Run, tmp_path: Path) -> None:
+    run.evaluate("000")
+    run.adapter("001", 0.90)
+    run.evaluate("001")
+    shutil.copytree(run.folder / "001/evaluation", run.folder / "009/evaluation")  # without an adapter to check it by
+    metrics = MeasuredRun(tmp_path, print).evaluation("val", "009", "evaluation")
+    assert (metrics["val/judged_better"], metrics["val/judge_wins"], metrics["val/judge_losses"]) == (1.0, SCENARIOS, 0)
+    assert metrics["val/judge_cost"] > 0
+    assert {"val/judge_position_bias", "val/judge_retest_spread"} <= metrics.keys()
+    assert not any("success" in name or "reward" in name for name in metrics)
+    evaluation = json.loads((run.folder / "009/evaluation/summary.json").read_text())
+    assert share_text(evaluation) == f"judged better than the base policy on 1.000 of {SCENARIOS}"
+    environment = Environment(loader=FileSystemLoader(ROOT / "viewer/templates"), autoescape=True)
+    environment.filters |= FILTERS
+    macro: Any = getattr(environment.get_template("parts.html").module, "outcome")  # noqa: B009  (mypy does not know it)
+    outcomes = ((None, None), (0.8, None), (0.8, True), (0.1, False))
+    texts = [macro({"reward": reward, "success": success}) for reward, success in outcomes]
+    assert texts == ["not scored", "scored by a judge alone", "success", "no success"]
 
 
 def test_what_is_missing_is_said_before_anything_is_sampled(run: Run, engine: FakeEngine) -> None:

@@ -30,6 +30,8 @@ async def rollout(episode: Any) -> Any:
                             pass
                         final = await stream.get_final_completion()
                     break
+                except openai.LengthFinishReasonError:  # a call that was cut off: the SDK does not hand it on
+                    return common.result(calls + 1)
                 except (openai.APIError, httpx.HTTPError):  # the SDK does not retry a stream that has begun
                     continue
             else:
