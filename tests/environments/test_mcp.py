@@ -129,7 +129,7 @@ def test_what_fails_is_an_error_that_the_policy_reads(
     assert said[0]["content"] == (
         'Error: the tool "hang" took longer than 0.3 seconds, and its answer was not waited for.'
     )
-    env.limit = Limited(20)
+    env.limit.seconds = 20  # the next call waits until the one before it has ended
     asked = {"function": {"name": "read_notes", "arguments": {}}}
     said = env.step({"role": "assistant", "content": "", "tool_calls": [asked]})
     assert said[0]["content"] == "buy milk"
