@@ -61,7 +61,7 @@ def test_a_module_with_a_function_rollout_is_a_task(tmp_path: Path, monkeypatch:
 
 def test_tasks_can_leave_agents_out() -> None:
     folder = Path(environments.__file__).parent
-    assert environments.ROLLOUT.search((folder / "_agent_template.py").read_text())
+    assert environments.NO_PLAYERS.search((folder / "_agent_template.py").read_text())
     assert environments.tasks(agents=False) == [
         name for name in environments.tasks() if not environments.load(name).is_agent
     ]
