@@ -75,6 +75,8 @@ class Batch:
             if state.ended:
                 self.leases.restore_ended(name, (state.trajectory or {}).get("error"))
             elif state.lease:
+                if state.refused:
+                    self.refused[name] = state.refused
                 self.leases.restore_lease(name, state.lease, state.lost, time.monotonic())
                 before = [entry for entry in entries[name] if entry.lease < state.lease]
                 execution = Execution(name, self.places[name], state.lease, state.key, Graph(), before)
@@ -195,7 +197,9 @@ class Batch:
     def _close(self, name: str) -> None:
         """An execution has ended, or was lost."""
         if (execution := self.executions.pop(name, None)) is not None:
-            self.rounds.drop(execution)
+            for call in self.rounds.drop(execution):
+                call.reply.set_exception(BadRequest("this execution of the episode is over"))
+                call.reply.exception()  # nobody may wait for it
         ended, whole = self.leases.count_ended(), len(self.episodes)
         self.send({"progress": [ended, whole, self._note()]})
         self._finish_batch()
@@ -266,9 +270,11 @@ class Batch:
             reason = f"{most}: the prompt has {length}, and the answer may have {limit}"
             raise self._refused(execution, reason, TOO_LONG)
         limits = replies.limits(request, chat, limit)
+        self.refused.pop(execution.episode, None)
         self.ignored.update(request.ignored)
         placements = [execution.graph.ask(placement) for placement in placements]
-        call = Call(len(execution.calls), asked, asked.digest(), request, placements)
+        number = max((call.number for call in execution.calls), default=-1) + 1
+        call = Call(number, asked, asked.digest(), request, placements)
         scenario = self.episodes[execution.episode]
         call.seeds = [
             turn_seed(self.plan.seed, scenario["scenario"]["id"], scenario["attempt"], branch)

@@ -48,6 +48,8 @@ class Rounds:
         """A call was answered."""
         self.sampled.discard(call)
 
-    def drop(self, execution: Execution) -> None:
-        """Forget the waiting calls of an execution that has ended."""
+    def drop(self, execution: Execution) -> list[Call]:
+        """Forget the waiting calls of an execution that has ended, and return them."""
+        dropped = [call for other, call in self.waiting if other is execution]
         self.waiting = [pair for pair in self.waiting if pair[0] is not execution]
+        return dropped

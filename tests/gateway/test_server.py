@@ -345,6 +345,20 @@ def test_a_broken_request_is_refused_and_the_gateway_goes_on(play: Any, content:
     play(test)
 
 
+def test_a_call_that_waits_ends_with_its_execution(play: Any) -> None:
+    async def test(table: Table) -> None:
+        first, second = await table.lease(2)
+        asking = asyncio.create_task(table.ask(first))
+        await asyncio.sleep(0.05)  # in lockstep it waits for the second episode
+        await table.report(first, lost=True)
+        answer = await asyncio.wait_for(asking, 5)
+        assert answer.status_code == 400
+        assert "is over" in answer.json()["error"]["message"]
+        assert second["lease"] == 1
+
+    play(test, order="lockstep")
+
+
 def test_streams_and_the_other_dialects_by_their_own_packages(play: Any) -> None:
     async def test(table: Table) -> None:
         import anthropic

@@ -33,6 +33,7 @@ AGENTS = (
     "raw_events"
 ).split()
 PLACE = "tests.support.agents"
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Proxy:
@@ -202,7 +203,10 @@ def main() -> int:
     options = parser.parse_args()
     right = True
     with tempfile.TemporaryDirectory(prefix="storm-") as folder:
-        adapter = options.adapter or fresh_adapter(Path(folder))
+        adapter = (options.adapter or fresh_adapter(Path(folder))).absolute()
+        (Path(folder) / "tasks_data").symlink_to(ROOT / "tasks_data")
+        os.chdir(folder)  # no journal of an earlier storm is there to be played from again
+        os.environ["PYTHONPATH"] = os.fspath(ROOT)
         share, more = divmod(options.kills, len(options.agents))
         for place, name in enumerate(options.agents):
             kills = share + (place < more)
