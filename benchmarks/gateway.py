@@ -99,7 +99,7 @@ def alone(params: Any, adapter: Path, prompts: list[tuple[list[int], int]], at_o
 
 
 def measure(shape: str, folder: str, is_quick: bool) -> dict[str, Any]:
-    """The row of a policy; in a process of its own, for a process has one engine."""
+    """The row of a policy. A process has one engine, so each policy needs a process of its own."""
     from flows.repro.parameters import set_params
     from steps import initialise
 
@@ -126,6 +126,11 @@ def measure(shape: str, folder: str, is_quick: bool) -> dict[str, Any]:
     return {"name": "gateway", "policy": shape, "ratio": result["throughput"], **result, "connections": CONNECTIONS}
 
 
+def row_of(shape: str, folder: str, is_quick: bool) -> dict[str, Any]:
+    """`measure` in a process of its own."""
+    return dict(_common.call("gateway.measure", shape=shape, folder=folder, is_quick=is_quick))
+
+
 def main() -> None:
     parser = _common.parser("gateway", __doc__, "the embedded policy alone, a quarter of the calls")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), help="default: all; quick: embedded")
@@ -135,7 +140,7 @@ def main() -> None:
     rows = _common.begin("gateway", options, len(shapes) / (1 if options.quick else len(SHAPES)))
     for shape in shapes:
         with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
-            rows.add(_common.call("gateway.measure", shape=shape, folder=f"{folder}/x", is_quick=options.quick))
+            rows.add(row_of(shape, f"{folder}/x", options.quick))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 NAME = re.compile(r"\b(?:FLYWHEEL|LANGFUSE|WANDB|MLFLOW|PREFECT|HF)_[A-Z]+(?:_[A-Z]+)*\b(?!_)")
 # Names that nobody sets by hand, and who sets them.
 INTERNAL = {
+    "FLYWHEEL_GATEWAY_OWN_KEY": "steps/gateway/play.py, for the gateway's process",
     "FLYWHEEL_LOG": "a flow, for its stages",
     "FLYWHEEL_PROGRESS": "a flow, for its stages",
     "FLYWHEEL_ROOT": "flows/ui.py, for the worker's flow runs",

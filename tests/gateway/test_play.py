@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +23,6 @@ from tests.support.agents._common import mailbox
 pytestmark = pytest.mark.slow
 TASK = "tests.support.agents.email_native"
 SCENARIOS, ATTEMPTS, SEED = 4, 3, 11
-
-
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    before = Path.cwd()
-    os.chdir(ROOT)
-    try:
-        return storm.fresh_adapter(tmp_path_factory.mktemp("adapter"))
-    finally:
-        os.chdir(before)
-
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Journals and logs go to a folder of the test's own."""
-    from steps.gateway import play
-
-    (tmp_path / "tasks_data").symlink_to(ROOT / "tasks_data")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    yield
-    while play._gateways:
-        play._gateways.pop().stop()
 
 
 def attempts() -> list[tuple[Scenario, int]]:
@@ -64,7 +43,8 @@ def differences(ours: Sequence[Trajectory], theirs: Sequence[Trajectory]) -> int
     return sum(one != other for one, other in zip(*tokens, strict=True))
 
 
-def test_an_agent_that_appends_gives_the_environments_own_rows(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_rows(adapter: Path) -> None:
+    """An agent that appends gives the environment's own rows; lockstep gives the same batch again, and so does a record."""
     from steps.sampling import engine
 
     env = EmailSearch
@@ -86,7 +66,7 @@ def test_an_agent_that_appends_gives_the_environments_own_rows(adapter: Path, mo
         alike += 1
     assert alike >= len(native) // 2
 
-    monkeypatch.setenv("JITTER", "0.05")
+    os.environ["JITTER"] = "0.05"
     from steps.gateway import play
 
     play._gateways[0].stop_clients()
@@ -99,9 +79,30 @@ def test_an_agent_that_appends_gives_the_environments_own_rows(adapter: Path, mo
     assert played(adapter, "free") == free, "played from the record"
 
 
-def test_every_token_is_there_once_in_a_storm(adapter: Path) -> None:
+def check_storm(adapter: Path) -> None:
     """The short form of `python -m tests.support.storm`."""
+    from steps.gateway import play
+
+    play._gateways[0].stop_clients()
+    del os.environ["JITTER"]
     for name, kills in (("langgraph_react", 1), ("raw_events", 0)):
         row = storm.play_storm(name, adapter, 6, kills, SEED, "free", True, within=1.0)
         assert storm.is_right(row), row
         assert row["turns"] > 6
+
+
+def test_batches_with_the_real_engine(tmp_path: Path) -> None:
+    """In a process of its own: it would keep this one's only engine."""
+    words = f"from tests.gateway import test_play as t; from pathlib import Path; t.check({os.fspath(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]
+
+
+def check(folder: str) -> None:
+    """Journals and logs go to this folder."""
+    adapter = storm.fresh_adapter(Path(folder))
+    (Path(folder) / "tasks_data").symlink_to(ROOT / "tasks_data")
+    os.chdir(folder)
+    os.environ["PYTHONPATH"] = os.fspath(ROOT)
+    check_rows(adapter)
+    check_storm(adapter)

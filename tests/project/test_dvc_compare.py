@@ -183,7 +183,7 @@ def test_what_is_shown_is_made_by_a_stage_or_the_flow() -> None:
         f"run/${{tested.{key}}}/{out.rpartition('/')[2]}"
         for key in ("base", "best")
         for out in outs
-        if "${item}" in out
+        if "${item.name}" in out
     }
     for path in OWN["metrics"]:
         assert path.removesuffix("/summary.json") in curves_, path

@@ -158,7 +158,12 @@ def test_split_evenly(count: int, parts: int, lengths: list[int]) -> None:
 def test_each_step_has_as_many_trajectories_and_as_many_with_a_signal(flat: int, steps: int) -> None:
     """Of 10 groups of 8, some flat. Groups are in one piece within a step, and in another order with another seed."""
     examples = [
-        Example([], 0.0 if group < flat else float(attempt) - 3, f"group {group}", is_masked=attempt == 5)
+        Example(
+            [Row([1, 2], [0, 1], [0.0, -0.5])],
+            0.0 if group < flat else float(attempt) - 3,
+            f"group {group}",
+            is_masked=attempt == 5,
+        )
         for group in range(10)
         for attempt in range(8)
     ]

@@ -68,7 +68,8 @@ def keep(project: Path, name: str, run: Path, more: Mapping[str, object] | None 
             there = [path.format(iteration) for path in paths if (run.parent / path.format(iteration)).exists()]
             if there:
                 stages[stage.format(iteration)] = {"outs": [entry(project, run, path) for path in there]}
-    chain = {"iterations": {name: {} for name in found[1:]}, "evaluated": found, "tested": {"best": found[-1]}}
+    chain = {"iterations": {name: {} for name in found[1:]}, "evaluated": found}
+    chain |= {"tested": {"best": found[-1]}, "tests": {"best": {"name": found[-1], "against": "test"}}}
     (project / "chain.yaml").write_text(yaml.safe_dump(chain))
     (project / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages | dict(more or {})}))
     workspace.keep(project, project, f"refs/runs/{name}", workspace.KEPT)
