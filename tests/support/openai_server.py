@@ -8,6 +8,7 @@ with Server(lambda body: "5") as server:
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,14 @@ from typing import Any
 Body = dict[str, Any]
 Answer = str | dict[str, Any]  # the text, or the whole assistant's message
 DROP, BROKEN, NO_CHOICE, SLOW = "drop", "broken", "no choice", "slow"  # ways to fail, beside a status
+
+
+class QuietServer(ThreadingHTTPServer):
+    """Says nothing of clients that go away, which may be in the middle of a request."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class Server:
@@ -58,7 +67,7 @@ class Server:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http = QuietServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
 
     @property
