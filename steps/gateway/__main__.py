@@ -39,7 +39,8 @@ def listening(address: str, has_own_key: bool) -> socket.socket:
         raise UserError(f"{LISTEN}={address}: it must be host:port, as in 127.0.0.1:8700")
     try:
         family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # With the protocol named, asyncio sends small packets at once (TCP_NODELAY): otherwise each answer takes 40 ms more.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # it may start again at once
         listener.bind((host, int(port)))
     except OSError as problem:
