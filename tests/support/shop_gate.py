@@ -1,7 +1,7 @@
 """mcp-server-sqlite as a task from nothing to the gate: scenarios, a run scored by RULER, a registered version, a verdict.
 
     python -m tests.support.shop_gate --folder /tmp/shop                  # a clone of this repository; minutes
-    python -m tests.support.shop_gate --folder /tmp/shop --iterations 4
+    python -m tests.support.shop_gate --folder /tmp/shop --iterations 8
 
 The server is the package of PyPI as it is (tests/support/shop_database.py). vLLM, DVC, Prefect, MLflow and the gate are
 real. Stand-ins write and solve the scenarios, and the judge is simulated: it prefers the shorter of two attempts. The
@@ -28,7 +28,7 @@ from tests.support import shop_database
 from tests.support.judge_server import Judge
 from tests.support.openai_server import Server
 
-TASK, SCENARIOS = "shop", 180
+TASK, SCENARIOS = "shop", 300
 LONGEST = 400  # characters of an attempt that is worth nothing
 
 
@@ -71,10 +71,11 @@ def write_task(folder: Path, command: str, url: str, iterations: int) -> None:
     call(["-m", "steps.data.generate", "--task", TASK, *out, *models], folder)
     path = folder / "tasks_data" / f"{TASK}.yaml"
     preset: dict[str, Any] = yaml.safe_load(path.read_text())
-    preset["scenarios"] = {"train": 60, "val": 40, "test": 80}
+    preset["scenarios"] = {"train": 60, "val": 40, "test": 40}
     preset["rollout"] = {"scenarios": 25, "attempts": 4, "max_tokens": 48, "max_turns": 3}
     endpoint = {"model": "simulated", "base_url": url}
     preset["score"] = {"judges": {"ruler": 1}, "ruler": {"endpoint": endpoint}}
+    preset["update"] = {"learning_rate": 2e-3, "steps_per_generation": 4}  # few iterations must change what it says
     preset["train"] = {"iterations": iterations, "patience": iterations}
     path.write_text(yaml.safe_dump(preset))
 
@@ -103,7 +104,7 @@ def main() -> int:
         prog="python -m tests.support.shop_gate", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--folder", type=Path, required=True, help="where the clone goes; it must not exist")
-    parser.add_argument("--iterations", type=int, default=2)
+    parser.add_argument("--iterations", type=int, default=4)
     options = parser.parse_args()
     folder = options.folder.absolute()
     command = clone(folder)
