@@ -72,7 +72,7 @@ def rollout(
 def choose(scenarios: list[Scenario], iteration: int, count: int, seed: int) -> list[Scenario]:
     """The scenarios of an iteration (counted from 1): the next `count` of an endless sequence of seeded shuffles.
 
-    None comes twice in an iteration: where one shuffle ends in it and the next begins, those of the first end are put last in
+    None comes twice in an iteration: where one shuffle ends in it and the next begins, those from the first are put last in
     the second.
     """
     import random
