@@ -76,6 +76,7 @@ def write_task(folder: Path, command: str, url: str, iterations: int) -> None:
     endpoint = {"model": "simulated", "base_url": url}
     preset["score"] = {"judges": {"ruler": 1}, "ruler": {"endpoint": endpoint}}
     preset["update"] = {"learning_rate": 2e-3, "steps_per_generation": 4}  # few iterations must change what it says
+    preset["evaluate"] = {"temperature": 1.0, "max_tokens": 48, "max_turns": 3}  # its likeliest words are a loop
     preset["train"] = {"iterations": iterations, "patience": iterations}
     path.write_text(yaml.safe_dump(preset))
 
