@@ -30,6 +30,7 @@ from subprocess import PIPE, Popen
 from typing import IO, Any
 
 from steps.core import errors, progress
+from steps.core.cores import allowed_cores
 from steps.runner import death, stage
 from steps.runner.handover import WorkerError
 
@@ -145,16 +146,6 @@ def end() -> None:
     if Ranks.last is not None:
         Ranks.last.end()
         Ranks.last = None
-
-
-_cores: set[int] = set()
-
-
-def allowed_cores() -> set[int]:
-    """The processor cores that this process might use when this was first called: an engine may bind it to one of them."""
-    if not _cores and hasattr(os, "sched_getaffinity"):
-        _cores.update(os.sched_getaffinity(0))
-    return _cores
 
 
 def main() -> None:
