@@ -80,6 +80,8 @@ class Params(Section):
                 f"update.shard does not work with policy.quantization: {self.policy.quantization}, whose weights are not "
                 "divided; take one of the two out"
             )
+        if self.policy.cluster is not None and self.update.launcher != "ray":
+            raise ValueError("policy.cluster would have no effect: it is read with update.launcher: ray; take it out")
         object.__setattr__(self, "update", self.update.of_dtype(self.policy.dtype))  # the section is frozen for others
         return self
 
