@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from flows.deployment import pools
 from flows.deployment.pages import CHALLENGER
 from flows.deployment.workspace import POOL
+from steps.core import dotenv
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
 
@@ -150,7 +151,12 @@ def main(words: list[str] | None = None) -> int:
     options = parser.parse_args(words)
     if options.runs < 1:
         parser.error(f"--runs {options.runs}: at least one run must be able to train")
-    return exit_code(lambda: deploy(options.runs, options.pool, options.type, options.image))
+
+    def work() -> None:
+        dotenv.load(Path.cwd())
+        deploy(options.runs, options.pool, options.type, options.image)
+
+    return exit_code(work)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 TYPES = ("process", "docker", "kubernetes")
 TEMPLATES = Path("deploy/pools")
 HOME = "/srv/flywheel"  # the project's folder in an image of deploy/Containerfile
+OWN = {  # a worker passes its own settings on, and in them its folders, which an image has not
+    "FLYWHEEL_ROOT": HOME,
+    "PREFECT_HOME": f"{HOME}/.flywheel/prefect",
+    "PREFECT_LOCAL_STORAGE_PATH": f"{HOME}/.flywheel/prefect/storage",
+    "PREFECT_MEMO_STORE_PATH": f"{HOME}/.flywheel/prefect/memo_store.toml",
+}
 ADDRESSES = "MLFLOW_TRACKING_URI MLFLOW_TRACKING_USERNAME AWS_ENDPOINT_URL AWS_DEFAULT_REGION HF_ENDPOINT".split()
 SECRETS = (
     "FLYWHEEL_LEDGER_URL FLYWHEEL_GIT_URL MLFLOW_TRACKING_PASSWORD AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY".split()
@@ -79,7 +85,7 @@ def given(client: SyncPrefectClient, kind: str, environment: Mapping[str, str]) 
     a block that exists already is used as it is. UserError where one that is needed is neither."""
     from prefect.blocks.system import Secret
 
-    variables = {name: environment[name] for name in ADDRESSES if environment.get(name)} | {"FLYWHEEL_ROOT": HOME}
+    variables = {name: environment[name] for name in ADDRESSES if environment.get(name)} | OWN
     check_addresses(kind, variables, environment.get("PREFECT_API_URL", ""))
     for name in SECRETS:
         if value := environment.get(name):

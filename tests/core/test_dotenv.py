@@ -16,7 +16,6 @@ NAME = re.compile(r"\b(?:FLYWHEEL|LANGFUSE|WANDB|MLFLOW|PREFECT|HF)_[A-Z]+(?:_[A
 # Names that nobody sets by hand, and who sets them.
 INTERNAL = {
     "FLYWHEEL_GATEWAY_OWN_KEY": "steps/gateway/play.py, for the gateway's process",
-    "FLYWHEEL_GIT_URL": "a work pool, for containers",
     "FLYWHEEL_LOG": "a flow, for its stages",
     "FLYWHEEL_POOL": "a work pool's template, and flows/deploy.py for prefect.yaml",
     "FLYWHEEL_PROGRESS": "a flow, for its stages",

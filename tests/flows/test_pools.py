@@ -125,7 +125,7 @@ def test_prefect_resolves_a_template_to_a_job(client: FakeWorkersClient, kind: s
         assert resolved.env.keys() == {"FLYWHEEL_POOL", "MORE"}
         return
     expected = {name: value for name, value in ENVIRONMENT.items() if name != "PREFECT_API_URL"}
-    assert resolved.env.items() >= (expected | {"FLYWHEEL_ROOT": "/srv/flywheel"}).items()
+    assert resolved.env.items() >= (expected | pools.OWN).items()
     image = resolved.image if kind == "docker" else resolved.job_manifest["spec"]["template"]["spec"]["containers"][0]
     assert "agent-flywheel:cpu" in str(image)
 

@@ -249,12 +249,11 @@ def test_a_container_s_run_is_pushed_and_never_over_another_s(
     origin = tmp_path_factory.mktemp("origin")
     git(origin, "init", "--quiet", "--bare")
     git(project, "update-ref", "refs/runs/first", "HEAD")
-    monkeypatch.delenv("FLYWHEEL_GIT_URL", raising=False)
+    monkeypatch.delenv("GIT_CONFIG_KEY_0", raising=False)
     workspace.share(project, "refs/runs/first")
     assert git(origin, "for-each-ref") == "", "elsewhere people push what they want to share"
     for name, value in {"COUNT": "1", "KEY_0": "remote.origin.url", "VALUE_0": str(origin)}.items():
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
-    monkeypatch.setenv("FLYWHEEL_GIT_URL", str(origin))
     workspace.share(project, "refs/runs/first")
     pushed = git(project, "rev-parse", "HEAD")
     assert git(origin, "rev-parse", "refs/runs/first") == pushed
