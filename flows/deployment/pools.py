@@ -59,7 +59,7 @@ def set_up(client: SyncPrefectClient, root: Path, pool: str, kind: str, image: s
     else:
         if existing.type != kind:
             raise UserError(
-                f"the work pool {pool} is of the type {existing.type}: give --type {existing.type}, or --pool"
+                f"the work pool {pool} is of the type {existing.type}: give --type {existing.type}, or another --pool"
             )
         client.update_work_pool(pool, WorkPoolUpdate(base_job_template=made))
     client.upsert_global_concurrency_limit_by_name(limit(pool), runs)
