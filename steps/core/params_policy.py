@@ -119,10 +119,6 @@ class Policy(Section):
     """bnb-4bit: trainer and engine hold the base model's linear layers in 4 bits (NF4 with double quantisation, as QLoRA:
     Dettmers et al. 2023, arXiv:2305.14314) and compute in `dtype`. On a GPU alone."""
 
-    cluster: str | None = Field(None, pattern=r"^(auto|(ray://)?[\w.-]+:\d+)$")
-    """The Ray cluster of update.launcher: ray. auto: this machine's; ray://host:10001 or host:6379: one elsewhere; null: one
-    of the process itself, on its own cores."""
-
     @model_validator(mode="after")
     def check(self) -> Policy:
         if self.kind == "openai" and self.endpoint is None:

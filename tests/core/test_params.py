@@ -417,7 +417,10 @@ def test_the_registry_entry_has_the_tasks_name_unless_it_is_named(tmp_path: Path
         ),
         ({"update": {"shard": True}}, "update.shard would have no effect"),
         ({"update": {"launcher": "torchrun"}}, "update.launcher: "),
-        ({"policy": {"cluster": "auto"}}, "policy.cluster would have no effect: it is read with update.launcher: ray"),
+        (
+            {"policy": {"cluster": "auto"}},
+            "policy.cluster would have no effect with policy.kind: vllm and",
+        ),
         ({"policy": {"cluster": "somewhere"}, "update": {"launcher": "ray"}}, "policy.cluster: "),
         (
             {
