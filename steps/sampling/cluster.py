@@ -13,6 +13,7 @@ Not here: who plays which shard (steps/sampling/shards.py), and the connection (
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections import Counter
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 LOOK = 1.0  # seconds between looks at the cluster's nodes and at the engines' progress
 ROOM = 900.0  # seconds that the first engine may take to start, waiting for others' work included
+NODE_DIED, SILENT = "its node has died", "it does not answer any more"
+DEAD, AVOID = math.inf, 30.0  # seconds for which no engine is started on such a node
 BUSY = 120.0  # seconds after which that is said
 # The engines of this process, by policy; at most one set. Global for the same reason as in steps/sampling/engine.py.
 _fleets: dict[str, Fleet] = {}
@@ -66,6 +69,7 @@ class Fleet:
         raycluster.check_fit(self.needs, f"{setting}: {size}")
         self.facts = None if on_gpu else facts()
         self.members: dict[int, Member] = {}
+        self.avoided: dict[str, float] = {}  # nodes, and time.monotonic() until which no engine is started there
         self.unlike: dict[str, str] = {}  # nodes whose engines would give other bytes, and why
         self.number = 0
         self.looked = 0.0  # time.monotonic() of the latest look at the cluster
@@ -112,7 +116,7 @@ class Fleet:
         room: dict[str, int] = {}
         for node in raycluster.alive_nodes():
             fits = min(int(node["Resources"].get(name, 0) // amount) for name, amount in self.needs.items())
-            if node["NodeID"] not in self.unlike:
+            if node["NodeID"] not in self.unlike and self.avoided.get(node["NodeID"], 0) <= time.monotonic():
                 room[node["NodeID"]] = fits - on_node[node["NodeID"]]
         while len(self.members) < wanted and room and max(room.values()) > 0:
             roomiest = max(room, key=lambda name: room[name])
@@ -156,7 +160,10 @@ class Fleet:
             raise RuntimeError(f"an engine's actor failed: {problem}") from problem
         except self.ray.exceptions.RayError as problem:
             self.drop(name)
-            return Lost(name, reason(problem))
+            why = reason(problem)
+            # Ray takes a node for alive for some seconds more, and engines that are started there would be lost, too.
+            self.avoided[member.node] = time.monotonic() + (DEAD if why == NODE_DIED else AVOID if why == SILENT else 0)
+            return Lost(name, why)
         if answer.get("differs"):
             self.drop(name)
             self._leave_out(member.node, answer["error"])
@@ -291,7 +298,9 @@ def reason(problem: Exception) -> str:
     """Why an actor was lost, as far as Ray knows it."""
     text = " ".join(str(problem).split())
     if "node has died" in text or "node is dead" in text or "node was" in text:
-        return "its node has died"
+        return NODE_DIED
+    if "temporarily unavailable" in text:
+        return SILENT
     kind = re.search(r"Worker exit type: (\w+)", text)
     detail = re.search(r"Worker exit detail: ([^.]*)", text)
     if kind is None:

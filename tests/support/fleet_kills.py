@@ -139,6 +139,8 @@ def beside_kills(policy: Policy, options: argparse.Namespace, folder: Path, expe
     thread alone."""
     from steps.policy import raycluster
 
+    raycluster.make_token()
+    os.environ["RAY_AUTH_MODE"] = "token"
     nodes, is_over = Nodes(options.nodes), threading.Event()
     on_ray = policy.model_copy(update={"kind": "ray", "cluster": "auto"})
     raycluster.connect("auto", ["environments"])
