@@ -1,7 +1,7 @@
 """Two engines on two Ray nodes of this machine against one, with tools of 50 ms: the row `two_nodes` of benchmarks/fleet.py.
 
     python -m benchmarks._fleet_two_nodes             # the row
-    python -m benchmarks._fleet_two_nodes --cost      # also fleet_cost.json and fleet_cost.png: seconds and memory by episodes
+    python -m benchmarks._fleet_two_nodes --cost      # also fleet_cost.json and .png: seconds and memory by episodes
 
 Each engine has a node with one CPU, and one thread. The task is email_search, whose tools answer 50 ms late beside the
 engine. `--cost` plays batches of 128 to 10,000 episodes by both engines, without the wait: seconds for each episode, and the

@@ -32,7 +32,7 @@ UNUSED = 86400.0  # seconds
 
 def store() -> Path:
     """Where this machine keeps parcels: a folder that no other user may enter. UserError where it is somebody else's."""
-    folder = Path(tempfile.gettempdir()) / f"agent-flywheel-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"agent-flywheel-parcels-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if status.st_uid != os.getuid() or folder.is_symlink() or status.st_mode & 0o077:

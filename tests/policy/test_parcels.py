@@ -64,8 +64,8 @@ def test_what_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_folder_that_others_can_enter_is_not_used(own_store: Path) -> None:
-    (own_store / f"agent-flywheel-{os.getuid()}").mkdir(mode=0o777)
-    (own_store / f"agent-flywheel-{os.getuid()}").chmod(0o777)
+    (own_store / f"agent-flywheel-parcels-{os.getuid()}").mkdir(mode=0o777)
+    (own_store / f"agent-flywheel-parcels-{os.getuid()}").chmod(0o777)
     with pytest.raises(UserError, match="open to others"):
         parcels.store()
 
