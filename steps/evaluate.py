@@ -53,7 +53,7 @@ def evaluate(
         pairs.rival_of(against)
     held_out = read_records(Scenario, scenarios / f"{split}.parquet")
     data = env.load(task_data)
-    if params.policy.kind != "vllm":
+    if not params.policy.is_trained:
         played, tokens = by_messages(env, data, held_out, split, params)
     elif adapter is None:
         raise UserError(
@@ -67,7 +67,7 @@ def evaluate(
     sampled: list[Reward] = []
     compared: list[Pair] = []
     if pairs.has_rule(env, rewards, played, params.score):
-        sampled = sample(env, data, held_out, adapter, params) if params.policy.kind == "vllm" and adapter else []
+        sampled = sample(env, data, held_out, adapter, params) if params.policy.is_trained and adapter else []
         results = by_success(held_out, rewards) | sampled_summary(sampled, len(held_out))
     else:
         settings = pairs.settings_of(params.score, "the attempts have no reward")

@@ -118,7 +118,7 @@ def biased(task: str, split: str, run: Path, env: type[Env], data: Any, chosen: 
     from steps.policy.loading import load_tokenizer
 
     params, adapter = load("params.yaml", Params), run / "000" / "adapter"
-    if params.policy.kind != "vllm" or not adapter.is_dir():
+    if not params.policy.is_trained or not adapter.is_dir():
         raise UserError(f"--bias needs policy.kind: vllm and {adapter}, the run's first adapter; `make train` makes it")
     player = BiasedPolicy(params.policy, params.evaluate, adapter, env, data)
     bias = player.choose(read_records(Scenario, run / "scenarios" / "val.parquet"))

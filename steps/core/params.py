@@ -97,10 +97,10 @@ class Learning(Section):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        if self.policy.kind != "vllm":
+        if not self.policy.is_trained:
             raise ValueError(
                 f"policy.kind: {self.policy.kind} can be evaluated only (python -m steps.evaluate, python -m "
-                "steps.analytics.baselines): initialise, rollout, update and register need policy.kind: vllm"
+                "steps.analytics.baselines): initialise, rollout, update and register need policy.kind: vllm or server"
             )
         return self
 

@@ -60,19 +60,26 @@ class Limits(NamedTuple):
     tag: str | None = None  # structural tag in JSON, as vLLM takes it
     top_logprobs: int | None = None
 
-    def parameters(self) -> dict[str, Any]:
-        """Fields of vLLM's SamplingParams. With a grammar the model's own end of text ends the turn, too: nothing else is
-        allowed once the grammar is complete."""
-        from vllm.sampling_params import StructuredOutputsParams
-
+    def fields(self) -> dict[str, Any]:
+        """Fields of vLLM's SamplingParams in JSON. With a grammar the model's own end of text ends the turn, too: nothing
+        else is allowed once the grammar is complete."""
         fields: dict[str, Any] = {"max_tokens": self.max_tokens}
         if self.stop:
             fields |= {"stop": list(self.stop), "detokenize": True}
         if self.schema is not None or self.tag is not None:
-            grammar = StructuredOutputsParams(json=self.schema, structural_tag=self.tag)
+            grammar = {"json": self.schema, "structural_tag": self.tag}
             fields |= {"structured_outputs": grammar, "ignore_eos": False}
         if self.top_logprobs is not None:
             fields["logprobs"] = self.top_logprobs
+        return fields
+
+    def parameters(self) -> dict[str, Any]:
+        """The fields with vLLM's own classes, for its engine in process."""
+        fields = self.fields()
+        if grammar := fields.get("structured_outputs"):
+            from vllm.sampling_params import StructuredOutputsParams
+
+            fields["structured_outputs"] = StructuredOutputsParams(**grammar)
         return fields
 
 
