@@ -153,7 +153,7 @@ class Load:
 
 def play(policy: Policy, adapter: Path, asked: Sequence[list[int]], seed: int, tokens: int) -> list[Any]:
     """What is sampled for these prompts, in their order."""
-    from steps.sampling.servers import ServerSampler
+    from steps.sampling.server_sampler import ServerSampler
 
     sampler = ServerSampler(policy, adapter, 1.0, tokens, 2)
     for key, ids in enumerate(asked):
@@ -164,8 +164,8 @@ def play(policy: Policy, adapter: Path, asked: Sequence[list[int]], seed: int, t
     return sorted(finished)
 
 
-def swap(policy: Policy, adapters: Sequence[Path], load: Load, pause: float = 0.3) -> list[float]:
-    """Seconds of each swap, in the order of the adapters; the load goes on with the newest."""
+def swap(policy: Policy, adapters: Sequence[Path], load: Load | None = None) -> list[float]:
+    """Seconds of each swap, in the order of the adapters; with `load`, it goes on with each for a while."""
     from steps.sampling.servers import get
 
     seconds = []
@@ -173,8 +173,9 @@ def swap(policy: Policy, adapters: Sequence[Path], load: Load, pause: float = 0.
         began = time.perf_counter()
         get(policy).run(get(policy).use(adapter))
         seconds.append(time.perf_counter() - began)
-        load.adapter = adapter
-        time.sleep(pause)
+        if load is not None:
+            load.adapter = adapter
+            time.sleep(0.3)
     return seconds
 
 

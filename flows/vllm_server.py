@@ -1,6 +1,6 @@
 """vLLM's server for runs with `policy.kind: server`: started here with what sampling needs, or its command printed.
 
-    python -m flows.vllm_server                       # http://127.0.0.1:8000, for the policy of params.yaml (`make vllm-server`)
+    python -m flows.vllm_server                       # http://127.0.0.1:8000, for params.yaml (`make vllm-server`)
     python -m flows.vllm_server --host 10.0.0.5       # for other machines: over plain HTTP, so only in a network you trust
     python -m flows.vllm_server --print               # the command alone, for a machine with vLLM and without this project
 
@@ -24,7 +24,6 @@ from flows.serving import guard, uploads
 from flows.serving.server import HOST, PORT, RANKS, SERVER, checked_host
 from flows.terminal.command import stop_once
 from steps.core import dotenv, params
-from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.core.progress import say
 from steps.core.terminal import served

@@ -34,7 +34,7 @@ def rollout(
     import environments
     from environments.base import Scenario
     from steps.core.records import read_records, write_records
-    from steps.sampling import curriculum, engine
+    from steps.sampling import curriculum
 
     pool = read_records(Scenario, scenarios / "train.parquet")
     settings = params.rollout.curriculum
@@ -54,13 +54,15 @@ def rollout(
     env = environments.load(params.task)
     data, seed = env.load(task_data), params.seed * 1000 + int(iteration)
     if env.is_agent:
-        from steps.gateway.play import play
+        from steps.gateway.play import play as play_agents
 
-        played = play(
+        played = play_agents(
             params.policy, params.rollout, params.agents, params.task, env, adapter, attempts, iteration, seed
         )
     else:
-        played = engine.play(params.policy, params.rollout, adapter, env, data, attempts, iteration, seed)
+        from steps.sampling.play import play
+
+        played = play(params.policy, params.rollout, adapter, env, task_data, data, attempts, iteration, seed)
     write_records(played, trajectories)
     if drawn is not None:
         content = {"curriculum": settings and settings.model_dump(), "scenarios": record}

@@ -75,6 +75,7 @@ class Params(Section):
             raise ValueError(
                 f"rollout.scenarios ({self.rollout.scenarios}) is more than scenarios.train ({self.scenarios.train})"
             )
+        self._check_shards()
         if self.update.shard and self.policy.quantization:
             raise ValueError(
                 f"update.shard does not work with policy.quantization: {self.policy.quantization}, whose weights are not "
@@ -82,6 +83,22 @@ class Params(Section):
             )
         object.__setattr__(self, "update", self.update.of_dtype(self.policy.dtype))  # the section is frozen for others
         return self
+
+    def _check_shards(self) -> None:
+        """ValueError for shards that would be empty or that nobody reads, and for a cluster that nobody reads."""
+        if self.policy.cluster is not None and self.policy.kind != "ray":
+            raise ValueError(f"policy.cluster would have no effect with policy.kind: {self.policy.kind}; take it out")
+        if self.rollout.shards > self.rollout.scenarios:
+            few = f"rollout.scenarios ({self.rollout.scenarios}): a scenario's attempts stay together"
+            raise ValueError(f"rollout.shards ({self.rollout.shards}) is more than {few}")
+        if self.evaluate.shards > (fewest := min(self.scenarios.val, self.scenarios.test)):
+            few = f"the scenarios of a split (scenarios.val, scenarios.test: {fewest})"
+            raise ValueError(f"evaluate.shards ({self.evaluate.shards}) is more than {few}")
+        for name, count in (("rollout", self.rollout.shards), ("evaluate", self.evaluate.shards)):
+            if count > 1 and self.policy.kind not in ("vllm", "ray"):
+                raise ValueError(
+                    f"{name}.shards would have no effect with policy.kind: {self.policy.kind}; take it out"
+                )
 
 
 class ScenariosParams(Section):
@@ -97,10 +114,10 @@ class Learning(Section):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        if not self.policy.is_trained:
+        if not self.policy.has_adapter:
             raise ValueError(
                 f"policy.kind: {self.policy.kind} can be evaluated only (python -m steps.evaluate, python -m "
-                "steps.analytics.baselines): initialise, rollout, update and register need policy.kind: vllm or server"
+                "steps.analytics.baselines): initialise, rollout, update and register need policy.kind: vllm, ray or server"
             )
         return self
 

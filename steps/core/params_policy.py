@@ -102,12 +102,18 @@ class Servers(Section):
 class Policy(Section):
     """The model that acts and learns."""
 
-    kind: Literal["vllm", "server", "openai", "scripted", "random"] = "vllm"
-    """Who plays. The base model with an adapter, in this process (vllm) or on servers of vLLM's (server); the others can only
-    be evaluated, and read nothing else here but `endpoint`: a model on a server, the environment's scripted player, or
-    random actions."""
+    kind: Literal["vllm", "ray", "server", "openai", "scripted", "random"] = "vllm"
+    """Who plays. vllm: the base model with an adapter, in this process; ray: the same in engines on a Ray cluster; server:
+    the same on servers of vLLM's. The others can only be evaluated, and read nothing else here but `endpoint`: a model on a
+    server, the environment's scripted player, or random actions."""
     servers: Servers | None = None
     """The servers of kind server, and only of that. {}: their defaults."""
+    cluster: str | None = Field(None, pattern=r"^(auto|ray://[^/@\s]+:\d+)$")
+    """The Ray cluster of kind ray and of update.launcher ray. null: one on this machine, for as long as the run's process
+    lives; ray://host:port: that one; auto: the one that RAY_ADDRESS names, or that this machine is part of."""
+    engines: int | None = Field(None, ge=1, le=1024)
+    """Most engines of kind ray, which play as many shards at a time. null: as many as the cluster has room for. Each takes
+    `threads` CPUs, or `tensor_parallel` GPUs where the cluster has GPUs."""
     endpoint: Endpoint | None = None
     """The server of kind openai, and only of that. Its temperature and max_tokens count in place of those of `evaluate`."""
     base_model: str = Field("tasks_data/embedded_policy", min_length=1)
@@ -155,6 +161,8 @@ class Policy(Section):
         if (self.kind == "server") != (self.servers is not None):
             wrong = "is needed with" if self.servers is None else "would have no effect without"
             raise ValueError(f"policy.servers {wrong} policy.kind: server")
+        if self.engines is not None and self.kind != "ray":
+            raise ValueError(f"policy.engines would have no effect with policy.kind: {self.kind}; take it out")
         if self.is_gguf and not re.fullmatch(r"[0-9a-f]{64}", self.revision or ""):
             raise ValueError(
                 f"policy.revision must be the SHA-256 of the GGUF file {self.base_model} (sha256sum prints it), so that "
@@ -167,9 +175,9 @@ class Policy(Section):
         return self
 
     @property
-    def is_trained(self) -> bool:
-        """Whether the policy has an adapter that learns, and that samples by its tokens."""
-        return self.kind in ("vllm", "server")
+    def has_adapter(self) -> bool:
+        """Whether it is the base model with an adapter, which can learn, wherever its engines are."""
+        return self.kind in ("vllm", "ray", "server")
 
     @property
     def is_gguf(self) -> bool:

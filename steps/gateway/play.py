@@ -33,6 +33,7 @@ from steps.gateway.link import StageEnd
 from steps.gateway.plan import Plan
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import load_chat, turn_limit
+from steps.sampling import shards
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario
@@ -149,8 +150,26 @@ def play(
     prefix: str,  # of the trajectories' ids
     seed: int,
 ) -> list[Trajectory]:
-    """The trajectories of all attempts by the agent with this adapter as its model, in the same order."""
-    from steps.sampling.engine import EngineSampler
+    """The trajectories of all attempts by the agent with this adapter as its model, in the same order. Each shard is a
+    batch of the gateway's, one after another."""
+    parts = shards.cut(attempts, limits.shards)
+    again = (policy, limits, agents, task, env, adapter)
+    return [trajectory for shard in parts for trajectory in play_shard(*again, shard, prefix, seed)]
+
+
+def play_shard(
+    policy: Policy,
+    limits: Rollout | Evaluate,
+    agents: Agents,
+    task: str,
+    env: type[Env],
+    adapter: Path,
+    attempts: Sequence[tuple[Scenario, int]],
+    prefix: str,
+    seed: int,
+) -> list[Trajectory]:
+    """The trajectories of one shard's attempts."""
+    from steps.sampling.play import sampler
 
     order = getattr(limits, "order", "lockstep")
     max_tokens = turn_limit(policy, limits.max_tokens)
@@ -181,8 +200,7 @@ def play(
             replay(folder)
     else:
         forget_old(folder.parent)
-    sampler = EngineSampler(policy, adapter, limits.temperature, max_tokens, load_chat(policy, env).end)
-    sample(sampler, plan, agents)
+    sample(sampler(policy, adapter, limits.temperature, max_tokens, load_chat(policy, env).end), plan, agents)
     played = trajectories(Path(plan.journal), names)
     if order == "free":
         (folder / "whole").touch()

@@ -56,8 +56,8 @@ def read(folder: Path) -> Probe | None:
     """The probe of the adapter in `folder`; None where the trainer wrote none. UserError where it is damaged."""
     try:
         fields = json.loads((folder / FILE).read_text())
-        tables = (tuple(tuple(row) for row in fields[name]) for name in ("tokens", "logprobs"))
-        return Probe(tuple(fields["ids"]), *tables, float(fields["limit"]))
+        tokens, logprobs = (tuple(tuple(row) for row in fields[name]) for name in ("tokens", "logprobs"))
+        return Probe(tuple(fields["ids"]), tokens, logprobs, float(fields["limit"]))
     except FileNotFoundError:
         return None
     except (ValueError, LookupError, TypeError):
@@ -69,7 +69,8 @@ def read(folder: Path) -> Probe | None:
 def of_server(ids: Sequence[int], given: Sequence[Mapping[int, float]], dtype: str) -> Probe:
     """The probe that a server's answer makes, where the trainer wrote none."""
     best = [sorted(found.items(), key=lambda item: (-item[1], item[0]))[:TOP] for found in given]
-    tokens, logprobs = (tuple(tuple(pair[side] for pair in row) for row in best) for side in (0, 1))
+    tokens = tuple(tuple(token for token, _ in row) for row in best)
+    logprobs = tuple(tuple(logprob for _, logprob in row) for row in best)
     return Probe(tuple(ids), tokens, logprobs, 1e-3 if dtype == "float32" else 1e-2)
 
 
@@ -99,6 +100,6 @@ def problem(given: Sequence[Mapping[int, float]], name: str, known: Mapping[str,
         away = "other tokens" if math.isinf(own) else f"logprobs that are {own:.3g} nats a token from the trainer's"
         return f"after a fixed text it expects {away}, and at most {limit:.3g} is rounding"
     for other, probe in known.items():
-        if other != name and NOISE < own and distance(given, probe) < CLEARLY * own:
+        if other != name and own > NOISE and distance(given, probe) < CLEARLY * own:
             return f"what it expects after a fixed text is that of the adapter {other}, and not that of {name}"
     return ""

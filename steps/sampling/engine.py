@@ -28,7 +28,7 @@ from steps.policy.machine import before_training, own_cores, prepare_determinist
 from steps.sampling import draws_cpu, episodes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from environments.base import Env, Scenario
     from steps.core.params import Evaluate, Policy, Rollout
@@ -108,6 +108,9 @@ class Engine:
         if not on_gpu:
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # draws_cpu.py replaces a part of the other
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, own_cores(self.policy.threads)))
+            # vLLM sets OpenMP's threads and leaves MKL's, of which there would be one for each core of the machine, or as
+            # many as OMP_NUM_THREADS says: sums would be rounded by it.
+            torch.set_num_threads(self.policy.threads)
             compile_nothing()
         from transformers import AutoConfig
         from vllm import EngineArgs, LLMEngine
@@ -295,11 +298,12 @@ def play(
     prefix: str,  # of the trajectories' ids
     seed: int,
     logit_bias: dict[int, float] | None = None,
+    make_sampler: Callable[..., episodes.Sampler] = EngineSampler,
 ) -> list[Trajectory]:
     """The trajectories of all attempts by the policy with this adapter, in the same order."""
     chat, max_tokens = load_chat(policy, env), turn_limit(policy, limits.max_tokens)
     return episodes.play(
-        EngineSampler(policy, adapter, limits.temperature, max_tokens, chat.end, logit_bias),
+        make_sampler(policy, adapter, limits.temperature, max_tokens, chat.end, logit_bias),
         chat,
         env,
         data,

@@ -8,7 +8,9 @@ becomes of it when one is away (steps/sampling/servers.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import secrets
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +64,8 @@ class Replica:
             trust_env=urlsplit(url).hostname not in LOOPBACK,  # no proxy to this machine
         )
         self.is_here = False  # it answers, and has been checked
-        self.held: list[str] = []  # names of adapters that it has, and that it has shown to be what they should be
+        self.listed: list[str] = []  # names of adapters that it has, of this process and of others, the oldest first
+        self.held: list[str] = []  # those of them that have shown to be what they should be
         self.turns: set[asyncio.Task[Any]] = set()  # requests under way
 
     async def ask(self, method: str, path: str, body: Any = None, timeout: float = SHORT, content: Any = None) -> Any:
@@ -113,8 +116,8 @@ class Replica:
                     f"start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or {START}"
                 ) from None
         self.held = []
-        listed = [str(model["id"]) for model in served if model.get("parent") is not None]
-        self.listed = [name for name in listed if name.startswith(PREFIX)]  # of this process or of others, oldest first
+        loaded = [str(model["id"]) for model in served if model.get("parent") is not None]
+        self.listed = [name for name in loaded if name.startswith(PREFIX)]
 
     async def load(self, name: str, adapter: Path, timeout: float) -> None:
         """Bring the adapter in the folder `adapter` to the server, under this name. Away; UserError where it is refused."""
@@ -129,7 +132,8 @@ class Replica:
                     f"the server at {self.url} does not load the adapter {name} from {path} (status {refused.status}: "
                     f"{refused}){_cure(str(refused))}"
                 ) from None
-        self.listed.append(name)
+        if name not in self.listed:
+            self.listed.append(name)
 
     async def _put(self, digest: str, adapter: Path, timeout: float) -> str:
         """Have the adapter's files where the server reads them; returns the folder there."""
@@ -153,10 +157,8 @@ class Replica:
     async def unload(self, name: str) -> None:
         """Have the server forget an adapter, if it answers and has it."""
         self.held = [each for each in self.held if each != name]
-        try:
+        with contextlib.suppress(Away, Refused, UserError):
             await self.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
-        except (Away, Refused, UserError):
-            pass
         self.listed = [each for each in self.listed if each != name]
 
     async def generate(self, name: str, ids: Sequence[int], sampling: dict[str, Any], timeout: float) -> dict[str, Any]:
@@ -178,7 +180,7 @@ class Replica:
 
     async def probe(self, name: str, ids: Sequence[int]) -> list[dict[int, float]]:
         """Logprobs (nats) of the most probable tokens at each place of the probe's text (steps/policy/probe.py)."""
-        one = {"max_tokens": 1, "ignore_eos": True, "logprobs": MOST, "detokenize": False, "seed": 0}
+        one = {"max_tokens": 1, "ignore_eos": True, "logprobs": MOST, "seed": 0}
         places = probe.places(ids)
         return [
             expected(answer)
@@ -186,7 +188,7 @@ class Replica:
         ]
 
     async def check_draws(self, name: str, ids: Sequence[int]) -> bool:
-        """Whether a reply has the same bits alone and beside others. UserError where the logprobs are not of the distribution
+        """Whether a reply has the same bits alone and beside others. UserError where logprobs are not of the distribution
         that is sampled from, or draws do not follow from the request's seed."""
         wide = {
             "temperature": 2.0,
@@ -230,8 +232,8 @@ def copy_whole(adapter: Path, folder: Path) -> None:
     """Copy an adapter's two files into a folder that is there as a whole or not at all."""
     if folder.exists():
         return
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    temporary.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    temporary.mkdir(parents=True)
     for file in FILES:
         shutil.copyfile(adapter / file, temporary / file)
     try:

@@ -1,14 +1,14 @@
-"""Samples on vLLM's servers (`policy.kind: server`): the interface of steps/sampling/engine.py, over HTTP.
+"""vLLM's servers of a policy of kind `server`: their adapters, and what becomes of one that is away.
 
-    sampler = ServerSampler(policy, adapter, temperature=1.0, max_tokens=64, stop=2)
-    sampler.submit(0, prompt_ids, seed=1)
-    while sampler.pending: for sampled in sampler.step(): …
+    fleet = get(policy)
+    version = fleet.run(fleet.use(adapter))
+    answer = fleet.run(fleet.turn(version, prompt_ids, {"max_tokens": 64, "seed": 1}))
 
-An adapter is brought to all servers or to none: loaded everywhere, then probed everywhere (steps/policy/probe.py), and only
-then asked; where one refuses, all forget it. Its name and path hold the hash of its content, and so does the salt of its
-prefix cache. Each reply names its adapter, and the probe is repeated whenever nothing is under way any more.
+An adapter is brought to all servers or to none: loaded everywhere, then probed everywhere (steps/policy/probe.py), and then
+asked; where one refuses, all forget it. Its name and path hold the hash of its content, and so does the salt of its
+prefix cache. Each reply names its adapter, and the probe is repeated when nothing is under way (server_sampler.py).
 
-A request goes to the server with the fewest. Where a server is away, its requests go to the others; it gets new ones after it
+A request goes to the server with the fewest. Where a server is away, its requests go to the others; it gets new ones once it
 has been checked, loaded and probed again. A reply is a function of its request and its adapter alone (on CPUs by
 steps/sampling/worker_cpu.py, on GPUs by VLLM_BATCH_INVARIANT): where it was sampled, and how often, does not matter.
 """
@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import queue
 import threading
 import time
 from collections.abc import Coroutine, Sequence
@@ -30,8 +29,7 @@ from steps.core.progress import say
 from steps.policy import probe
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import load_tokenizer
-from steps.sampling.engine import Limits, Sampled
-from steps.sampling.replica import PREFIX, Away, Refused, Replica, drawn
+from steps.sampling.replica import PREFIX, Away, Refused, Replica
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
@@ -40,18 +38,11 @@ T = TypeVar("T")
 URLS = "FLYWHEEL_SERVERS"
 KEPT = 4  # adapters that a server keeps beside the current one
 PULSE = 5.0  # seconds between two questions whether a server is still there
+LOOK = 0.5  # seconds between two looks for one that is away
 BROKEN = 3  # answers with an error of the server's own after which a request is given up
 
-# The servers of this process's policy; at most one entry. Global for the same reason as the engine (steps/sampling/engine.py).
+# The servers of this process's policy; at most one. Global for the same reason as the engine (steps/sampling/engine.py).
 _fleets: dict[str, Fleet] = {}
-
-
-class Refusal(Exception):
-    """One request was refused, such as for a schema that vLLM does not know; others go on."""
-
-    def __init__(self, key: int, reason: str) -> None:
-        super().__init__(reason)
-        self.key = key
 
 
 class Version(NamedTuple):
@@ -79,8 +70,8 @@ class Fleet:
         self.problems: dict[str, str] = {}  # why a server is away, by its address
         self.is_uneven = False  # whether it was said that a reply depends on its batch
         self.loop = asyncio.new_event_loop()
-        self.changed = asyncio.Condition()
-        self.reviving: set[asyncio.Task[None]] = set()
+        self.changed, self.swapping = asyncio.Condition(), asyncio.Lock()
+        self.looking: dict[str, asyncio.Task[None]] = {}  # for servers that are away, by their address
         threading.Thread(target=self.loop.run_forever, name="servers", daemon=True).start()
         asyncio.run_coroutine_threadsafe(self._watch(), self.loop)
 
@@ -93,6 +84,10 @@ class Fleet:
     async def use(self, adapter: Path) -> Version:
         """Have the adapter on all servers that answer. UserError where one refuses it, after all have forgotten it, or where
         none answers in time."""
+        async with self.swapping:
+            return await self._use(adapter)
+
+    async def _use(self, adapter: Path) -> Version:
         version = Version(PREFIX + adapter_hash(adapter), adapter)
         expected = probe.read(adapter)
         if expected is not None:
@@ -107,15 +102,16 @@ class Fleet:
             loaded = [each for each, outcome in zip(missing, outcomes, strict=True) if outcome is None]
             probed = await asyncio.gather(*(self._probe(each, version) for each in loaded), return_exceptions=True)
             outcomes += probed
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException) and not isinstance(outcome, Away):
+            for replica, outcome in zip([*missing, *loaded], outcomes, strict=True):
+                if isinstance(outcome, UserError | Refused):
                     await asyncio.gather(*(each.unload(version.name) for each in self.replicas if each.is_here))
                     self.probes.pop(version.name, None)
-                    others = "; no server keeps the adapter" if len(self.replicas) > 1 else ""
-                    raise UserError(f"{outcome}{others}") if isinstance(outcome, UserError) else outcome
-            for replica, outcome in zip([*missing, *loaded], outcomes, strict=True):
-                if outcome is not None:
+                    why = f"the server at {replica.url} refuses a request: " if isinstance(outcome, Refused) else ""
+                    raise UserError(f"{why}{outcome}" + ("; no server keeps the adapter" if self.replicas[1:] else ""))
+                if isinstance(outcome, Away):
                     self._lost(replica, str(outcome))
+                elif outcome is not None:
+                    raise outcome
             if any(each.is_here and version.name in each.held for each in self.replicas):
                 break
             if time.monotonic() > until:
@@ -127,6 +123,9 @@ class Fleet:
         self.versions.pop(version.name, None)
         self.versions[version.name] = version
         await self._forget_old()
+        for replica in self.replicas:
+            if not (replica.is_here and version.name in replica.held):
+                self._look_for(replica)
         return version
 
     async def _load(self, replica: Replica, version: Version) -> None:
@@ -160,8 +159,8 @@ class Fleet:
             return
         if self.policy.deterministic:
             raise UserError(
-                f"policy.deterministic: a reply of the server at {replica.url} depends on what else it computes; start it with "
-                "VLLM_BATCH_INVARIANT=1 on a GPU, and by `make vllm-server` without"
+                f"policy.deterministic: a reply of the server at {replica.url} depends on what else it computes; start it "
+                "with VLLM_BATCH_INVARIANT=1 on a GPU, and by `make vllm-server` without"
             )
         self.is_uneven = True
         say(
@@ -190,34 +189,37 @@ class Fleet:
                 continue
             if wrong := probe.problem(given, version.name, self.probes):
                 raise UserError(
-                    f"the server at {replica.url} does not answer as the adapter {version.name} any more: {wrong}; nothing of "
-                    "this batch is kept"
+                    f"the server at {replica.url} does not answer as the adapter {version.name} any more: {wrong}; nothing "
+                    "of this batch is kept"
                 )
 
     # --- Servers that go and come
 
     def _lost(self, replica: Replica, reason: str) -> None:
         """A server is away: take its requests back, and look for it until it answers again."""
-        was_here = replica.is_here
-        replica.is_here, replica.held = False, []
         self.problems[replica.url] = reason
+        if replica.is_here:
+            say(f"the server at {replica.url} is away ({reason}): its {len(replica.turns)} requests go to others")
+        replica.is_here, replica.held = False, []
         for turn in replica.turns:
             turn.cancel()
-        if was_here:
-            say(f"the server at {replica.url} is away ({reason}): its {len(replica.turns)} requests go to others")
-            task = self.loop.create_task(self._revive(replica))
-            self.reviving.add(task)
-            task.add_done_callback(self.reviving.discard)
+        if self.versions:
+            self._look_for(replica)
 
-    async def _revive(self, replica: Replica) -> None:
-        """Look for a server that went away; check it, load what is asked, and probe it, before it gets a request."""
-        while not replica.held:
-            await asyncio.sleep(0.5)
+    def _look_for(self, replica: Replica) -> None:
+        if replica.url not in self.looking:
+            self.looking[replica.url] = self.loop.create_task(self._bring_back(replica))
+
+    async def _bring_back(self, replica: Replica) -> None:
+        """Look for a server; check it, load what is asked, and probe it, before it gets a request."""
+        while not (replica.is_here and self.versions.keys() <= set(replica.held)):
+            await asyncio.sleep(LOOK)
             try:
                 await replica.check(self.policy)
                 for version in list(self.versions.values()):
                     await replica.load(version.name, version.folder, self.settings.timeout_seconds)
                     await self._probe(replica, version)
+                replica.is_here = True
             except (Away, Refused) as problem:
                 replica.held, self.problems[replica.url] = [], str(problem)
             except UserError as problem:
@@ -225,12 +227,11 @@ class Fleet:
                 if self.problems.get(replica.url) != str(problem):
                     say(f"{problem}; it gets no requests")
                 self.problems[replica.url] = str(problem)
-            else:
-                replica.is_here = True
-                self.problems.pop(replica.url, None)
-                say(f"the server at {replica.url} is back, with {', '.join(replica.held)}")
-                async with self.changed:
-                    self.changed.notify_all()
+        del self.looking[replica.url]
+        self.problems.pop(replica.url, None)
+        say(f"the server at {replica.url} is back, with {len(replica.held)} adapters")
+        async with self.changed:
+            self.changed.notify_all()
 
     async def _watch(self) -> None:
         """Notice servers that no longer answer although a connection to them stands."""
@@ -272,8 +273,8 @@ class Fleet:
 
     # --- Turns
 
-    async def turn(self, key: int, version: Version, ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request, from whichever server. Refusal for a request that vLLM does not take; UserError."""
+    async def turn(self, version: Version, ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request, from whichever server. Refused where vLLM does not take the request; UserError."""
         failures = 0
         while True:
             replica = await self._pick(version)
@@ -282,109 +283,25 @@ class Fleet:
             replica.turns.add(turn)
             try:
                 return await turn
-            except asyncio.CancelledError:  # by _lost
-                continue
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():  # nobody waits for it any more; else it was _lost
+                    raise
             except Away as problem:
                 self._lost(replica, str(problem))
             except Refused as problem:
-                if problem.status == 404 and version.name in str(
-                    problem
-                ):  # it was restarted, or another flow's turn came
+                if problem.status == 404 and version.name in str(problem):  # restarted, or another flow made it forget
                     self._lost(replica, f"it has lost the adapter {version.name}")
                     continue
-                if problem.status < 500:
-                    raise Refusal(key, str(problem)) from None
                 failures += 1
+                if problem.status < 500:
+                    raise
                 if failures == BROKEN:
-                    raise UserError(
-                        f"the server at {replica.url} fails at a request {BROKEN} times: {problem}"
-                    ) from None
+                    raise UserError(f"the server at {replica.url} fails at a request: {problem}") from None
             finally:
                 replica.turns.discard(turn)
                 async with self.changed:
                     self.changed.notify()
-
-
-class ServerSampler:
-    """A batch of requests to one adapter with one set of sampling parameters, on the policy's servers. Temperature 0 is
-    greedy."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        adapter: Path,
-        temperature: float,
-        max_tokens: int,
-        stop: int,
-        logit_bias: dict[int, float] | None = None,  # nats, by token id
-    ) -> None:
-        self.fleet = get(policy)
-        self.version = self.fleet.run(self.fleet.use(adapter))
-        self.sampling: dict[str, Any] = {
-            "temperature": temperature,
-            "max_tokens": max_tokens,
-            "stop_token_ids": [stop],
-            "ignore_eos": True,  # a turn ends with the template's token, not with the model's
-            "logprobs": 0 if temperature > 0 else None,
-            "detokenize": False,
-            "logit_bias": logit_bias,
-        }
-        self.keys: set[int] = set()
-        self.ended: queue.SimpleQueue[Sampled | Exception] = queue.SimpleQueue()
-
-    @property
-    def pending(self) -> int:
-        return len(self.keys)
-
-    def submit(self, key: int, prompt_ids: list[int], seed: int, limits: Limits | None = None) -> None:
-        """Send one turn; its result has the same `key`. `seed`, an integer of 63 bits, decides what is drawn."""
-        self.keys.add(key)
-        sampling = self.sampling | {"seed": seed} | (limits.fields() if limits else {})
-        count = limits.top_logprobs if limits and limits.top_logprobs else 0
-        asyncio.run_coroutine_threadsafe(self._turn(key, prompt_ids, sampling, count), self.fleet.loop)
-
-    async def _turn(self, key: int, ids: list[int], sampling: dict[str, Any], count: int) -> None:
-        try:
-            answer = await self.fleet.turn(key, self.version, ids, sampling)
-            self.ended.put(sampled(key, answer, count))
-        except Exception as problem:
-            self.ended.put(problem)
-
-    def step(self) -> list[Sampled]:
-        """Wait for a finished turn; returns all that have finished, in the order of their keys. Refusal for one that vLLM
-        refuses. UserError where a server is not what it should be, or none answers; nothing of the batch is kept then."""
-        finished: list[Sampled] = []
-        waits = True
-        while waits or not self.ended.empty():
-            ended = self.ended.get()
-            waits = False
-            if isinstance(ended, Refusal):
-                self.keys.discard(ended.key)
-                for each in finished:
-                    self.ended.put(each)
-                raise ended
-            if isinstance(ended, Exception):
-                raise ended
-            finished.append(ended)
-        if len(finished) == len(self.keys):
-            self.fleet.run(self.fleet.verify(self.version))
-        self.keys -= {each.key for each in finished}
-        return sorted(finished)
-
-
-def sampled(key: int, answer: dict[str, Any], count: int) -> Sampled:
-    """vLLM's answer as a finished turn; `count`: how many of the most probable tokens were asked for at each place."""
-    ids, logprobs = drawn(answer)
-    [choice] = answer["choices"]
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    if count:
-        places = (
-            (sorted(token["top_logprobs"], key=lambda one: one["rank"])) for token in choice["logprobs"]["content"]
-        )
-        top = tuple(
-            tuple((one["token_id"], one["logprob"]) for one in place if one["rank"] <= count) for place in places
-        )
-    return Sampled(key, ids, logprobs, str(choice["finish_reason"]), top)
 
 
 def get(policy: Policy) -> Fleet:

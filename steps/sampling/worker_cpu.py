@@ -2,14 +2,13 @@
 
 Stock vLLM on a CPU rounds a sum otherwise with other requests in the batch, and cannot draw by a request's seed. Here:
 
-- A product of matrices is made in blocks of exactly 64 rows, the last one padded with zeros: each row meets the same kernel
-  whatever the batch holds. An adapter's products are made so for its own rows, when a batch has several adapters.
+- Products of matrices are made in blocks of rows (blocks_cpu.py), an adapter's for its own rows where a batch has several.
 - Attention does not divide a sequence's keys among threads, which it would do by the whole batch's lengths.
 - Random draws belong to a request's seed and a position (steps/sampling/draws_cpu.py).
 
-Which replica answers, beside what, before or after a restart, is then the same bit for bit; so it is with 1 thread and with
-2. It costs nothing where tokens are sampled and a third of the speed at which prompts are read (docs/gpu.md). On a GPU
-VLLM_BATCH_INVARIANT does the same, and this module is not used. vLLM imports it by name (vLLM 0.32).
+Which replica answers, beside what, before or after a restart, does not change a bit then. It costs nothing where tokens are
+sampled and a third of the speed at which prompts are read (docs/gpu.md). On a GPU VLLM_BATCH_INVARIANT does the same, and
+this module is not used. vLLM imports it by name (vLLM 0.32).
 """
 
 from __future__ import annotations
@@ -19,22 +18,11 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from steps.sampling import draws_cpu
-
-ROWS = 64  # of a block
-
-
-def in_blocks(x: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """`product` of x [..., in], computed on blocks of `ROWS` rows: [..., out]. It must treat each row alike."""
-    rows = x.reshape(-1, x.shape[-1])
-    count = rows.shape[0]
-    rows = torch.nn.functional.pad(rows, (0, 0, 0, -count % ROWS))
-    blocks = [product(block) for block in rows.split(ROWS)]
-    return torch.cat(blocks)[:count].reshape(*x.shape[:-1], -1)
+from steps.sampling.blocks_cpu import in_blocks
 
 
 class BlockedAdapters(PunicaWrapperCPU):
@@ -83,9 +71,7 @@ class Worker(CPUWorker):
 
         os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
         draws_cpu.use()
-        type(current_platform).get_punica_wrapper = classmethod(  # type: ignore[method-assign]
-            lambda _: f"{__name__}.{BlockedAdapters.__name__}"
-        )
+        type(current_platform).get_punica_wrapper = classmethod(lambda _: f"{__name__}.{BlockedAdapters.__name__}")
         super().__init__(*arguments, **more)
 
     def load_model(self, *arguments: Any, **more: Any) -> None:

@@ -32,5 +32,4 @@ def write(folder: Path, model: Any, policy: Policy, layers: int, dtype: Any, dev
         logits = causal.get_output_embeddings()(hidden[chosen]).float()  # [places, V]
         logprobs, tokens = torch.log_softmax(logits, -1).topk(probe.TOP)
     limit = Update().of_dtype(policy.dtype).sampler_limit(layers)
-    tables = (tuple(tuple(row) for row in table.tolist()) for table in (tokens, logprobs))
-    probe.write(folder, probe.Probe(ids, *tables, limit))
+    probe.write(folder, probe.Probe(ids, tuple(tokens.tolist()), tuple(logprobs.tolist()), limit))
