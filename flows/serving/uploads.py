@@ -41,6 +41,8 @@ class Uploads(Guard):
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
         refused = super().refusal(scope)
+        if refused is not None and refused[0] == 401:
+            return 401, "the key is missing or wrong: send this server's as 'Authorization: Bearer'"
         return None if refused is not None and refused[0] == 403 else refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

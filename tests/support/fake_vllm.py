@@ -73,6 +73,8 @@ class FakeVllm:
 
             def answer(self) -> None:
                 content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                status: int
+                body: Any
                 if self.headers.get("Authorization") != f"Bearer {fake.key}":
                     status, body = 401, {"error": "Unauthorized"}
                 elif "down" in fake.faults:
@@ -109,7 +111,8 @@ class FakeVllm:
         if path == "/v1/models":
             return self.models()
         if path.startswith("/flywheel/adapters/") and method == "PUT" and "no uploads" not in self.faults:
-            return self.upload(*path.split("/")[3:], content=content)
+            _, _, _, name, file = path.split("/")
+            return self.upload(name, file, content)
         body = json.loads(content or b"{}")
         if path == "/v1/load_lora_adapter" and "no updating" not in self.faults:
             return self.load(body["lora_name"], Path(body["lora_path"]))
