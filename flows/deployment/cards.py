@@ -38,9 +38,10 @@ def visible() -> list[str]:
 
 
 def needed(file: Path) -> int:
-    """How many GPUs a run of this params.yaml needs: those of its engine or of its update, whichever has more."""
+    """How many GPUs of this machine a run of this params.yaml needs: those of its engine or of its update, whichever has
+    more. An update on a Ray cluster takes the cluster's."""
     run = params.load(file, params.Params)
-    return max(run.policy.tensor_parallel, run.update.processes)
+    return max(run.policy.tensor_parallel, 1 if run.update.launcher == "ray" else run.update.processes)
 
 
 def check(root: Path, runs: int) -> None:

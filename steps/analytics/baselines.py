@@ -150,12 +150,17 @@ def choose(task: str, env: type[Env], data: Any, words: argparse.Namespace) -> t
 
 def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> list[PlayerResult]:
     """The results of all players at one task."""
-    folder = Path("tasks_data") / task.rpartition(".")[2]
+    folder = Path("tasks_data") / task
     try:
         env = environments.load(task)
     except (ModuleNotFoundError, ValueError) as problem:
         names = ", ".join(environments.tasks())
         raise UserError(f"--task {task}: {problem}; the tasks are {names}, or a dotted module") from None
+    if not env.has_rule:
+        raise UserError(
+            f"--task {task}: it has no rule, by which alone players are compared here; a judge compares policies in the "
+            "stage evaluate (docs/judging.md)"
+        )
     data = env.load(folder)
     chosen, of_the_run = choose(task, env, data, words)
     results = []

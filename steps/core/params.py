@@ -86,8 +86,11 @@ class Params(Section):
 
     def _check_shards(self) -> None:
         """ValueError for shards that would be empty or that nobody reads, and for a cluster that nobody reads."""
-        if self.policy.cluster is not None and self.policy.kind != "ray":
-            raise ValueError(f"policy.cluster would have no effect with policy.kind: {self.policy.kind}; take it out")
+        if self.policy.cluster is not None and "ray" not in (self.policy.kind, self.update.launcher):
+            raise ValueError(
+                f"policy.cluster would have no effect with policy.kind: {self.policy.kind} and update.launcher: "
+                f"{self.update.launcher}; take it out"
+            )
         if self.rollout.shards > self.rollout.scenarios:
             few = f"rollout.scenarios ({self.rollout.scenarios}): a scenario's attempts stay together"
             raise ValueError(f"rollout.shards ({self.rollout.shards}) is more than {few}")

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steps.core.cores import allowed_cores, use_allowed_cores
 from steps.core.errors import UserError
 from steps.core.progress import progress, say
 from steps.gateway.__main__ import KEY, LISTEN
@@ -63,7 +64,7 @@ class Gateway:
         self.address = os.environ.get(LISTEN) or "127.0.0.1:0"
         self.process: subprocess.Popen[bytes] | None = None
         self.clients: list[subprocess.Popen[bytes]] = []
-        self.task = ""
+        self.played = "", 0  # task and capacity of the clients
         self.is_playing = False
 
     def begin(self, plan: Plan) -> None:
@@ -108,15 +109,15 @@ class Gateway:
         new.replace(ADDRESS)
 
     def keep_clients(self, task: str, agents: Agents) -> None:
-        """Start the clients that are missing; those of another task end."""
-        if task != self.task:
+        """Start the clients that are missing; those of another task or capacity end."""
+        capacity = -(-agents.concurrency // max(agents.clients, 1))
+        if (task, capacity) != self.played:
             self.stop_clients()
-            self.task = task
+            self.played = task, capacity
         if any(client.poll() == 2 for client in self.clients):  # a sentence for the user
             self.clients = []
             raise UserError(f"a client of the gateway ended: {tail(LOG) or f'see {LOG}'}")
         self.clients = [client for client in self.clients if client.poll() is None]
-        capacity = -(-agents.concurrency // max(agents.clients, 1))
         while len(self.clients) < agents.clients:
             words = ["steps.agents.client", "--server", f"http://{self.address}", "--task", task]
             self.clients.append(child([*words, "--capacity", str(capacity)], {KEY: self.key}))
@@ -171,6 +172,7 @@ def play_shard(
     """The trajectories of one shard's attempts."""
     from steps.sampling.play import sampler
 
+    allowed_cores()  # before the engine binds this process to one of them
     order = getattr(limits, "order", "lockstep")
     max_tokens = turn_limit(policy, limits.max_tokens)
     names = [f"{prefix}-{scenario.id}-{attempt}" for scenario, attempt in attempts]
@@ -325,14 +327,16 @@ def child(words: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=_end_with_parent,
+            preexec_fn=_begin_child,
         )
 
 
-def _end_with_parent() -> None:
+def _begin_child() -> None:
+    """End with the parent, and compute on all cores: the engine has bound the thread that starts this process to one."""
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+    use_allowed_cores()
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -130,6 +130,7 @@ def unplanned(params: Params) -> str:
         "policy.quantization": policy.quantization,
         "policy.tensor_parallel": policy.tensor_parallel if policy.tensor_parallel > 1 else None,
         "update.processes": update.processes if update.processes > 1 else None,
+        "update.launcher": update.launcher if update.launcher == "ray" else None,
     }
     return next((f"{name}: {value}" for name, value in settings.items() if value), "")
 

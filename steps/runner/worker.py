@@ -25,7 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from steps.core import errors, progress
-from steps.runner import handover, ranks, stage
+from steps.core.cores import allowed_cores
+from steps.runner import handover, stage
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -229,7 +230,7 @@ def main(words: list[str]) -> int:
     os.set_inheritable(lock, False)
     for name in handover.CLIENTS_OWN:
         os.environ.pop(name, None)
-    ranks.allowed_cores()  # before an engine binds this process to one of them
+    allowed_cores()  # before an engine binds this process to one of them
     worker = Worker(path, lock)
     for other in handover.worker_pids(Path.cwd()):
         if other != path and (connection := handover.dial(other)):

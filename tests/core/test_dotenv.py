@@ -17,6 +17,7 @@ NAME = re.compile(r"\b(?:FLYWHEEL|LANGFUSE|WANDB|MLFLOW|PREFECT|HF)_[A-Z]+(?:_[A
 INTERNAL = {
     "FLYWHEEL_GATEWAY_OWN_KEY": "steps/gateway/play.py, for the gateway's process",
     "FLYWHEEL_LOG": "a flow, for its stages",
+    "FLYWHEEL_POOL": "a work pool's template, and flows/deploy.py for prefect.yaml",
     "FLYWHEEL_PROGRESS": "a flow, for its stages",
     "FLYWHEEL_ROOT": "flows/ui.py, for the worker's flow runs",
     "FLYWHEEL_SERVE_HOST": "flows/serving/server.py, for the guard in vLLM's process",

@@ -411,9 +411,17 @@ def test_the_registry_entry_has_the_tasks_name_unless_it_is_named(tmp_path: Path
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
-        ({"update": {"processes": 2}}, "update.processes: 2 needs update.launcher: accelerate, which starts them"),
+        (
+            {"update": {"processes": 2}},
+            "update.processes: 2 needs update.launcher: accelerate or ray, which starts them",
+        ),
         ({"update": {"shard": True}}, "update.shard would have no effect"),
         ({"update": {"launcher": "torchrun"}}, "update.launcher: "),
+        (
+            {"policy": {"cluster": "auto"}},
+            "policy.cluster would have no effect with policy.kind: vllm and",
+        ),
+        ({"policy": {"cluster": "somewhere"}, "update": {"launcher": "ray"}}, "policy.cluster: "),
         (
             {
                 "update": {"launcher": "accelerate", "processes": 2, "shard": True},
