@@ -135,8 +135,8 @@ class Load:
                 adapter, number = self.adapter, number + 1
                 if adapter is not None:
                     asked = prompts(self.width, number)
-                    for key, one in enumerate(play(self.policy, adapter, asked, number, self.tokens)):
-                        self.replies.append((adapter, asked[key], number, one))
+                    for key, sampled in enumerate(play(self.policy, adapter, asked, number, self.tokens)):
+                        self.replies.append((adapter, asked[key], number, sampled))
         except BaseException as problem:
             self.errors.append(problem)
 

@@ -68,7 +68,7 @@ def read(folder: Path) -> Probe | None:
 
 def of_server(ids: Sequence[int], given: Sequence[Mapping[int, float]], dtype: str) -> Probe:
     """The probe that a server's answer makes, where the trainer wrote none."""
-    best = [sorted(found.items(), key=lambda item: (-item[1], item[0]))[:TOP] for found in given]
+    best = [sorted(nats.items(), key=lambda item: (-item[1], item[0]))[:TOP] for nats in given]
     tokens = tuple(tuple(token for token, _ in row) for row in best)
     logprobs = tuple(tuple(logprob for _, logprob in row) for row in best)
     return Probe(tuple(ids), tokens, logprobs, 1e-3 if dtype == "float32" else 1e-2)
@@ -79,27 +79,27 @@ def distance(given: Sequence[Mapping[int, float]], probe: Probe) -> float:
     of the KL divergence (Schulman 2020), as update.max_sampler_kl measures it, the part of the probe's tokens, weighted by
     their probability. Infinite where one is missing, or is no number."""
     total = 0.0
-    for found, tokens, logprobs in zip(given, probe.tokens, probe.logprobs, strict=True):
+    for nats, tokens, logprobs in zip(given, probe.tokens, probe.logprobs, strict=True):
         for token, logprob in zip(tokens, logprobs, strict=True):
-            gap = found.get(token, math.inf) - logprob
+            gap = nats.get(token, math.inf) - logprob
             if not math.isfinite(gap):
                 return math.inf
             total += math.exp(logprob) * (math.expm1(min(gap, 700.0)) - gap)
     return total / len(probe.tokens)
 
 
-def problem(given: Sequence[Mapping[int, float]], name: str, known: Mapping[str, Probe]) -> str:
+def problem(given: Sequence[Mapping[int, float]], name: str, probes: Mapping[str, Probe]) -> str:
     """What is wrong where a server that should serve the adapter `name` gives these logprobs; empty: nothing is.
 
     They must be as near to the trainer's as rounding explains. Where rounding alone could hide an older version, as in
-    bfloat16, they must besides not be clearly nearer to those of another version in `known`.
+    bfloat16, they must besides not be clearly nearer to those of another version in `probes`.
     """
-    own = distance(given, known[name])
-    limit = known[name].limit
+    own = distance(given, probes[name])
+    limit = probes[name].limit
     if not own <= limit:
         away = "other tokens" if math.isinf(own) else f"logprobs that are {own:.3g} nats a token from the trainer's"
         return f"after a fixed text it expects {away}, and at most {limit:.3g} is rounding"
-    for other, probe in known.items():
+    for other, probe in probes.items():
         if other != name and own > NOISE and distance(given, probe) < CLEARLY * own:
             return f"what it expects after a fixed text is that of the adapter {other}, and not that of {name}"
     return ""

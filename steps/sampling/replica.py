@@ -180,11 +180,11 @@ class Replica:
 
     async def probe(self, name: str, ids: Sequence[int]) -> list[dict[int, float]]:
         """Logprobs (nats) of the most probable tokens at each place of the probe's text (steps/policy/probe.py)."""
-        one = {"max_tokens": 1, "ignore_eos": True, "logprobs": MOST, "seed": 0}
+        single = {"max_tokens": 1, "ignore_eos": True, "logprobs": MOST, "seed": 0}
         places = probe.places(ids)
         return [
             expected(answer)
-            for answer in await asyncio.gather(*(self.generate(name, ids[:end], one, SHORT) for end in places))
+            for answer in await asyncio.gather(*(self.generate(name, ids[:end], single, SHORT) for end in places))
         ]
 
     async def check_draws(self, name: str, ids: Sequence[int]) -> bool:

@@ -57,14 +57,14 @@ def distances(trainer: Any, adapter: Path, replies: Sequence[tuple[list[int], An
         for name, value in trainer.weights.items():
             value.copy_(saved[name.replace(".default", "")])
         rows = []
-        for ids, one in replies:
-            count = len(one.completion_ids)
+        for ids, sampled in replies:
+            count = len(sampled.completion_ids)
             mask = [0] * len(ids) + [1] * count
-            rows.append(Row([*ids, *one.completion_ids], mask, [0.0] * len(mask)))
+            rows.append(Row([*ids, *sampled.completion_ids], mask, [0.0] * len(mask)))
         logps = packing.token_logps(trainer.model, packing.pack(rows), 1.0)[0]
     return [
-        statistics.fmean(abs(float(logp) - given) for logp, given in zip(row, one.logprobs, strict=False))
-        for row, (_, one) in zip(logps, replies, strict=True)
+        statistics.fmean(abs(float(logp) - given) for logp, given in zip(row, sampled.logprobs, strict=False))
+        for row, (_, sampled) in zip(logps, replies, strict=True)
     ]
 
 
@@ -72,7 +72,7 @@ def check_replies(trainer: Any, adapters: Sequence[Path], load: Load) -> dict[st
     """How many replies are not their adapter's, and how far they are from it and from its neighbours."""
     wrong, own, nearest = 0, [0.0], [1e9]
     for number, adapter in enumerate(adapters):
-        replies = [(ids, one) for asked, ids, _, one in load.replies if asked == adapter]
+        replies = [(ids, sampled) for asked, ids, _, sampled in load.replies if asked == adapter]
         if not replies:
             continue
         near = distances(trainer, adapter, replies)
