@@ -82,7 +82,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev environment ready plan train new-task new-agent new-mcp check-task test faults bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger lock clean distclean
+.PHONY: help install dev environment ready plan train new-task new-agent new-mcp check-task test faults bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -228,6 +228,9 @@ COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile pyproject.toml
 	--python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 FOR_CPU = --extra cpu --overrides requirements/overrides-cpu.txt $(CPU_TORCH)
 PINS = awk -F '==' '/^[a-z0-9]/ && !seen[$$1]++'
+ray: install  ## start a Ray cluster on this machine, for policy.cluster: auto, until Ctrl-C (ARGS="--host 10.0.0.5")
+	@exec env $(RUN) python -m steps.policy.raycluster $(ARGS)
+
 lock: install  ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade)
 	@echo "lock: requirements/cpu.txt, dev.txt"
 	@new=$$(mktemp requirements/new.XXXXXX); trap 'rm -f "$$new"' EXIT; \

@@ -110,7 +110,8 @@ class Policy(Section):
     """The servers of kind server, and only of that. {}: their defaults."""
     cluster: str | None = Field(None, pattern=r"^(auto|ray://[^/@\s]+:\d+)$")
     """The Ray cluster of kind ray and of update.launcher ray. null: one on this machine, for as long as the run's process
-    lives; ray://host:port: that one; auto: the one that RAY_ADDRESS names, or that this machine is part of."""
+    lives; ray://host:port: that one; auto: the one that RAY_ADDRESS names, or that this machine is part of. Each wants its
+    token where it was started with one (RAY_AUTH_MODE=token)."""
     engines: int | None = Field(None, ge=1, le=1024)
     """Most engines of kind ray, which play as many shards at a time. null: as many as the cluster has room for. Each takes
     `threads` CPUs, or `tensor_parallel` GPUs where the cluster has GPUs."""
