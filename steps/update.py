@@ -2,8 +2,9 @@
 
 Decides once what becomes of each trajectory (steps/training/fates.py), makes TRL's optimiser steps on all that are not
 quarantined, or with update.without_signal: drop on those that have a signal, and writes every fate to fates.json. Optimiser
-state and step count are carried on in the checkpoint. With update.processes above 1 it starts so many processes, on a GPU
-each where there are any, that share the optimiser steps (steps/runner/ranks.py).
+state and step count are carried on in the checkpoint. Where an older adapter sampled the batch (train.overlap), the loss is
+corrected by importance sampling, and the check of the sampler computes with that adapter. With update.processes above 1 it
+starts so many processes, on a GPU each where there are any, that share the optimiser steps (steps/runner/ranks.py).
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ def update(
     metrics: Output,
     params: UpdateParams,
     fates: Output | None = None,
+    behaviour: Input | None = None,
 ) -> None:
-    """Train from the `previous` checkpoint; write adapter, checkpoint, metrics.json, and each trajectory's fate."""
+    """Train from the `previous` checkpoint; write adapter, checkpoint, metrics.json, and each trajectory's fate. `behaviour`
+    is the adapter that sampled, where that may be an older one (train.overlap)."""
     import json
 
+    from steps.policy.adapter import adapter_hash
     from steps.policy.machine import make_room, prepare_sampling, prepare_training
     from steps.runner import ranks
     from steps.training import batches, contract, grpo
@@ -41,13 +45,14 @@ def update(
     if params.update.processes != process()[1]:
         make_room()
         files = {"adapter": adapter, "checkpoint": checkpoint, "metrics": metrics, "fates": fates}
-        read = {"trajectories": trajectories, "rewards": rewards, "previous": previous}
+        read = {"trajectories": trajectories, "rewards": rewards, "previous": previous, "behaviour": behaviour}
         ranks.shared(params.update.processes, update, **read, **files, params=params)
         return
     batch, judged = read_batch(trajectories, rewards)
     prepare_training(params.policy.threads, params.policy.deterministic)
     trainer = grpo.Trainer(params.policy, checkpoint=previous, is_sharded=params.update.shard)
-    contract.check_adapter(batch, trainer.adapter_hash, previous)
+    older = behaviour if behaviour and adapter_hash(behaviour) != trainer.adapter_hash else None
+    contract.check_adapter(batch, adapter_hash(older) if older else trainer.adapter_hash, older or previous)
     rows, quarantine = checked(batch, trainer.vocabulary)
     bad = {name for names in quarantine.values() for name in names}
     cut = {trajectory.id for trajectory in batch if trajectory.stop_reason in contract.TRUNCATED} - bad
@@ -72,7 +77,7 @@ def update(
     ]
 
     temperature = params.rollout.temperature
-    measured = trainer.train(examples, params.update, temperature, params.seed) if examples else {}
+    measured = trainer.train(examples, params.update, temperature, params.seed, older) if examples else {}
     tokens = account(batch, rows, fate_by_id)
     trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
     if process()[1] > 1:

@@ -433,7 +433,7 @@ def test_several_processes_and_cards_that_do_not_go_together(
 
 def test_the_dtype_decides_what_rounding_may_do() -> None:
     for dtype, corrected, mode, limits in (
-        ("float32", False, None, (1e-3, 1e-3)),
+        ("float32", None, None, (1e-3, 1e-3)),  # off, but for batches that an older adapter sampled
         ("bfloat16", True, "token_truncate", (1e-3, 6e-3)),
     ):
         update = Params.model_validate({"policy": {"dtype": dtype}}).update
