@@ -1,6 +1,7 @@
 """Rollouts that run ahead: when each begins, how the machine is divided, what the end leaves, and the bytes of a serial run.
 
-The pipeline is DVC's, on stages that copy files; tests/support/overlapped.py does the same with the real stages.
+The pipeline is DVC's, on stages that copy files. Real runs are replayed by benchmarks/_fleet_overlap.py, and stopped at
+random moments by tests/support/overlapped.py.
 """
 
 from __future__ import annotations
