@@ -69,7 +69,7 @@ class RunDisplay:
         """Show that a stage starts at the same time as another."""
         self.beside = stage, time.monotonic()
         self.latest.pop(stage.partition("@")[0], None)
-        self._line(f"  {stage} (beside the stages of an earlier iteration) …", style="dim")
+        self._line(f"  {stage} (in the worker that samples ahead) …", style="dim")
 
     def end_beside(self) -> None:
         """Show that this stage has ended."""
