@@ -6,16 +6,18 @@ import asyncio
 import time
 from typing import Any
 
-import httpx
+import httpx2
 
 from environments._agents import Result
+
+CONTEXT = httpx2.create_ssl_context()  # for all episodes: to make it takes 20 ms
 
 
 async def rollout(episode: Any) -> Result:
     data = episode.scenario.data
     headers = {"Authorization": f"Bearer {episode.api_key}"}
     seconds = []
-    async with httpx.AsyncClient(headers=headers, timeout=600) as client:
+    async with httpx2.AsyncClient(headers=headers, timeout=600, verify=CONTEXT) as client:
         for call in range(data["calls"]):
             words = f"{data['text']} Question {call} of episode {episode.scenario.id}-{episode.attempt}."
             body = {"model": "policy", "max_tokens": data["tokens"], "messages": [{"role": "user", "content": words}]}

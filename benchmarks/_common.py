@@ -53,6 +53,7 @@ BENCHMARKS = {
     "environments": Benchmark(60, 15, "steps per second / those of multiplication"),
     "hacks": Benchmark(25, 10, "best hack's success / a quarter of honest play's"),
     "gate": Benchmark(180, 20, "errors / the 0.05 that are allowed"),
+    "scale": Benchmark(5, 5, "episodes per second / those of engines that never wait, on paper"),
     "judge": Benchmark(30, 10, "seconds / ideal seconds"),
     "rollout": Benchmark(70, 60, "tokens per second / those of raw vLLM"),
     "batches": Benchmark(210, 90, "episodes with the same tokens in other batches / all"),

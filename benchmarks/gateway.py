@@ -33,19 +33,21 @@ SHAPES = {"embedded": (None, 32, 12), "smollm2": ("smollm2", 32, 2)}  # preset, 
 
 
 @contextlib.contextmanager
-def logged(prompts: list[tuple[list[int], int]]) -> Iterator[None]:
-    """Keep the prompts that the engine is given, and how many tokens it samples for each."""
+def logged(prompts: list[tuple[list[int], int]], moments: list[float]) -> Iterator[None]:
+    """Keep the prompts that the engine is given, how many tokens it samples for each, and when it began and ended each."""
     from steps.sampling.engine import EngineSampler
 
     submit, step, given = EngineSampler.submit, EngineSampler.step, dict[int, list[int]]()
 
     def logging_submit(sampler: Any, key: int, ids: list[int], *words: Any) -> None:
         given[key] = ids
+        moments.append(time.perf_counter())
         submit(sampler, key, ids, *words)
 
     def logging_step(sampler: Any) -> Any:
         finished = step(sampler)
         prompts.extend((given[turn.key], len(turn.completion_ids)) for turn in finished)
+        moments.append(time.perf_counter())
         return finished
 
     EngineSampler.submit, EngineSampler.step = logging_submit, logging_step  # type: ignore[method-assign, assignment]
@@ -58,7 +60,7 @@ def logged(prompts: list[tuple[list[int], int]]) -> Iterator[None]:
 def through_gateway(
     params: Any, adapter: Path, episodes: int, calls: int, tokens: int, tool_seconds: float, at_once: int
 ) -> tuple[float, list[float], list[tuple[list[int], int]]]:
-    """(seconds from the first call's beginning to the last's end, seconds of each call, what the engine was given)."""
+    """(seconds from the first request to the engine to the last answer, seconds of each call, what the engine was given)."""
     import environments
     from environments.base import Scenario
     from steps.core.params import Agents
@@ -70,11 +72,11 @@ def through_gateway(
     limits = params.rollout.model_copy(update={"order": "free", "max_tokens": tokens})
     prompts: list[tuple[list[int], int]] = []
     seed = time.time_ns() % 2**31  # another batch each time: a journal of an earlier one would answer
-    with logged(prompts):
-        began = time.perf_counter()
+    moments: list[float] = []
+    with logged(prompts, moments):
         env, agents = environments.load(TASK), Agents(concurrency=at_once)
         played = play(params.policy, limits, agents, TASK, env, adapter, attempts, "001", seed)
-        seconds = time.perf_counter() - began
+    seconds = moments[-1] - moments[0]
     times = [value for trajectory in played if trajectory.result for value in trajectory.result.components.values()]
     assert len(times) == episodes * calls == len(prompts), (len(times), len(prompts))
     return seconds, times, prompts

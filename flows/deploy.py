@@ -1,6 +1,11 @@
-"""Deploy: makes the deployments of prefect.yaml, the automations, and the limit of how many runs train at a time.
+"""Deploy: makes the work pool, the deployments of prefect.yaml, the automations, and the limit of runs at a time.
 
-    python -m flows.deploy [--runs 1]      # on the server that PREFECT_API_URL names; `make ui` calls it
+    python -m flows.deploy                 # on the server that PREFECT_API_URL names; `make ui` calls it
+    python -m flows.deploy --pool gpu --type docker --image registry.example/agent-flywheel:gpu --runs 4
+
+All deployments run in one pool; the same command with another pool moves them. Workers of it take them up
+(`prefect worker start --pool gpu`). What a container needs to know is taken from the variables that are set here
+(flows/deployment/pools.py); docs/team.md lists them.
 
 Prefect runs two automations by itself: a new challenger starts `evaluate`, and a failed run sends a notification. That goes
 to FLYWHEEL_NOTIFY_URL, a webhook that takes {"text": ...}, as Slack's, Mattermost's and many others do. Where it is not set,
@@ -16,10 +21,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.deployment import pools
 from flows.deployment.pages import CHALLENGER
-from flows.deployment.workspace import LIMIT
+from flows.deployment.workspace import POOL
+from steps.core import dotenv
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
 
@@ -33,14 +41,16 @@ BLOCK = "flywheel-notify"
 FAILED = "{{ flow.name }} / {{ flow_run.name }} is {{ flow_run.state.name }}: {{ flow_run.state.message }}"
 
 
-def deploy(runs: int = 1) -> None:
-    """Make them, or bring those that exist up to date. `runs` train on this machine at a time."""
+def deploy(runs: int = 1, pool: str = POOL, kind: str = "process", image: str | None = None) -> None:
+    """Make them, or bring those that exist up to date. `runs` train in the pool at a time."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        client.upsert_global_concurrency_limit_by_name(LIMIT, runs)
+        pools.set_up(client, Path.cwd(), pool, kind, image, runs)
+        # Prefect resolves what prefect.yaml names: the pool now, and the root now if it is set, else in the run.
+        names = {"FLYWHEEL_POOL": pool} | ({"FLYWHEEL_ROOT": pools.HOME} if kind != "process" else {})
         command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
-        process = subprocess.run(command, capture_output=True, text=True)
+        process = subprocess.run(command, capture_output=True, text=True, env=os.environ | names)
         if process.returncode:
             output = " ".join((process.stderr or process.stdout).split())
             raise UserError(f"`prefect deploy --all` failed: {output[-600:]}")
@@ -135,10 +145,18 @@ def main(words: list[str] | None = None) -> int:
         default=1,
         help="runs at a time, each with GPUs of its own, where there are any (default: 1)",
     )
+    parser.add_argument("--pool", default=POOL, metavar="NAME", help=f"work pool of the deployments (default: {POOL})")
+    parser.add_argument("--type", choices=pools.TYPES, default="process", help="of the pool (default: process)")
+    parser.add_argument("--image", metavar="NAME:TAG", help="of the containers, with --type docker and kubernetes")
     options = parser.parse_args(words)
     if options.runs < 1:
         parser.error(f"--runs {options.runs}: at least one run must be able to train")
-    return exit_code(lambda: deploy(options.runs))
+
+    def work() -> None:
+        dotenv.load(Path.cwd())
+        deploy(options.runs, options.pool, options.type, options.image)
+
+    return exit_code(work)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from pathlib import Path
 from flows.deployment import cards, mlflow_server
 from flows.deployment.keys import key, write_private
 from flows.deployment.services import MASK, Services, plain, private
+from flows.deployment.workspace import POOL
 from flows.terminal.command import stop_once, without_proxy
 from steps.core import dotenv
 from steps.core.errors import UserError
@@ -31,7 +32,6 @@ from steps.core.terminal import served
 from steps.runner import handover
 
 KEY = Path(".flywheel/prefect.key")
-POOL = "local"  # the work pool
 PORTS = {"prefect": 4200, "mlflow": 5000, "view": 8600}
 # What a shell needs to use a service: the variables of .flywheel/ui.env.
 SHELL = {
@@ -104,7 +104,6 @@ def start_mlflow(services: Services, port: int) -> None:
 def start_worker(services: Services, runs: int) -> None:
     """The deployments, and the worker that runs them. It has the user's own variables, because runs need them."""
     say("setting up the work pool, the limit and the deployments …")
-    services.call("prefect", "work-pool", "create", POOL, "--type", "process", "--overwrite")
     services.call("flows.deploy", "--runs", str(runs))
     variables = {**services.environment, **own_temporary_folder()}
     services.start("worker", "prefect", "worker", "start", "--pool", POOL, environment=variables)

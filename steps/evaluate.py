@@ -1,8 +1,8 @@
 """Evaluate: one attempt at each scenario of a split that an adapter was not trained on, greedy by default.
 
 Writes a summary, and every trajectory with its reward, so that two policies can be compared scenario by scenario. A policy
-sampled by vLLM makes further attempts at temperature 1, of which sampled.parquet holds the rewards. With a
-policy.kind other than vllm (steps/sampling/players.py) there is no adapter: the option is not needed, and not read.
+with an adapter makes further attempts at temperature 1, of which sampled.parquet holds the rewards. With a policy.kind
+of steps/sampling/players.py there is no adapter: the option is not needed, and not read.
 
 Where attempts have no reward, because the task has no rule or an agent of your own returned none, a judge compares each with
 the base policy's attempt at the same scenario (steps/judging/pairs.py). The summary then says how often it was judged
@@ -53,21 +53,23 @@ def evaluate(
         pairs.rival_of(against)
     held_out = read_records(Scenario, scenarios / f"{split}.parquet")
     data = env.load(task_data)
-    if params.policy.kind != "vllm":
+    if not params.policy.has_adapter:
         played, tokens = by_messages(env, data, held_out, split, params)
     elif adapter is None:
         raise UserError(
-            "--adapter is needed with policy.kind: vllm; it is made by the stage update (at first initialise)"
+            f"--adapter is needed with policy.kind: {params.policy.kind}; it is made by the stage update (at first "
+            "initialise)"
         )
     else:
         attempts = [(scenario, 0) for scenario in held_out]
-        played = by_policy(env, data, attempts, adapter, params, params.evaluate, split, seed=0)
+        played = by_policy(env, task_data, data, attempts, adapter, params, params.evaluate, split, seed=0)
         tokens = [sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in played]
     rewards = [by_rule(env, scenario, trajectory) for scenario, trajectory in zip(held_out, played, strict=True)]
     sampled: list[Reward] = []
     compared: list[Pair] = []
     if pairs.has_rule(env, rewards, played, params.score):
-        sampled = sample(env, data, held_out, adapter, params) if params.policy.kind == "vllm" and adapter else []
+        if params.policy.has_adapter and adapter:
+            sampled = sample(env, task_data, data, held_out, adapter, params)
         results = by_success(held_out, rewards) | sampled_summary(sampled, len(held_out))
     else:
         settings = pairs.settings_of(params.score, "the attempts have no reward")
@@ -124,6 +126,7 @@ def by_kind(held_out: Sequence[Scenario], values: Sequence[float]) -> dict[str, 
 
 def by_policy(
     env: type[Env],
+    task_data: Path,
     data: Any,
     attempts: list[tuple[Scenario, int]],
     adapter: Path,
@@ -134,15 +137,17 @@ def by_policy(
 ) -> list[Trajectory]:
     """Trajectories of the policy with this adapter: in the environment, or as the model of the user's own agent."""
     if env.is_agent:
-        from steps.gateway.play import play
+        from steps.gateway.play import play as play_agents
 
-        return play(params.policy, limits, params.agents, params.task, env, adapter, attempts, prefix, seed)
-    from steps.sampling import engine
+        return play_agents(params.policy, limits, params.agents, params.task, env, adapter, attempts, prefix, seed)
+    from steps.sampling.play import play
 
-    return engine.play(params.policy, limits, adapter, env, data, attempts, prefix, seed)
+    return play(params.policy, limits, adapter, env, task_data, data, attempts, prefix, seed)
 
 
-def sample(env: type[Env], data: Any, held_out: list[Scenario], adapter: Path, params: EvaluateParams) -> list[Reward]:
+def sample(
+    env: type[Env], task_data: Path, data: Any, held_out: list[Scenario], adapter: Path, params: EvaluateParams
+) -> list[Reward]:
     """The rewards of `evaluate.sampled_attempts` attempts at each scenario at temperature 1, by scenario and attempt."""
     from steps.judging.rule import by_rule
 
@@ -150,7 +155,7 @@ def sample(env: type[Env], data: Any, held_out: list[Scenario], adapter: Path, p
     if not attempts:
         return []
     limits = params.evaluate.model_copy(update={"temperature": 1.0})
-    played = by_policy(env, data, attempts, adapter, params, limits, "sampled", seed=1)
+    played = by_policy(env, task_data, data, attempts, adapter, params, limits, "sampled", seed=1)
     return [by_rule(env, scenario, trajectory) for (scenario, _), trajectory in zip(attempts, played, strict=True)]
 
 

@@ -34,7 +34,7 @@ def rollout(
     import environments
     from environments.base import Scenario
     from steps.core.records import read_records, write_records
-    from steps.sampling import curriculum, engine
+    from steps.sampling import curriculum
 
     pool = read_records(Scenario, scenarios / "train.parquet")
     settings = params.rollout.curriculum
@@ -54,13 +54,15 @@ def rollout(
     env = environments.load(params.task)
     data, seed = env.load(task_data), params.seed * 1000 + int(iteration)
     if env.is_agent:
-        from steps.gateway.play import play
+        from steps.gateway.play import play as play_agents
 
-        played = play(
+        played = play_agents(
             params.policy, params.rollout, params.agents, params.task, env, adapter, attempts, iteration, seed
         )
     else:
-        played = engine.play(params.policy, params.rollout, adapter, env, data, attempts, iteration, seed)
+        from steps.sampling.play import play
+
+        played = play(params.policy, params.rollout, adapter, env, task_data, data, attempts, iteration, seed)
     write_records(played, trajectories)
     if drawn is not None:
         content = {"curriculum": settings and settings.model_dump(), "scenarios": record}
@@ -70,15 +72,27 @@ def rollout(
 
 
 def choose(scenarios: list[Scenario], iteration: int, count: int, seed: int) -> list[Scenario]:
-    """The scenarios of an iteration (counted from 1): the next `count` of an endless sequence of seeded shuffles."""
+    """The scenarios of an iteration (counted from 1): the next `count` of an endless sequence of seeded shuffles.
+
+    None comes twice in an iteration: where one shuffle ends in it and the next begins, those from the first are put last in
+    the second.
+    """
     import random
 
-    sequence: list[Scenario] = []
-    epoch, start = divmod((iteration - 1) * count, len(scenarios))
-    while len(sequence) < start + count:
-        sequence += random.Random(f"rollout {seed} {epoch}").sample(scenarios, len(scenarios))
-        epoch += 1
-    return sequence[start : start + count]
+    chosen: list[Scenario] = []
+    waiting: list[Scenario] = []
+    epoch = 0
+    for _ in range(iteration):
+        chosen, waiting = waiting[:count], waiting[count:]
+        if len(chosen) < count:
+            shuffled = random.Random(f"rollout {seed} {epoch}").sample(scenarios, len(scenarios))
+            drawn = {scenario.id for scenario in chosen}
+            fresh = [scenario for scenario in shuffled if scenario.id not in drawn]
+            again = [scenario for scenario in shuffled if scenario.id in drawn]
+            missing = count - len(chosen)
+            chosen, waiting = chosen + fresh[:missing], fresh[missing:] + again
+            epoch += 1
+    return chosen
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 Decides once what becomes of each trajectory (steps/training/fates.py), makes TRL's optimiser steps on all that are not
 quarantined, or with update.without_signal: drop on those that have a signal, and writes every fate to fates.json. Optimiser
 state and step count are carried on in the checkpoint. Where an older adapter sampled the batch (train.overlap), the loss is
-corrected by importance sampling, and the check of the sampler computes with that adapter. With update.processes above 1 it
-starts so many processes, on a GPU each where there are any, that share the optimiser steps (steps/runner/ranks.py).
+corrected by importance sampling, and the check of the sampler computes with that adapter. With update.launcher it starts
+update.processes processes, on a GPU each where there are any, that share the optimiser steps: on this machine
+(steps/runner/ranks.py) or on a Ray cluster (steps/runner/cluster.py).
 """
 
 from __future__ import annotations
@@ -35,18 +36,24 @@ def update(
     is the adapter that sampled, where that may be an older one (train.overlap)."""
     import json
 
+    from steps.policy import raycluster
     from steps.policy.adapter import adapter_hash
     from steps.policy.machine import make_room, prepare_sampling, prepare_training
-    from steps.runner import ranks
+    from steps.runner import cluster, ranks
     from steps.training import batches, contract, grpo
     from steps.training.fates import TRAINED, WITHOUT_SIGNAL, account, fate
-    from steps.training.processes import process
+    from steps.training.processes import is_launched, process
 
-    if params.update.processes != process()[1]:
+    if not is_launched(params.update):
         make_room()
         files = {"adapter": adapter, "checkpoint": checkpoint, "metrics": metrics, "fates": fates}
         read = {"trajectories": trajectories, "rewards": rewards, "previous": previous, "behaviour": behaviour}
-        ranks.shared(params.update.processes, update, **read, **files, params=params)
+        if params.update.launcher == "ray":
+            raycluster.connect(params.policy.cluster)
+            raycluster.make_room()
+            cluster.shared(params.update.processes, params.policy.threads, update, **read, **files, params=params)
+        else:
+            ranks.shared(params.update.processes, update, **read, **files, params=params)
         return
     batch, judged = read_batch(trajectories, rewards)
     prepare_training(params.policy.threads, params.policy.deterministic)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flows.deployment import cards, workspace
-from flows.deployment.workspace import LIMIT, WORKTREES, dvc, dvc_output
+from flows.deployment.workspace import WORKTREES, dvc, dvc_output
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.core.terminal import exit_code
@@ -169,7 +169,7 @@ def have(path: Path) -> None:
 def restored() -> Iterator[None]:
     """Inside, the data of the judged run are there, if the current folder is a worktree of `flows.deployment.checkout`.
 
-    Such a flow counts under the machine's limit, and its worktree is removed afterwards; its results stay in .flywheel/.
+    Such a flow counts under its pool's limit, and its worktree is removed afterwards; its results stay in .flywheel/.
     Elsewhere nothing happens.
     """
     path = Path.cwd().resolve()
@@ -181,7 +181,7 @@ def restored() -> Iterator[None]:
 
     try:
         with (
-            concurrency(LIMIT, occupy=1, strict=True),
+            concurrency(workspace.limit(), occupy=1, strict=True),
             cards.owned(root, cards.needed(path / "params.yaml")),
             workspace.here(root, path),
         ):

@@ -24,7 +24,7 @@ from steps.project.ledger import DEFAULT
 from steps.runner import handover
 
 WORKTREES = Path(".flywheel/worktrees")
-LIMIT = "flywheel-machine"  # Prefect's global concurrency limit: how many runs this machine trains at a time
+POOL = "local"  # the work pool of `make ui`
 KEPT = ("params.yaml", "chain.yaml", "dvc.lock")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
 
@@ -42,6 +42,12 @@ def dvc(path: Path, *words: str, check: bool = True) -> int:
 def dvc_output(path: Path, *words: str) -> str:
     """What a DVC command prints; nothing where it fails."""
     return subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, capture_output=True, text=True).stdout
+
+
+def limit(pool: str | None = None) -> str:
+    """Prefect's global concurrency limit of how many runs a work pool has at a time. Without a name: of the one that has
+    started this process, as its template says."""
+    return f"flywheel-{pool or os.environ.get('FLYWHEEL_POOL', POOL)}"
 
 
 def ref(name: str) -> str:
@@ -109,10 +115,21 @@ def workspace() -> Iterator[Path]:
             yield path
         finally:
             keep(root, path, ref(path.name), KEPT)
+            share(root, ref(path.name))
         # The outputs go to the project's default DVC remote, if it has one. An unreachable remote fails no run.
         if dvc_output(path, "config", "core.remote").strip() and dvc(path, "push", "--quiet", check=False):
             say("`dvc push` failed: this run's data are in this machine's cache alone")
     remove(root, path)
+
+
+def share(root: Path, kept: str) -> None:
+    """In a container, push the ref of a run to the repository that the code came from: nothing else outlives it. A
+    repository that cannot be reached fails no run."""
+    if os.environ.get("GIT_CONFIG_KEY_0") == "remote.origin.url":  # as deploy/entrypoint.sh sets it
+        try:
+            git(root, "push", "--quiet", "origin", f"{kept}:{kept}")
+        except UserError as problem:
+            say(f"{kept} could not be pushed, and is in this container alone: {problem}")
 
 
 def keep(root: Path, path: Path, kept: str, files: Sequence[str]) -> str:

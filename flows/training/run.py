@@ -115,7 +115,7 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
 
     prepare()
     display = RunDisplay()
-    place = concurrency(workspace.LIMIT, occupy=1, strict=True)
+    place = concurrency(workspace.limit(), occupy=1, strict=True)
     with (
         place,
         workspace.workspace() as folder,

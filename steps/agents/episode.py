@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import lru_cache
 from typing import Any
 
 from environments.base import Message, Scenario
 
 # Of OpenAI's client, at 0.5 to 8 seconds from each other: a gateway that starts again is away for less than these take.
 RETRIES = 20
+
+
+@lru_cache(maxsize=1)
+def tls() -> Any:
+    """The certificates that connections trust, read once: that takes 20 ms, and each episode has a client of its own."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
 class Episode:
@@ -64,7 +73,10 @@ class Episode:
             kind: Any = openai.AsyncOpenAI
         except RuntimeError:
             kind = openai.OpenAI
+        transport: Any = openai.DefaultAsyncHttpx2Client if kind is openai.AsyncOpenAI else openai.DefaultHttpx2Client
         usual = {"timeout": self.seconds, "max_retries": RETRIES}
+        if "http_client" not in options:
+            usual["http_client"] = transport(verify=tls())
         return kind(base_url=self.base_url, api_key=self.api_key, **usual | options)
 
     def log(self, text: object) -> None:

@@ -111,16 +111,20 @@ def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]
     return results
 
 
-def biased(task: str, split: str, run: Path, env: type[Env], data: Any, chosen: list[Scenario]) -> PlayerResult:
+def biased(
+    task: str, split: str, run: Path, env: type[Env], task_data: Path, data: Any, chosen: list[Scenario]
+) -> PlayerResult:
     """The base policy with the one-token bias that is best on the run's validation scenarios."""
     from steps.analytics.token_bias import BiasedPolicy
     from steps.core.params import Params, load
     from steps.policy.loading import load_tokenizer
 
     params, adapter = load("params.yaml", Params), run / "000" / "adapter"
-    if params.policy.kind != "vllm" or not adapter.is_dir():
-        raise UserError(f"--bias needs policy.kind: vllm and {adapter}, the run's first adapter; `make train` makes it")
-    player = BiasedPolicy(params.policy, params.evaluate, adapter, env, data)
+    if not params.policy.has_adapter or not adapter.is_dir():
+        raise UserError(
+            f"--bias needs policy.kind: vllm (or ray) and {adapter}, the run's first adapter; `make train` makes it"
+        )
+    player = BiasedPolicy(params.policy, params.evaluate, adapter, env, task_data, data)
     bias = player.choose(read_records(Scenario, run / "scenarios" / "val.parquet"))
     played, rewards = player.play(chosen, bias)
     text = load_tokenizer(params.policy).decode([bias.token])
@@ -146,12 +150,17 @@ def choose(task: str, env: type[Env], data: Any, words: argparse.Namespace) -> t
 
 def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> list[PlayerResult]:
     """The results of all players at one task."""
-    folder = Path("tasks_data") / task.rpartition(".")[2]
+    folder = Path("tasks_data") / task
     try:
         env = environments.load(task)
     except (ModuleNotFoundError, ValueError) as problem:
         names = ", ".join(environments.tasks())
         raise UserError(f"--task {task}: {problem}; the tasks are {names}, or a dotted module") from None
+    if not env.has_rule:
+        raise UserError(
+            f"--task {task}: it has no rule, by which alone players are compared here; a judge compares policies in the "
+            "stage evaluate (docs/judging.md)"
+        )
     data = env.load(folder)
     chosen, of_the_run = choose(task, env, data, words)
     results = []
@@ -163,7 +172,7 @@ def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> 
     if words.bias:
         if not of_the_run:
             raise UserError(f"--bias needs a run of {task} in {words.run}: its base policy is what gets the bias")
-        results.append(biased(task, words.split, words.run, env, data, chosen))
+        results.append(biased(task, words.split, words.run, env, folder, data, chosen))
     return results
 
 

@@ -61,18 +61,18 @@ def best_bias(tokens: Sequence[int], success: Callable[[Bias], float]) -> Bias:
 class BiasedPolicy:
     """The base policy of a run, played greedily with a bias."""
 
-    def __init__(self, policy: Policy, limits: Evaluate, adapter: Path, env: type[Env], data: Any) -> None:
-        self.policy, self.adapter, self.env, self.data = policy, adapter, env, data
+    def __init__(
+        self, policy: Policy, limits: Evaluate, adapter: Path, env: type[Env], task_data: Path, data: Any
+    ) -> None:
+        self.policy, self.adapter, self.env, self.task_data, self.data = policy, adapter, env, task_data, data
         self.limits = limits.model_copy(update={"temperature": 0.0})
 
     def play(self, scenarios: Sequence[Scenario], bias: Bias | None) -> tuple[list[Trajectory], list[Reward]]:
-        from steps.sampling import engine
+        from steps.sampling.play import play
 
         attempts = [(scenario, 0) for scenario in scenarios]
-        logits = bias.logits if bias else None
-        played = engine.play(
-            self.policy, self.limits, self.adapter, self.env, self.data, attempts, "bias", seed=0, logit_bias=logits
-        )
+        logits, where = bias.logits if bias else None, (self.env, self.task_data, self.data)
+        played = play(self.policy, self.limits, self.adapter, *where, attempts, "bias", seed=0, logit_bias=logits)
         rewards = [by_rule(self.env, scenario, shown) for scenario, shown in zip(scenarios, played, strict=True)]
         return played, rewards
 

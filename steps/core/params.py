@@ -75,6 +75,7 @@ class Params(Section):
             raise ValueError(
                 f"rollout.scenarios ({self.rollout.scenarios}) is more than scenarios.train ({self.scenarios.train})"
             )
+        self._check_shards()
         if self.update.shard and self.policy.quantization:
             raise ValueError(
                 f"update.shard does not work with policy.quantization: {self.policy.quantization}, whose weights are not "
@@ -87,6 +88,22 @@ class Params(Section):
             )
         object.__setattr__(self, "update", self.update.of_dtype(self.policy.dtype))  # the section is frozen for others
         return self
+
+    def _check_shards(self) -> None:
+        """ValueError for shards that would be empty or that nobody reads, and for a cluster that nobody reads."""
+        if self.policy.cluster is not None and "ray" not in (self.policy.kind, self.update.launcher):
+            raise ValueError(
+                f"policy.cluster would have no effect with policy.kind: {self.policy.kind} and update.launcher: "
+                f"{self.update.launcher}; take it out"
+            )
+        if self.rollout.shards > self.rollout.scenarios:
+            few = f"rollout.scenarios ({self.rollout.scenarios}): a scenario's attempts stay together"
+            raise ValueError(f"rollout.shards ({self.rollout.shards}) is more than {few}")
+        if self.evaluate.shards > (fewest := min(self.scenarios.val, self.scenarios.test)):
+            few = f"the scenarios of a split (scenarios.val, scenarios.test: {fewest})"
+            raise ValueError(f"evaluate.shards ({self.evaluate.shards}) is more than {few}")
+        if self.evaluate.shards > 1 and not self.policy.has_adapter:
+            raise ValueError(f"evaluate.shards would have no effect with policy.kind: {self.policy.kind}; take it out")
 
 
 class ScenariosParams(Section):
@@ -102,10 +119,10 @@ class Learning(Section):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        if self.policy.kind != "vllm":
+        if not self.policy.has_adapter:
             raise ValueError(
                 f"policy.kind: {self.policy.kind} can be evaluated only (python -m steps.evaluate, python -m "
-                "steps.analytics.baselines): initialise, rollout, update and register need policy.kind: vllm"
+                "steps.analytics.baselines): initialise, rollout, update and register need policy.kind: vllm, or ray"
             )
         return self
 

@@ -71,9 +71,16 @@ class Endpoint(Section):
 class Policy(Section):
     """The model that acts and learns."""
 
-    kind: Literal["vllm", "openai", "scripted", "random"] = "vllm"
-    """Who plays. vllm: the base model with an adapter, in this process; the others can only be evaluated, and read nothing
-    else here but `endpoint`: a model on a server, the environment's scripted player, or random actions."""
+    kind: Literal["vllm", "ray", "openai", "scripted", "random"] = "vllm"
+    """Who plays. vllm: the base model with an adapter, in this process; ray: the same in engines on a Ray cluster. The
+    others can only be evaluated, and read nothing else here but `endpoint`: a model on a server, the environment's scripted
+    player, or random actions."""
+    cluster: str | None = Field(None, pattern=r"^(auto|ray://[^/@\s]+:\d+)$")
+    """The Ray cluster of kind ray and of update.launcher ray. null: one on this machine, for as long as the run's process
+    lives; ray://host:port: that one; auto: the one that RAY_ADDRESS names, or that this machine is part of."""
+    engines: int | None = Field(None, ge=1, le=1024)
+    """Most engines of kind ray, which play as many shards at a time. null: as many as the cluster has room for. Each takes
+    `threads` CPUs, or `tensor_parallel` GPUs where the cluster has GPUs."""
     endpoint: Endpoint | None = None
     """The server of kind openai, and only of that. Its temperature and max_tokens count in place of those of `evaluate`."""
     base_model: str = Field("tasks_data/embedded_policy", min_length=1)
@@ -118,6 +125,8 @@ class Policy(Section):
             raise ValueError("policy.endpoint is needed with policy.kind: openai (its model, at least)")
         if self.kind != "openai" and self.endpoint is not None:
             raise ValueError(f"policy.endpoint would have no effect with policy.kind: {self.kind}; take it out")
+        if self.engines is not None and self.kind != "ray":
+            raise ValueError(f"policy.engines would have no effect with policy.kind: {self.kind}; take it out")
         if self.is_gguf and not re.fullmatch(r"[0-9a-f]{64}", self.revision or ""):
             raise ValueError(
                 f"policy.revision must be the SHA-256 of the GGUF file {self.base_model} (sha256sum prints it), so that "
@@ -128,6 +137,11 @@ class Policy(Section):
                 f"policy.base_model: {self.base_model!r} is no pypi:PACKAGE==VERSION/path/in/the/wheel.gguf"
             )
         return self
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether it is the base model with an adapter, which can learn, wherever its engines are."""
+        return self.kind in ("vllm", "ray")
 
     @property
     def is_gguf(self) -> bool:

@@ -60,7 +60,15 @@ class SlowTools(Section):
     """Seconds after which a call's answer is the error that it took too long."""
 
 
-class Rollout(SlowTools):
+class Sharded(SlowTools):
+    """A batch of episodes, in shards."""
+
+    shards: int = Field(1, ge=1, le=4096)
+    """Parts that the batch is cut into by scenario. Each is sampled apart from the others, so that its bytes are the same
+    wherever it is played; another number rounds otherwise. With policy.kind ray, engines play one shard each at a time."""
+
+
+class Rollout(Sharded):
     """One iteration's batch: `scenarios` × `attempts` episodes."""
 
     scenarios: int = Field(16, ge=1)
@@ -180,14 +188,14 @@ class Score(Section):
         return self
 
 
-class Evaluate(SlowTools):
+class Evaluate(Sharded):
     """How a policy is evaluated: one attempt at each scenario, which decides, and sampled attempts beside it."""
 
     temperature: float = Field(0.0, ge=0, le=2)
     """0 is greedy; above 0 the random draws are the same for every policy."""
     sampled_attempts: int = Field(1, ge=0, le=64)
     """More attempts at each scenario, at temperature 1. Their success is shown beside the greedy one, which can jump where a
-    single token's probability crosses another's; it decides nothing. Only for policy.kind vllm."""
+    single token's probability crosses another's; it decides nothing. Only of a policy with an adapter."""
     max_tokens: int | None = Field(None, ge=1)
     """Most tokens of one turn. null: 64 for the small policies in tasks_data/, for others 512, or 2048 where the model
     reasons first, and at most a quarter of policy.context."""

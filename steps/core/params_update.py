@@ -77,9 +77,10 @@ class Update(Section):
     gradient_checkpointing: bool | None = None
     """Keep each layer's input alone, and compute the layer again for its gradient: less memory, more time. null: not on a
     CPU; on a GPU where 4096 tokens, or the longest trajectory, would not fit otherwise; with policy.deterministic always."""
-    launcher: Literal["none", "accelerate"] = "none"
+    launcher: Literal["none", "accelerate", "ray"] = "none"
     """none: one process updates. accelerate: `processes` of them on this machine share each optimiser step, with a GPU each
-    where there are GPUs."""
+    where there are GPUs. ray: workers of the Ray cluster `policy.cluster` do, on as many machines as it takes; one alone
+    is allowed, too."""
     processes: int = Field(1, ge=1, le=64)
     """How many. Sums are rounded otherwise than in one process, so the run gives other bytes."""
     shard: bool = False
@@ -106,7 +107,9 @@ class Update(Section):
         self._resolve("vllm_importance_sampling_clip_max", None if unbounded else 3.0, is_corrected, correction)
         self._resolve("vllm_importance_sampling_clip_min", None, is_corrected, correction)
         if self.launcher == "none" and self.processes > 1:
-            raise ValueError(f"update.processes: {self.processes} needs update.launcher: accelerate, which starts them")
+            raise ValueError(
+                f"update.processes: {self.processes} needs update.launcher: accelerate or ray, which starts them"
+            )
         if self.shard and self.processes == 1:
             raise ValueError("update.shard would have no effect: it is read with update.processes above 1; take it out")
         return self

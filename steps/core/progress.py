@@ -6,8 +6,9 @@ A process runs one stage at a time, so there is one reporter per process. The wo
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from steps.core.errors import masked
@@ -29,6 +30,7 @@ class Reporter:
 
     def __init__(self) -> None:
         self.sink: Sink | None = None
+        self.part: tuple[int, int] | None = None  # (done before it, of all): see `part`
         self.next_progress = 0.0  # time.monotonic() before which progress is not passed on
         self.measurements = Measurements({}, {}, 0.0)
 
@@ -42,8 +44,20 @@ def report_to(sink: Sink | None) -> None:
     _reporter.sink, _reporter.next_progress = sink, 0.0
 
 
+@contextlib.contextmanager
+def part(before: int, total: int) -> Iterator[None]:
+    """Within it, progress() speaks of a part of the stage's work: `before` of the whole `total` are done already."""
+    outer, _reporter.part = _reporter.part, (before, total)
+    try:
+        yield
+    finally:
+        _reporter.part = outer
+
+
 def progress(done: int, total: int, note: str = "") -> None:
     """Report how far the stage is. It is passed on at most 10 times a second; other calls cost nearly nothing."""
+    if _reporter.part is not None:
+        done, total = done + _reporter.part[0], _reporter.part[1]
     now = time.monotonic()
     if _reporter.sink is not None and (now >= _reporter.next_progress or done == total):
         _reporter.next_progress = now + 0.1
@@ -57,9 +71,15 @@ def measure(**numbers: float) -> None:
 
 def measure_turns(began: float, turns: Turns) -> None:
     """Keep when each turn was asked, answered, and finished by the environment, in seconds after `began` (Unix seconds).
-    Keys are fingerprints of trajectories (steps/core/records.py)."""
-    _reporter.measurements.turns.update(turns)
-    _reporter.measurements = _reporter.measurements._replace(began=began)
+    Keys are fingerprints of trajectories (steps/core/records.py). Of several batches, the first one's `began` counts."""
+    first = _reporter.measurements.began or began
+    later = began - first
+    for name, times in turns.items():
+        _reporter.measurements.turns[name] = [
+            (round(asked + later, 5), round(answered + later, 5), round(done + later, 5))
+            for asked, answered, done in times
+        ]
+    _reporter.measurements = _reporter.measurements._replace(began=first)
 
 
 def take_measurements() -> Measurements:

@@ -78,7 +78,9 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
                 chats[name] = Chats(Policy(**plan.policy))
             if server.batch is not None:
                 server.batch.journal.close()
-            server.batch = Batch(plan, chats[name], send)
+            ended, server.batch = server.batch, Batch(plan, chats[name], send)
+            if ended is not None:
+                ended.wake()  # the clients that wait for its episodes
             send({"listening": listener.getsockname()[:2]})
             server.batch.start()
         elif server.batch is not None:

@@ -121,7 +121,7 @@ class Batch:
         if (task := body.get("task")) is not None and task != self.plan.task:
             raise LookupError(f"the client plays {task}, and the task is {self.plan.task}")
         self.leases.register(client, str(body["name"])[:80], int(body["capacity"]), now, _held(body))
-        self._changed()
+        self.wake()
         batch = Path(self.plan.journal).parent.name
         seconds = self.agents.heartbeat_seconds
         return {"client": client, "heartbeat_seconds": seconds, "task": self.plan.task, "batch": batch}
@@ -203,7 +203,7 @@ class Batch:
         ended, whole = self.leases.count_ended(), len(self.episodes)
         self.send({"progress": [ended, whole, self._note()]})
         self._finish_batch()
-        self._changed()
+        self.wake()
         self.pump()
 
     def start(self) -> None:
@@ -221,7 +221,8 @@ class Batch:
         """Wait until episodes can be leased that could not be before, perhaps."""
         await self.news.wait()
 
-    def _changed(self) -> None:
+    def wake(self) -> None:
+        """End the waiting of those who await `changed`."""
         self.news.set()
         self.news = asyncio.Event()
 

@@ -14,6 +14,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from steps.core.cores import use_allowed_cores
+
 LONGEST = 2**28  # bytes of a line
 
 
@@ -42,6 +44,7 @@ class StageEnd:
 
     @staticmethod
     def _read(connection: socket.socket, inbox: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+        use_allowed_cores()
         try:
             with connection.makefile("rb") as lines:
                 for line in lines:

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steps.core.cores import allowed_cores, use_allowed_cores
 from steps.core.errors import UserError
 from steps.core.progress import progress, say
 from steps.gateway.__main__ import KEY, LISTEN
@@ -33,6 +34,7 @@ from steps.gateway.link import StageEnd
 from steps.gateway.plan import Plan
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import load_chat, turn_limit
+from steps.sampling import shards
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario
@@ -62,7 +64,7 @@ class Gateway:
         self.address = os.environ.get(LISTEN) or "127.0.0.1:0"
         self.process: subprocess.Popen[bytes] | None = None
         self.clients: list[subprocess.Popen[bytes]] = []
-        self.task = ""
+        self.played = "", 0  # task and capacity of the clients
         self.is_playing = False
 
     def begin(self, plan: Plan) -> None:
@@ -107,15 +109,15 @@ class Gateway:
         new.replace(ADDRESS)
 
     def keep_clients(self, task: str, agents: Agents) -> None:
-        """Start the clients that are missing; those of another task end."""
-        if task != self.task:
+        """Start the clients that are missing; those of another task or capacity end."""
+        capacity = -(-agents.concurrency // max(agents.clients, 1))
+        if (task, capacity) != self.played:
             self.stop_clients()
-            self.task = task
+            self.played = task, capacity
         if any(client.poll() == 2 for client in self.clients):  # a sentence for the user
             self.clients = []
             raise UserError(f"a client of the gateway ended: {tail(LOG) or f'see {LOG}'}")
         self.clients = [client for client in self.clients if client.poll() is None]
-        capacity = -(-agents.concurrency // max(agents.clients, 1))
         while len(self.clients) < agents.clients:
             words = ["steps.agents.client", "--server", f"http://{self.address}", "--task", task]
             self.clients.append(child([*words, "--capacity", str(capacity)], {KEY: self.key}))
@@ -149,9 +151,28 @@ def play(
     prefix: str,  # of the trajectories' ids
     seed: int,
 ) -> list[Trajectory]:
-    """The trajectories of all attempts by the agent with this adapter as its model, in the same order."""
-    from steps.sampling.engine import EngineSampler
+    """The trajectories of all attempts by the agent with this adapter as its model, in the same order. Each shard is a
+    batch of the gateway's, one after another."""
+    parts = shards.cut(attempts, limits.shards)
+    again = (policy, limits, agents, task, env, adapter)
+    return [trajectory for shard in parts for trajectory in play_shard(*again, shard, prefix, seed)]
 
+
+def play_shard(
+    policy: Policy,
+    limits: Rollout | Evaluate,
+    agents: Agents,
+    task: str,
+    env: type[Env],
+    adapter: Path,
+    attempts: Sequence[tuple[Scenario, int]],
+    prefix: str,
+    seed: int,
+) -> list[Trajectory]:
+    """The trajectories of one shard's attempts."""
+    from steps.sampling.play import sampler
+
+    allowed_cores()  # before the engine binds this process to one of them
     order = getattr(limits, "order", "lockstep")
     max_tokens = turn_limit(policy, limits.max_tokens)
     names = [f"{prefix}-{scenario.id}-{attempt}" for scenario, attempt in attempts]
@@ -181,8 +202,7 @@ def play(
             replay(folder)
     else:
         forget_old(folder.parent)
-    sampler = EngineSampler(policy, adapter, limits.temperature, max_tokens, load_chat(policy, env).end)
-    sample(sampler, plan, agents)
+    sample(sampler(policy, adapter, limits.temperature, max_tokens, load_chat(policy, env).end), plan, agents)
     played = trajectories(Path(plan.journal), names)
     if order == "free":
         (folder / "whole").touch()
@@ -307,14 +327,16 @@ def child(words: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=_end_with_parent,
+            preexec_fn=_begin_child,
         )
 
 
-def _end_with_parent() -> None:
+def _begin_child() -> None:
+    """End with the parent, and compute on all cores: the engine has bound the thread that starts this process to one."""
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+    use_allowed_cores()
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

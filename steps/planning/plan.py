@@ -126,9 +126,11 @@ def unplanned(params: Params) -> str:
     """The setting that the plan's formulas leave out, with its value; empty where there is none."""
     policy, update = params.policy, params.update
     settings = {
+        "policy.kind": policy.kind if policy.kind != "vllm" else None,
         "policy.quantization": policy.quantization,
         "policy.tensor_parallel": policy.tensor_parallel if policy.tensor_parallel > 1 else None,
         "update.processes": update.processes if update.processes > 1 else None,
+        "update.launcher": update.launcher if update.launcher == "ray" else None,
     }
     return next((f"{name}: {value}" for name, value in settings.items() if value), "")
 

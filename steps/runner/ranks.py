@@ -8,7 +8,7 @@ A process ends at once when its standard input closes, so none outlives its pare
 LOCAL_RANK and LOCAL_WORLD_SIZE are set as torchrun sets them; FLYWHEEL_STORE is the file through which the processes meet,
 so that no port is opened for it.
 
-Not here: how the work is divided (steps/training/processes.py), and several machines.
+Not here: how the work is divided (steps/training/processes.py), and several machines (steps/runner/cluster.py).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from subprocess import PIPE, Popen
 from typing import IO, Any
 
 from steps.core import errors, progress
+from steps.core.cores import allowed_cores
 from steps.runner import death, stage
 from steps.runner.handover import WorkerError
 
@@ -90,11 +91,9 @@ class Ranks:
 
     def _place(self, value: Any, kind: str, name: str, rank: int) -> Any:
         """A value as JSON. The outputs of all but the first process go to a folder of their own, and are thrown away."""
-        if kind.endswith("Params"):
-            return value.model_dump(mode="json", by_alias=True)
         if kind == "Output" and rank and value is not None:
             return str(self.folder / str(rank) / name)
-        return str(value) if isinstance(value, Path) else value
+        return as_json(value)
 
     def _messages(self, patience: float | None) -> list[tuple[int, dict[str, Any]]]:
         """Messages by rank, in the order of ranks, when there are any or `patience` seconds have passed. {}: it has died."""
@@ -147,14 +146,32 @@ def end() -> None:
         Ranks.last = None
 
 
-_cores: set[int] = set()
+def as_json(value: Any) -> Any:
+    """An argument of a stage's function as JSON: a path as text, parameters as a mapping."""
+    if isinstance(value, Path):
+        return str(value)
+    return value.model_dump(mode="json", by_alias=True) if hasattr(value, "model_dump") else value
 
 
-def allowed_cores() -> set[int]:
-    """The processor cores that this process might use when this was first called: an engine may bind it to one of them."""
-    if not _cores and hasattr(os, "sched_getaffinity"):
-        _cores.update(os.sched_getaffinity(0))
-    return _cores
+def call(module: str, name: str, values: dict[str, Any]) -> dict[str, float]:
+    """Run a stage's function with arguments from `as_json`, and return what it measured. Older outputs are removed first."""
+    from steps.core import params
+
+    function = stage.find(module, name)
+    arguments: dict[str, Any] = {}
+    for argument, value in values.items():
+        kind = stage.signature(function)[argument][0]
+        if kind.endswith("Params"):
+            value = getattr(params, kind).model_validate(value)
+        elif kind in ("Input", "Output") and value is not None:
+            value = Path(value)
+            if kind == "Output":
+                value.parent.mkdir(exist_ok=True, parents=True)
+                (shutil.rmtree if value.is_dir() else Path.unlink)(value) if value.exists() else None
+        arguments[argument] = value
+    progress.take_measurements()  # drops those of a call that failed before
+    function(**arguments)
+    return progress.take_measurements().numbers
 
 
 def main() -> None:
@@ -180,27 +197,12 @@ def main() -> None:
 
 def _answer(request: dict, show: Callable[[dict], None]) -> dict[str, Any]:
     """Run one request's function; what it measured, or its error."""
-    from steps.core import params
-
     progress.report_to(show)
     try:
         os.chdir(request["folder"])
         if request["cores"]:
             os.sched_setaffinity(0, request["cores"])
-        function = stage.find(request["module"], request["function"])
-        values = {}
-        for name, value in request["values"].items():
-            kind = stage.signature(function)[name][0]
-            if kind.endswith("Params"):
-                value = getattr(params, kind).model_validate(value)
-            elif kind in ("Input", "Output") and value is not None:
-                value = Path(value)
-                if kind == "Output":
-                    value.parent.mkdir(exist_ok=True)
-                    (shutil.rmtree if value.is_dir() else Path.unlink)(value) if value.exists() else None
-            values[name] = value
-        function(**values)
-        return {"done": progress.take_measurements().numbers}
+        return {"done": call(request["module"], request["function"], request["values"])}
     except BaseException as error:
         traceback.print_exc()
         text, code = errors.explain(error)

@@ -25,7 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from steps.core import errors, progress
-from steps.runner import handover, ranks, stage
+from steps.core.cores import allowed_cores
+from steps.runner import handover, stage
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -231,7 +232,7 @@ def main(words: list[str]) -> int:
         os.environ.pop(name, None)
     if cores := os.environ.get(handover.CORES):
         os.sched_setaffinity(0, map(int, cores.split(",")))
-    ranks.allowed_cores()  # before an engine binds this process to one of them
+    allowed_cores()  # before an engine binds this process to one of them
     worker = Worker(path, lock)
     for other in handover.worker_pids(Path.cwd()):
         if other != path and handover.lane_of(other) == handover.lane_of(path) and (connection := handover.dial(other)):

@@ -101,6 +101,9 @@ class Engine:
         if not on_gpu:
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # draws_cpu.py replaces a part of the other
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, own_cores(self.policy.threads)))
+            # vLLM sets OpenMP's threads and leaves MKL's, of which there would be one for each core of the machine, or as
+            # many as OMP_NUM_THREADS says: sums would be rounded by it.
+            torch.set_num_threads(self.policy.threads)
             compile_nothing()
         from transformers import AutoConfig
         from vllm import EngineArgs, LLMEngine

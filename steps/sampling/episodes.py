@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from environments._waiting import Limited
 from environments.base import Env, Message, Scenario
+from steps.core.cores import use_allowed_cores
 from steps.core.errors import UserError
 from steps.core.params_sections import SlowTools
 from steps.core.progress import measure_turns, progress
@@ -166,7 +167,7 @@ def play(
     lag, step = env.lag(), 0
     # Turns that are answered now, the oldest first: by key, the engine step that finished it, and the answer.
     answering: dict[int, tuple[int, Future[None] | None]] = {}
-    with ThreadPoolExecutor(slow.tool_workers) as threads, closing(episodes):  # starts no thread before it has work
+    with ThreadPoolExecutor(slow.tool_workers, initializer=use_allowed_cores) as threads, closing(episodes):
         while sampler.pending or answering:
             if sampler.pending:
                 step += 1

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+
+if TYPE_CHECKING:
+    from steps.core.params import Update
+
+# Ways of accelerate to divide a model, which would change what its state says of the processes and divide nothing here.
+ELSEWHERE = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM")
 
 
 def gathered(value: Any) -> list[Any]:
@@ -20,8 +26,13 @@ def gathered(value: Any) -> list[Any]:
 
 
 def process() -> tuple[int, int]:
-    """(rank of this process, number of processes), as steps/runner/ranks.py set them; (0, 1) where nothing is shared."""
+    """(rank of this process, number of processes), as steps/runner/ranks.py or Ray set them; (0, 1) where none share."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_launched(update: Update) -> bool:
+    """Whether this process is one of those that make the update, and not the one that has yet to start them."""
+    return process()[1] == update.processes and (update.launcher != "ray" or "RANK" in os.environ)
 
 
 def join() -> None:
@@ -32,6 +43,13 @@ def join() -> None:
     import torch
     from accelerate import PartialState
 
+    if wrong := [name for name in ELSEWHERE if os.environ.get(name, "").lower() in ("true", "1")]:
+        raise UserError(
+            f"{wrong[0]} is set, and the update does not use it: unset it; update.shard divides the base model"
+        )
+    if torch.distributed.is_initialized():  # by Ray Train, which has also given each worker its GPU
+        PartialState()
+        return
     if torch.cuda.is_available() and (cards := torch.cuda.device_count()) < count:
         raise UserError(
             f"update.processes is {count}, and this run sees {cards} GPUs: each process needs one; set it to {cards} at most"

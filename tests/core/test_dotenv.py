@@ -19,6 +19,7 @@ INTERNAL = {
     "FLYWHEEL_CORES": "flows/training/ahead.py, for the worker that samples ahead",
     "FLYWHEEL_LANE": "flows/training/ahead.py, for the worker that samples ahead",
     "FLYWHEEL_LOG": "a flow, for its stages",
+    "FLYWHEEL_POOL": "a work pool's template, and flows/deploy.py for prefect.yaml",
     "FLYWHEEL_PROGRESS": "a flow, for its stages",
     "FLYWHEEL_ROOT": "flows/ui.py, for the worker's flow runs",
     "FLYWHEEL_SERVE_HOST": "flows/serving/server.py, for the guard in vLLM's process",

@@ -117,7 +117,7 @@ def test_every_stage_is_among_them() -> None:
         (
             {"rollout": {"attempt": 4}},
             "rollout.attempt is not a known key (known: attempts, curriculum, max_tokens, max_turns, order, scenarios, "
-            "temperature, tool_timeout, tool_workers)",
+            "shards, temperature, tool_timeout, tool_workers)",
         ),
         ({"policy": {"lora": {"r": 4}}}, "policy.lora.r is not a known key (known: alpha, rank)"),
         ({"register": {"nam": "x"}}, "register.nam is not a known key (known: name)"),
@@ -411,9 +411,17 @@ def test_the_registry_entry_has_the_tasks_name_unless_it_is_named(tmp_path: Path
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
-        ({"update": {"processes": 2}}, "update.processes: 2 needs update.launcher: accelerate, which starts them"),
+        (
+            {"update": {"processes": 2}},
+            "update.processes: 2 needs update.launcher: accelerate or ray, which starts them",
+        ),
         ({"update": {"shard": True}}, "update.shard would have no effect"),
         ({"update": {"launcher": "torchrun"}}, "update.launcher: "),
+        (
+            {"policy": {"cluster": "auto"}},
+            "policy.cluster would have no effect with policy.kind: vllm and",
+        ),
+        ({"policy": {"cluster": "somewhere"}, "update": {"launcher": "ray"}}, "policy.cluster: "),
         (
             {
                 "update": {"launcher": "accelerate", "processes": 2, "shard": True},

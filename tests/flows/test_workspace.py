@@ -237,3 +237,35 @@ def test_gits_errors_are_sentences(project: Path) -> None:
         git(project, "rev-parse", "nothing^{commit}")
     (project / "params.yaml").write_text("\tseed: 1 \n")
     assert git(project, "status", "--porcelain") == " M params.yaml"
+
+
+def test_a_container_s_run_is_pushed_and_never_over_another_s(
+    project: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As deploy/entrypoint.sh names the repository: in variables of git's."""
+    origin = tmp_path_factory.mktemp("origin")
+    git(origin, "init", "--quiet", "--bare")
+    git(project, "update-ref", "refs/runs/first", "HEAD")
+    monkeypatch.delenv("GIT_CONFIG_KEY_0", raising=False)
+    workspace.share(project, "refs/runs/first")
+    assert git(origin, "for-each-ref") == "", "elsewhere people push what they want to share"
+    for name, value in {"COUNT": "1", "KEY_0": "remote.origin.url", "VALUE_0": str(origin)}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    workspace.share(project, "refs/runs/first")
+    pushed = git(project, "rev-parse", "HEAD")
+    assert git(origin, "rev-parse", "refs/runs/first") == pushed
+    assert capsys.readouterr().out == ""
+    git(project, "update-ref", "refs/runs/first", git(project, "commit-tree", "HEAD^{tree}", "-m", "another"))
+    workspace.share(project, "refs/runs/first")
+    assert "refs/runs/first could not be pushed, and is in this container alone" in capsys.readouterr().out
+    assert git(origin, "rev-parse", "refs/runs/first") == pushed
+
+
+def test_a_pool_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLYWHEEL_POOL", raising=False)
+    assert (workspace.limit(), workspace.limit("gpu")) == ("flywheel-local", "flywheel-gpu")
+    monkeypatch.setenv("FLYWHEEL_POOL", "gpu")
+    assert workspace.limit() == "flywheel-gpu"

@@ -33,6 +33,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "hacks": {"measure": ROW},
     "judge": {"measure": ROW},
     "rollout": {"measure": ROW},
+    "scale": {"row": ROW},
     "batches": {"measure": ROW},
     "gateway": {"row_of": ROW},
     "tracking": {"measure": ROW, "finished": ["001"]},
@@ -47,6 +48,7 @@ FAKES: dict[str, dict[str, Any]] = {
 ROWS = {
     "environments": len(import_module("benchmarks.environments").tasks(agents=False)),
     "rollout": 2,
+    "scale": 22,
     "tracing": 5,
     "update": 4,
 }

@@ -21,7 +21,7 @@ import pytest
 from steps.runner import handover, outputs
 
 STEPS = Path(handover.__file__).parent.parent
-CORE = ("__init__", "errors", "files", "masking", "progress", "terminal")  # what the runner imports of it
+CORE = ("__init__", "cores", "errors", "files", "masking", "progress", "terminal")  # what the runner imports of it
 TOY = '''
 """Toy: a stage for tests.
 

@@ -273,6 +273,15 @@ def test_what_choose_gives_has_not_changed() -> None:
     ]
 
 
+@pytest.mark.parametrize(("count", "size"), [(4, 10), (25, 60), (7, 7), (3, 4), (1, 3)])
+def test_no_scenario_is_twice_in_an_iteration(count: int, size: int) -> None:
+    """Two of the same name would be two trajectories of the same name. Over the iterations all come equally often."""
+    known = [toy(str(number)) for number in range(size)]
+    drawn = [[one.id for one in choose(known, iteration, count, 1)] for iteration in range(1, size + 1)]
+    assert all(len(set(names)) == count for names in drawn)
+    assert {sum(names.count(one.id) for names in drawn) for one in known} == {count}
+
+
 def test_drawn_scenarios_are_recorded_with_what_was_known_of_them(played: Played) -> None:
     history = [{one.id: [8, 8] for one in played.known[:20]}, {one.id: [2, 1] for one in played.known[20:30]}]
     chosen = played.rollout("003", DEFAULTS, history)

@@ -38,6 +38,7 @@ class FakeEngine:
         attempts: Any,
         prefix: str,
         seed: int,
+        logit_bias: Any = None,
     ) -> list[Trajectory]:
         self.calls.append((limits.temperature, prefix, seed))
         return [self.episode(scenario, number, prefix, limits.temperature > 0) for scenario, number in attempts]

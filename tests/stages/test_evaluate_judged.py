@@ -51,6 +51,7 @@ class FakeEngine:
         attempts: Any,
         prefix: str,
         seed: int,
+        logit_bias: Any = None,
     ) -> list[Trajectory]:
         self.prefixes.append(prefix)
         quality = float((adapter / "quality").read_text())
