@@ -12,6 +12,7 @@ removed where it is there already (`settle`); DVC's run cache keeps it, so a lon
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -33,13 +34,18 @@ if TYPE_CHECKING:
     from flows.repro.pipeline import Pipeline
 
 LANE = "sampling"
+SLEEPING = {
+    "OMP_WAIT_POLICY": "passive",
+    "KMP_BLOCKTIME": "0",
+}  # of GNU's and of LLVM's OpenMP: no result depends on them
 
 
 def worker(params: Params, gpus: list[str], cores: list[int]) -> tuple[dict[str, str], dict[str, str], str]:
     """(variables of the worker that samples ahead, those of the usual one, why nothing runs ahead here). The first are empty
     where the third is not, and with train.overlap: 0.
 
-    The two divide the GPUs, and the cores where there are enough for both; else they share the cores."""
+    The two divide the GPUs, and the cores where there are enough for both; else they share the cores, and threads that wait
+    sleep, because those that spin would keep the other worker's from working."""
     if not params.train.overlap:
         return {}, {}, ""
     others, own = cards.shares(params)
@@ -47,13 +53,15 @@ def worker(params: Params, gpus: list[str], cores: list[int]) -> tuple[dict[str,
         return {}, {}, "FLYWHEEL_WORKER is off"
     if gpus and len(gpus) < others + own:
         return {}, {}, f"sampling and training at once need {others + own} GPUs, and this run sees {len(gpus)}"
-    lane = {handover.LANE: LANE}
+    lane, usual = {handover.LANE: LANE}, dict[str, str]()
     if gpus:
         return lane | {cards.VISIBLE: ",".join(gpus[-own:])}, {cards.VISIBLE: ",".join(gpus[:-own])}, ""
     threads = params.policy.threads
     if len(cores) >= 2 * threads:
         lane[handover.CORES] = ",".join(map(str, cores[threads : 2 * threads]))
-    return lane, {}, ""
+    else:
+        usual = {name: os.environ.get(name, value) for name, value in SLEEPING.items()}
+    return lane | usual, usual, ""
 
 
 class Ahead:

@@ -206,7 +206,10 @@ def test_the_machine_is_divided_between_the_two_workers(monkeypatch: pytest.Monk
     params, threads = params_of(overlap=1), Params().policy.threads
     cores = list(range(10, 10 + 2 * threads))
     assert worker(params_of(), [], cores) == ({}, {}, "")
-    assert worker(params, [], cores[:-1]) == (SAMPLING, {}, "")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("KMP_BLOCKTIME", "7")  # the user's own
+    asleep = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "7"}
+    assert worker(params, [], cores[:-1]) == (SAMPLING | asleep, asleep, "")
     own = {handover.CORES: ",".join(map(str, cores[threads:]))}
     assert worker(params, [], cores) == (SAMPLING | own, {}, "")
     seen = "CUDA_VISIBLE_DEVICES"
