@@ -81,6 +81,11 @@ class Params(Section):
                 f"update.shard does not work with policy.quantization: {self.policy.quantization}, whose weights are not "
                 "divided; take one of the two out"
             )
+        if self.train.overlap and self.update.vllm_importance_sampling_correction is False:
+            raise ValueError(
+                f"update.vllm_importance_sampling_correction: false does not go with train.overlap: {self.train.overlap}, "
+                "whose batches an older adapter samples; take one of the two out"
+            )
         object.__setattr__(self, "update", self.update.of_dtype(self.policy.dtype))  # the section is frozen for others
         return self
 

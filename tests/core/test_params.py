@@ -439,9 +439,34 @@ def test_several_processes_and_cards_that_do_not_go_together(
     assert problem in refused(sections)
 
 
+def test_a_batch_that_an_older_adapter_sampled_is_corrected(refused: Any) -> None:
+    """By default with weights of tokens; a choice of one's own stays. The correction cannot be off beside an overlap."""
+    update = Params.model_validate({"train": {"overlap": 1}}).update
+    assert (
+        update.vllm_importance_sampling_correction is None
+    )  # each batch decides: those of the first iterations are new
+    lagging = update.lagging()
+    assert (lagging.vllm_importance_sampling_correction, lagging.vllm_importance_sampling_mode) == (
+        True,
+        "token_truncate",
+    )
+    assert lagging.vllm_importance_sampling_clip_max == 3.0
+    assert (
+        lagging.model_copy(
+            update={f"vllm_importance_sampling_{name}": None for name in ("correction", "mode", "clip_max")}
+        )
+        == update
+    )
+    chosen = Update.model_validate(CORRECTED | {"vllm_importance_sampling_clip_max": 2.0})
+    assert chosen.lagging() is chosen
+    off = {"update": {"vllm_importance_sampling_correction": False}}
+    assert "does not go with train.overlap: 2" in refused(off | {"train": {"overlap": 2}})
+    assert "train.overlap: Input should be less than or equal to 4" in refused({"train": {"overlap": 5}})
+
+
 def test_the_dtype_decides_what_rounding_may_do() -> None:
     for dtype, corrected, mode, limits in (
-        ("float32", False, None, (1e-3, 1e-3)),
+        ("float32", None, None, (1e-3, 1e-3)),  # off, but for batches that an older adapter sampled
         ("bfloat16", True, "token_truncate", (1e-3, 6e-3)),
     ):
         update = Params.model_validate({"policy": {"dtype": dtype}}).update
