@@ -5,8 +5,9 @@
 
 The results are in run/rescored/<name>/: params.yaml and rubric.md, the rewards of each iteration as the stage score writes
 them, and comparison.json. With --update each iteration is also trained on its stored trajectories with the new rewards, from
-the checkpoint whose adapter sampled them, so that the check of the sampler holds (steps/training/contract.py); the adapter
-and metrics are written beside. To go on with these judges, put the same score section into params.yaml and `make train`.
+the checkpoint that the run continued and with the adapter that sampled them, so that the check of the sampler holds
+(steps/training/contract.py); the adapter and metrics are written beside. To go on with these judges, put the same score
+section into params.yaml and `make train`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from flows.terminal.report import RUN
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.files import write_text
-from steps.project.chain import iteration_name
+from steps.project.chain import iteration_name, sampled_with
 
 
 @flow(name="rescore", log_prints=False)
@@ -67,6 +68,7 @@ def judge(folder: Path, number: str, update: bool) -> dict[str, Any]:
     run_stage("score", number, {key: str(path) for key, path in (shared | scoring).items()})
     if update:
         training = {"previous": RUN / previous / "checkpoint", "adapter": own / "adapter"}
+        training |= {"behaviour": RUN / sampled_with(Path.cwd(), number) / "adapter"}
         training |= {"checkpoint": own / "checkpoint", "metrics": own / "metrics.json", "fates": own / "fates.json"}
         run_stage("update", number, {key: str(path) for key, path in (shared | training).items()})
     row = compare(folder, number)

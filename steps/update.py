@@ -2,9 +2,10 @@
 
 Decides once what becomes of each trajectory (steps/training/fates.py), makes TRL's optimiser steps on all that are not
 quarantined, or with update.without_signal: drop on those that have a signal, and writes every fate to fates.json. Optimiser
-state and step count are carried on in the checkpoint. With update.launcher it starts update.processes processes, on a GPU
-each where there are any, that share the optimiser steps: on this machine (steps/runner/ranks.py) or on a Ray cluster
-(steps/runner/cluster.py).
+state and step count are carried on in the checkpoint. Where an older adapter sampled the batch (train.overlap), the loss is
+corrected by importance sampling, and the check of the sampler computes with that adapter. With update.launcher it starts
+update.processes processes, on a GPU each where there are any, that share the optimiser steps: on this machine
+(steps/runner/ranks.py) or on a Ray cluster (steps/runner/cluster.py).
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ def update(
     metrics: Output,
     params: UpdateParams,
     fates: Output | None = None,
+    behaviour: Input | None = None,
 ) -> None:
-    """Train from the `previous` checkpoint; write adapter, checkpoint, metrics.json, and each trajectory's fate."""
+    """Train from the `previous` checkpoint; write adapter, checkpoint, metrics.json, and each trajectory's fate. `behaviour`
+    is the adapter that sampled, where that may be an older one (train.overlap)."""
     import json
 
     from steps.policy import raycluster
+    from steps.policy.adapter import adapter_hash
     from steps.policy.machine import make_room, prepare_sampling, prepare_training
     from steps.runner import cluster, ranks
     from steps.training import batches, contract, grpo
@@ -43,7 +47,7 @@ def update(
     if not is_launched(params.update):
         make_room()
         files = {"adapter": adapter, "checkpoint": checkpoint, "metrics": metrics, "fates": fates}
-        read = {"trajectories": trajectories, "rewards": rewards, "previous": previous}
+        read = {"trajectories": trajectories, "rewards": rewards, "previous": previous, "behaviour": behaviour}
         if params.update.launcher == "ray":
             raycluster.connect(params.policy.cluster)
             raycluster.make_room()
@@ -54,7 +58,8 @@ def update(
     batch, judged = read_batch(trajectories, rewards)
     prepare_training(params.policy.threads, params.policy.deterministic)
     trainer = grpo.Trainer(params.policy, checkpoint=previous, is_sharded=params.update.shard)
-    contract.check_adapter(batch, trainer.adapter_hash, previous)
+    older = behaviour if behaviour and adapter_hash(behaviour) != trainer.adapter_hash else None
+    contract.check_adapter(batch, adapter_hash(older) if older else trainer.adapter_hash, older or previous)
     rows, quarantine = checked(batch, trainer.vocabulary)
     bad = {name for names in quarantine.values() for name in names}
     cut = {trajectory.id for trajectory in batch if trajectory.stop_reason in contract.TRUNCATED} - bad
@@ -79,7 +84,7 @@ def update(
     ]
 
     temperature = params.rollout.temperature
-    measured = trainer.train(examples, params.update, temperature, params.seed) if examples else {}
+    measured = trainer.train(examples, params.update, temperature, params.seed, older) if examples else {}
     tokens = account(batch, rows, fate_by_id)
     trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
     if process()[1] > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from steps.core.errors import UserError
+from steps.project import chain
 from viewer import agents, charts
 from viewer.group import LIKELY, asked, full, opinion
 from viewer.index import OUTCOMES, SORTS, AttemptGroup, Index, ListRow, Query, TrajectoryFile, holds, line, parse
@@ -133,6 +135,7 @@ class Pages:
             fulls=full(index, group),
             opinion=opinion(index.batches[group.batch], group.scenario),
             elsewhere=[key for key in elsewhere if key != group.batch],
+            lag=lag(index.run, index.batches[group.batch]),
             chosen=next((attempt.number for attempt in group.attempts if str(attempt.number) == chosen), None),
             shown=shown_tokens(parameters),
             **neighbours(index, query, group, state(request)),
@@ -222,6 +225,16 @@ class Pages:
             left=charts.LEFT,
             right=charts.RIGHT,
         )
+
+
+def lag(run: Path, batch: TrajectoryFile) -> int:
+    """How many iterations older the adapter that sampled a training batch is than the one that was trained on it; 0 where
+    chain.yaml does not say so."""
+    if batch.kind != "rollout" or not chain.NAME.fullmatch(batch.iteration):
+        return 0
+    with suppress(UserError, OSError):
+        return chain.policy_lag(run.absolute().parent, batch.iteration)
+    return 0
 
 
 def pairs(before: TrajectoryFile, after: TrajectoryFile) -> list[ScenarioChange]:

@@ -39,9 +39,17 @@ def visible() -> list[str]:
 
 def needed(file: Path) -> int:
     """How many GPUs of this machine a run of this params.yaml needs: those of its engine or of its update, whichever has
-    more. An update on a Ray cluster takes the cluster's."""
+    more. With train.overlap as many as both where this machine has them."""
     run = params.load(file, params.Params)
-    return max(run.policy.tensor_parallel, 1 if run.update.launcher == "ray" else run.update.processes)
+    both = sum(shares(run))
+    return both if run.train.overlap and both <= len(visible()) else shares(run)[0]
+
+
+def shares(run: params.Params) -> tuple[int, int]:
+    """GPUs of this machine for all stages but rollouts that run ahead (train.overlap), and for those. An update on a Ray
+    cluster takes the cluster's."""
+    others = max(run.policy.tensor_parallel, 1 if run.update.launcher == "ray" else run.update.processes)
+    return others, run.policy.tensor_parallel
 
 
 def check(root: Path, runs: int) -> None:

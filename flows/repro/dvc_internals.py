@@ -18,7 +18,7 @@ import shlex
 import shutil
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,9 @@ from steps.runner.stage import command, find, is_warm, parse
 
 
 @contextlib.contextmanager
-def replaced(lock_file: LockFile) -> Iterator[None]:
-    """Inside, DVC in this process uses the parts of this module; afterwards it is as it was."""
+def replaced(lock_file: LockFile, run_command: Callable[..., None]) -> Iterator[None]:
+    """Inside, DVC in this process uses the parts of this module; afterwards it is as it was. `run_command` takes the place
+    of what runs a stage's command."""
     parts: list[tuple[Any, str, Callable[[Any], Any]]] = [  # owner, name, what makes the replacement of the original
         (dvcfile, "modify_yaml", lambda _: lock_file.modify),
         (dvcfile.Lockfile, "load", lock_file.loader),
@@ -104,6 +105,21 @@ def splice(text: str, name: str, entry: str) -> str:
     """dvc.lock's text with this entry in place of the stage's former one, or at the end where it had none."""
     old = re.compile(rf"^  {re.escape(name)}:\n(?:(?: {{3,}}|  -).*\n)*", re.MULTILINE)
     return old.sub(lambda _: entry, text, count=1) if old.search(text) else text + entry
+
+
+def arranged(text: str, order: Sequence[str], dropped: Collection[str] = ()) -> str:
+    """dvc.lock's text without the entries of the stages in `dropped`, and with those of `order` in that order, at the places
+    where they stand now. Entries that it does not name stay where they are."""
+    entry = re.compile(r"^  ([^\s#][^\n]*):\n(?:(?: {3,}|  -).*\n)*", re.MULTILINE)
+    texts = {match[1]: match[0] for match in entry.finditer(text) if match[1] not in dropped}
+    sorted_names = iter([name for name in order if name in texts])
+
+    def place(match: re.Match[str]) -> str:
+        if match[1] in dropped:
+            return ""
+        return texts[next(sorted_names)] if match[1] in order else match[0]
+
+    return entry.sub(place, text)
 
 
 # --- .dvc/tmp/rwlock. Upstream: DVC writes it in place, and refuses one that was cut short (treeverse/dvc#7615 after Ctrl-C,
@@ -185,16 +201,17 @@ class CommandFailed(StageCmdFailedError):
         self.code, self.text = code, text
 
 
-def run_command(executable: str, line: str, **options: Any) -> None:
+def run_command(executable: str, line: str, more: Mapping[str, str] | None = None, **options: Any) -> None:
     """In place of `dvc.stage.run._run`: this process hands a stage over to the warm worker, as the stage's command would.
 
-    What DVC records stays the same. All other commands run as processes of their own.
+    What DVC records stays the same. All other commands run as processes of their own. `more`: variables of the worker beside
+    the usual one that is to run it.
     """
     words = shlex.split(line)
     module = words[2] if words[:2] == ["python", "-m"] else ""
     name, kills = module.rpartition(".")[2], death.oom_kills()
     if module.startswith("steps.") and is_warm():
-        code, text = command(module, name, parse(find(module, name), module, words[3:]), warm=True)
+        code, text = command(module, name, parse(find(module, name), module, words[3:]), True, more)
     else:
         code, text = run_process(run._make_cmd(executable, line), **options)
         text = text or death.cause(code, kills, name)

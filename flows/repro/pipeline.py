@@ -5,12 +5,20 @@ A stage that is up to date takes some hundredths of a second.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from flows.repro.process import last_line
 from steps.core.errors import UserError, causes, masked
+from steps.runner import handover
+
+if TYPE_CHECKING:
+    from dvc.repo import Repo
 
 
 class StageFailed(Exception):
@@ -27,26 +35,77 @@ class StageFailed(Exception):
 
 
 class Pipeline:
-    """The dvc.yaml of a folder. DVC opens the repository once, and still looks at all files anew for each stage."""
+    """The dvc.yaml of a folder. DVC opens the repository once, and still looks at all files anew for each stage.
 
-    def __init__(self, root: Path) -> None:
-        from dvc.repo import Repo
+    One stage may run `beside` another, in a second thread. DVC keeps threads of a process no more apart than its lock does,
+    so one of them has it at a time (`turn`), and gives it up only while its stage's command runs, which DVC does not see.
+    """
 
+    def __init__(self, root: Path, beside: Mapping[str, str] | None = None) -> None:
+        """`beside`: the variables of the worker that runs stages beside the usual one."""
         from flows.repro.dvc_internals import LockFile
 
         logging.getLogger("dvc").setLevel(logging.ERROR)
-        self.repo = Repo(os.fspath(root))
+        self.root, self.beside = root, beside or {}
+        self.repos: dict[bool, Repo] = {}  # DVC's lock on the repository belongs to such an object: one for each thread
         self.lock_file = LockFile()
+        self.turn = threading.Lock()
+        self.own = threading.local()  # `variables`: of this thread's worker
+        self.parts, self.users = contextlib.ExitStack(), 0  # of DVC, that are replaced while a stage is under way
+        self.is_ended = False
 
-    def reproduce(self, stage: str) -> bool:
-        """Run a stage if it is stale: whether it ran. StageFailed where it failed; KeyboardInterrupt on Ctrl-C."""
+    def reproduce(self, stage: str, beside: bool = False) -> bool:
+        """Run a stage if it is stale: whether it ran. StageFailed where it failed; KeyboardInterrupt on Ctrl-C. `beside`: in
+        another thread than the main one, while that may run a stage, too."""
+        self.own.variables = self.beside if beside else {}
+        try:
+            return not (beside and self.is_ended) and self._reproduce(stage, beside)
+        except (StageFailed, UserError, KeyboardInterrupt):
+            if beside and self.is_ended:
+                return False
+            raise
+
+    def end_beside(self) -> None:
+        """End the stage that runs beside at once, as one that did not run; none begins there any more."""
+        self.is_ended = True
+        handover.end_lane(self.root, self.beside[handover.LANE])
+
+    @contextlib.contextmanager
+    def _replaced(self) -> Iterator[None]:
+        """Inside, by both threads together, DVC uses the parts of flows/repro/dvc_internals.py."""
+        from flows.repro.dvc_internals import replaced
+
+        if not self.users:
+            self.parts.enter_context(replaced(self.lock_file, self._run_command))
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+            if not self.users:
+                self.parts.close()
+
+    def _run_command(self, executable: str, line: str, **options: Any) -> None:
+        """Run a stage's command; the other thread may have DVC meanwhile."""
+        from flows.repro.dvc_internals import run_command
+
+        self.turn.release()
+        try:
+            run_command(executable, line, self.own.variables, **options)
+        finally:
+            self.turn.acquire()
+
+    def _reproduce(self, stage: str, beside: bool) -> bool:
         from dvc.exceptions import DvcException, ReproductionError
+        from dvc.repo import Repo
 
-        from flows.repro.dvc_internals import CommandFailed, replaced
+        from flows.repro.dvc_internals import CommandFailed
 
         try:
-            with replaced(self.lock_file):
-                return bool(self.repo.reproduce(targets=[stage], single_item=True))
+            with self.turn, self._replaced():
+                if beside not in self.repos:
+                    self.repos[beside] = Repo(os.fspath(self.root))
+                return bool(self.repos[beside].reproduce(targets=[stage], single_item=True))
         except DvcException as problem:
             links = list(causes(problem))
             if any(isinstance(link, KeyboardInterrupt) for link in links):

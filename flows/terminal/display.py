@@ -43,6 +43,8 @@ class RunDisplay:
         self.iteration = ""  # which one is at work, and how long all may still take
         self.spent: list[float] = []  # seconds of each iteration so far
         self.since = time.monotonic()
+        self.beside: tuple[str, float] | None = None  # a stage that runs at the same time, and since when
+        self.latest: dict[str, dict[str, Any]] = {}  # progress by the name of a stage's module
         self.rows: list[tuple[str, ...]] = []
         self.measure = "success"  # what is measured on validation
         self.logger: Any = None  # of Prefect's flow run: its page shows the same lines
@@ -59,8 +61,19 @@ class RunDisplay:
         """Show that a stage starts."""
         self.stage, self.since = stage, time.monotonic()
         PROGRESS.unlink(missing_ok=True)
+        self.latest.pop(stage.partition("@")[0], None)
         loads = f" ({LOADS[stage]})" if stage in LOADS else ""
         self._line(f"  {stage}{loads} …", style="dim")
+
+    def begin_beside(self, stage: str) -> None:
+        """Show that a stage starts at the same time as another."""
+        self.beside = stage, time.monotonic()
+        self.latest.pop(stage.partition("@")[0], None)
+        self._line(f"  {stage} (in the worker that samples ahead) …", style="dim")
+
+    def end_beside(self) -> None:
+        """Show that this stage has ended."""
+        self.beside = None
 
     def begin_iteration(self, number: int, most: int) -> None:
         """Show which iteration begins, and how long all may take at most, by the longest so far."""
@@ -99,9 +112,12 @@ class RunDisplay:
         )
 
     def __rich__(self) -> Group:
-        return Group(
-            self._table(), *([Text(self.iteration, style="dim")] if self.iteration else []), self._current_stage()
-        )
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            progress = json.loads(PROGRESS.read_text())
+            self.latest[progress["stage"]] = progress
+        at_work = [(self.stage, self.since), *([self.beside] if self.beside else [])]
+        iteration = [Text(self.iteration, style="dim")] if self.iteration else []
+        return Group(self._table(), *iteration, *(self._stage_line(*each) for each in at_work))
 
     def _table(self) -> Table:
         titles = ("iteration", "train reward", f"validation {self.measure}", "95 %", "sampled", "time")
@@ -111,21 +127,20 @@ class RunDisplay:
             table.add_row(*cells)
         return table
 
-    def _current_stage(self) -> Text | Progress:
-        spent = time.monotonic() - self.since
-        try:
-            progress = json.loads(PROGRESS.read_text())
-            finished, total, note = progress["done"], progress["total"], progress["note"]
-        except (OSError, ValueError, KeyError):
-            loads = f" ({LOADS[self.stage]})" if self.stage in LOADS else ""
-            return Text(f"{self.stage}{loads}  {spent:.0f} s", style="cyan")
+    def _stage_line(self, stage: str, since: float) -> Text | Progress:
+        spent = time.monotonic() - since
+        progress = self.latest.get(stage.partition("@")[0])
+        if progress is None:
+            loads = f" ({LOADS[stage]})" if stage in LOADS else ""
+            return Text(f"{stage}{loads}  {spent:.0f} s", style="cyan")
+        finished, total, note = progress["done"], progress["total"], progress["note"]
         bar = Progress(
             TextColumn("[cyan]{task.description}"),
             *Progress.get_default_columns()[1:3],
             TextColumn("{task.fields[note]}"),
             TextColumn("[dim]{task.fields[spent]:.0f} s"),
         )
-        bar.add_task(self.stage, total=total, completed=finished, note=f"{finished}/{total} {note}", spent=spent)
+        bar.add_task(stage, total=total, completed=finished, note=f"{finished}/{total} {note}", spent=spent)
         return bar
 
     @contextlib.contextmanager

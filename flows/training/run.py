@@ -28,12 +28,14 @@ from flows.terminal import health, report
 from flows.terminal.command import LOG, explained, prepare, undisturbed
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
+from flows.training.ahead import Ahead, settle, worker
 from flows.training.ending import result_lines, write_summary
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.records import OUTPUTS
 from steps.planning import plan
-from steps.project import chain
+from steps.policy import machine
+from steps.project import chain, store
 from steps.project.chain import iteration_name
 from steps.runner import handover
 from steps.tracking import system_metrics
@@ -52,6 +54,19 @@ def run_stage(stage: str, pipeline: Pipeline, display: RunDisplay) -> bool:
     """Run one stage of dvc.yaml if it is stale: whether it ran."""
     display.begin(stage)
     return pipeline.reproduce(stage)
+
+
+@task(task_run_name="{stage}", cache_policy=NO_CACHE)
+def run_beside(stage: str, pipeline: Pipeline, display: RunDisplay) -> bool:
+    """The same in another thread, while the main one runs other stages. What it fails with is raised when it is needed."""
+    display.begin_beside(stage)
+    try:
+        return pipeline.reproduce(stage, beside=True)
+    except Exception:
+        display.say(f"{stage} failed. What is under way goes on until {stage} is needed.")
+        raise
+    finally:
+        display.end_beside()
 
 
 @task(task_run_name="track {iteration}", cache_policy=NO_CACHE)
@@ -144,8 +159,22 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
 
 def _train(mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, started: float) -> dict[str, Any]:
     params = mlflow.params
-    chain.write_chain(1, 1)
-    run = partial(run_stage, pipeline=Pipeline(Path.cwd()), display=display)
+    beside, usual, alone = worker(params, cards.visible() if params.train.overlap else [], machine.cores())
+    if alone:
+        display.say(
+            f"Stages run one after another, with the bytes of train.overlap: {params.train.overlap}, because {alone}."
+        )
+    with store.variables(**usual):
+        return _iterations(mlflow, trackers, display, started, Pipeline(Path.cwd(), beside))
+
+
+def _iterations(
+    mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, started: float, pipeline: Pipeline
+) -> dict[str, Any]:
+    params = mlflow.params
+    overlap, iterations = params.train.overlap, params.train.iterations
+    chain.write_chain(1, 1, overlap)
+    run = partial(run_stage, pipeline=pipeline, display=display)
     run("scenarios")
     run("initialise")
     run(f"evaluate@{chain.BASE}")
@@ -154,11 +183,14 @@ def _train(mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, 
     warn(0, display)
     gc.freeze()  # a full collection of all objects that imports made takes 0.15 s
     tracked = None  # the previous iteration, which is tracked while the next one samples
-    with system_metrics.sampled() as drain:
-        for iteration in range(1, params.train.iterations + 1):
-            chain.write_chain(iteration, best(curve).iteration or iteration)
-            display.begin_iteration(iteration, params.train.iterations)
-            tracked = iterate(iteration, curve, trackers, tracked, drain, params.train.iterations, run, display)
+    with system_metrics.sampled() as drain, Ahead(params, pipeline, partial(submit, pipeline, display)) as ahead:
+        for iteration in range(1, iterations + 1):
+            begun = min(iteration + overlap, iterations)
+            chain.write_chain(begun, best(curve).iteration or iteration, overlap)
+            display.begin_iteration(iteration, iterations)
+            if pipeline.beside:
+                ahead.begin(iteration)
+            tracked = iterate(iteration, curve, trackers, tracked, drain, iterations, run, display, ahead)
             if iteration - best(curve).iteration >= params.train.patience:
                 display.say(f"Validation has not improved for {params.train.patience} iterations: training ends here.")
                 break
@@ -166,7 +198,9 @@ def _train(mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, 
     if tracked is not None:
         tracked.result()
     chosen = best(curve).iteration
-    chain.write_chain(len(curve) - 1, chosen)
+    chain.write_chain(len(curve) - 1, chosen, overlap)
+    if overlap:
+        settle(len(curve) - 1, params.train)
     for stage in ("test@base", "test@best"):
         run(stage)
     registered = run("register")
@@ -200,12 +234,16 @@ def iterate(
     iterations: int,
     run: Callable[[str], bool],
     display: RunDisplay,
+    ahead: Ahead,
 ) -> PrefectFuture[None]:
     """Run one iteration and append its point to the curve. Tracking goes on beside the next one: the future waits for it."""
     started = time.monotonic()
-    ran = {stage: run(f"{stage}@{iteration_name(iteration)}") for stage in OUTPUTS}
+    ran, waited = {}, dict[str, float]()
+    if ahead.futures:
+        ran["rollout"], waited["rollout"] = ahead.result(iteration)
+    ran |= {stage: run(f"{stage}@{iteration_name(iteration)}") for stage in OUTPUTS if stage not in ran}
     curve.append(report.point(iteration))
-    seconds = report.seconds(iteration)
+    seconds = report.seconds(iteration) | waited  # of a rollout that ran ahead only what it kept this iteration waiting
     now = sum(spent for stage, spent in seconds.items() if ran[stage])  # after an interrupt, some had run before
     if tracked is not None:
         tracked.result()
@@ -218,6 +256,13 @@ def iterate(
     display.row(curve[-1], row["reward"], sum(seconds.values()) + (row["overhead_seconds"] or 0))
     warn(iteration, display)
     return future
+
+
+def submit(
+    pipeline: Pipeline, display: RunDisplay, stage: str, before: PrefectFuture[bool] | None
+) -> PrefectFuture[bool]:
+    """Begin a stage in another thread, after the one before it there."""
+    return run_beside.submit(stage, pipeline, display, wait_for=[before] if before else None)
 
 
 def warn(iteration: int, display: RunDisplay) -> None:

@@ -81,6 +81,11 @@ class Params(Section):
                 f"update.shard does not work with policy.quantization: {self.policy.quantization}, whose weights are not "
                 "divided; take one of the two out"
             )
+        if self.train.overlap and self.update.vllm_importance_sampling_correction is False:
+            raise ValueError(
+                f"update.vllm_importance_sampling_correction: false does not go with train.overlap: {self.train.overlap}, "
+                "whose batches an older adapter samples; take one of the two out"
+            )
         object.__setattr__(self, "update", self.update.of_dtype(self.policy.dtype))  # the section is frozen for others
         return self
 
@@ -97,8 +102,11 @@ class Params(Section):
         if self.evaluate.shards > (fewest := min(self.scenarios.val, self.scenarios.test)):
             few = f"the scenarios of a split (scenarios.val, scenarios.test: {fewest})"
             raise ValueError(f"evaluate.shards ({self.evaluate.shards}) is more than {few}")
-        if self.evaluate.shards > 1 and not self.policy.has_adapter:
-            raise ValueError(f"evaluate.shards would have no effect with policy.kind: {self.policy.kind}; take it out")
+        for name, count in (("rollout", self.rollout.shards), ("evaluate", self.evaluate.shards)):
+            if count > 1 and self.policy.kind not in ("vllm", "ray"):
+                raise ValueError(
+                    f"{name}.shards would have no effect with policy.kind: {self.policy.kind}; take it out"
+                )
 
 
 class ScenariosParams(Section):
@@ -117,7 +125,7 @@ class Learning(Section):
         if not self.policy.has_adapter:
             raise ValueError(
                 f"policy.kind: {self.policy.kind} can be evaluated only (python -m steps.evaluate, python -m "
-                "steps.analytics.baselines): initialise, rollout, update and register need policy.kind: vllm, or ray"
+                "steps.analytics.baselines): initialise, rollout, update and register need policy.kind: vllm, ray or server"
             )
         return self
 

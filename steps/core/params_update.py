@@ -56,13 +56,14 @@ class Update(Section):
     the loss's averages and, unless masked, in its KL term, as in TRL. drop: in neither, so that the others weigh more."""
     vllm_importance_sampling_correction: bool | None = None
     """Take ratios to the trainer's own logprobs, and weight the loss by trainer / sampler. Default: true with policy.dtype
-    bfloat16, in which the two round differently, else false."""
+    bfloat16, in which the two round differently, and for batches that an older adapter sampled (train.overlap); else false.
+    """
     vllm_importance_sampling_mode: (
         Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
     ) = None
     """Whether those weights are of tokens or of whole sequences, and whether too large ones are cut or left out.
-    Default: sequence_mask, and token_truncate where the correction is on for bfloat16's sake: over a long sequence rounding
-    alone would leave the bounds. Read with the correction, as are the two below."""
+    Default: sequence_mask, and token_truncate where the correction is on by default: over a long sequence rounding alone, or
+    a small step of the policy, would leave the bounds. Read with the correction, as are the two below."""
     vllm_importance_sampling_clip_max: float | None = Field(None, gt=0)
     """The largest weight. Default: 3. null: no upper bound."""
     vllm_importance_sampling_clip_min: float | None = Field(None, gt=0)
@@ -117,15 +118,23 @@ class Update(Section):
         """The section with the defaults that depend on policy.dtype. ValueError for a field that nothing would read then."""
         update = self
         if update.vllm_importance_sampling_correction is None:
-            is_corrected = dtype == "bfloat16"
-            fields = {name: getattr(self, name) for name in self.model_fields_set}
-            fields["vllm_importance_sampling_correction"] = is_corrected
-            if is_corrected and self.vllm_importance_sampling_mode is None:
-                fields["vllm_importance_sampling_mode"] = "token_truncate"
-            update = Update(**fields)
+            update = self._corrected_by_default(dtype == "bfloat16")  # which checks what depends on it, too
+            if dtype == "float32":
+                update = self  # still open: `lagging` decides for each batch
         if update.max_sampler_kl is None and dtype == "float32":
             update = update.model_copy(update={"max_sampler_kl": 1e-3})
         return update
+
+    def lagging(self) -> Update:
+        """The section for a batch that an older adapter sampled: with the correction, which is on by default then."""
+        return self if self.vllm_importance_sampling_correction else self._corrected_by_default(True)
+
+    def _corrected_by_default(self, is_corrected: bool) -> Update:
+        fields = {name: getattr(self, name) for name in self.model_fields_set}
+        fields["vllm_importance_sampling_correction"] = is_corrected
+        if is_corrected and self.vllm_importance_sampling_mode is None:
+            fields["vllm_importance_sampling_mode"] = "token_truncate"
+        return Update(**fields)
 
     def sampler_limit(self, layers: int) -> float:
         """The limit of the KL divergence for a model of so many layers, in nats per token."""

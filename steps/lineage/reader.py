@@ -194,18 +194,21 @@ class Reader:
             f"run/{number}/rewards.parquet": rewards[1].rpartition("/")[2],
             f"run/{previous}/checkpoint": self.outputs.get(f"run/{previous}/checkpoint"),
         }
-        before = self.state(previous) or next(iter(batch.adapters), "")
+        policy = chain.sampled_with(self.root, number)
+        if policy != previous:
+            now[f"run/{policy}/adapter"] = self.outputs.get(f"run/{policy}/adapter")
+        sampler = self.state(policy) or next(iter(batch.adapters), "")
         if name not in self.lock:
             self.left_out.append(f"dvc.lock has no {name}: {unlinked}")
         elif changed := [path for path, md5 in now.items() if read.get(path) != md5]:
             self.left_out.append(f"{', '.join(changed)} changed after {name}: {unlinked} (`dvc repro` trains it again)")
-        elif batch.adapters != {before}:
+        elif batch.adapters != {sampler}:
             sampled = ", ".join(sorted(batch.adapters)) or "nothing"
-            self.left_out.append(f"batch {number} is of {sampled}, run/{previous}/checkpoint of {before}: {unlinked}")
+            self.left_out.append(f"batch {number} is of {sampled}, run/{policy}/checkpoint of {sampler}: {unlinked}")
         else:
             rows.edge(batch.key, "trained", adapter)
             rows.edge(rewards, "trained", adapter)
-            rows.edge(("adapter", before), "continued", adapter)
+            rows.edge(("adapter", self.state(previous) or sampler), "continued", adapter)
             path = f"run/{number}/metrics.json"
             if md5 := self.md5(path):
                 rows.edge(adapter, "measured", rows.node(("metrics", md5), **plain(self.json(path))))

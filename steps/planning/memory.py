@@ -165,8 +165,11 @@ def on_cpu(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Memo
         "activations": activations(shape, params, batch),
         "logits": logits(shape, params, batch),
     }
-    whole = sum(parts.values())
-    return Memory(parts, sum(list(parts.values())[:4]), whole)
+    sampling = sum(list(parts.values())[:4])
+    if params.train.overlap:
+        parts["worker that samples ahead"] = sampling
+        sampling *= 2
+    return Memory(parts, sampling, sum(parts.values()))
 
 
 def packed(shape: Shape, number: int) -> float:

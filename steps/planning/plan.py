@@ -48,7 +48,7 @@ class Plan(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of an iteration: rollout, update and evaluate."""
+        """Of an iteration: rollout, update and evaluate, one after another. With train.overlap it may take less."""
         return sum(stage.total for stage in self.stages.values())
 
 

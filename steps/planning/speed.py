@@ -119,7 +119,7 @@ def _attention(shape: Shape) -> float:
 
 def update(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Seconds:
     """An update's passes (steps/training/grpo.py): forward and backward; forward for the reference where beta is above 0;
-    forward for the check of the sampler or its correction; forward again with gradient checkpointing."""
+    forward for the check of the sampler, its correction, or both; forward again with gradient checkpointing."""
     settings, reach = params.update, reached(machine)
     passes = settings.num_iterations
     reference = 1.0 if settings.beta else 0.0
@@ -127,8 +127,10 @@ def update(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Seco
     checked = (
         max(0.0, 1 - 1 / steps) / params.rollout.attempts
     )  # a trajectory of each group that is not in the first step
-    if settings.vllm_importance_sampling_correction:
+    if settings.vllm_importance_sampling_correction or params.train.overlap:
         checked = 1.0
+    if params.train.overlap:  # a trajectory of each group with the adapter that sampled it
+        checked += 1 / params.rollout.attempts
     forward = passes * (1.0 + bool(settings.gradient_checkpointing)) + reference + checked
     rate = peak(machine, params)
     per_token = products(shape, params, machine, reach.trainer)

@@ -1,7 +1,9 @@
 """chain.yaml: which iterations a run has, which policies are evaluated, and which iteration is tested as the best.
 
-The flow writes it as the run goes on, and dvc.yaml reads it. Beside each evaluation it says with what in run/000 it is
-compared where the task has no rule: with the base policy's evaluation, or for the base policy itself the file that names it.
+The flow writes it as the run goes on, and dvc.yaml reads it. Beside each iteration it names `prev`, whose checkpoint the
+update continues, and `policy`, whose adapter samples: an older one than `prev` with train.overlap. Beside each evaluation it
+says with what in run/000 it is compared where the task has no rule: with the base policy's evaluation, or for the base
+policy itself the file that names it.
 """
 
 from __future__ import annotations
@@ -32,9 +34,18 @@ def iteration_name(iteration: int) -> str:
     return f"{iteration:03d}"
 
 
-def write_chain(iterations: int, best: int) -> None:
-    """Write a chain of iterations 1 … `iterations`, of which `best` is tested and offered to the registry."""
-    links = "\n".join(f'  "{iteration_name(i)}": {{prev: "{iteration_name(i - 1)}"}}' for i in range(1, iterations + 1))
+def sampler_of(iteration: int, overlap: int) -> int:
+    """The iteration whose adapter samples for this one: the one before it, or with train.overlap so many earlier."""
+    return max(iteration - 1 - overlap, 0)
+
+
+def write_chain(iterations: int, best: int, overlap: int = 0) -> None:
+    """Write a chain of iterations 1 … `iterations`, of which `best` is tested and offered to the registry. Each samples with
+    the adapter that is `overlap` iterations older than the one it continues, or with the first one."""
+    links = "\n".join(
+        f'  "{iteration_name(i)}": {{prev: "{iteration_name(i - 1)}", policy: "{iteration_name(sampler_of(i, overlap))}"}}'
+        for i in range(1, iterations + 1)
+    )
     names = [iteration_name(i) for i in range(iterations + 1)]
     evaluated = "\n".join(compared(f'"{name}"', name, "evaluation") for name in names)
     tested = {"base": BASE, "best": iteration_name(best)}
@@ -61,6 +72,19 @@ def read_chain(root: Path) -> dict[str, Any]:
     if problem := misshapen(content):
         raise UserError(f"{path}: {problem}; {cure}")
     return content
+
+
+def sampled_with(root: Path, number: str) -> str:
+    """The iteration whose adapter sampled for this one, by the chain.yaml in `root`; the one before where that names none:
+    in chains from before train.overlap, and of iterations that it does not list."""
+    before = iteration_name(int(number) - 1)
+    link = (read_chain(root).get("iterations") or {}).get(number) or {}
+    return str(link.get("policy", link.get("prev", before)))
+
+
+def policy_lag(root: Path, number: str) -> int:
+    """How many iterations older the adapter that sampled for an iteration is than the one that the update continued."""
+    return max(int(number) - 1 - int(sampled_with(root, number)), 0)
 
 
 def listed(run: Path) -> frozenset[str] | None:
@@ -93,7 +117,11 @@ def misshapen(chain: dict[str, Any]) -> str:
     iterations, evaluated, tested, tests = (
         chain.get(key) or {} for key in ("iterations", "evaluated", "tested", "tests")
     )
-    links = [link.get("prev", BASE) if isinstance(link, dict) else BASE for link in iterations.values()]
+    links = [
+        link.get(key, BASE) if isinstance(link, dict) else BASE
+        for link in iterations.values()
+        for key in ("prev", "policy")
+    ]
     sides = [*(evaluated.values() if isinstance(evaluated, dict) else ()), *tests.values()]
     if not all(isinstance(side, dict) and side.get("against") in AGAINST for side in sides):
         return f"an evaluation must have a name, and be against one of {', '.join(AGAINST)}"

@@ -3,8 +3,10 @@
     python -m steps.runner.handover --stop        # end this project's workers
 
 The worker's socket is named after the project's folder and a hash of code, packages and environment (`fingerprint`), so
-changed code never reaches an old worker. One JSON request goes in and JSON lines come back: {"started"}, {"progress"} and
-{"say"}, then {"done"} or {"error", "code"}. Only the standard library is imported, because each iteration runs four stages.
+changed code never reaches an old worker. A worker beside the usual one, for stages that run at the same time as others, has
+variables of its own, of which `LANE` is in the socket's name. One JSON request goes in and JSON lines come back:
+{"started"}, {"progress"} and {"say"}, then {"done"} or {"error", "code"}. Only the standard library is imported, because
+each iteration runs four stages.
 
 Not here: running a stage (steps/runner/stage.py), serving (steps/runner/worker.py). The hash does not cover modules outside
 steps/ and environments/ (see `EXTRA_PATHS`), nor edits inside an installed package that keep its version.
@@ -22,8 +24,9 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +45,11 @@ CLIENTS_OWN = ("FLYWHEEL_PROGRESS", "FLYWHEEL_LOG", "FLYWHEEL_WORKER", "FLYWHEEL
 # Further files that the worker's hash covers. List here an environment module of your own that params.yaml names and that is
 # outside the tree; otherwise edits to it reach a running worker only after `--stop`.
 EXTRA_PATHS: tuple[Path, ...] = ()
+NONE: Mapping[str, str] = {}
+LANE = (
+    "FLYWHEEL_LANE"  # the name of a worker beside the usual one, whose stages run at the same time as the usual one's
+)
+CORES = "FLYWHEEL_CORES"  # the processor cores that such a worker uses, by their numbers; all where it is not set
 REQUEST = ("module", "function", "arguments", "idle_seconds", "environment", "umask")
 RETIRE = {"retire": True}  # the request to end after what was asked before
 
@@ -56,6 +64,7 @@ class OwnWorkers:
 
 
 own = OwnWorkers()
+_umask = threading.Lock()  # it can only be read by setting it, and two threads may hand over at the same time
 
 
 class WorkerError(UserError):
@@ -64,12 +73,12 @@ class WorkerError(UserError):
     code = 1
 
 
-def environment() -> dict[str, str]:
-    """The variables that a stage sees."""
-    return {name: value for name, value in os.environ.items() if name not in CLIENTS_OWN}
+def environment(more: Mapping[str, str] = NONE) -> dict[str, str]:
+    """The variables that a stage sees; `more`: those of a worker beside the usual one."""
+    return {name: value for name, value in os.environ.items() if name not in CLIENTS_OWN} | dict(more)
 
 
-def fingerprint() -> str:
+def fingerprint(more: Mapping[str, str] = NONE) -> str:
     """Hash of all that a stage's result may depend on and that a running process cannot load again. Takes about 2 ms."""
     digest = hashlib.blake2b(digest_size=12)
 
@@ -83,7 +92,7 @@ def fingerprint() -> str:
     for place in sys.path:
         if place.endswith(("site-packages", "dist-packages")):
             add(place, *sorted(name for name in os.listdir(place) if name.endswith(".dist-info")))  # noqa: PTH208 (fast)
-    add(*(f"{name}={value}" for name, value in sorted(environment().items()) if name.startswith(KEYED)))
+    add(*(f"{name}={value}" for name, value in sorted(environment(more).items()) if name.startswith(KEYED)))
     return digest.hexdigest()
 
 
@@ -106,9 +115,16 @@ def socket_folder() -> Path:
     return folder
 
 
-def socket_path() -> Path:
+def socket_path(more: Mapping[str, str] = NONE) -> Path:
     """Where the worker for this code and this environment listens."""
-    return socket_folder() / f"{_root_hash(Path.cwd())}-{fingerprint()}.sock"
+    lane = environment(more).get(LANE)
+    name = [_root_hash(Path.cwd()), fingerprint(more), *([lane] if lane else [])]
+    return socket_folder() / f"{'-'.join(name)}.sock"
+
+
+def lane_of(path: Path) -> str:
+    """The lane of the worker that listens at `path`; empty for the usual one."""
+    return path.stem.partition("-")[2].partition("-")[2]
 
 
 def _root_hash(root: Path) -> str:
@@ -147,19 +163,19 @@ def tidy(path: Path, lock: int | None) -> None:
         os.close(lock)
 
 
-def _connect() -> socket.socket:
+def _connect(more: Mapping[str, str]) -> socket.socket:
     """A connection to the right worker, which is started if there is none. Two clients at the same time start only one."""
-    path, process, deadline = socket_path(), None, time.monotonic() + START_SECONDS
+    path, process, deadline = socket_path(more), None, time.monotonic() + START_SECONDS
     kills = death.oom_kills()
     try:
         while time.monotonic() < deadline:
             if connection := dial(path):
                 return connection
             if (lock := take_lock(path)) is not None:
-                process = process or _start(path, lock)
+                process = process or _start(path, lock, more)
                 os.close(lock)  # a worker that was started holds it through a copy of its own
             if process is not None and process.poll() == STALE:
-                return _connect()
+                return _connect(more)
             if process is not None and process.poll() is not None:
                 why = death.cause(process.returncode, kills, "")
                 raise WorkerError(f"the worker could not start: {why}; {log_tail()}")
@@ -171,7 +187,7 @@ def _connect() -> socket.socket:
     raise WorkerError(f"no worker was ready within {START_SECONDS} s; {log_tail()}")
 
 
-def _start(path: Path, lock: int) -> subprocess.Popen:
+def _start(path: Path, lock: int, more: Mapping[str, str]) -> subprocess.Popen:
     """Start a worker that goes on when this process and its terminal end."""
     from subprocess import DEVNULL, Popen
 
@@ -181,7 +197,13 @@ def _start(path: Path, lock: int) -> subprocess.Popen:
     command = [sys.executable, "-m", "steps.runner.worker", str(path), str(lock)]
     with LOG.open("ab") as log:
         process = Popen(
-            command, stdin=DEVNULL, stdout=log, stderr=log, pass_fds=[lock], env=environment(), start_new_session=True
+            command,
+            stdin=DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[lock],
+            env=environment(more),
+            start_new_session=True,
         )
     own.started[process.pid] = process
     return process
@@ -193,8 +215,11 @@ def log_tail() -> str:
     return f"the end of {LOG.absolute()}:\n" + "\n".join(f"    {line}" for line in text)
 
 
-def hand_over(module: str, function: str, arguments: dict, show: Callable[[dict], None]) -> float:
-    """Have the worker run a stage, and return the seconds it took. Raises UserError or WorkerError.
+def hand_over(
+    module: str, function: str, arguments: dict, show: Callable[[dict], None], more: Mapping[str, str] = NONE
+) -> float:
+    """Have the worker run a stage, and return the seconds it took. Raises UserError or WorkerError. `more`: variables of the
+    worker beside the usual one that is to run it.
 
     A worker that ends before it has taken the request (idle, or the code changed) is replaced without a message."""
     limit = os.environ.get("FLYWHEEL_IDLE_SECONDS", "120")
@@ -202,10 +227,11 @@ def hand_over(module: str, function: str, arguments: dict, show: Callable[[dict]
         idle = float(limit)
     except ValueError:
         raise UserError(f"FLYWHEEL_IDLE_SECONDS={limit} is no number of seconds") from None
-    os.umask(mask := os.umask(0o077))
-    request = dict(zip(REQUEST, (module, function, arguments, idle, environment(), mask), strict=True))
+    with _umask:
+        os.umask(mask := os.umask(0o077))
+    request = dict(zip(REQUEST, (module, function, arguments, idle, environment(more), mask), strict=True))
     for _ in range(5):
-        with _connect() as connection:
+        with _connect(more) as connection:
             worker, kills = peer(connection)[0], death.oom_kills()
             answer = _converse(connection, json.dumps(request).encode() + b"\n", show)
             own.busy.discard(worker)
@@ -303,6 +329,12 @@ def stop_workers(root: Path) -> int:
     _end(pids)
     worker_pids(root)  # removes the sockets of those that were killed
     return len(pids)
+
+
+def end_lane(root: Path, lane: str) -> None:
+    """End this project folder's workers of a lane at once, even during a stage."""
+    _end([pid for path, pid in worker_pids(root).items() if lane_of(path) == lane])
+    worker_pids(root)
 
 
 def end_own_workers(patience: float = 2.0) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ Output = Path  # a temporary name next to the final one, where the stage makes a
 
 SCALARS = {"str": str, "int": int, "float": float, "bool": bool}
 MAKERS = {"scenarios": "scenarios", "trajectories": "rollout", "rewards": "score", "evaluation": "evaluate"}
-MAKERS |= dict.fromkeys(("adapter", "checkpoint", "previous"), "update (at first initialise)")
+MAKERS |= dict.fromkeys(("adapter", "behaviour", "checkpoint", "previous"), "update (at first initialise)")
 MAKERS |= {
     "successes": "score (at first initialise)",
     "against": "evaluate, of the base policy (at first initialise)",
@@ -104,15 +104,18 @@ def is_warm() -> bool:
     return os.environ.get("FLYWHEEL_WORKER") != "off"
 
 
-def command(module: str, name: str, arguments: dict, warm: bool) -> tuple[int, str]:
-    """Run a stage for a person or a flow: show its progress, and explain an error. The exit code and the explanation."""
+def command(
+    module: str, name: str, arguments: dict, warm: bool, more: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Run a stage for a person or a flow: show its progress, and explain an error. The exit code and the explanation.
+    `more`: variables of the worker beside the usual one that is to run it."""
     display = ProgressDisplay(module.rpartition(".")[2])
 
     def stage() -> None:
         if warm:
             from steps.runner import handover
 
-            handover.hand_over(module, name, arguments, display)
+            handover.hand_over(module, name, arguments, display, more or {})
         else:
             run(find(module, name), arguments)
 

@@ -230,10 +230,12 @@ def main(words: list[str]) -> int:
     os.set_inheritable(lock, False)
     for name in handover.CLIENTS_OWN:
         os.environ.pop(name, None)
+    if cores := os.environ.get(handover.CORES):
+        os.sched_setaffinity(0, map(int, cores.split(",")))
     allowed_cores()  # before an engine binds this process to one of them
     worker = Worker(path, lock)
     for other in handover.worker_pids(Path.cwd()):
-        if other != path and (connection := handover.dial(other)):
+        if other != path and handover.lane_of(other) == handover.lane_of(path) and (connection := handover.dial(other)):
             with connection:
                 connection.sendall(json.dumps(handover.RETIRE).encode() + b"\n")
     worker.serve()

@@ -15,6 +15,7 @@ from steps.analytics.waste import waste
 from steps.core.errors import UserError
 from steps.core.records import OUTPUTS, Evaluation
 from steps.policy.adapter import adapter_hash
+from steps.project import chain
 from steps.project.lock import Lock
 
 REMEDY = "run `dvc repro` or `dvc checkout`"
@@ -39,6 +40,8 @@ class MeasuredRun:
                     metrics |= waste(self.root / folder).metrics()
                 except UserError as problem:  # a file is not the one that the iteration's update read
                     self.log_message(f"waste/ is left out: {problem}")
+            if lag := chain.policy_lag(self.root, number):
+                metrics["policy_lag"] = float(lag)
         judge = f"{folder}/judge.json"
         if judge in recorded and (text := self._read(judge, recorded[judge])):
             metrics |= named(json.loads(text))

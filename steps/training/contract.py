@@ -97,7 +97,8 @@ def rows_breach(trajectory: Trajectory, rows: Sequence[Row]) -> str | None:
 
 
 def check_adapter(batch: Sequence[Trajectory], expected: str, checkpoint: object) -> None:
-    """UserError where a trajectory was sampled by another adapter than the checkpoint's."""
+    """UserError where a trajectory was sampled by another adapter than the expected one, which `checkpoint` (or a folder
+    with an adapter) holds."""
     others = Counter(trajectory.adapter_hash for trajectory in batch if trajectory.adapter_hash != expected)
     if others:
         [(other, count)] = others.most_common(1)

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from steps.core.progress import measure, progress, say
 from steps.policy.adapter import adapter_hash
 from steps.policy.machine import before_sampling, deterministic
-from steps.training import memory, packing
+from steps.training import memory, packing, probe
 from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
-from steps.training.loss import SamplerCheck, TrlLoss, sampler_ratio
-from steps.training.model import load_model
+from steps.training.loss import RatioMeter, SamplerCheck, TrlLoss, sampler_ratio
+from steps.training.model import adapter_of, load_model
 from steps.training.processes import gathered, join, process, shard
 from steps.training.schedule import check_schedule, set_rate
 
@@ -85,6 +85,8 @@ class Trainer:
         config["target_modules"] = sorted(config["target_modules"])  # PEFT writes a set, whose order changes
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         (folder / "README.md").unlink(missing_ok=True)  # an empty template of a model card
+        if self.policy.kind == "server" and not self.is_sharded:
+            probe.write(folder, self.model, self.policy, self.layers, *self._place)
         return adapter_hash(folder)
 
     def save_checkpoint(self, folder: Path, adapter: str) -> None:
@@ -124,19 +126,29 @@ class Trainer:
             optimizer.state[weight] = {"step": torch.tensor(float(self.steps)), **state}
         return optimizer
 
-    def train(self, examples: Sequence[Example], settings: Update, temperature: float, seed: int) -> dict[str, float]:
+    def train(
+        self,
+        examples: Sequence[Example],
+        settings: Update,
+        temperature: float,
+        seed: int,
+        behaviour: Path | None = None,
+    ) -> dict[str, float]:
         """Make `num_iterations` × `steps_per_generation` optimiser steps; returns metrics, means over steps or over the
-        tokens of trajectories that have a gradient.
+        tokens of trajectories that have a gradient. `behaviour`: the folder of the adapter that sampled the trajectories,
+        where it is an older one: the loss is then corrected by importance sampling.
 
         UserError where the trajectories were sampled by another policy, or the schedule ends too early.
         """
+        settings = (settings.lagging() if behaviour else settings).of_dtype(self.policy.dtype)
         with deterministic(self.policy.deterministic):
-            return self._train(examples, self._with_micro_batches(examples, settings), temperature, seed)
+            return self._train(examples, self._with_micro_batches(examples, settings), temperature, seed, behaviour)
 
-    def _train(self, examples: Sequence[Example], settings: Update, temperature: float, seed: int) -> dict[str, float]:
+    def _train(
+        self, examples: Sequence[Example], settings: Update, temperature: float, seed: int, behaviour: Path | None
+    ) -> dict[str, float]:
         import torch
 
-        settings = settings.of_dtype(self.policy.dtype)
         steps = self._steps(examples, settings, seed)
         planned, begun = settings.num_iterations * len(steps), self.steps
         check_schedule(settings, begun + planned)
@@ -147,8 +159,11 @@ class Trainer:
         sampler = SamplerCheck()
         common: dict[str, float] = {}  # metrics that are the same in every process
         corrected = bool(settings.vllm_importance_sampling_correction)
+        if behaviour:  # that it sampled the batch is checked on a trajectory of each group
+            with adapter_of(self.model, behaviour):
+                self._sample(examples, frozenset(), settings, temperature, seed, sampler)
         if corrected:
-            self._correct(steps, settings, temperature, sampler)
+            common |= self._correct(steps, settings, temperature, None if behaviour else sampler)
         else:
             self._sample(examples, steps[0].groups, settings, temperature, seed, sampler)
         sums: dict[str, float] = defaultdict(float, loss=0.0)
@@ -320,19 +335,25 @@ class Trainer:
         with torch.no_grad(), self.model.disable_adapter():
             return packing.token_logps(self.model, packed, temperature)[0]
 
-    def _correct(self, steps: list[OptimizerStep], settings: Update, temperature: float, sampler: SamplerCheck) -> None:
-        """Take the old policy's logprobs from the trainer, and add the importance ratio to the sampler, as TRL does."""
+    def _correct(
+        self, steps: list[OptimizerStep], settings: Update, temperature: float, sampler: SamplerCheck | None
+    ) -> dict[str, float]:
+        """Take the old policy's logprobs from the trainer, and add the importance ratio to the sampler, as TRL does; returns
+        metrics of the ratios. The trainer's policy is checked to be the sampler's where a check is given."""
         import torch
 
+        meter = RatioMeter()
         with torch.no_grad():
             for batch in (batch for step in steps for batch in step.batches):
                 packed = self._pack(batch["examples"])
                 old, entropies = packing.token_logps(self.model, packed, temperature)
-                sampler.add(old, entropies, batch)
+                if sampler is not None:
+                    sampler.add(old, entropies, batch)
                 batch["old_per_token_logps"] = old
-                batch["importance_sampling_ratio"] = sampler_ratio(
-                    old, batch["sampling_per_token_logps"], packed.mask, settings
-                )
+                ratio = sampler_ratio(old, batch["sampling_per_token_logps"], batch["completion_mask"], settings)
+                batch["importance_sampling_ratio"] = ratio
+                meter.add(ratio, old, batch, settings)
+        return RatioMeter.metrics(gathered((meter.sums, meter.extremes)))
 
     @staticmethod
     def _accumulate(loss: TrlLoss, batch: dict[str, Any], step: OptimizerStep, steps: int) -> float:

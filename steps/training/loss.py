@@ -88,16 +88,58 @@ def sampler_ratio(old: Any, sampling: Any, mask: Any, settings: Update) -> Any:
     `truncate` clamps the ratio to the bounds, `mask` sets a ratio outside them to zero; both for single tokens, or for the
     product over a trajectory.
     """
-    difference = (old - sampling) * mask
-    level, _, what = str(settings.vllm_importance_sampling_mode).partition("_")
-    if level == "sequence":
-        difference = difference.sum(-1, keepdim=True)
+    ratio = unbounded_ratio(old, sampling, mask, settings)
     low, high = settings.vllm_importance_sampling_clip_min, settings.vllm_importance_sampling_clip_max
-    ratio = difference.exp()
-    if what == "truncate":
+    if str(settings.vllm_importance_sampling_mode).endswith("truncate"):
         return ratio if low is high is None else ratio.clamp(low, high)
     outside = (ratio < (low if low is not None else -1)) | (ratio > (high if high is not None else float("inf")))
     return ratio.masked_fill(outside, 0.0)
+
+
+def unbounded_ratio(old: Any, sampling: Any, mask: Any, settings: Update) -> Any:
+    """Trainer / sampler of each token [B, S], or of each trajectory [B, 1], by the mode."""
+    difference = (old - sampling) * mask
+    if str(settings.vllm_importance_sampling_mode).startswith("sequence"):
+        difference = difference.sum(-1, keepdim=True)
+    return difference.exp()
+
+
+class RatioMeter:
+    """The importance ratios of a batch, for its metrics: over sampled tokens, those of a trajectory having its ratio."""
+
+    def __init__(self) -> None:
+        self.sums = [0.0] * 4  # tokens, ratio, tokens whose ratio left the bounds, nats between trainer and sampler
+        self.extremes = [math.inf, 0.0, 0.0]  # smallest ratio, largest ratio, most nats
+
+    def add(self, ratio: Any, old: Any, batch: dict[str, Any], settings: Update) -> None:
+        """Add a micro-batch, by its ratios as they are used and by the trainer's logprobs [B, S]."""
+        mask = batch["completion_mask"]
+        outside = (ratio != unbounded_ratio(old, batch["sampling_per_token_logps"], mask, settings)).expand_as(mask)
+        nats = ((old - batch["sampling_per_token_logps"]) * mask).abs()
+        ratio = ratio.expand_as(mask)
+        sums = (mask, ratio * mask, outside * mask, nats)
+        self.sums = [total + float(new.double().sum()) for total, new in zip(self.sums, sums, strict=True)]
+        if float(mask.sum()):
+            low, high, most = self.extremes
+            used = ratio[mask.bool()]
+            self.extremes = [min(low, float(used.min())), max(high, float(used.max())), max(most, float(nats.max()))]
+
+    @staticmethod
+    def metrics(meters: Sequence[tuple[list[float], list[float]]]) -> dict[str, float]:
+        """TRL's metrics, and the share of tokens whose ratio left the bounds, from the (sums, extremes) of all processes;
+        none without tokens."""
+        tokens, ratio, outside, nats = (sum(values) for values in zip(*(sums for sums, _ in meters), strict=True))
+        lows, highs, mosts = zip(*(extremes for _, extremes in meters), strict=True)
+        if not tokens:
+            return {}
+        return {
+            "sampling/sampling_logp_difference/mean": nats / tokens,
+            "sampling/sampling_logp_difference/max": max(mosts),
+            "sampling/importance_sampling_ratio/min": min(lows),
+            "sampling/importance_sampling_ratio/mean": ratio / tokens,
+            "sampling/importance_sampling_ratio/max": max(highs),
+            "sampling/importance_sampling_ratio/out_of_bounds": outside / tokens,
+        }
 
 
 class SamplerCheck:

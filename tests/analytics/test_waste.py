@@ -62,7 +62,12 @@ class Counting(grpo.Trainer):
         self.adapter_hash, self.vocabulary, self.steps, self.is_sharded = ADAPTER, 10, 0, False
 
     def train(
-        self, examples: Sequence[Example], settings: params.Update, temperature: float, seed: int
+        self,
+        examples: Sequence[Example],
+        settings: params.Update,
+        temperature: float,
+        seed: int,
+        behaviour: Path | None = None,
     ) -> dict[str, float]:
         Counting.tokens = sum(step.computed for step in self._steps(examples, settings, seed))
         return {}

@@ -439,9 +439,34 @@ def test_several_processes_and_cards_that_do_not_go_together(
     assert problem in refused(sections)
 
 
+def test_a_batch_that_an_older_adapter_sampled_is_corrected(refused: Any) -> None:
+    """By default with weights of tokens; a choice of one's own stays. The correction cannot be off beside an overlap."""
+    update = Params.model_validate({"train": {"overlap": 1}}).update
+    assert (
+        update.vllm_importance_sampling_correction is None
+    )  # each batch decides: those of the first iterations are new
+    lagging = update.lagging()
+    assert (lagging.vllm_importance_sampling_correction, lagging.vllm_importance_sampling_mode) == (
+        True,
+        "token_truncate",
+    )
+    assert lagging.vllm_importance_sampling_clip_max == 3.0
+    assert (
+        lagging.model_copy(
+            update={f"vllm_importance_sampling_{name}": None for name in ("correction", "mode", "clip_max")}
+        )
+        == update
+    )
+    chosen = Update.model_validate(CORRECTED | {"vllm_importance_sampling_clip_max": 2.0})
+    assert chosen.lagging() is chosen
+    off = {"update": {"vllm_importance_sampling_correction": False}}
+    assert "does not go with train.overlap: 2" in refused(off | {"train": {"overlap": 2}})
+    assert "train.overlap: Input should be less than or equal to 4" in refused({"train": {"overlap": 5}})
+
+
 def test_the_dtype_decides_what_rounding_may_do() -> None:
     for dtype, corrected, mode, limits in (
-        ("float32", False, None, (1e-3, 1e-3)),
+        ("float32", None, None, (1e-3, 1e-3)),  # off, but for batches that an older adapter sampled
         ("bfloat16", True, "token_truncate", (1e-3, 6e-3)),
     ):
         update = Params.model_validate({"policy": {"dtype": dtype}}).update
@@ -458,3 +483,32 @@ def test_the_dtype_decides_what_rounding_may_do() -> None:
     assert not Params.model_validate({"policy": policy, "update": off}).update.vllm_importance_sampling_correction
     with pytest.raises(ValueError, match="vllm_importance_sampling_mode would have no effect"):
         Params.model_validate({"update": {"vllm_importance_sampling_mode": "token_mask"}})
+
+
+@pytest.mark.parametrize(
+    ("policy", "problem"),
+    [
+        ({"kind": "server"}, "policy.servers is needed with policy.kind: server"),
+        ({"servers": {}}, "policy.servers would have no effect without policy.kind: server"),
+        (
+            {"kind": "server", "servers": {"urls": ["http://me:word@host:8000"]}},
+            "policy.servers.urls must be http(s)://",
+        ),
+        ({"kind": "server", "servers": {"urls": ["http://host:8000/v1"]}}, "policy.servers.urls must be http(s)://"),
+        ({"kind": "server", "servers": {"key_env": "sk-1234"}}, "key_env must be the name of an environment variable"),
+        ({"kind": "server", "servers": {"adapters": "here"}}, "policy.servers.adapters must be an absolute path"),
+    ],
+)
+def test_servers_that_do_not_go_together(refused: Any, policy: dict[str, Any], problem: str) -> None:
+    sentence = refused({"policy": policy})
+    assert problem in sentence
+    assert "sk-1234" not in sentence
+    assert "word" not in sentence
+
+
+def test_servers_need_no_shards(refused: Any) -> None:
+    policy = {"kind": "server", "servers": {}}
+    assert "rollout.shards would have no effect with policy.kind: server" in refused(
+        {"policy": policy, "rollout": {"shards": 2}}
+    )
+    assert Params.model_validate({"policy": policy}).policy.has_adapter

@@ -80,7 +80,7 @@ def test_dvc_is_itself_again_afterwards() -> None:
         ]
 
     originals = parts()
-    with dvc_internals.replaced(LockFile()):
+    with dvc_internals.replaced(LockFile(), dvc_internals.run_command):
         assert not set(originals) & set(parts())
     assert parts() == originals
 
@@ -241,7 +241,7 @@ def test_two_results_of_one_stage_are_both_kept(repository: Path) -> None:
 
     (repository / "dvc.yaml").write_text("stages: {copy: {cmd: date +%N > b, deps: [a], outs: [b]}}")
     for _ in range(2):
-        with dvc_internals.replaced(LockFile()):
+        with dvc_internals.replaced(LockFile(), dvc_internals.run_command):
             Repo(str(repository)).reproduce(force=True)
     entries = sorted(path.parent.name for path in (repository / ".dvc/cache/runs").glob("*/*/*"))
     assert len(entries) == 3

@@ -20,7 +20,7 @@ import yaml
 
 from environments.base import Scenario
 from steps.core.errors import UserError
-from steps.core.records import Evaluation, Judgement, Order, Probe, Reward, Trajectory, write_records
+from steps.core.records import Evaluation, Judgement, Order, Probe, Reward, Trajectory, read_records, write_records
 from steps.lineage import index, questions, reader, tables
 from steps.lineage.__main__ import main
 from steps.policy.adapter import adapter_hash
@@ -751,3 +751,25 @@ def test_importing_loads_nothing_heavy() -> None:
 def test_the_two_tables_stand_beside_replies(sqlite: Ledger, project: Run) -> None:
     index.index(project.root, sqlite)
     assert set(sa.inspect(sqlite.engine).get_table_names()) == {"nodes", "edges", REPLIES.name}
+
+
+def test_a_batch_is_linked_to_the_older_adapter_that_chain_yaml_names(project: Run, sqlite: Ledger) -> None:
+    """With train.overlap the second batch is the first adapter's, and the second adapter continues the one between."""
+    old, between, newest = project.adapters
+    path = project.root / "run/002/trajectories.parquet"
+    write_records([each.model_copy(update={"adapter_hash": old}) for each in read_records(Trajectory, path)], path)
+    project.write()
+    assert "batch 002 is of" in str(index.index(project.root, sqlite).left_out)
+    chain = yaml.safe_load((project.root / "chain.yaml").read_text())
+    chain["iterations"]["002"]["policy"] = "000"
+    (project.root / "chain.yaml").write_text(yaml.safe_dump(chain))
+    project.stages["update@002"]["deps"].append({"path": "run/000/adapter", "md5": project.md5("run/000/adapter")})
+    project.lock()
+    lineage = reader.Reader(project.root, {})
+    rows = lineage.iteration("002", "001")
+    assert lineage.left_out == []
+    assert {
+        ("adapter", between, "continued", "adapter", newest),
+        ("batch", project.batch("002"), "trained", "adapter", newest),
+        ("adapter", old, "sampled", "batch", project.batch("002")),
+    } <= rows.edges.keys()

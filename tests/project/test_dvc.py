@@ -270,7 +270,11 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     for name in ("dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, folder)
     chain = {
-        "iterations": {"001": {"prev": "000"}, "002": {"prev": "001"}, "003": {"prev": "002"}},
+        "iterations": {
+            "001": {"prev": "000", "policy": "000"},
+            "002": {"prev": "001", "policy": "001"},
+            "003": {"prev": "002", "policy": "001"},  # with overlap
+        },
         "evaluated": {name: {"name": name, "against": "evaluation"} for name in ("001", "002", "003")}
         | {"000": {"name": "000", "against": "base.json"}},
         "tested": {"base": "000", "best": "002"},
@@ -298,9 +302,14 @@ def test_dvc_makes_a_stage_of_each_iteration(listed: dict[str, dict[str, Any]]) 
 
 
 def test_an_iteration_starts_from_the_one_before(listed: dict[str, dict[str, Any]]) -> None:
-    for number, before in (("001", "000"), ("002", "001"), ("003", "002")):
-        assert {f"run/{before}/adapter", f"run/{before}/successes.json"} <= listed[f"rollout@{number}"]["deps"]
-        assert f"--successes 'run/{before}/successes.json'" in listed[f"rollout@{number}"]["cmd"]
+    for number, before, policy in (("001", "000", "000"), ("002", "001", "001"), ("003", "002", "001")):
+        assert {f"run/{policy}/adapter", f"run/{policy}/successes.json"} <= listed[f"rollout@{number}"]["deps"]
+        assert f"--successes 'run/{policy}/successes.json'" in listed[f"rollout@{number}"]["cmd"]
+        assert f"--adapter 'run/{policy}/adapter'" in listed[f"rollout@{number}"]["cmd"]
+        assert f"run/{policy}/adapter" in listed[f"update@{number}"]["deps"]
+        assert f"--behaviour 'run/{policy}/adapter'" in listed[f"update@{number}"]["cmd"]
+        if policy != before:  # nothing of the iteration whose update may be at work
+            assert not [dep for dep in listed[f"rollout@{number}"]["deps"] if dep.startswith(f"run/{before}/")]
         assert f"--previous-successes 'run/{before}/successes.json'" in listed[f"score@{number}"]["cmd"]
         assert f"run/{before}/checkpoint" in listed[f"update@{number}"]["deps"]
         assert f"--previous 'run/{before}/checkpoint'" in listed[f"update@{number}"]["cmd"]
@@ -333,5 +342,6 @@ def test_the_committed_chain_is_one() -> None:
     numbers = list(chain["iterations"])
     assert numbers == [f"{number:03d}" for number in range(1, len(numbers) + 1)]
     assert [link["prev"] for link in chain["iterations"].values()] == ["000", *numbers[:-1]]
+    assert [link["policy"] for link in chain["iterations"].values()] == ["000", *numbers[:-1]]
     assert chain["tested"]["base"] == "000"
     assert chain["tested"]["best"] in numbers

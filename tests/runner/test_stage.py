@@ -46,6 +46,8 @@ def toy(source: Input, result: Output, params: ToyParams, previous: Input | None
     os.environ["TOY_COLOUR"] = "left behind"
     if do == "nothing":
         return
+    if do == "cores":
+        say(f"cores {sorted(os.sched_getaffinity(0))}")
     global stages_run
     stages_run += 1
     result.mkdir()
@@ -496,3 +498,27 @@ def test_a_worker_that_cannot_start(project: Project) -> None:
     assert code == 1
     assert "error: the worker could not start: its exit code is 1; the end of " in text
     assert "not today" in text
+
+
+def test_two_workers_run_stages_at_the_same_time_and_one_lane_ends_alone(project: Project) -> None:
+    """A worker beside the usual one has its own socket: neither retires the other, nor waits for it."""
+    first = project.toy("--slow", "30", result="out/first")
+    eventually(lambda: len(project.pids()) == 1)
+    beside = {handover.LANE: "sampling"}
+    second = project.toy("--slow", "30", result="out/second", **beside)
+    eventually(lambda: len(list((project.root / "out").glob(".tmp-*"))) == 2)
+    lanes = {handover.lane_of(path): pid for path, pid in handover.worker_pids(project.root).items()}
+    assert lanes.keys() == {"", "sampling"}
+    handover.end_lane(project.root, "sampling")
+    assert ended(second)[0] == 1
+    assert not [path for path in (project.root / "out").glob(".tmp-*") if "second" in path.name]
+    assert list(handover.worker_pids(project.root).values()) == [lanes[""]]
+    assert first.poll() is None
+    assert handover.stop_workers(project.root) == 1
+    ended(first)
+
+
+def test_a_worker_beside_uses_the_cores_that_it_was_given(project: Project) -> None:
+    core = min(os.sched_getaffinity(0))
+    code, said, _ = project.run("--do", "cores", **{handover.LANE: "sampling", handover.CORES: str(core)})
+    assert (code, said.splitlines()[-1]) == (0, f"cores [{core}]")

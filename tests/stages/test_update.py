@@ -5,6 +5,7 @@ another policy sampled is refused. On a random tiny Qwen3; in one process, and i
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -103,14 +104,21 @@ class Batch:
         write_records(self.trajectories.values(), self.folder / "trajectories.parquet")
         write_records(self.rewards.values(), self.folder / "rewards.parquet")
 
-    def update(self, to: str = "new", temperature: float = 1.0, **knobs: Any) -> dict[str, Any]:
+    def update(
+        self,
+        to: str = "new",
+        temperature: float = 1.0,
+        previous: str = "previous",
+        behaviour: str | None = None,
+        **knobs: Any,
+    ) -> dict[str, Any]:
         """Run the stage; what it wrote as metrics."""
         self.write()
         (self.folder / to).mkdir()
         update(
             self.folder / "trajectories.parquet",
             self.folder / "rewards.parquet",
-            self.folder / "previous",
+            self.folder / previous,
             self.folder / to / "adapter",
             self.folder / to / "checkpoint",
             self.folder / to / "metrics.json",
@@ -121,6 +129,7 @@ class Batch:
                 update=Update.model_validate(SETTINGS | knobs),
             ),
             self.folder / to / "fates.json",
+            None if behaviour is None else self.folder / behaviour,
         )
         measured = dict(json.loads((self.folder / to / "metrics.json").read_text()))
         fates = self.fates(to)
@@ -227,6 +236,81 @@ def test_the_same_files_give_the_same_bytes(batch: Batch) -> None:
     for name in ("adapter", "checkpoint"):
         assert files(batch.folder / "one" / name) == files(batch.folder / "two" / name)
     assert (batch.folder / "one/metrics.json").read_bytes() == (batch.folder / "two/metrics.json").read_bytes()
+
+
+# --- What an older adapter sampled
+
+
+@pytest.mark.parametrize("mode", [None, "token_mask", "sequence_mask"])
+def test_what_an_older_adapter_sampled_is_weighted_as_trl_does(batch: Batch, mode: str | None) -> None:
+    """By hand: exp(newer - sampler) of each token or trajectory, cut at 3 by default; with a mask, what is above is left
+    out. Nothing is left of the older adapter in the model."""
+    import torch
+
+    plain = batch.update("newer")
+    chosen: dict[str, Any] = {}
+    if mode:
+        chosen = {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": mode}
+        chosen["vllm_importance_sampling_clip_max"] = 1.1
+    measured = batch.update("new", previous="newer/checkpoint", behaviour="previous-adapter", **chosen)
+    assert not [name for name in plain if "ratio/" in name and "importance" in name]
+    assert measured["sampler_kl"] < 1e-9  # of the sampler and the older adapter, as the trainer computes it
+    newer = tiny.stock(batch.policy, batch.folder / "newer/adapter")
+    ratios, raised = [], []
+    for trajectory in batch.trajectories.values():
+        [row] = trajectory.flatten()
+        with torch.no_grad():
+            now = plain_logps(newer, row, 1.0)
+        own = [float(now[place - 1]) - row.logprobs[place] for place, is_sampled in enumerate(row.mask) if is_sampled]
+        raised += [math.exp(sum(own))] * len(own) if mode == "sequence_mask" else [math.exp(one) for one in own]
+    bound = 1.1 if mode else 3.0
+    ratios = [min(one, bound) if mode is None else one * (one <= bound) for one in raised]
+    name = "sampling/importance_sampling_ratio/"
+    assert measured[f"{name}mean"] == pytest.approx(sum(ratios) / len(ratios), rel=1e-4)
+    assert measured[f"{name}max"] == pytest.approx(max(ratios), rel=1e-4)
+    assert measured[f"{name}min"] == pytest.approx(min(ratios), rel=1e-4)
+    assert measured[f"{name}out_of_bounds"] == pytest.approx(sum(one > bound for one in raised) / len(raised))
+    assert measured[f"{name}out_of_bounds"] > 0
+
+
+def test_an_adapter_that_is_not_older_changes_nothing(batch: Batch) -> None:
+    batch.update("without")
+    batch.update("with", behaviour="previous-adapter")
+    for name in ("adapter", "checkpoint"):
+        assert files(batch.folder / "with" / name) == files(batch.folder / "without" / name)
+    assert (batch.folder / "with/metrics.json").read_bytes() == (batch.folder / "without/metrics.json").read_bytes()
+
+
+def test_that_the_older_adapter_sampled_the_batch_is_proved_with_it(batch: Batch) -> None:
+    """Not by its hash alone: trajectories with that hash and the logprobs of another policy are refused."""
+    from steps.policy.adapter import adapter_hash
+
+    batch.update("newer")
+    with pytest.raises(UserError, match="sampled by adapter"):
+        batch.update("a", previous="newer/checkpoint")  # without it the batch is of a stale adapter
+    trainer = moved(Trainer(batch.policy, checkpoint=batch.folder / "previous"), 0.3, seed=5)
+    other = trainer.save_adapter(batch.folder / "other")
+    assert other == adapter_hash(batch.folder / "other") != batch.adapter_hash
+    with pytest.raises(UserError, match="sampled by adapter"):
+        batch.update("b", previous="newer/checkpoint", behaviour="other")
+    for name in list(batch.trajectories):
+        batch.change(name, adapter_hash=other)
+    with pytest.raises(UserError, match=r"KL\(sampler ‖ trainer\)"):
+        batch.update("c", previous="newer/checkpoint", behaviour="other")
+    for name in list(batch.trajectories):
+        batch.change(name, adapter_hash=batch.adapter_hash)
+    measured = batch.update("d", previous="newer/checkpoint", behaviour="previous-adapter")
+    assert counts(measured) == (24, 24, 0, 0)
+
+
+def test_an_adapter_of_another_rank_is_a_sentence(batch: Batch) -> None:
+    from steps.training.model import adapter_of
+
+    wide = batch.policy.model_copy(update={"lora": batch.policy.lora.model_copy(update={"rank": 3})})
+    Trainer(wide, seed=1).save_adapter(batch.folder / "wide")
+    model = Trainer(batch.policy, checkpoint=batch.folder / "previous").model
+    with pytest.raises(UserError, match="another rank"), adapter_of(model, batch.folder / "wide"):
+        pass
 
 
 BREACHES: dict[str, Callable[[Batch], None]] = {

@@ -29,6 +29,7 @@ from steps.project.chain import read_chain
 from steps.project.git import git_state
 from steps.project.lock import read_lock
 from steps.project.store import explained, make_store
+from steps.tracking.measured import MeasuredRun
 from steps.tracking.system_metrics import Sample
 from steps.tracking.tracker import MlflowTracker
 from tests.conftest import MlflowServer
@@ -648,3 +649,14 @@ def test_through_a_server(project: Project, mlflow_server: MlflowServer, monkeyp
     assert {item.path for item in tracker.client.list_artifacts(parent.info.run_id)} >= {"dvc.lock", "params.yaml"}
     assert any(mlflow_server.artifacts.rglob("adapter_model.safetensors"))
     assert not any(project.root.rglob("mlartifacts/**/adapter_model.safetensors"))
+
+
+def test_the_lag_of_an_overlapped_iteration_is_a_metric(project: Project) -> None:
+    tracker, _ = project.log("001", "002", finish=False)
+    assert all("policy_lag" not in run.data.metrics for run in runs(tracker))
+    chain = yaml.safe_load((project.root / "chain.yaml").read_text())
+    chain["iterations"]["002"]["policy"] = "000"
+    (project.root / "chain.yaml").write_text(yaml.safe_dump(chain))
+    measured = MeasuredRun(project.root, print)
+    assert measured.iteration("002", {}, None)[0]["policy_lag"] == 1.0
+    assert "policy_lag" not in measured.iteration("001", {}, None)[0]

@@ -1,0 +1,150 @@
+"""The row `overlap` of benchmarks.fleet: iterations an hour with train.overlap 1 by those without, and replays of the run.
+
+    python -m benchmarks._fleet_overlap              # about 12 minutes on 2 cores
+    python -m benchmarks._fleet_overlap --quick      # fewer iterations and one replay
+    python -m benchmarks._fleet_overlap --learning   # seeds 1 2 3 with overlap, beside the serial runs of learning.json
+
+The task is email_search with tools that sleep (a simulation of slow ones), written into a clone of the committed tree. A
+rollout then takes about as long as score, update and evaluate together. Seconds are those between the ends of evaluations,
+after the iterations in which packages load. A replay is `dvc repro --force` of the overlapped run, without sleeping: of
+each stage one after another, in one worker. Its dvc.lock must be the run's, with the hash of every output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import _common
+from benchmarks._common import tell
+
+TASK = "slow_search"
+DELAY = "SLOW_SEARCH_SECONDS"
+MODULE = f'''"""email_search with tools that sleep: a simulation of slow ones, for benchmarks."""
+
+import os
+import time
+
+from environments.email_search import EmailSearch
+
+
+class SlowSearch(EmailSearch):
+    """The same questions; each answer takes {DELAY} seconds."""
+
+    overlap = 1
+
+    def call(self, name, arguments):
+        time.sleep(float(os.environ.get("{DELAY}", "0")))
+        return super().call(name, arguments)
+'''
+
+
+class Size(NamedTuple):
+    """How much is done."""
+
+    warm: int  # iterations before those that count
+    timed: int
+    seconds: float  # of a tool's answer
+    replays: int
+
+
+FULL, QUICK = Size(2, 5, 6.0, 5), Size(2, 2, 3.0, 1)
+SETTINGS: dict[str, object] = {
+    "scenarios.train": 24,
+    "scenarios.val": 12,
+    "scenarios.test": 12,
+    "rollout.scenarios": 4,
+    "rollout.attempts": 4,
+    "evaluate.sampled_attempts": 0,
+    "update.beta": 0,
+    "update.steps_per_generation": 2,
+}
+
+
+def make_clone(root: Path) -> Path:
+    """A clone of the committed tree with the slow task in it."""
+    _common.clone(root)
+    (root / "environments" / f"{TASK}.py").write_text(MODULE)
+    shutil.copytree(root / "tasks_data/email_search", root / "tasks_data" / TASK)
+    return root
+
+
+def trained(root: Path, overlap: int, size: Size) -> dict[str, Any]:
+    """Run the flow in a clone: seconds of an iteration, and the median seconds of each stage's own work."""
+    iterations = size.warm + size.timed + 1  # beside the last one nothing runs ahead: it does not count
+    chosen = SETTINGS | {"train.iterations": iterations, "train.patience": iterations, "train.overlap": overlap}
+    variables = _common.environment(root) | {DELAY: str(size.seconds)}
+    _common.show(root, [*_common.training(chosen), "--task", TASK], variables)
+    ended = [(root / "run" / f"{number:03d}" / "timings" / "evaluation.json") for number in (size.warm, iterations - 1)]
+    first, last = (path.stat().st_mtime for path in ended)
+    rows = json.loads((root / "run/summary.json").read_text())["iterations"][size.warm : -1]
+    stages = {stage: round(sum(row["seconds"][stage] for row in rows) / len(rows), 2) for stage in rows[0]["seconds"]}
+    return {"seconds": (last - first) / size.timed, "stages": stages}
+
+
+def replayed(root: Path) -> bool:
+    """Whether `dvc repro --force` gives the dvc.lock of the run again."""
+    path = root / "dvc.lock"
+    before = path.read_bytes()
+    variables = _common.environment(root) | {DELAY: "0"}
+    variables["PATH"] = os.pathsep.join([os.fspath(Path(sys.executable).parent), variables.get("PATH", "")])
+    _common.show(root, ["-m", "dvc", "repro", "--force", "--no-run-cache"], variables)
+    return path.read_bytes() == before
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """The row: `ratio` of iterations an hour with overlap 1 and without, and how many replays were the same."""
+    size = QUICK if quick else FULL
+    with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
+        runs = {}
+        for overlap in (0, 1):
+            runs[overlap] = trained(make_clone(Path(folder, f"overlap{overlap}")), overlap, size)
+            tell(f"overlap {overlap}: {runs[overlap]}")
+        same = sum(replayed(Path(folder, "overlap1")) for _ in range(size.replays))
+    return {
+        "name": "overlap",
+        "ratio": round(runs[0]["seconds"] / runs[1]["seconds"], 2),
+        "iterations_an_hour": {f"overlap {k}": round(3600 / run["seconds"]) for k, run in runs.items()},
+        "seconds_of_stages": {f"overlap {k}": run["stages"] for k, run in runs.items()},
+        "replays_the_same": f"{same} of {size.replays}",
+    }
+
+
+def learning(seeds: tuple[int, ...] = (1, 2, 3)) -> list[dict[str, Any]]:
+    """email_search with overlap 1, for each seed beside the recorded serial run: test success, and whether it lies within
+    that one's 95 % interval."""
+    recorded = Path(__file__).with_name("learning.json").read_text().splitlines()
+    serial = {run["seed"]: run["summary"]["trained"] for run in map(json.loads, recorded)}
+    rows = []
+    for seed in seeds:
+        with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
+            root = _common.clone(Path(folder, f"seed{seed}"))
+            _common.show(root, _common.training({"seed": seed, "train.overlap": 1}))
+            summary = json.loads((root / "run/summary.json").read_text())
+        low, high = serial[seed]["ci95"]
+        success = summary["trained"]["success"]
+        row = {"seed": seed, "success": success, "ci95": summary["trained"]["ci95"], "serial": serial[seed]["success"]}
+        rows.append(row | {"serial_ci95": [low, high], "within": low <= success <= high})
+        tell(json.dumps(rows[-1]))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks._fleet_overlap", description=(__doc__ or "").split("\n\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer iterations, one replay")
+    parser.add_argument("--learning", action="store_true", help="does it learn as the serial run does? seeds 1 2 3")
+    options = parser.parse_args()
+    for row in learning() if options.learning else [measure(options.quick)]:
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
