@@ -82,11 +82,11 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev environment ready plan train new-task new-agent new-mcp check-task test faults bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve ask view browser ledger lock clean distclean
+.PHONY: help install dev environment ready plan train new-task new-agent new-mcp check-task test faults bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
-		printf '  make %-10s %s\n' "$$target" "$$what"; done
+		printf '  make %-11s %s\n' "$$target" "$$what"; done
 	@echo "Tasks (make train TASK=name): $(ALL_TASKS)"
 
 install:  ## set up .venv from the lock files (GPU=1: for CUDA; DEV=1: with the packages for tests)
@@ -155,8 +155,9 @@ test: check  ## run make check and all tests (ARGS="-k name")
 	@echo "test: pytest"
 	@OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 $(ARGS)
 
-faults: dev  ## test that a run goes on after DVC is stopped at any of 600 places (ARGS="--points 50")
+faults: dev  ## test runs that are stopped at any of 600 places (ARGS="--points 50"), and servers that are killed
 	@$(RUN) python -m tests.support.interrupted --points 300 $(ARGS)
+	@$(RUN) python -m tests.support.swaps
 
 bench: dev  ## run the quick form of every benchmark and write one table (ARGS="gate judge")
 	@$(RUN) python -m benchmarks $(ARGS)
@@ -202,6 +203,9 @@ ui: ready install  ## start MLflow, Prefect with a worker and the deployments, a
 serve: install  ## serve the champion by vLLM's OpenAI server at http://127.0.0.1:8000 (SERVE_PORT=8001)
 	@exec env $(RUN) python -m flows.serve --port $(SERVE_PORT) $(ARGS)
 
+vllm-server: install  ## sample for runs with policy.kind: server (ARGS="--host 10.0.0.5 --port 8001", or --print)
+	@exec env $(RUN) python -m flows.vllm_server $(ARGS)
+
 # A question may hold $, quotes and backticks: it is taken literally, and reaches the command through the environment.
 ask: override export Q := $(value Q)
 ask: install  ## ask the served champion (Q="What is …?", or ARGS="--scenario 7": a scenario of the test split)
@@ -224,6 +228,9 @@ COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile pyproject.toml
 	--python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 FOR_CPU = --extra cpu --overrides requirements/overrides-cpu.txt $(CPU_TORCH)
 PINS = awk -F '==' '/^[a-z0-9]/ && !seen[$$1]++'
+ray: install  ## start a Ray cluster on this machine, for policy.cluster: auto, until Ctrl-C (ARGS="--host 10.0.0.5")
+	@exec env $(RUN) python -m steps.policy.raycluster $(ARGS)
+
 lock: install  ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade)
 	@echo "lock: requirements/cpu.txt, dev.txt"
 	@new=$$(mktemp requirements/new.XXXXXX); trap 'rm -f "$$new"' EXIT; \

@@ -122,7 +122,7 @@ def biased(
     params, adapter = load("params.yaml", Params), run / "000" / "adapter"
     if not params.policy.has_adapter or not adapter.is_dir():
         raise UserError(
-            f"--bias needs policy.kind: vllm (or ray) and {adapter}, the run's first adapter; `make train` makes it"
+            f"--bias needs policy.kind: vllm (or ray, server) and {adapter}, the run's first adapter; `make train` makes it"
         )
     player = BiasedPolicy(params.policy, params.evaluate, adapter, env, task_data, data)
     bias = player.choose(read_records(Scenario, run / "scenarios" / "val.parquet"))

@@ -102,8 +102,11 @@ class Params(Section):
         if self.evaluate.shards > (fewest := min(self.scenarios.val, self.scenarios.test)):
             few = f"the scenarios of a split (scenarios.val, scenarios.test: {fewest})"
             raise ValueError(f"evaluate.shards ({self.evaluate.shards}) is more than {few}")
-        if self.evaluate.shards > 1 and not self.policy.has_adapter:
-            raise ValueError(f"evaluate.shards would have no effect with policy.kind: {self.policy.kind}; take it out")
+        for name, count in (("rollout", self.rollout.shards), ("evaluate", self.evaluate.shards)):
+            if count > 1 and self.policy.kind not in ("vllm", "ray"):
+                raise ValueError(
+                    f"{name}.shards would have no effect with policy.kind: {self.policy.kind}; take it out"
+                )
 
 
 class ScenariosParams(Section):
@@ -122,7 +125,7 @@ class Learning(Section):
         if not self.policy.has_adapter:
             raise ValueError(
                 f"policy.kind: {self.policy.kind} can be evaluated only (python -m steps.evaluate, python -m "
-                "steps.analytics.baselines): initialise, rollout, update and register need policy.kind: vllm, or ray"
+                "steps.analytics.baselines): initialise, rollout, update and register need policy.kind: vllm, ray or server"
             )
         return self
 

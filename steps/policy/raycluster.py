@@ -3,30 +3,38 @@
     ray = raycluster.connect(policy.cluster, ["environments"])
     raycluster.places({"GPU": 1})
 
+    python -m steps.policy.raycluster       # as `make ray`: a cluster's head in the foreground, until Ctrl-C
+
 null is a cluster of this process, on this machine, with as many CPUs as the process may use cores; it listens on the
 loopback interface alone and ends with the process. `auto` is the cluster that this machine is part of, ray://host:port any
 other. The project's code is shipped to the nodes, which need the same Python and the same packages, Ray's version included.
 
 A Ray cluster is a trusted zone: whoever reaches its ports can run any code there, and Ray pickles what its processes send
-each other. Ray asks for a token where there is one (`ray get-auth-token --generate`, RAY_AUTH_MODE=token).
+each other. With RAY_AUTH_MODE=token it asks for the token of ~/.ray/auth_token or RAY_AUTH_TOKEN; so do the clusters that
+this module starts. Ray sends the token to an address that is named only where RAY_AUTH_MODE says so here, too.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.progress import say
 from steps.policy.machine import cores
 
 CODE = ("steps", "environments")  # packages that every node gets
+LOOPBACK = "127.0.0.1"
+LATEST = Path("/tmp/ray/ray_current_cluster")  # where `ray start` writes the address
+TOKEN = Path.home() / ".ray" / "auth_token"  # Ray's own place for it
 PATIENCE = 5.0  # seconds in which a cluster's port must answer
 INSTALL = "the package ray is needed for it: install this project's extra `ray` (pip install 'agent-flywheel[ray]')"
 
@@ -93,29 +101,36 @@ def imported(cluster: str | None) -> Any:
     if find_spec("ray") is None:
         raise UserError(f"policy.cluster: {INSTALL}, here and on the cluster's machines")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # an actor without a GPU sees the cards as they are
-    if (
-        cluster is None
-    ):  # read once, at the import: nodes then have the loopback address, and nothing else is listened at
+    if cluster is None or address_of(cluster).startswith(LOOPBACK):
+        # Read once, at the import: nodes then have the loopback address, and nothing else is listened at.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     import ray
 
     return ray
 
 
+def address_of(cluster: str) -> str:
+    """host:port of a cluster; of `auto` what RAY_ADDRESS says, or what `ray start` wrote last on this machine."""
+    address = cluster
+    if cluster == "auto":
+        address = os.environ.get("RAY_ADDRESS", "")
+        if not address and LATEST.exists():
+            address = LATEST.read_text()
+    return address.removeprefix("ray://").strip()
+
+
 def check_port(cluster: str) -> None:
-    """UserError where nothing listens at ray://host:port: Ray itself would try for half a minute."""
-    if not cluster.startswith("ray://"):
+    """UserError where nothing listens at a cluster's address: Ray itself would try for more than a minute."""
+    host, _, port = address_of(cluster).rpartition(":")
+    if not port.isdigit():  # `auto`, and no address is written down: Ray looks for its processes
         return
-    host, _, port = cluster.removeprefix("ray://").rpartition(":")
+    where = cluster if cluster != "auto" else f"auto, which is {address_of(cluster)}"
     try:
         socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
     except OSError as problem:
         raise UserError(
-            f"policy.cluster: nothing answers at {cluster} ({problem.strerror or problem}); 10001 is the usual port of a "
-            "head for ray://, and `make ray` starts a cluster on this machine"
+            f"policy.cluster: nothing answers at {where} ({problem.strerror or problem}). `make ray` starts a cluster on "
+            "this machine; ray:// wants the head's client port, which is 10001 usually"
         ) from None
 
 
@@ -139,6 +154,10 @@ def explained(cluster: str | None, problem: Exception) -> UserError:
         )
     if isinstance(problem, ConnectionError):
         advice = "start one with `make ray`, or take policy.cluster out: null starts one for the run"
+        if "timeout" in lowered:
+            advice = (
+                "look at the head's log; where the cluster wants a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+            )
         return UserError(f"{where}: no Ray cluster is there ({reason}); {advice}")
     return UserError(f"{where}: Ray does not start ({type(problem).__name__}: {reason})")
 
@@ -207,3 +226,51 @@ def folder(name: str) -> Path:
     if spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations)))
     return Path(spec.origin or "")
+
+
+def main() -> NoReturn:
+    """Run the head of a cluster until it is interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="python -m steps.policy.raycluster", description="Run the head of a Ray cluster."
+    )
+    parser.add_argument("--host", default=LOOPBACK, help="this machine's address for other machines; default: none")
+    parser.add_argument("--port", type=int, default=6379, help="where nodes join (default: 6379)")
+    parser.add_argument("--client-port", type=int, default=10001, help="of ray://host:port (default: 10001)")
+    parser.add_argument("--cpus", type=int, default=len(cores()), help="default: the cores of this process")
+    options = parser.parse_args()
+    try:
+        imported(None if options.host == LOOPBACK else "auto")
+    except UserError as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(problem.code)
+    if options.host != LOOPBACK:
+        print("Whoever has the cluster's token and reaches its ports can run any code on its machines.")
+        print(f"Join from another machine: ray start --address {options.host}:{options.port}")
+    print("policy.cluster: auto      # on this machine; where it has several clusters, with the variables")
+    print(f"    RAY_ADDRESS={options.host}:{options.port} RAY_AUTH_MODE=token")
+    print(f"policy.cluster: ray://{options.host}:{options.client_port}      # from anywhere, with RAY_AUTH_MODE=token")
+    print("Ctrl-C stops it.", flush=True)
+    words = ["ray", "start", "--head", "--block", "--disable-usage-stats", "--include-dashboard=false"]
+    words += [f"--node-ip-address={options.host}", f"--port={options.port}", f"--num-cpus={options.cpus}"]
+    words += [f"--ray-client-server-port={options.client_port}", "--log-color=false"]
+    words += ["--min-worker-port=0", "--max-worker-port=0"]  # any free ones: the usual range may hold another's port
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    make_token()
+    os.execv(sys.executable, [sys.executable, "-c", "from ray.scripts.scripts import main; main()", *words[1:]])
+
+
+def has_token() -> bool:
+    """Whether Ray has a token where it looks for one."""
+    return "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ or TOKEN.exists()
+
+
+def make_token() -> None:
+    """A token for those who connect, where the user has none."""
+    if not has_token():
+        TOKEN.parent.mkdir(mode=0o700, exist_ok=True)
+        TOKEN.touch(mode=0o600)
+        TOKEN.write_text(secrets.token_hex(32))
+
+
+if __name__ == "__main__":
+    main()

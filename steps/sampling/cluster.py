@@ -13,6 +13,8 @@ Not here: who plays which shard (steps/sampling/shards.py), and the connection (
 from __future__ import annotations
 
 import json
+import math
+import re
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
@@ -26,7 +28,7 @@ from steps.policy.loading import local, turn_limit
 from steps.policy.machine import before_training
 from steps.policy.parcels import Parcel
 from steps.policy.sameness import facts
-from steps.sampling.engine_actor import EngineActor
+from steps.sampling.engine_actor import THREADS, EngineActor
 from steps.sampling.shards import Lost, Played, Ready, dispatch
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 LOOK = 1.0  # seconds between looks at the cluster's nodes and at the engines' progress
 ROOM = 900.0  # seconds that the first engine may take to start, waiting for others' work included
+NODE_DIED, SILENT = "its node has died", "it does not answer any more"
+DEAD, AVOID = math.inf, 30.0  # seconds for which no engine is started on such a node
 BUSY = 120.0  # seconds after which that is said
 # The engines of this process, by policy; at most one set. Global for the same reason as in steps/sampling/engine.py.
 _fleets: dict[str, Fleet] = {}
@@ -65,6 +69,7 @@ class Fleet:
         raycluster.check_fit(self.needs, f"{setting}: {size}")
         self.facts = None if on_gpu else facts()
         self.members: dict[int, Member] = {}
+        self.avoided: dict[str, float] = {}  # nodes, and time.monotonic() until which no engine is started there
         self.unlike: dict[str, str] = {}  # nodes whose engines would give other bytes, and why
         self.number = 0
         self.looked = 0.0  # time.monotonic() of the latest look at the cluster
@@ -85,7 +90,7 @@ class Fleet:
             self.start_parcels["template"] = self.parcel(Path(policy.chat_template))
         settings = policy.model_copy(update=plain).model_dump(mode="json")
         self.start_request = {"policy": settings, "facts": self.facts}
-        self.actor = self.ray.remote(concurrency_groups={"engine": 1, "watch": 1})(EngineActor)
+        self.actor = self.ray.remote(concurrency_groups=THREADS)(EngineActor)
         self.shards: list[str] = []  # requests of the batch
         self.parcels: dict[str, Any] = {}
         self.total = self.ended = 0  # episodes of the batch, and those of shards that were played
@@ -111,7 +116,7 @@ class Fleet:
         room: dict[str, int] = {}
         for node in raycluster.alive_nodes():
             fits = min(int(node["Resources"].get(name, 0) // amount) for name, amount in self.needs.items())
-            if node["NodeID"] not in self.unlike:
+            if node["NodeID"] not in self.unlike and self.avoided.get(node["NodeID"], 0) <= time.monotonic():
                 room[node["NodeID"]] = fits - on_node[node["NodeID"]]
         while len(self.members) < wanted and room and max(room.values()) > 0:
             roomiest = max(room, key=lambda name: room[name])
@@ -126,7 +131,7 @@ class Fleet:
         options = {"num_cpus": self.needs["CPU"], "scheduling_strategy": place, "max_restarts": 0} | gpus
         handle = self.actor.options(**options).remote()
         request = json.dumps(self.start_request)
-        starting = handle.start.options(concurrency_group="engine").remote(request, self.start_parcels)
+        starting = handle.start.remote(request, self.start_parcels)
         self.number += 1
         self.members[self.number] = Member(node, handle, starting)
 
@@ -155,7 +160,10 @@ class Fleet:
             raise RuntimeError(f"an engine's actor failed: {problem}") from problem
         except self.ray.exceptions.RayError as problem:
             self.drop(name)
-            return Lost(name, reason(problem))
+            why = reason(problem)
+            # Ray takes a node for alive for some seconds more, and engines that are started there would be lost, too.
+            self.avoided[member.node] = time.monotonic() + (DEAD if why == NODE_DIED else AVOID if why == SILENT else 0)
+            return Lost(name, why)
         if answer.get("differs"):
             self.drop(name)
             self._leave_out(member.node, answer["error"])
@@ -224,7 +232,7 @@ class Fleet:
         """Have the engines leave GPUs to the trainer, which may be on the same ones."""
         if "GPU" in self.needs:
             ready = [member.handle for member in self.members.values() if member.is_ready and member.work is None]
-            self.ray.get([handle.sleep.options(concurrency_group="engine").remote() for handle in ready])
+            self.ray.get([handle.sleep.remote() for handle in ready])
 
     # --- A batch of shards
 
@@ -243,7 +251,7 @@ class Fleet:
         """Have an engine play a shard."""
         assert isinstance(engine, int)
         member = self.members[engine]
-        play = member.handle.play.options(concurrency_group="engine")
+        play = member.handle.play
         member.work = play.remote(self.shards[shard], self.parcels)
 
     def _report(self) -> None:
@@ -261,7 +269,7 @@ class Fleet:
                 for line in report["lines"]:
                     say(line)
             if member.watched is None:
-                member.watched = member.handle.report.options(concurrency_group="watch").remote()
+                member.watched = member.handle.report.remote()
         self._show()
 
     def _show(self) -> None:
@@ -287,10 +295,17 @@ class Batch:
 
 
 def reason(problem: Exception) -> str:
-    """Why an actor was lost, in one line of Ray's."""
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    telling = [line for line in lines if "exit" in line.lower() or "memory" in line.lower() or "node" in line.lower()]
-    return " ".join((telling or lines or [type(problem).__name__])[0].split())[:300]
+    """Why an actor was lost, as far as Ray knows it."""
+    text = " ".join(str(problem).split())
+    if "node has died" in text or "node is dead" in text or "node was" in text:
+        return NODE_DIED
+    if "temporarily unavailable" in text:
+        return SILENT
+    kind = re.search(r"Worker exit type: (\w+)", text)
+    detail = re.search(r"Worker exit detail: ([^.]*)", text)
+    if kind is None:
+        return text[:300] or type(problem).__name__
+    return f"its process has died ({kind[1]}{': ' + detail[1] if detail else ''})"
 
 
 def fleet_of(policy: Policy, modules: Iterable[str] = ()) -> Fleet:

@@ -74,9 +74,7 @@ class ClusterSampler:
             member = self._member()
             unsent, self.unsent = self.unsent, []
             try:
-                return self._get(
-                    member.handle.step.options(concurrency_group="engine").remote(json.dumps(unsent), steps)
-                )
+                return self._get(member.handle.step.remote(json.dumps(unsent), steps))
             except self.fleet.ray.exceptions.RayError as problem:
                 assert self.engine is not None
                 self._lose(self.engine, reason(problem))
@@ -91,7 +89,7 @@ class ClusterSampler:
                         self.engine = event.engine  # type: ignore[assignment]  # the fleet's names are integers
                     elif isinstance(event, Lost):
                         self._lose(None, event.reason)
-            sample = self.fleet.members[self.engine].handle.sample.options(concurrency_group="engine")
+            sample = self.fleet.members[self.engine].handle.sample
             try:
                 self._get(sample.remote(self.settings, self.adapter))
             except self.fleet.ray.exceptions.RayError as problem:

@@ -28,7 +28,7 @@ from steps.policy.machine import before_training, own_cores, prepare_determinist
 from steps.sampling import draws_cpu, episodes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from environments.base import Env, Scenario
     from steps.core.params import Evaluate, Policy, Rollout
@@ -60,19 +60,26 @@ class Limits(NamedTuple):
     tag: str | None = None  # structural tag in JSON, as vLLM takes it
     top_logprobs: int | None = None
 
-    def parameters(self) -> dict[str, Any]:
-        """Fields of vLLM's SamplingParams. With a grammar the model's own end of text ends the turn, too: nothing else is
-        allowed once the grammar is complete."""
-        from vllm.sampling_params import StructuredOutputsParams
-
+    def fields(self) -> dict[str, Any]:
+        """Fields of vLLM's SamplingParams in JSON. With a grammar the model's own end of text ends the turn, too: nothing
+        else is allowed once the grammar is complete."""
         fields: dict[str, Any] = {"max_tokens": self.max_tokens}
         if self.stop:
             fields |= {"stop": list(self.stop), "detokenize": True}
         if self.schema is not None or self.tag is not None:
-            grammar = StructuredOutputsParams(json=self.schema, structural_tag=self.tag)
+            grammar = {"json": self.schema, "structural_tag": self.tag}
             fields |= {"structured_outputs": grammar, "ignore_eos": False}
         if self.top_logprobs is not None:
             fields["logprobs"] = self.top_logprobs
+        return fields
+
+    def parameters(self) -> dict[str, Any]:
+        """The fields with vLLM's own classes, for its engine in process."""
+        fields = self.fields()
+        if grammar := fields.get("structured_outputs"):
+            from vllm.sampling_params import StructuredOutputsParams
+
+            fields["structured_outputs"] = StructuredOutputsParams(**grammar)
         return fields
 
 
@@ -291,11 +298,12 @@ def play(
     prefix: str,  # of the trajectories' ids
     seed: int,
     logit_bias: dict[int, float] | None = None,
+    make_sampler: Callable[..., episodes.Sampler] = EngineSampler,
 ) -> list[Trajectory]:
     """The trajectories of all attempts by the policy with this adapter, in the same order."""
     chat, max_tokens = load_chat(policy, env), turn_limit(policy, limits.max_tokens)
     return episodes.play(
-        EngineSampler(policy, adapter, limits.temperature, max_tokens, chat.end, logit_bias),
+        make_sampler(policy, adapter, limits.temperature, max_tokens, chat.end, logit_bias),
         chat,
         env,
         data,

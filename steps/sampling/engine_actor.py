@@ -24,12 +24,13 @@ from steps.policy.sameness import difference, facts
 
 STEPS = 8  # of the engine, at most, before requests that came meanwhile are taken
 Method = Callable[..., dict[str, Any]]
+THREADS = {"engine": 1, "watch": 1}  # Ray's concurrency groups
 # Files whose locks say which cores this process computes on; they stay open for its life.
 _locks: list[Any] = []
 
 
 def answering(method: Method) -> Method:
-    """Return an error in place of raising it."""
+    """Return an error in place of raising it, and have Ray call the method in the engine's thread."""
 
     @wraps(method)
     def answer(*arguments: Any) -> dict[str, Any]:
@@ -39,7 +40,18 @@ def answering(method: Method) -> Method:
             text, code = explain(problem)
             return {"error": text, "code": code}
 
-    return answer
+    return in_thread("engine")(answer)
+
+
+def in_thread(name: str) -> Callable[[Method], Method]:
+    """What `ray.method(concurrency_group=…)` does, without ray, which need not be installed to import this module. Ray's
+    client cannot name the group with a call."""
+
+    def mark(method: Method) -> Method:
+        method.__ray_concurrency_group__ = name  # type: ignore[attr-defined]
+        return method
+
+    return mark
 
 
 class EngineActor:
@@ -134,6 +146,7 @@ class EngineActor:
         engine.get(self.policy).sleep()
         return {}
 
+    @in_thread("watch")
     def report(self) -> dict[str, Any]:
         """How far the shard is, and what is to be said. In a thread of its own."""
         lines, self.lines = self.lines, []

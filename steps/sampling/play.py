@@ -1,9 +1,10 @@
-"""Plays a batch of episodes with the policy, wherever its engines are: in this process, or on a Ray cluster.
+"""Plays a batch of episodes with the policy, wherever its engines are: in this process, on a Ray cluster, or on servers.
 
     play(policy, limits, adapter, env, task_data, data, attempts, prefix, seed) -> trajectories, in the order of the attempts
     sampler(policy, adapter, temperature, max_tokens, stop) -> for episodes that ask by themselves (steps/gateway/play.py)
 
-The batch is cut into `limits.shards` (steps/sampling/shards.py), whose bytes are the same on every one of these ways.
+The batch is cut into `limits.shards` (steps/sampling/shards.py), whose bytes are the same in this process and on a cluster.
+Servers need none: a turn's bytes there are its own (steps/sampling/servers.py).
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ def play(
         from steps.sampling import cluster
 
         return cluster.play(policy, limits, adapter, env, task_data, parts, prefix, seed, logit_bias)
+    if policy.kind == "server":
+        from steps.sampling.server_sampler import ServerSampler
+
+        return engine.play(policy, limits, adapter, env, data, attempts, prefix, seed, logit_bias, ServerSampler)
     played: list[Trajectory] = []
     for shard in parts:
         with part(len(played), len(attempts)):
@@ -52,4 +57,8 @@ def sampler(policy: Policy, adapter: Path, temperature: float, max_tokens: int, 
         from steps.sampling.cluster_sampler import ClusterSampler
 
         return ClusterSampler(policy, adapter, temperature, max_tokens, stop)
+    if policy.kind == "server":
+        from steps.sampling.server_sampler import ServerSampler
+
+        return ServerSampler(policy, adapter, temperature, max_tokens, stop)
     return engine.EngineSampler(policy, adapter, temperature, max_tokens, stop)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Attempt = tuple[Scenario, int]  # (scenario, number of the attempt)
 
-TRIES = 5  # engines that may be lost with the same shard, or in a row without a shard that was played
+TRIES = 5  # engines that may be lost with the same shard, or in a row before one is ready
 
 
 class Ready(NamedTuple):
@@ -70,7 +70,7 @@ def cut(attempts: Sequence[Attempt], count: int) -> list[list[Attempt]]:
 def dispatch(count: int, engines: Engines, tries: int = TRIES) -> list[Any]:
     """The results of `count` shards, in their order. A shard whose engine is lost is played by another, before all others.
 
-    UserError where `tries` engines are lost with one shard, or in a row before any shard was played.
+    UserError where `tries` engines are lost with one shard, or in a row before any was ready.
     """
     waiting, results = deque(range(count)), dict[int, Any]()
     idle = dict[Hashable, None]()  # in the order in which they became ready
@@ -94,7 +94,7 @@ def dispatch(count: int, engines: Engines, tries: int = TRIES) -> list[Any]:
             else:
                 if isinstance(event, Played):
                     results[playing.pop(event.engine)] = event.result
-                    in_a_row = 0
+                in_a_row = 0
                 idle[event.engine] = None
         while idle and waiting:
             engine = next(iter(idle))

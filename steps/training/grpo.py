@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from steps.core.progress import measure, progress, say
 from steps.policy.adapter import adapter_hash
 from steps.policy.machine import before_sampling, deterministic
-from steps.training import memory, packing
+from steps.training import memory, packing, probe
 from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
 from steps.training.loss import RatioMeter, SamplerCheck, TrlLoss, sampler_ratio
 from steps.training.model import adapter_of, load_model
@@ -85,6 +85,8 @@ class Trainer:
         config["target_modules"] = sorted(config["target_modules"])  # PEFT writes a set, whose order changes
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         (folder / "README.md").unlink(missing_ok=True)  # an empty template of a model card
+        if self.policy.kind == "server" and not self.is_sharded:
+            probe.write(folder, self.model, self.policy, self.layers, *self._place)
         return adapter_hash(folder)
 
     def save_checkpoint(self, folder: Path, adapter: str) -> None:

@@ -483,3 +483,32 @@ def test_the_dtype_decides_what_rounding_may_do() -> None:
     assert not Params.model_validate({"policy": policy, "update": off}).update.vllm_importance_sampling_correction
     with pytest.raises(ValueError, match="vllm_importance_sampling_mode would have no effect"):
         Params.model_validate({"update": {"vllm_importance_sampling_mode": "token_mask"}})
+
+
+@pytest.mark.parametrize(
+    ("policy", "problem"),
+    [
+        ({"kind": "server"}, "policy.servers is needed with policy.kind: server"),
+        ({"servers": {}}, "policy.servers would have no effect without policy.kind: server"),
+        (
+            {"kind": "server", "servers": {"urls": ["http://me:word@host:8000"]}},
+            "policy.servers.urls must be http(s)://",
+        ),
+        ({"kind": "server", "servers": {"urls": ["http://host:8000/v1"]}}, "policy.servers.urls must be http(s)://"),
+        ({"kind": "server", "servers": {"key_env": "sk-1234"}}, "key_env must be the name of an environment variable"),
+        ({"kind": "server", "servers": {"adapters": "here"}}, "policy.servers.adapters must be an absolute path"),
+    ],
+)
+def test_servers_that_do_not_go_together(refused: Any, policy: dict[str, Any], problem: str) -> None:
+    sentence = refused({"policy": policy})
+    assert problem in sentence
+    assert "sk-1234" not in sentence
+    assert "word" not in sentence
+
+
+def test_servers_need_no_shards(refused: Any) -> None:
+    policy = {"kind": "server", "servers": {}}
+    assert "rollout.shards would have no effect with policy.kind: server" in refused(
+        {"policy": policy, "rollout": {"shards": 2}}
+    )
+    assert Params.model_validate({"policy": policy}).policy.has_adapter

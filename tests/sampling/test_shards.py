@@ -116,7 +116,9 @@ def test_a_lost_shard_is_played_before_the_others() -> None:
 
 
 def test_an_engine_that_always_dies_ends_the_stage_with_its_reason() -> None:
-    with pytest.raises(UserError, match=rf"{TRIES} engines were lost, the last one because it was killed"):
+    with pytest.raises(
+        UserError, match=rf"{TRIES} engines were lost with shard 0 of 4, the last one because it was killed"
+    ):
         dispatch(4, FakeEngines(1, 1, deaths=10**6))
 
 

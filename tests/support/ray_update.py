@@ -83,7 +83,7 @@ class killing:
             self.thread.join()
 
     def _kill(self, delay: float) -> None:
-        import psutil  # type: ignore[import-untyped]
+        import psutil
 
         while not self.ended.wait(0.1):
             for process in psutil.Process().children(recursive=True):

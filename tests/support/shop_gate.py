@@ -1,12 +1,13 @@
-"""mcp-server-sqlite as a task from nothing to the gate: scenarios, a run scored by RULER, a registered version, a verdict.
+"""mcp-server-sqlite as a task from nothing to the gate: scenarios, two runs scored by RULER, two versions, a verdict.
 
     python -m tests.support.shop_gate --folder /tmp/shop                  # a clone of this repository; minutes
     python -m tests.support.shop_gate --folder /tmp/shop --iterations 8
 
 The server is the package of PyPI as it is (tests/support/shop_database.py). vLLM, DVC, Prefect, MLflow and the gate are
 real. Stand-ins write and solve the scenarios, and the judge is simulated: it prefers the shorter of two attempts. The
-embedded policy was made for another task and calls no tool here, so brevity is what it can learn. Prints one line of JSON;
-exit code 1 where an episode or a judgement is missing, or the gate gave no verdict.
+embedded policy was made for another task and calls no tool here, so brevity is what it can learn. A first run's version is
+the champion; a longer run's is its challenger. Prints one line of JSON; exit code 1 where an episode or a judgement is
+missing, or the gate gave no verdict.
 """
 
 from __future__ import annotations
@@ -116,7 +117,11 @@ def main() -> int:
 
     with Server(answer) as server:
         write_task(folder, command, server.url, options.iterations)
-        call(["-m", "flows.train", "--task", TASK], folder)
+        half = max(options.iterations // 2, 1)
+        call(
+            ["-m", "flows.train", "--task", TASK, "--set", f"train.iterations={half}"], folder
+        )  # the first is champion
+        call(["-m", "flows.train", "--set", f"train.iterations={options.iterations}", "--set", "seed=2"], folder)
         code = call(["-m", "flows.promote"], folder, codes=(0, 3))
     result = verdict(folder)
     print(json.dumps({"promote_exit": code, **result}))

@@ -17,8 +17,10 @@ import pytest
 
 from steps.core.errors import UserError
 from steps.core.params import Policy, Update
+from steps.core.params_policy import Servers
 from steps.core.progress import take_measurements
 from steps.core.records import Row
+from steps.policy import probe
 from steps.policy.adapter import adapter_hash
 from steps.training import grpo, packing
 from steps.training.batches import Example, advantages, micro_batches, split_evenly, split_steps
@@ -579,6 +581,27 @@ def test_stock_peft_gives_the_trainers_logprobs(policy: Policy, tmp_path: Path) 
         theirs = torch.cat([plain_logps(model, row, 1.0) for row in rows])
     assert relative([mine[packed.mask > 0]], [theirs]) < 1e-6
     assert (mine - base).abs().max() > 0.05
+
+
+def test_the_probe_beside_an_adapter_is_what_stock_peft_expects_next(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    ids = random_rows(1, seed=5, longest=40)[0].ids + list(range(20, 40))
+    monkeypatch.setattr("steps.training.probe.load_tokenizer", lambda _: lambda text, **_more: {"input_ids": ids})
+    served = policy.model_copy(update={"kind": "server", "servers": Servers()})
+    trainer = moved(Trainer(served, seed=1))
+    trainer.save_adapter(tmp_path)
+    written, model = probe.read(tmp_path), stock(policy, tmp_path)
+    assert written is not None
+    with torch.no_grad():
+        expected = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0].float(), -1)
+    rows = expected[torch.tensor(probe.places(ids)) - 1]
+    assert probe.distance([dict(enumerate(row.tolist())) for row in rows], written) < 1e-10
+    assert [list(tokens) for tokens in written.tokens] == rows.topk(probe.TOP).indices.tolist()
+    assert (written.ids, written.limit) == (tuple(ids), 1e-3)
+    assert probe.distance([dict(enumerate(row.tolist())) for row in expected[: len(rows)]], written) > 1e-3
 
 
 def test_all_linear_layers_are_adapted_and_the_head_is_not(policy: Policy, tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""Two engines on two Ray nodes of this machine against one, with tools of 50 ms: the row `two_nodes` of benchmarks/fleet.py.
+
+    python -m benchmarks._fleet_two_nodes             # the row
+    python -m benchmarks._fleet_two_nodes --cost      # also fleet_cost.json and fleet_cost.png: seconds and memory by episodes
+
+Each engine has a node with one CPU, and one thread. The task is email_search, whose tools answer 50 ms late beside the
+engine. `--cost` plays batches of 128 to 10,000 episodes by both engines, without the wait: seconds for each episode, and the
+largest memory of the process that asks and of its engines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from benchmarks._common import ROOT
+from environments.email_search import EmailSearch
+
+TOOL_SECONDS = 0.05
+ATTEMPTS, EPISODES_A_SHARD = 8, 16
+SIZES = (128, 512, 2048, 10_000)
+GOAL = 1.8
+
+
+class SlowEmailSearch(EmailSearch):
+    """email_search with tools that answer late."""
+
+    overlap: ClassVar[int] = 8
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        time.sleep(TOOL_SECONDS)
+        return super().call(name, arguments)
+
+
+def seconds(engines: int, episodes: int, env: type[EmailSearch], adapter: Path, runs: int) -> float:
+    """The fewest seconds of a batch on so many engines, after one that is not timed."""
+    from steps.core.params import Policy, Rollout
+    from steps.sampling.play import play
+
+    folder = ROOT / "tasks_data" / "email_search"
+    data = env.load(folder)
+    scenarios = env.scenarios(data, "train", min(128, episodes // ATTEMPTS), 1)
+    attempts = [(scenario, attempt) for scenario in scenarios for attempt in range(-(-episodes // len(scenarios)))]
+    shards = min(len(scenarios), max(2, episodes // EPISODES_A_SHARD))
+    policy = Policy(kind="ray", cluster="auto", threads=1, engines=engines)
+    limits = Rollout(scenarios=len(scenarios), shards=shards)
+    times = []
+    for number in range(runs + 1):
+        began = time.perf_counter()
+        batch = attempts[: shards * 2] if not number else attempts
+        play(policy, limits, adapter, env, folder, data, batch, f"{number}", number)
+        times.append(time.perf_counter() - began)
+    return min(times[1:]) / len(attempts) * episodes
+
+
+def measure(quick: bool, cost: bool = False) -> dict[str, Any]:
+    """The row. `ratio`: episodes per second of two engines / of one."""
+    os.environ["RAY_AUTH_MODE"] = "token"
+    from steps.policy import raycluster
+    from tests.support.fleet_kills import Nodes, fresh_adapter
+
+    raycluster.make_token()
+    episodes, runs = (128, 1) if quick else (256, 3)
+    nodes = Nodes(2)
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            adapter = fresh_adapter(Path(place) / "adapter")
+            raycluster.connect("auto", ["benchmarks"])
+            times = {engines: seconds(engines, episodes, SlowEmailSearch, adapter, runs) for engines in (1, 2)}
+            if cost:
+                costs(nodes, adapter)
+    finally:
+        raycluster.disconnect()
+        nodes.cluster.shutdown()
+    rates = {f"episodes_per_second_{engines}": round(episodes / spent, 2) for engines, spent in times.items()}
+    return {"name": "two_nodes", "ratio": round(times[1] / times[2], 2), "goal": GOAL, "episodes": episodes} | rates
+
+
+def costs(nodes: Any, adapter: Path) -> None:
+    """Write fleet_cost.json and its plot."""
+    rows = []
+    for episodes in SIZES:
+        spent = seconds(2, episodes, EmailSearch, adapter, 1)
+        engines = max((process.memory_info().rss for process in nodes.engines()), default=0)
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        rows.append({
+            "episodes": episodes,
+            "seconds": round(spent, 2),
+            "milliseconds_per_episode": round(1000 * spent / episodes, 2),
+            "stage_gib": round(own / 2**30, 3),
+            "engine_gib": round(engines / 2**30, 3),
+        })  # fmt: skip
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    (ROOT / "benchmarks" / "fleet_cost.json").write_text(json.dumps(rows, indent=1) + "\n")
+    plot(rows, ROOT / "benchmarks" / "fleet_cost.png")
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    sizes = [row["episodes"] for row in rows]
+    figure, (time_axes, memory_axes) = pyplot.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    time_axes.plot(sizes, [row["milliseconds_per_episode"] for row in rows], marker="o")
+    time_axes.set(xscale="log", ylim=(0, None), xlabel="episodes of a batch", ylabel="ms per episode (2 engines)")
+    for name, label in (("stage_gib", "the stage"), ("engine_gib", "an engine")):
+        memory_axes.plot(sizes, [row[name] for row in rows], marker="o", label=label)
+    memory_axes.set(xscale="log", ylim=(0, None), xlabel="episodes of a batch", ylabel="GiB")
+    memory_axes.legend()
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure("--quick" in sys.argv, "--cost" in sys.argv)))
