@@ -42,7 +42,7 @@ def needed(file: Path) -> int:
     more. With train.overlap as many as both where this machine has them."""
     run = params.load(file, params.Params)
     both = sum(shares(run))
-    return both if run.train.overlap and both <= len(visible()) else shares(run)[0]
+    return both if run.train.overlap and run.policy.kind == "vllm" and both <= len(visible()) else shares(run)[0]
 
 
 def shares(run: params.Params) -> tuple[int, int]:

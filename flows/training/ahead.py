@@ -24,6 +24,7 @@ from flows.terminal.report import RUN
 from steps.core.files import write_text
 from steps.core.params import Params, Train
 from steps.core.records import OUTPUTS
+from steps.gateway.__main__ import LISTEN
 from steps.project.chain import iteration_name
 from steps.runner import handover
 from steps.runner.stage import is_warm
@@ -45,12 +46,17 @@ def worker(params: Params, gpus: list[str], cores: list[int]) -> tuple[dict[str,
     where the third is not, and with train.overlap: 0.
 
     The two divide the GPUs, and the cores where there are enough for both; else they share the cores, and threads that wait
-    sleep, because those that spin would keep the other worker's from working."""
+    sleep, because those that spin would keep the other worker's from working. An engine of another policy.kind than vllm
+    needs none of them."""
     if not params.train.overlap:
         return {}, {}, ""
-    others, own = cards.shares(params)
     if not is_warm():
         return {}, {}, "FLYWHEEL_WORKER is off"
+    if os.environ.get(LISTEN, ":0").rpartition(":")[2] != "0":
+        return {}, {}, f"{LISTEN} names one port, and two gateways at once would need two"
+    if params.policy.kind != "vllm":
+        return {handover.LANE: LANE}, {}, ""
+    others, own = cards.shares(params)
     if gpus and len(gpus) < others + own:
         return {}, {}, f"sampling and training at once need {others + own} GPUs, and this run sees {len(gpus)}"
     lane, usual = {handover.LANE: LANE}, dict[str, str]()

@@ -171,6 +171,7 @@ def _train(mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, 
 def _iterations(
     mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, started: float, pipeline: Pipeline
 ) -> dict[str, Any]:
+    """All stages, from the scenarios to the registration."""
     params = mlflow.params
     overlap, iterations = params.train.overlap, params.train.iterations
     chain.write_chain(1, 1, overlap)

@@ -76,8 +76,10 @@ def read_chain(root: Path) -> dict[str, Any]:
 
 def sampled_with(root: Path, number: str) -> str:
     """The iteration whose adapter sampled for this one, by the chain.yaml in `root`; the one before where that names none:
-    in chains from before train.overlap, and of iterations that it does not list."""
+    in chains from before train.overlap, of iterations that it does not list, and where there is no such file."""
     before = iteration_name(int(number) - 1)
+    if not (root / CHAIN).exists():
+        return before
     link = (read_chain(root).get("iterations") or {}).get(number) or {}
     return str(link.get("policy", link.get("prev", before)))
 

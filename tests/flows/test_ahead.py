@@ -215,6 +215,12 @@ def test_the_machine_is_divided_between_the_two_workers(monkeypatch: pytest.Monk
     seen = "CUDA_VISIBLE_DEVICES"
     assert worker(params, ["a", "b"], cores) == (SAMPLING | {seen: "b"}, {seen: "a"}, "")
     assert "need 2 GPUs, and this run sees 1" in worker(params, ["a"], cores)[2]
+    on_ray = params.model_copy(update={"policy": params.policy.model_copy(update={"kind": "ray"})})
+    assert worker(on_ray, ["a"], cores) == (SAMPLING, {}, "")
+    monkeypatch.setenv("FLYWHEEL_GATEWAY_LISTEN", "127.0.0.1:0")
+    assert not worker(params, [], cores)[2]
+    monkeypatch.setenv("FLYWHEEL_GATEWAY_LISTEN", "0.0.0.0:9000")
+    assert "names one port" in worker(params, [], cores)[2]
     monkeypatch.setenv("FLYWHEEL_WORKER", "off")
     assert worker(params, [], cores)[:2] == ({}, {})
 

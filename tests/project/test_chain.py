@@ -38,6 +38,7 @@ def test_chains_from_before_have_no_lag(tmp_path: Path) -> None:
     (tmp_path / "chain.yaml").write_text('iterations: {"001": {prev: "000"}, "002": {prev: "001"}}\n')
     assert [sampled_with(tmp_path, number) for number in ("001", "002", "007")] == ["000", "001", "006"]
     assert policy_lag(tmp_path, "002") == 0
+    assert sampled_with(tmp_path / "elsewhere", "002") == "001"
 
 
 def test_a_policy_that_is_no_iteration_is_refused(tmp_path: Path) -> None:
