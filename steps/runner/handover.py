@@ -306,6 +306,8 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except ProcessLookupError:
         return False
+    except FileNotFoundError:  # it ended just now, or this system has no /proc
+        return not Path("/proc/self").exists()
     except OSError:
         return True
 

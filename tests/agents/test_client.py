@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 from steps.agents import client as clients
 from steps.agents.client import main
+from steps.runner.handover import alive
 from tests.conftest import ROOT, python
 from tests.support.fake_gateway import FakeGateway
 from tests.support.openai_server import Server
@@ -86,7 +86,7 @@ def test_a_killed_client_takes_its_processes_along_and_another_goes_on(tmp_path:
         second = start(gateway, "--name", "second", "--task", ROLLOUTS)
         first.send_signal(signal.SIGKILL)
         deadline = time.monotonic() + 5
-        while any(map(is_alive, running)):
+        while any(map(alive, running)):
             assert time.monotonic() < deadline, "the processes of a killed client go on"
             time.sleep(0.02)
         file.touch()
@@ -100,13 +100,6 @@ def test_a_killed_client_takes_its_processes_along_and_another_goes_on(tmp_path:
     assert [gateway.keys[f"e{place}"][0] for place in range(4)] == [2] * 4
     assert set(gateway.ends) == {"e1", "e2", "e3"}
     assert set(gateway.ends.values()) == {1}
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process is there, and no zombie."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from environments.mcp import SCENARIOS, Data, Mcp
 from steps.core.errors import explain
 from steps.core.records import Trajectory
 from steps.judging.rule import by_rule
+from steps.runner.handover import alive
 from tests.conftest import ROOT
 
 SERVER = str(ROOT / "tests" / "support" / "mcp_server.py")
@@ -73,7 +74,7 @@ def with_settings(folder: Path, **settings: Any) -> Data:
 
 def gone(pid: str) -> bool:
     for _ in range(300):
-        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        if not alive(int(pid)):
             return True
         time.sleep(0.02)
     return False

@@ -246,12 +246,12 @@ def fresh() -> Any:
 
 @pytest.mark.parametrize("name", ["plain", "waiting"])
 def test_a_call_that_takes_too_long_is_an_error_and_the_turn_goes_on(name: str) -> None:
-    slow = SlowTools(tool_timeout=0.05)
+    slow = SlowTools(tool_timeout=1.5)
     played = play(Tools, chat=chat_that_calls("quick", name, "quick"), slow=slow, max_turns=1)
-    took = f'Error: the tool "{name}" took longer than 0.05 seconds, and its answer was not waited for.'
+    took = f'Error: the tool "{name}" took longer than 1.5 seconds, and its answer was not waited for.'
     after = "there"
     if name == "plain":  # it still runs in its thread, and calls of one episode never run at the same time
-        after = 'Error: the tool "quick" took longer than 0.05 seconds, and its answer was not waited for.'
+        after = 'Error: the tool "quick" took longer than 1.5 seconds, and its answer was not waited for.'
     for trajectory in played:
         assert [seen["content"] for seen in trajectory.turns[0].observations] == ["there", took, after]
         assert trajectory.stop_reason == "max_turns"
@@ -264,8 +264,21 @@ def test_an_answer_within_the_limit_is_read_and_async_tools_share_one_loop() -> 
         assert [seen["content"] for seen in trajectory.turns[0].observations] == ["async tools", "late"]
 
 
+def go_on_when(count: int) -> None:
+    """Let the tools answer once so many wait at the same time, and a moment later, in which more could come."""
+
+    def watch() -> None:
+        until = time.monotonic() + 20
+        while ToolTask.at_once < count and time.monotonic() < until:
+            time.sleep(0.005)
+        time.sleep(0.1)
+        ToolTask.going_on.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def test_no_more_episodes_than_workers_answer_at_the_same_time() -> None:
-    threading.Timer(0.1, ToolTask.going_on.set).start()
+    go_on_when(2)
     play(Tools, chat=chat_that_calls("plain"), slow=SlowTools(tool_workers=2))
     assert ToolTask.most_at_once == 2
 
@@ -278,8 +291,13 @@ def test_players_that_are_asked_in_messages_honour_both() -> None:
         [observation] = game.trajectory.turns[0].observations
         assert observation["content"].startswith('Error: the tool "plain" took longer than 0.05 seconds')
     assert set(ToolTask.released) == {scenario.id for scenario in SCENARIOS}
-    threading.Timer(0.1, ToolTask.going_on.set).start()
-    ToolTask.most_at_once = ToolTask.at_once = 0
+    ToolTask.going_on.set()
+    until = time.monotonic() + 20
+    while ToolTask.at_once and time.monotonic() < until:  # those that were left behind end
+        time.sleep(0.005)
+    ToolTask.going_on.clear()
+    ToolTask.most_at_once = 0
+    go_on_when(3)
     players.play(policy, Tools, None, attempts, prefix="x", max_turns=1, slow=SlowTools(tool_workers=3))
     assert ToolTask.most_at_once == 3
 
