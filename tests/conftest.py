@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -214,9 +215,9 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
     return tiny.make_policy(tmp_path_factory.mktemp("base"))
 
 
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[str]:
-    """The address of a real PostgreSQL server with an empty database."""
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[str]:
+    """The address of a real PostgreSQL server's own database, for this process of the tests."""
     import pgserver
 
     folder = tempfile.mkdtemp(prefix="pg")  # short: a socket's path has 107 characters at most
@@ -226,6 +227,22 @@ def postgresql() -> Iterator[str]:
     finally:
         server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def postgresql(postgresql_server: str) -> str:
+    """The address of an empty database on a real PostgreSQL server."""
+    return new_database(postgresql_server)
+
+
+def new_database(server: str) -> str:
+    """The address of a new database on the server."""
+    import psycopg
+
+    name = f"test_{secrets.token_hex(4)}"
+    with psycopg.connect(server, autocommit=True) as link:
+        link.execute(f"CREATE DATABASE {name}")
+    return server.replace("/postgres?", f"/{name}?")
 
 
 @pytest.fixture(scope="session")
@@ -286,6 +303,27 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -
         yield MlflowServer(url, state / "mlartifacts", variables | {"MLFLOW_TRACKING_URI": url})
     finally:
         end(process)
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A real S3 server with an empty bucket `flywheel`: the variables that its clients need."""
+    port = free_port()
+    words = python("moto.server", "--host", "127.0.0.1", "--port", str(port))
+    process = start(words, tmp_path_factory.mktemp("s3"), tmp_path_factory.mktemp("s3") / "log")
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(url, process)
+        urllib.request.urlopen(urllib.request.Request(f"{url}/flywheel", method="PUT")).close()
+        yield s3_variables(url)
+    finally:
+        end(process)
+
+
+def s3_variables(url: str) -> dict[str, str]:
+    """What a client of moto's server needs, which takes any key."""
+    keys = {"AWS_ACCESS_KEY_ID": "AKIAFLYWHEEL", "AWS_SECRET_ACCESS_KEY": "of-the-tests"}
+    return keys | {"AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-east-1", "NO_PROXY": "127.0.0.1,localhost"}
 
 
 @pytest.fixture(scope="session")
