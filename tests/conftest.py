@@ -29,6 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
+STORES = ["sqlite", "postgresql and s3"]  # of MLflow, for the fixture `here`
 SMALL: dict[str, dict[str, float]] = {  # a run of a minute or two
     "scenarios": {"train": 24, "val": 24, "test": 30},
     "rollout": {"scenarios": 6, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
@@ -235,13 +236,13 @@ def postgresql(postgresql_server: str) -> str:
     return new_database(postgresql_server)
 
 
-def new_database(server: str) -> str:
-    """The address of a new database on the server."""
+def new_database(server: str, template: str = "template1") -> str:
+    """The address of a new database on the server, a copy of the template."""
     import psycopg
 
     name = f"test_{secrets.token_hex(4)}"
     with psycopg.connect(server, autocommit=True) as link:
-        link.execute(f"CREATE DATABASE {name}")
+        link.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
     return server.replace("/postgres?", f"/{name}?")
 
 
@@ -255,13 +256,37 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def here(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A project's folder with an empty store, which is the current folder, as it is for every stage."""
+@pytest.fixture(scope="session")
+def postgresql_store(postgresql_server: str) -> str:
+    """The name of a PostgreSQL database with MLflow's tables, to copy: making them takes seconds."""
+    import sqlalchemy
+    from mlflow.store.db import utils
+
+    url = new_database(postgresql_server)
+    engine = sqlalchemy.create_engine(url.replace("postgresql:", "postgresql+psycopg:", 1), poolclass=sqlalchemy.NullPool)
+    utils._initialize_tables(engine)
+    return re.findall(r"/(test_\w+)\?", url)[0]
+
+
+@pytest.fixture(params=["sqlite"])
+def here(
+    request: pytest.FixtureRequest, tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A project's folder with an empty store, which is the current folder, as it is for every stage.
+
+    `pytest.mark.parametrize("here", STORES, indirect=True)`: also with the store in PostgreSQL and artifacts in S3.
+    """
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         monkeypatch.delenv(name)
     (tmp_path / ".flywheel").mkdir()
-    shutil.copy(empty_store, tmp_path / ".flywheel/mlflow.db")
+    if request.param == "sqlite":
+        shutil.copy(empty_store, tmp_path / ".flywheel/mlflow.db")
+    else:
+        server, template = request.getfixturevalue("postgresql_server"), request.getfixturevalue("postgresql_store")
+        variables = {"MLFLOW_TRACKING_URI": new_database(server, template)}
+        variables |= {"MLFLOW_DEFAULT_ARTIFACT_ROOT": f"s3://flywheel/{tmp_path.name}"}
+        for name, value in (variables | request.getfixturevalue("object_store")).items():
+            monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
