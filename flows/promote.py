@@ -21,7 +21,7 @@ from prefect import flow
 
 from flows.deployment.checkout import restored
 from flows.deployment.settings import PromoteSettings
-from flows.promotion.judging import Challenge, challenge, log_verdict, print_end, remember
+from flows.promotion.judging import Challenge, challenge, check_right, log_verdict, print_end, remember
 from flows.terminal.command import prepare, run_command
 from steps.project import store
 from steps.registry import card, verdict_report
@@ -33,6 +33,8 @@ REFUSED = 3  # exit code
 @flow(name="promote", log_prints=False)
 def promote(settings: PromoteSettings) -> Verdict | None:
     """Judge a version (by default the challenger), and promote it past the gate. None where it is champion already."""
+    if not settings.dry_run:
+        check_right()
     with restored():
         judged = challenge(settings)
         if judged is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from prefect import flow
 
 from flows.deployment.settings import RollbackSettings
-from flows.promotion.judging import remember
+from flows.promotion.judging import check_right, remember
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
@@ -44,6 +44,7 @@ def rollback(root: Path, name: str, to: str, why: str, dry_run: bool = False) ->
             f"`python -m flows.promote --version {after}`"
         )
     if not dry_run:
+        check_right()
         with explained(address(root)):
             model.set_champion(after)
             model.client.set_model_version_tag(name, before, "rolled_back", f"to version {after}: {why}")

@@ -4,6 +4,7 @@
     python -m flows.ui --prefect-port 4300 --mlflow-port 5300 --view-port 8700
     python -m flows.ui --runs 2            # two at a time: on a machine with two GPUs, one for each, or on CPUs
     python -m flows.ui --only mlflow       # `make mlflow`; `--only prefect` is `make prefect`
+    python -m flows.ui --only mlflow --host 10.0.0.5      # for a team's machines, in a network that you trust (docs/team.md)
 
 Prefect and MLflow ask for keys, which are made once and kept in .flywheel/prefect.key and .flywheel/mlflow.key. All state is
 in .flywheel/, which its owner alone can open. `. .flywheel/ui.env` sets the variables that another shell needs to use the
@@ -13,6 +14,7 @@ services; after `--only mlflow` it is .flywheel/mlflow.env.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import shlex
 import socket
@@ -20,7 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from flows.deployment import cards, mlflow_server
+from flows.deployment import cards, databases, mlflow_server
 from flows.deployment.keys import key, write_private
 from flows.deployment.services import MASK, Services, plain, private
 from flows.deployment.workspace import POOL
@@ -31,6 +33,7 @@ from steps.core.progress import say
 from steps.core.terminal import served
 from steps.runner import handover
 
+LOOPBACK = mlflow_server.LOOPBACK
 KEY = Path(".flywheel/prefect.key")
 PORTS = {"prefect": 4200, "mlflow": 5000, "view": 8600}
 # What a shell needs to use a service: the variables of .flywheel/ui.env.
@@ -40,10 +43,10 @@ SHELL = {
 }
 
 
-def environment(root: Path, prefect_port: int, mlflow_port: int) -> dict[str, str]:
+def environment(root: Path, prefect_port: int, mlflow_port: int, host: str = LOOPBACK) -> dict[str, str]:
     """The variables of the worker and of everything that it runs. The servers get a part of them."""
     home = root / ".flywheel" / "prefect"
-    auth, page = key(root / KEY), f"http://127.0.0.1:{prefect_port}"
+    auth, page = key(root / KEY), f"http://{host}:{prefect_port}"
     return (
         os.environ
         | dotenv.values(root)
@@ -59,7 +62,7 @@ def environment(root: Path, prefect_port: int, mlflow_port: int) -> dict[str, st
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_CLI_PROMPT": "false",
             "FLYWHEEL_ROOT": str(root),  # where prefect.yaml's pull steps find the project
-            "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{mlflow_port}",
+            "MLFLOW_TRACKING_URI": f"http://{host}:{mlflow_port}",
             "MLFLOW_TRACKING_USERNAME": mlflow_server.USER,
             "MLFLOW_TRACKING_PASSWORD": key(root / mlflow_server.KEY, user=""),
             "DO_NOT_TRACK": "1",
@@ -75,30 +78,37 @@ def write_variables(path: Path, variables: dict[str, str], names: list[str]) -> 
     write_private(path, "".join(lines))
 
 
-def check_ports(ports: dict[str, int]) -> None:
+def check_ports(ports: dict[str, int], host: str = LOOPBACK) -> None:
     """UserError where one of them is in use."""
     for name, port in ports.items():
         try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
+            socket.create_server((host, port)).close()
+        except OSError as problem:
+            if problem.errno in (errno.EADDRNOTAVAIL, None) or isinstance(problem, socket.gaierror):
+                raise UserError(f"--host {host} is no address of this machine") from None
             other = f"--{name}-port {port + 1} (with make: {name.upper()}_PORT={port + 1})"
             raise UserError(
-                f"port {port} on 127.0.0.1 is in use: stop what listens there, or choose another, as {other}"
+                f"port {port} on {host} is in use: stop what listens there, or choose another, as {other}"
             ) from None
 
 
-def start_prefect(services: Services, port: int) -> None:
-    """Prefect's server. Its notifications may need a proxy."""
+def start_prefect(services: Services, port: int, host: str = LOOPBACK) -> None:
+    """Prefect's server, on SQLite or PostgreSQL. Its notifications may need a proxy."""
     variables = plain(services.environment, "PREFECT_", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
-    words = ("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port))
+    if database := databases.address("Prefect", services.environment):
+        variables[databases.SERVICES["Prefect"].variable] = database
+    words = ("prefect", "server", "start", "--host", host, "--port", str(port))
     services.start("prefect", *words, environment=variables)
 
 
-def start_mlflow(services: Services, port: int) -> None:
-    """MLflow's server, which reads its key from the file, and needs none of what logs a client in."""
-    settings = plain(services.environment, "MLFLOW_").items()
+def start_mlflow(services: Services, port: int, host: str = LOOPBACK) -> None:
+    """MLflow's server, which reads its key from the file, and needs none of what logs a client in. It has the object store's
+    key only where artifacts are there, to show them."""
+    is_s3 = services.environment.get("MLFLOW_DEFAULT_ARTIFACT_ROOT", "").startswith("s3:")
+    settings = plain(services.environment, "MLFLOW_", *["AWS_"] * is_s3).items()
     variables = {name: value for name, value in settings if not name.startswith("MLFLOW_TRACKING_")}
-    services.start("mlflow", "flows.deployment.mlflow_server", "--port", str(port), environment=variables)
+    words = ("flows.deployment.mlflow_server", "--port", str(port), "--host", host)
+    services.start("mlflow", *words, environment=variables)
 
 
 def start_worker(services: Services, runs: int) -> None:
@@ -120,25 +130,25 @@ def own_temporary_folder() -> dict[str, str]:
     return {"TMPDIR": os.fspath(handover.socket_folder())}
 
 
-def serve(root: Path, ports: dict[str, int], only: str | None = None, runs: int = 1) -> None:
+def serve(root: Path, ports: dict[str, int], only: str | None = None, runs: int = 1, host: str = LOOPBACK) -> None:
     """Start all services (or `only` one), print their addresses, and stay until Ctrl-C or until one of them ends."""
     os.umask(MASK)
     dotenv.load(root)
     without_proxy()
     chosen = {name: port for name, port in ports.items() if only in (None, name)}
-    check_ports(chosen)
+    check_ports(chosen, host)
     if only is None:
         cards.check(root, runs)
     state = private(root / ".flywheel")
     private(state / "prefect")
-    variables = environment(root, ports["prefect"], ports["mlflow"])
-    pages = {name: f"http://127.0.0.1:{port}" for name, port in chosen.items()}
+    variables = environment(root, ports["prefect"], ports["mlflow"], host)
+    pages = {name: f"http://{host}:{port}" for name, port in chosen.items()}
     with Services(state, variables) as services:
         say(f"starting {' and '.join(title for title in ('MLflow', 'Prefect') if title.lower() in chosen)} …")
         if "mlflow" in chosen:
-            start_mlflow(services, ports["mlflow"])
+            start_mlflow(services, ports["mlflow"], host)
         if "prefect" in chosen:
-            start_prefect(services, ports["prefect"])
+            start_prefect(services, ports["prefect"], host)
         if "view" in chosen:
             services.start("view", "viewer", "--port", str(ports["view"]), environment=plain(variables))
         if "prefect" in chosen:
@@ -167,13 +177,18 @@ def main(words: list[str] | None = None) -> int:
         parser.add_argument(f"--{service}-port", type=int, default=port, help=f"(default: {port})")
     parser.add_argument("--only", choices=[*SHELL], help="start this server alone")
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    parser.add_argument("--host", default=LOOPBACK, help="with --only: the address of this machine to listen at")
     options = parser.parse_args(words)
+    if options.host != LOOPBACK and options.only is None:
+        parser.error(
+            "--host needs --only mlflow or --only prefect: the worker and the viewer are for this machine alone"
+        )
     if options.runs < 1:
         parser.error(f"--runs {options.runs}: at least one run must be able to train")
 
     stop_once()
     ports = {name: getattr(options, f"{name}_port") for name in PORTS}
-    return served(lambda: serve(Path.cwd(), ports, options.only, options.runs))
+    return served(lambda: serve(Path.cwd(), ports, options.only, options.runs, options.host))
 
 
 if __name__ == "__main__":

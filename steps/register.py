@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
 from steps.core.progress import say
+from steps.project import store
 from steps.registry.publish import publish, read_test
 from steps.runner.stage import Input, Output, main
 
@@ -47,7 +48,7 @@ def register(
         )
     better, reason = compare(trained, base)
     if better:
-        version = publish(Path.cwd(), adapter, evaluation, base_evaluation, params)
+        version = store.patiently(lambda: publish(Path.cwd(), adapter, evaluation, base_evaluation, params))
         say(f"registered: {params.model} version {version}, because {reason}")
     else:
         say(f"not registered: {reason}")

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -28,6 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
+STORES = ["sqlite", "postgresql and s3"]  # of MLflow, for the fixture `here`
 SMALL: dict[str, dict[str, float]] = {  # a run of a minute or two
     "scenarios": {"train": 24, "val": 24, "test": 30},
     "rollout": {"scenarios": 6, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
@@ -214,9 +216,9 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
     return tiny.make_policy(tmp_path_factory.mktemp("base"))
 
 
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[str]:
-    """The address of a real PostgreSQL server with an empty database."""
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[str]:
+    """The address of a real PostgreSQL server's own database, for this process of the tests."""
     import pgserver
 
     folder = tempfile.mkdtemp(prefix="pg")  # short: a socket's path has 107 characters at most
@@ -226,6 +228,22 @@ def postgresql() -> Iterator[str]:
     finally:
         server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def postgresql(postgresql_server: str) -> str:
+    """The address of an empty database on a real PostgreSQL server."""
+    return new_database(postgresql_server)
+
+
+def new_database(server: str, template: str = "template1") -> str:
+    """The address of a new database on the server, a copy of the template."""
+    import psycopg
+
+    name = f"test_{secrets.token_hex(4)}"
+    with psycopg.connect(server, autocommit=True) as link:
+        link.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    return server.replace("/postgres?", f"/{name}?")
 
 
 @pytest.fixture(scope="session")
@@ -238,13 +256,39 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def here(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A project's folder with an empty store, which is the current folder, as it is for every stage."""
+@pytest.fixture(scope="session")
+def postgresql_store(postgresql_server: str) -> str:
+    """The name of a PostgreSQL database with MLflow's tables, to copy: making them takes seconds."""
+    import sqlalchemy
+    from mlflow.store.db import utils
+
+    url = new_database(postgresql_server)
+    engine = sqlalchemy.create_engine(
+        url.replace("postgresql:", "postgresql+psycopg:", 1), poolclass=sqlalchemy.NullPool
+    )
+    utils._initialize_tables(engine)
+    return re.findall(r"/(test_\w+)\?", url)[0]
+
+
+@pytest.fixture(params=["sqlite"])
+def here(
+    request: pytest.FixtureRequest, tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A project's folder with an empty store, which is the current folder, as it is for every stage.
+
+    `pytest.mark.parametrize("here", STORES, indirect=True)`: also with the store in PostgreSQL and artifacts in S3.
+    """
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         monkeypatch.delenv(name)
     (tmp_path / ".flywheel").mkdir()
-    shutil.copy(empty_store, tmp_path / ".flywheel/mlflow.db")
+    if request.param == "sqlite":
+        shutil.copy(empty_store, tmp_path / ".flywheel/mlflow.db")
+    else:
+        server, template = request.getfixturevalue("postgresql_server"), request.getfixturevalue("postgresql_store")
+        variables = {"MLFLOW_TRACKING_URI": new_database(server, template)}
+        variables |= {"MLFLOW_DEFAULT_ARTIFACT_ROOT": f"s3://flywheel/{tmp_path.name}"}
+        for name, value in (variables | request.getfixturevalue("object_store")).items():
+            monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
@@ -286,6 +330,27 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -
         yield MlflowServer(url, state / "mlartifacts", variables | {"MLFLOW_TRACKING_URI": url})
     finally:
         end(process)
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A real S3 server with an empty bucket `flywheel`: the variables that its clients need."""
+    port = free_port()
+    words = python("moto.server", "--host", "127.0.0.1", "--port", str(port))
+    process = start(words, tmp_path_factory.mktemp("s3"), tmp_path_factory.mktemp("s3") / "log")
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(url, process)
+        urllib.request.urlopen(urllib.request.Request(f"{url}/flywheel", method="PUT")).close()
+        yield s3_variables(url)
+    finally:
+        end(process)
+
+
+def s3_variables(url: str) -> dict[str, str]:
+    """What a client of moto's server needs, which takes any key."""
+    keys = {"AWS_ACCESS_KEY_ID": "AKIAFLYWHEEL", "AWS_SECRET_ACCESS_KEY": "of-the-tests"}
+    return keys | {"AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-east-1", "NO_PROXY": "127.0.0.1,localhost"}
 
 
 @pytest.fixture(scope="session")

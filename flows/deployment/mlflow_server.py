@@ -1,11 +1,16 @@
 """MLflow's server over the project's own store: pages and API for those who have the key, without MLflow's assistant.
 
-    python -m flows.deployment.mlflow_server --port 5000     # `make mlflow` and `make ui` start it
+    python -m flows.deployment.mlflow_server --port 5000                  # `make mlflow` and `make ui` start it
+    python -m flows.deployment.mlflow_server --host 10.0.0.5              # for a team's machines
 
 By itself MLflow asks nobody for a key, and its assistant runs commands on this machine for whoever can reach the port. Here
 each request must bring the key of .flywheel/mlflow.key, as the password of HTTP's basic authentication with any user name,
-and the assistant's routes are refused to everybody. MLflow's own basic-auth needs a further package and keeps the assistant.
-Artifacts are not uploaded through the server: runs on this machine write them to .flywheel/mlartifacts.
+or the name and key of a person (flows/deployment/people.py), of whom only promoters may move `champion` or delete models.
+The assistant's routes are refused to everybody. MLflow's own basic-auth needs a further package and keeps the assistant.
+
+The store is .flywheel/mlflow.db, or the PostgreSQL database of MLFLOW_BACKEND_STORE_URI. Artifacts are not uploaded through
+the server: runs on this machine write them to .flywheel/mlartifacts, and with MLFLOW_DEFAULT_ARTIFACT_ROOT=s3://bucket/path
+every run writes them there, with keys of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from __future__ import annotations
 import argparse
 import base64
 import binascii
+import json
 import os
 import re
 import secrets
@@ -20,17 +26,30 @@ import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
+from flows.deployment import databases, people
 from flows.deployment.keys import key
 from flows.deployment.services import MASK, private
+from steps.core.errors import UserError
 from steps.core.terminal import served
 from steps.project import store
 
 KEY = Path(".flywheel/mlflow.key")
+LOOPBACK = "127.0.0.1"
 USER = "flywheel"  # what a client may give as the user name, which must not be empty
 ASSISTANT = re.compile(r"/mlflow/assistant(/|$)")
+# What changes which version is served. An alias is looked at, because each run may set `challenger`.
+ALIAS = re.compile(r"/registered-models/+alias/?$")
+PROMOTERS = re.compile(r"/(registered-models/+(delete|rename)|model-versions/+(delete|transition-stage))/?$")
+GUARDED = ("champion", "previous")
+LONGEST = 65_536  # bytes of a request that names an alias
 ASK = f"MLflow asks for a key. User name: {USER}; password: the text in {KEY}."
 ASK += " For commands, `. .flywheel/ui.env` sets both (after `make mlflow`: `. .flywheel/mlflow.env`)."
+NOT_PROMOTER = (
+    "Only promoters may move the alias champion, rename or delete here: ask whoever runs the server for "
+    "`python -m flows.deployment.people add NAME --promoter`."
+)
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -38,15 +57,20 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Guard:
-    """An ASGI application around another one, which gets only the requests that bring the key and may be answered."""
+    """An ASGI application around another one, which gets only the requests that bring a key and may be answered."""
 
-    def __init__(self, application: Application, password: str) -> None:
-        self.application, self.password = application, password.encode()
+    def __init__(self, application: Application, password: str, root: Path | None = None) -> None:
+        self.application, self.password, self.root = application, password.encode(), root
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # the server is started without websockets
         refusal = self.refusal(scope)
+        if refusal is None and ALIAS.search(scope["path"]) and not self.is_promoter(scope):
+            body = await whole(receive)
+            receive = replayed(body)
+            if not is_of_other_alias(body, scope):
+                refusal = 403, NOT_PROMOTER
         if refusal is None:
             await self.application(scope, receive, send)
             return
@@ -62,63 +86,128 @@ class Guard:
         if scope["path"] == "/health":  # says no more than that the server runs
             return None
         headers = {name.lower(): value for name, value in scope["headers"]}
-        if not self.opened_by(headers.get(b"authorization", b"")):
+        user, password = credentials(headers.get(b"authorization", b""))
+        if not (self.opened_by(password) or self.person(user, password)):
             return 401, ASK
         origin = headers.get(b"origin")  # a browser sends it with what another page asks for
         if origin is not None and origin.partition(b"://")[2] != headers.get(b"host"):
             return 403, "Pages of other sites are not answered."
         if ASSISTANT.search(scope["path"]):
             return 403, "MLflow's assistant is switched off here, because it runs commands on this machine."
+        if PROMOTERS.search(scope["path"]) and not self.is_promoter(scope):
+            return 403, NOT_PROMOTER
         return None
 
-    def opened_by(self, authorization: bytes) -> bool:
-        """Whether this header holds the key."""
-        scheme, _, encoded = authorization.partition(b" ")
-        try:
-            _, _, password = base64.b64decode(encoded, validate=True).partition(b":")
-        except binascii.Error:
-            return False
-        return scheme.lower() == b"basic" and secrets.compare_digest(password, self.password)
+    def opened_by(self, password: bytes) -> bool:
+        """Whether this is the key that opens everything."""
+        return secrets.compare_digest(password, self.password)
+
+    def person(self, user: str, password: bytes) -> people.Person | None:
+        """The person of this name, if the key is theirs."""
+        person = people.read(self.root).get(user) if self.root else None  # read each time: a key may be taken back
+        return person if person and people.is_key_of(person, password) else None
+
+    def is_promoter(self, scope: Scope) -> bool:
+        """Whether the request may move the alias of the served version; it has been let in before."""
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        user, password = credentials(headers.get(b"authorization", b""))
+        person = self.person(user, password)
+        return self.opened_by(password) or bool(person and person.is_promoter)
 
 
-def settings(state: Path) -> dict[str, str]:
-    """MLflow's settings, as its own command passes them to the server."""
+def credentials(authorization: bytes) -> tuple[str, bytes]:
+    """(user name, password) of a header of basic authentication; both empty where it is none."""
+    scheme, _, encoded = authorization.partition(b" ")
+    try:
+        user, colon, password = base64.b64decode(encoded, validate=True).partition(b":")
+    except binascii.Error:
+        return "", b""
+    return (user.decode(errors="replace"), password) if colon and scheme.lower() == b"basic" else ("", b"")
+
+
+async def whole(receive: Receive) -> bytes:
+    """The body of a request, or as much of it as is more than LONGEST."""
+    body = b""
+    while len(body) <= LONGEST:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            break
+    return body
+
+
+def replayed(body: bytes) -> Receive:
+    """Gives the application a body that was read before."""
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
+
+
+def is_of_other_alias(body: bytes, scope: Scope) -> bool:
+    """Whether a request sets or deletes an alias that does not say which version is served."""
+    if len(body) > LONGEST:
+        return False
+    names = parse_qs(scope.get("query_string", b"").decode(errors="replace")).get("alias", [])
+    try:
+        asked = json.loads(body) if body else {}
+        names += [str(asked["alias"])] if "alias" in asked else []
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return bool(names) and not any(name.casefold() in GUARDED for name in names)
+
+
+def settings(state: Path, host: str = LOOPBACK) -> dict[str, str]:
+    """MLflow's settings, as its own command passes them to the server. UserError where they contradict each other."""
+    root = os.environ.get("MLFLOW_DEFAULT_ARTIFACT_ROOT") or (state / "mlartifacts").as_uri()
+    if host != LOOPBACK and root.startswith("file:"):
+        raise UserError(
+            f"runs on other machines than {host} cannot write artifacts to {root}: set MLFLOW_DEFAULT_ARTIFACT_ROOT to a "
+            "place that they reach, such as s3://bucket/mlflow (docs/team.md)"
+        )
+    names = ["127.0.0.1:*", "localhost:*"]  # MLflow's default allows each name that begins with 10.
+    names += [f"{host}:*"] * (host != LOOPBACK) + [os.environ.get("MLFLOW_SERVER_ALLOWED_HOSTS", "")]
     return {
-        "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{state}/mlflow.db",
-        "_MLFLOW_SERVER_ARTIFACT_ROOT": (state / "mlartifacts").as_uri(),
+        "_MLFLOW_SERVER_FILE_STORE": databases.address("MLflow", os.environ) or f"sqlite:///{state}/mlflow.db",
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": root,
         "_MLFLOW_IN_JOB_EXECUTOR": "false",
         "_MLFLOW_SGI_NAME": "uvicorn",
-        "MLFLOW_SERVER_ALLOWED_HOSTS": "127.0.0.1:*,localhost:*",  # its default allows each name that begins with 10.
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(filter(None, names)),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }
 
 
-def serve(root: Path, port: int) -> None:
+def serve(root: Path, port: int, host: str = LOOPBACK) -> None:
     """Serve until Ctrl-C."""
     os.umask(MASK)
     state = private(root / ".flywheel")
     private(state / "mlartifacts")
-    if not (state / "mlflow.db").exists():
+    os.environ.update(settings(state, host))  # MLflow reads some of them when it is imported
+    uri = os.environ["_MLFLOW_SERVER_FILE_STORE"]
+    if uri.startswith("sqlite:") and not (state / "mlflow.db").exists():
         store.make_store(state / "mlflow.db")
-    os.environ.update(settings(state))  # MLflow reads some of them when it is imported
+    people.read(root)  # a damaged file is refused now
     import uvicorn
     from mlflow.server import handlers
     from mlflow.server.fastapi_app import app
 
-    uri = os.environ["_MLFLOW_SERVER_FILE_STORE"]
     handlers.initialize_backend_stores(uri, uri, os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"])
-    guarded = Guard(app, key(root / KEY, user=""))
+    guarded = Guard(app, key(root / KEY, user=""), root)
     options: dict[str, Any] = {"lifespan": "off", "ws": "none", "proxy_headers": False, "server_header": False}
-    uvicorn.run(guarded, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=5, **options)
+    uvicorn.run(guarded, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5, **options)
 
 
 def main(words: list[str] | None = None) -> int:
     about = (__doc__ or "").split("\n\n")[0]
     parser = argparse.ArgumentParser(prog="python -m flows.deployment.mlflow_server", description=about)
-    parser.add_argument("--port", type=int, default=5000, help="on 127.0.0.1 (default: 5000)")
+    parser.add_argument("--port", type=int, default=5000, help="(default: 5000)")
+    parser.add_argument(
+        "--host", default=LOOPBACK, help=f"the address of this machine to listen at (default: {LOOPBACK})"
+    )
     options = parser.parse_args(words)
-    return served(lambda: serve(Path.cwd(), options.port))
+    return served(lambda: serve(Path.cwd(), options.port, options.host))
 
 
 if __name__ == "__main__":

@@ -313,6 +313,20 @@ def print_end(judged: Challenge, dry_run: bool) -> None:
     print(f"Written: {judged.folder}/verdict.md, .json and .png{nothing}", flush=True)
 
 
+def check_right() -> None:
+    """UserError where the ledger lets this person record no decisions. One that is away refuses nobody: a rollback must
+    work then, too."""
+    from steps.project.ledger import Ledger
+    from steps.registry import decisions
+
+    try:
+        ledger = Ledger(patience=5)
+    except UserError:
+        return  # `remember` says why
+    with ledger:
+        decisions.check_right(ledger)
+
+
 def remember(model: RegisteredModel, event: str, version: str, why: str, folder: Path | None = None) -> None:
     """Write a decision (promotion, refusal, rollback) about a version to the ledger, with the verdict in `folder`.
 

@@ -142,7 +142,8 @@ def show_decisions(verdicts: list[dict[str, Any]], decisions: list[Decision], ou
     for decision in decisions:
         before = f", champion before: {decision.champion}" if decision.champion else ""
         event = f"{decision.event} of {decision.model} {decision.version}"
-        output.print(f"{decision.created} {event}{before}: {decision.why}")
+        by = f" by {decision.decided_by}" if decision.decided_by else ""
+        output.print(f"{decision.created} {event}{by}{before}: {decision.why}")
 
 
 def _places(runs: list[dict[str, Any]]) -> str:

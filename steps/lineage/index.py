@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.schema import DropTable
 
 from steps.lineage.reader import Reader, add_evidence
-from steps.lineage.tables import BY_CHILD, EDGES, NODES, Rows, changing, runs, write
-from steps.project.ledger import Ledger, create
+from steps.lineage.tables import EDGES, NODES, Rows, runs, write
+from steps.project.ledger import Ledger
 from steps.registry import decisions
 
 
@@ -26,25 +25,31 @@ class Indexed(NamedTuple):
 
 def index(root: Path, ledger: Ledger, iterations: Sequence[str] | None = None) -> Indexed:
     """Add what a project's folder holds, in one transaction. `iterations`: only these, as a flow does after each."""
-    with changing(ledger) as connection:
+
+    def add(connection: sa.Connection) -> Indexed:
         reader = Reader(root.resolve(), runs(connection))
         return _add(connection, reader.parts(iterations), reader.left_out)
+
+    return ledger.change(add)
 
 
 def add_verdict(root: Path, ledger: Ledger, path: str) -> Indexed:
     """Add the verdict in a folder of run/promote, as the flow does that gave it."""
-    with changing(ledger) as connection:
+
+    def add(connection: sa.Connection) -> Indexed:
         reader = Reader(root.resolve(), runs(connection))
         return _add(connection, [reader.verdict(path)], reader.left_out)
+
+    return ledger.change(add)
 
 
 def rebuild(roots: Sequence[Path], ledger: Ledger) -> tuple[Indexed, dict[str, dict[str, Any]]]:
     """Build the index anew from these folders alone, in one transaction; returns the runs that it lost as well."""
-    with changing(ledger) as connection:
+
+    def replace(connection: sa.Connection) -> tuple[Indexed, dict[str, dict[str, Any]]]:
         before = runs(connection)
         for table in (EDGES, NODES):
-            connection.execute(DropTable(table))
-        create(connection, NODES, EDGES, BY_CHILD)
+            connection.execute(table.delete())
         decided = Rows()
         for evidence in decisions.evidence(connection):  # their folders may be gone
             add_evidence(decided, evidence)
@@ -52,9 +57,11 @@ def rebuild(roots: Sequence[Path], ledger: Ledger) -> tuple[Indexed, dict[str, d
         parts = chain(*(reader.parts(None) for reader in readers), [decided])
         indexed = _add(connection, parts, [])
         after = runs(connection)
-    for root, reader in zip(roots, readers, strict=True):
-        indexed.left_out.extend(f"{root}: {text}" if len(roots) > 1 else text for text in reader.left_out)
-    return indexed, {key: data for key, data in before.items() if key not in after}
+        for root, reader in zip(roots, readers, strict=True):
+            indexed.left_out.extend(f"{root}: {text}" if len(roots) > 1 else text for text in reader.left_out)
+        return indexed, {key: data for key, data in before.items() if key not in after}
+
+    return ledger.change(replace)
 
 
 def _add(connection: sa.Connection, parts: Iterable[Rows], left_out: list[str]) -> Indexed:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from steps.core.errors import UserError
-from steps.project.ledger import Ledger, create
+from steps.project.ledger import Ledger
 
 META = sa.MetaData()
 NODES = sa.Table(
@@ -31,7 +31,7 @@ EDGES = sa.Table(
     sa.Column("child_id", sa.String, primary_key=True),
     sa.Column("data", sa.JSON, nullable=False),
 )
-BY_CHILD = sa.Index("edges_by_child", EDGES.c.child_kind, EDGES.c.child_id)
+sa.Index("edges_by_child", EDGES.c.child_kind, EDGES.c.child_id)
 
 KINDS = """scenario trajectory batch judge reply judgement rewards adapter run
     evaluation metrics receipt verdict""".split()
@@ -98,17 +98,9 @@ def _insert(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any
 
 
 @contextmanager
-def changing(ledger: Ledger) -> Iterator[sa.Connection]:
-    """A transaction in which the two tables exist."""
-    with ledger.writing() as connection:
-        create(connection, NODES, EDGES, BY_CHILD)
-        yield connection
-
-
-@contextmanager
 def reading(ledger: Ledger) -> Iterator[sa.Connection]:
     """A connection for reading; UserError where nothing was ever indexed."""
     with ledger.reading() as connection:
-        if not all(sa.inspect(connection).has_table(table.name) for table in (NODES, EDGES)):
+        if connection.execute(sa.select(NODES.c.id).limit(1)).first() is None:
             raise UserError("the ledger has no lineage yet: `python -m steps.lineage index` adds what run/ holds")
         yield connection

@@ -2,7 +2,8 @@
 
 It is `.flywheel/ledger.db` (SQLite) by default. FLYWHEEL_LEDGER_URL names another by SQLAlchemy's syntax; for a team this is
 `postgresql://user:password@host/flywheel` (with psycopg 3). Several processes may use a ledger at the same time. A database
-that is locked, or that is being started again, is waited for.
+that is locked, away, or being started again, is waited for. One whose tables are of an older schema is brought to `SCHEMA`
+when it is opened (steps/project/migrations); one query tells.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
@@ -17,15 +19,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, ProgrammingError, SQLAlchemyError
 
 from steps.core.errors import UserError
 from steps.core.progress import say
+from steps.project import migrations
 
 T = TypeVar("T")
 DEFAULT = "sqlite:///.flywheel/ledger.db"
-PATIENCE = 30.0  # seconds to wait for another process's lock, or for a server that is away
+SCHEMA = "1.1"  # major.minor: the newest revision in steps/project/migrations
+PATIENCE = 90.0  # seconds to wait for another process's lock, or for a server that is away
 QUIET = 2.0  # of those, the seconds that pass without a message
 # What databases say when the same may succeed a little later. The last one is of a server's socket in a folder.
 PASSING = (
@@ -39,11 +42,13 @@ PASSING = (
         "no such file or directory",
     ),
     *("closed the connection", "terminating connection", "connection is lost", "connection is closed"),
+    *("connection timed out", "connection reset", "no route to host", "network is unreachable", "lock timeout"),
 )
 # A PostgreSQL server that vanishes without a word is noticed within half a minute.
 POSTGRESQL = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 POSTGRESQL |= {"tcp_user_timeout": 20_000}
-LOCK = 0x_F1E1_4EE1  # the PostgreSQL advisory lock for creating tables: an arbitrary number
+LOCK = 0x_F1E1_4EE1  # the PostgreSQL advisory lock for an upgrade: an arbitrary number
+LOCKED_SECONDS = 5  # for which an upgrade waits for one table, because everybody else then waits behind it
 
 REPLIES = sa.Table(
     "replies",
@@ -59,6 +64,8 @@ REPLIES = sa.Table(
     sa.Column("retries", sa.Integer, nullable=False),
     sa.Column("created", sa.DateTime(timezone=True), nullable=False),
 )
+
+VERSION = sa.text(f"SELECT version_num FROM {migrations.VERSIONS}")
 
 
 class Ledger:
@@ -89,7 +96,7 @@ class Ledger:
             ) from None
         except (SQLAlchemyError, OSError) as problem:
             raise UserError(self._unusable(problem)) from None
-        self._patiently(self._create)
+        self._patiently(self._bring_up_to_date)
 
     def __enter__(self) -> Ledger:
         return self
@@ -121,29 +128,30 @@ class Ledger:
 
     def forget(self, keys: Iterable[str]) -> None:
         """Remove answers, so that they are asked for again."""
-        with self.writing() as connection:
-            for key in keys:
+        chosen = list(keys)
+
+        def remove(connection: sa.Connection) -> None:
+            for key in chosen:
                 connection.execute(REPLIES.delete().where(REPLIES.c.key == key))
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[sa.Connection]:
-        """A transaction, beside which nobody else writes in SQLite. Only its beginning waits."""
+        self.change(remove)
 
-        def begin() -> sa.Connection:
-            connection = self.engine.connect()
-            try:
-                if connection.dialect.name == "sqlite":
-                    connection.exec_driver_sql(
-                        "BEGIN IMMEDIATE"
-                    )  # otherwise Python's driver would commit a DROP at once
-                return connection
-            except BaseException:
-                connection.close()
-                raise
+    def change(self, work: Callable[[sa.Connection], T]) -> T:
+        """What `work` returns in a transaction, beside which nobody else writes in SQLite.
 
-        with self._patiently(begin) as connection, self._explained():
-            yield connection
-            connection.commit()
+        Where the connection breaks, all of it is undone, and `work` is called again in another transaction. It may have
+        been committed then, so a second call must find what the first one wrote, and not write it twice.
+        """
+
+        def once() -> T:
+            with self.engine.connect() as connection:
+                if connection.dialect.name == "sqlite":  # Python's driver would begin after the first statement
+                    connection.exec_driver_sql("BEGIN IMMEDIATE")
+                result = work(connection)
+                connection.commit()
+                return result
+
+        return self._patiently(once)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sa.Connection]:
@@ -151,9 +159,29 @@ class Ledger:
         with self._patiently(self.engine.connect) as connection, self._explained():
             yield connection
 
-    def _create(self) -> None:
-        with self.engine.begin() as connection:
-            create(connection, REPLIES)
+    def _bring_up_to_date(self) -> None:
+        with self.engine.connect() as connection, contextlib.suppress(ProgrammingError, OperationalError):
+            if _fits(connection.scalar(VERSION), self.shown):
+                return
+        with self.engine.connect() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCKED_SECONDS}s'")
+            else:
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+            # Asked again: another process may have brought it up to date meanwhile.
+            has_version = sa.inspect(connection).has_table(migrations.VERSIONS)
+            version = connection.scalar(VERSION) if has_version else None
+            if not _fits(version, self.shown):
+                if others := migrations.foreign(connection) if version is None else []:
+                    raise UserError(
+                        f"the database {self.shown} has a table {others[0]} of another application: give the ledger a "
+                        "database of its own, and name it in FLYWHEEL_LEDGER_URL"
+                    )
+                migrations.upgrade(connection)
+                connection.commit()
+                if version is not None:
+                    say(f"the ledger {self.shown} was brought from schema {version} to {SCHEMA}")
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """What `work` returns. It is called again while the database is locked or away, which is said once."""
@@ -184,6 +212,8 @@ class Ledger:
         reason = _reason(problem)
         if "locked" in reason:
             cure = "stop the process that holds it (`fuser` or `lsof` name it), and run the same command again"
+        elif "permission denied" in reason or "must be owner" in reason:
+            cure = "its owner may do this, or grant it to you (docs/team.md)"
         elif "postgresql" in self.shown:
             cure = "start the server or correct FLYWHEEL_LEDGER_URL, and run the same command again"
         else:
@@ -213,17 +243,18 @@ def _reason(problem: Exception) -> str:
     return str(problem).strip().splitlines()[0]
 
 
-def create(connection: sa.Connection, *parts: sa.Table | sa.Index) -> None:
-    """Create tables and indexes that do not exist yet.
-
-    PostgreSQL's IF NOT EXISTS fails where two processes create the same table, so that creating needs a lock. A process for
-    which all tables exist does not take it, and so does not wait for a long transaction of another.
-    """
-    if connection.dialect.name == "postgresql":
-        tables = sa.inspect(connection)
-        if all(tables.has_table(part.name) for part in parts if isinstance(part, sa.Table)):
-            return
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
-    for part in parts:
-        statement: Any = CreateIndex if isinstance(part, sa.Index) else CreateTable
-        connection.execute(statement(part, if_not_exists=True))
+def _fits(version: str | None, shown: str) -> bool:
+    """Whether this code can use a ledger of this schema; False where it is older. UserError where it is of a newer major."""
+    if version is None:
+        return False
+    try:
+        major, minor = (int(part) for part in version.split("."))
+    except ValueError:
+        major, minor = sys.maxsize, 0
+    own_major, own_minor = (int(part) for part in SCHEMA.split("."))
+    if major > own_major:
+        raise UserError(
+            f"the ledger {shown} has schema {version}, and this code knows schemas up to {SCHEMA}: update your checkout to "
+            "the code that upgraded it, or give FLYWHEEL_LEDGER_URL the address of another ledger"
+        )
+    return (major, minor) >= (own_major, own_minor)

@@ -8,14 +8,22 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from steps.core.errors import UserError
+from steps.core.errors import UserError, causes
+from steps.core.progress import say
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+T = TypeVar("T")
+FOREIGN = "mlflow requests urllib3 sqlalchemy botocore boto3".split()  # whose errors are explained here
+PATIENCE = 90.0  # seconds to wait for a server of MLflow, or of its artifacts, that is away at the end of a run
+# Errors of a connection that are no OSError: of databases and of object stores.
+AWAY = "OperationalError EndpointConnectionError ConnectTimeoutError ReadTimeoutError ConnectionClosedError".split()
 
 # An unreachable server must not hold up a run for minutes, as MLflow's default of 7 retries and 120 s would.
 SETTINGS = {"HTTP_REQUEST_MAX_RETRIES": "2", "HTTP_REQUEST_BACKOFF_FACTOR": "1", "HTTP_REQUEST_TIMEOUT": "15"}
@@ -25,8 +33,9 @@ SETTINGS |= {"ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
 
 
 def address(root: Path) -> str:
-    """MLFLOW_TRACKING_URI, else the project's own store."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root.resolve() / '.flywheel' / 'mlflow.db'}"
+    """MLFLOW_TRACKING_URI, else the project's own store. A bare postgresql:// gets the driver that is installed."""
+    named = os.environ.get("MLFLOW_TRACKING_URI", "").replace("postgresql://", "postgresql+psycopg://", 1)
+    return named or f"sqlite:///{root.resolve() / '.flywheel' / 'mlflow.db'}"
 
 
 def hidden(uri: str) -> str:
@@ -82,7 +91,8 @@ def make_store(database: Path) -> None:
 
 
 def experiment(client: MlflowClient, root: Path, task: str) -> str:
-    """The id of the task's experiment. A server chooses where artifacts are kept; those of a database are in .flywheel."""
+    """The id of the task's experiment. A server chooses where artifacts are kept; those of a database are in .flywheel, or
+    where MLFLOW_DEFAULT_ARTIFACT_ROOT says."""
     with explained(address(root)):
         if existing := client.get_experiment_by_name(task):
             if existing.lifecycle_stage == "active":
@@ -92,7 +102,8 @@ def experiment(client: MlflowClient, root: Path, task: str) -> str:
             raise UserError(f"MLflow's experiment {task} was deleted; bring it back with `{where} {restore}`")
         folder = None
         if re.match(r"(sqlite|postgresql|mysql|mssql)\b", address(root)):
-            folder = (root.resolve() / ".flywheel" / "mlartifacts" / task).as_uri()
+            own = (root.resolve() / ".flywheel" / "mlartifacts").as_uri()
+            folder = f"{os.environ.get('MLFLOW_DEFAULT_ARTIFACT_ROOT', own).rstrip('/')}/{task}"
         return client.create_experiment(task, folder)
 
 
@@ -102,7 +113,7 @@ def explained(uri: str) -> Iterator[None]:
     try:
         yield
     except Exception as problem:
-        if type(problem).__module__.partition(".")[0] not in ("mlflow", "requests", "urllib3", "sqlalchemy"):
+        if type(problem).__module__.partition(".")[0] not in FOREIGN:
             raise
         reason = " ".join(str(problem).partition("[SQL:")[0].split())
         reason = hidden(reason if len(reason) < 400 else reason[:400] + " …")
@@ -113,6 +124,23 @@ def explained(uri: str) -> Iterator[None]:
             advice = "start or mend it, correct MLFLOW_TRACKING_URI, or unset it to log to .flywheel/mlflow.db"
         text = f"MLflow at {hidden(uri)} cannot be reached or does not accept this: {reason}"
         raise UserError(f"{text}; {advice}, then run the same again") from problem
+
+
+def patiently(work: Callable[[], T], patience: float = PATIENCE, pause: float = 2.0) -> T:
+    """What `work` returns. It is called again for up to `patience` seconds while the connection fails, which is said once.
+    So it must find what an earlier call has done."""
+    until, is_told = time.monotonic() + patience, False
+    while True:
+        try:
+            return work()
+        except UserError as problem:
+            is_away = any(isinstance(link, OSError) or type(link).__name__ in AWAY for link in causes(problem))
+            if not is_away or time.monotonic() > until:
+                raise
+            if not is_told:
+                say(f"waiting for MLflow, {until - time.monotonic():.0f} s more at most: {problem}")
+            is_told = True
+            time.sleep(pause)
 
 
 @contextlib.contextmanager

@@ -3,18 +3,21 @@
 A row cannot be made again from anything else: a rollback leaves no file, MLflow keeps only the last tag of each kind, and
 run/promote, which holds the verdict, is neither in git nor in DVC. So `python -m steps.lineage rebuild` keeps this table and
 makes the nodes of verdicts from it: a row holds its whole verdict, with each scenario won and lost. flows/promote.py and
-flows/rollback.py write it. Left out: who ran the command, and registrations, which MLflow has.
+flows/rollback.py write it. Who made a decision is the role in PostgreSQL, which nobody can choose, and in SQLite the user of
+the machine. Left out: registrations, which MLflow has.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import getpass
 from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
 
-from steps.project.ledger import Ledger, create
+from steps.core.errors import UserError
+from steps.project.ledger import Ledger
 
 DECISIONS = sa.Table(
     "decisions",
@@ -30,6 +33,7 @@ DECISIONS = sa.Table(
     sa.Column("verdict", sa.String),  # hash of the verdict; None for a rollback
     sa.Column("evidence", sa.JSON(none_as_null=True)),  # what steps/lineage says the verdict rests on
     sa.Column("created", sa.DateTime(timezone=True), nullable=False),
+    sa.Column("decided_by", sa.String),  # None in rows from before there was this column
 )
 
 
@@ -46,27 +50,44 @@ class Decision:
     why: str
     verdict: str | None
     created: str = ""  # ISO 8601 in UTC; set by the ledger
+    decided_by: str | None = None  # set by the ledger
 
 
 def record(ledger: Ledger, decision: Decision, evidence: dict[str, Any] | None = None) -> bool:
     """Add a decision. False, and nothing is added, where it repeats the model's last one, as when an interrupted command is
     run again."""
     row = dataclasses.asdict(decision)
-    del row["created"]
-    with ledger.writing() as link:
-        create(link, DECISIONS)
+    del row["created"], row["decided_by"]
+
+    def add(link: sa.Connection) -> bool:
         of_model = sa.select(DECISIONS).where(DECISIONS.c.model == decision.model)
         last = link.execute(of_model.order_by(DECISIONS.c.id.desc()).limit(1)).mappings().first()
         if last is not None and {name: last[name] for name in row} == row:
             return False
-        link.execute(DECISIONS.insert().values(**row, evidence=evidence, created=datetime.now(UTC)))
+        by = sa.func.session_user() if link.dialect.name == "postgresql" else getpass.getuser()
+        values = {"evidence": evidence, "created": datetime.now(UTC), "decided_by": by}
+        link.execute(DECISIONS.insert().values(**row, **values))
         return True
+
+    return ledger.change(add)
+
+
+def check_right(ledger: Ledger) -> None:
+    """UserError where the ledger's PostgreSQL lets this role record no decisions: then it may make none."""
+    with ledger.reading() as link:
+        if link.dialect.name != "postgresql":
+            return
+        may = link.execute(sa.select(sa.func.has_table_privilege(DECISIONS.name, "INSERT"), sa.func.session_user()))
+        is_allowed, role = may.one()
+    if not is_allowed:
+        raise UserError(
+            f"the role {role} may not promote or roll back: the ledger's owner allows it by granting INSERT on the table "
+            f"{DECISIONS.name} (docs/team.md); `--dry-run` judges without that"
+        )
 
 
 def listed(link: sa.Connection) -> list[Decision]:
     """All decisions in the order in which they were made."""
-    if not sa.inspect(link).has_table(DECISIONS.name):
-        return []
     names = [field.name for field in dataclasses.fields(Decision)]
     rows = link.execute(sa.select(*(DECISIONS.c[name] for name in names)).order_by(DECISIONS.c.id)).mappings()
     return [Decision(**dict(row) | {"created": _iso(row["created"])}) for row in rows]
@@ -79,8 +100,6 @@ def evidence(link: sa.Connection) -> list[dict[str, Any]]:
 
 def evidence_by_model(link: sa.Connection) -> list[tuple[str, dict[str, Any]]]:
     """(registered model, evidence) of all verdicts, oldest first."""
-    if not sa.inspect(link).has_table(DECISIONS.name):
-        return []
     model, column = DECISIONS.c.model, DECISIONS.c.evidence
     rows = link.execute(sa.select(model, column).where(column.is_not(sa.null())).order_by(DECISIONS.c.id))
     return [(name, entry) for name, entry in rows]

@@ -18,16 +18,14 @@ the scenarios won and lost and then train on.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
 
-from steps.project.ledger import Ledger, create
+from steps.project.ledger import Ledger
 from steps.registry import decisions
 
 SHARED = 0.1  # share of a split's scenarios above which a look at another split counts for it
@@ -68,15 +66,14 @@ def split_hash(ids: Sequence[str]) -> str:
 def count(ledger: Ledger, model: str, ids: Sequence[str], challenger: str, against: str) -> int:
     """Record a look, unless it is recorded already, and return its number among those at this split: 1 is the first."""
     look = Look(model, split_hash(ids), challenger, against)
-    with ledger.engine.begin() as link:
-        create(link, LOOKS)
+    with ledger.reading() as link:
         recorded = {look_of(row) for row in of_model(link, model)}
         decided = [decided_look(*row) for row in decisions.evidence_by_model(link)]
     for older in decided:
         if older.model == model and older not in recorded:
             add(ledger, older, None)
     add(ledger, look, list(ids))
-    with ledger.engine.connect() as link:
+    with ledger.reading() as link:
         rows = of_model(link, model)
     own = next(row["id"] for row in rows if look_of(row) == look)
     return 1 + sum(row["id"] < own and at_this_split(row, look.scenarios, set(ids)) for row in rows)
@@ -101,10 +98,14 @@ def decided_look(model: str, evidence: Mapping[str, Any]) -> Look:
 def add(ledger: Ledger, look: Look, ids: list[str] | None) -> None:
     """Add a look, unless it is there."""
     row = look._asdict() | {"ids": ids, "created": datetime.now(UTC)}
-    with contextlib.suppress(IntegrityError), ledger.engine.begin() as link:
+
+    def insert(link: sa.Connection) -> None:
         if link.dialect.name == "postgresql":  # otherwise a lower id could appear after a higher one was counted
             link.exec_driver_sql(f"LOCK TABLE {LOOKS.name} IN EXCLUSIVE MODE")
-        link.execute(LOOKS.insert().values(**row))
+        if look not in (look_of(present) for present in of_model(link, look.model)):
+            link.execute(LOOKS.insert().values(**row))
+
+    ledger.change(insert)
 
 
 def at_this_split(row: Any, scenarios: str, ids: set[str]) -> bool:

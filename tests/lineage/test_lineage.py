@@ -26,11 +26,12 @@ from steps.lineage.__main__ import main
 from steps.policy.adapter import adapter_hash
 from steps.project import lock as project_lock
 from steps.project import store
-from steps.project.ledger import REPLIES, Ledger
+from steps.project.ledger import Ledger
 from steps.registry import decisions
 from steps.registry.decisions import Decision
 from steps.registry.gate import Verdict
 from steps.registry.model import Version
+from tests.conftest import new_database
 from tests.project.test_ledger import row as reply_row
 from tests.tracking import test_tracking
 
@@ -155,8 +156,8 @@ class Run:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
     url = f"sqlite:///{tmp_path}/ledger.db"
-    with Ledger(url if request.param == "sqlite" else request.getfixturevalue("postgresql")) as opened:
-        tables.META.drop_all(opened.engine)
+    server = request.param == "postgresql"
+    with Ledger(new_database(request.getfixturevalue("postgresql_server")) if server else url) as opened:
         yield opened
 
 
@@ -454,7 +455,6 @@ def test_a_rebuild_keeps_decisions_and_their_verdicts(project: Run, ledger: Ledg
     assert dry.hash not in {
         item["verdict"] for item in questions.back(project.adapters[2], ledger, project.root).verdicts
     }
-    decisions.DECISIONS.drop(ledger.engine)
 
 
 def test_a_verdict_that_cannot_be_read_is_one_sentence(project: Run, sqlite: Ledger) -> None:
@@ -746,11 +746,6 @@ def test_importing_loads_nothing_heavy() -> None:
     program = f"import sys, steps.lineage.questions; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stdout == "[]\n"
-
-
-def test_the_two_tables_stand_beside_replies(sqlite: Ledger, project: Run) -> None:
-    index.index(project.root, sqlite)
-    assert set(sa.inspect(sqlite.engine).get_table_names()) == {"nodes", "edges", REPLIES.name}
 
 
 def test_a_batch_is_linked_to_the_older_adapter_that_chain_yaml_names(project: Run, sqlite: Ledger) -> None:

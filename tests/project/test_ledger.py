@@ -66,7 +66,8 @@ def test_many_may_open_a_new_one_at_once(tmp_path: Path, request: pytest.Fixture
     server = str(request.getfixturevalue("postgresql"))
     for number in range(10):
         with Ledger(server) as ledger, ledger.engine.begin() as link:
-            link.exec_driver_sql("DROP TABLE IF EXISTS replies")
+            link.exec_driver_sql("DROP SCHEMA public CASCADE")
+            link.exec_driver_sql("CREATE SCHEMA public")
         for address in (f"sqlite:///{tmp_path}/{number}.db", server):
             together = threading.Barrier(8)
 
@@ -89,8 +90,8 @@ def test_nobody_waits_for_a_long_transaction_to_open_one(url: str) -> None:
 
     with Ledger(url) as ledger:
         stored = ledger.put(row("c", "there"))
-        with ThreadPoolExecutor(1) as pool, tables.changing(ledger):
-            assert pool.submit(read).result(timeout=60) == stored
+        with ThreadPoolExecutor(1) as pool:
+            assert ledger.change(lambda _: pool.submit(read).result(timeout=60)) == stored
 
 
 def test_a_ledger_that_cannot_be_opened_is_named_without_its_password(tmp_path: Path) -> None:
@@ -109,8 +110,7 @@ def test_a_lock_is_waited_for_which_is_said_once(tmp_path: Path, lines: list[str
         other.execute("BEGIN IMMEDIATE")
         threading.Timer(0.7, other.rollback).start()
         assert ledger.put(row("a", "late"))["reply"] == row("a", "late")["reply"]
-        with tables.changing(ledger):
-            pass
+        ledger.change(lambda _: None)
     [line] = lines
     assert line.startswith(f"waiting for the ledger sqlite:///{path}, ")
     assert "database is locked" in line
@@ -123,8 +123,8 @@ def test_a_lock_that_stays_is_one_sentence(tmp_path: Path, lines: list[str]) -> 
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(UserError, match=r"the ledger sqlite:.*database is locked.*stop the process that holds it"):
             ledger.put(row("a", "never"))
-        with pytest.raises(UserError, match="database is locked"), tables.changing(ledger):
-            pytest.fail("nobody may write now")
+        with pytest.raises(UserError, match="database is locked"):
+            ledger.change(lambda _: pytest.fail("nobody may write now"))
         other.rollback()
         assert ledger.get("a") is None
 

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -36,24 +36,25 @@ def ip(words: str) -> None:
 
 
 @contextmanager
-def namespaces() -> Iterator[bool]:
-    """A network namespace for each client, with an address of its own; False where this user may not make them."""
+def namespaces(names: Sequence[str] = NAMES) -> Iterator[bool]:
+    """A network namespace for each name, with an address of its own; False where this user may not make them."""
     try:
         ip(f"link add {BRIDGE} type bridge")
         ip(f"addr add {NETWORK}1/24 dev {BRIDGE}")
         ip(f"link set {BRIDGE} up")
-        for number, name in enumerate(NAMES):
+        for number, name in enumerate(names):
             ip(f"netns add {name}")
             ip(f"link add v{name} type veth peer name p{name}")
             ip(f"link set p{name} netns {name}")
             ip(f"link set v{name} master {BRIDGE} up")
             ip(f"-n {name} addr add {NETWORK}{11 + number}/24 dev p{name}")
             ip(f"-n {name} link set p{name} up")
+            ip(f"-n {name} link set lo up")
         yield True
     except (OSError, subprocess.CalledProcessError):
         yield False
     finally:
-        for name in NAMES:
+        for name in names:
             for words in (f"link del v{name}", f"netns del {name}"):
                 with suppress(OSError, subprocess.CalledProcessError):
                     ip(words)
