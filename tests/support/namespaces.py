@@ -4,10 +4,10 @@
     python -m tests.support.namespaces --only postgres mlflow
     python -m tests.support.namespaces --seconds 30
 
-The flow with the engine and the gateway, the agents (a client of the gateway), MLflow's server with Prefect's and S3, and
-PostgreSQL have an address each, on a bridge. A part's link goes down at one moment of the run, and up again after `--seconds`.
-A run that ends with a sentence is started again by the same command. One line of JSON per run: `same` says whether all
-outputs have the bytes of the run without trouble. Exit code 1 where one has not, or nobody was told.
+The flow with the engine and the gateway, the agents (a client of the gateway), MLflow's server with Prefect's and S3,
+and PostgreSQL have an address each, on a bridge. A part's link goes down at one moment of the run, and up again after
+`--seconds`. A run that ends with a sentence is started again by the same command. One line of JSON per run: `same` says
+whether all outputs have the bytes of the run without trouble. Exit code 1 where one has not, or nobody was told.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def write_rows(url: str, writer: int, count: int) -> None:
                 node = rows.node(("scenario", f"{writer}-{number}"), writer=writer)
                 rows.edge(node, "drawn", ("run", "shared"), number=number)
             rows.node(("run", "shared"))  # all writers add this one, at the same time
-            ledger.change(lambda connection, rows=rows: tables.write(connection, rows))
+            ledger.change(partial(tables.write, rows=rows))
             reply = {"key": f"{writer}-{first}", "model": "m", "request": {}, "reply": {}, "input_tokens": 1}
             ledger.put(reply | {"output_tokens": 1, "cost": 0.0, "latency_seconds": 0.0, "retries": 0})
 
