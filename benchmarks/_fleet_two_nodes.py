@@ -1,27 +1,28 @@
-"""Two engines on two Ray nodes of this machine against one, with tools of 50 ms: the row `two_nodes` of benchmarks/fleet.py.
+"""The rows `two_nodes` and `cost` of benchmarks.fleet: engines on two Ray nodes of this machine.
 
-    python -m benchmarks._fleet_two_nodes             # the row
-    python -m benchmarks._fleet_two_nodes --cost      # also fleet_cost.json and .png: seconds and memory by episodes
-
-Each engine has a node with one CPU, and one thread. The task is email_search, whose tools answer 50 ms late beside the
-engine. `--cost` plays batches of 128 to 10,000 episodes by both engines, without the wait: seconds for each episode, and the
-largest memory of the process that asks and of its engines.
+Each engine has a node with one CPU, and one thread. The task is email_search. For `two_nodes` its tools answer 50 ms late
+beside the engine (a simulation of slow ones). `cost` plays batches of 128 to 10,000 episodes by both engines, without the
+wait, and writes fleet_cost.json and its plot: seconds for each episode, and the largest memory of the process that asks and
+of its engines.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
-import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from benchmarks._common import ROOT
+from benchmarks._common import ROOT, tell
 from environments.email_search import EmailSearch
+
+if TYPE_CHECKING:
+    from tests.support.fleet_kills import Nodes
 
 TOOL_SECONDS = 0.05
 ATTEMPTS, EPISODES_A_SHARD = 8, 16
@@ -60,46 +61,59 @@ def seconds(engines: int, episodes: int, env: type[EmailSearch], adapter: Path, 
     return min(times[1:]) / len(attempts) * episodes
 
 
-def measure(quick: bool, cost: bool = False) -> dict[str, Any]:
-    """The row. `ratio`: episodes per second of two engines / of one."""
+@contextlib.contextmanager
+def cluster() -> Iterator[tuple[Nodes, Path]]:
+    """Two nodes with a CPU each, this process connected to them, and an adapter."""
     os.environ["RAY_AUTH_MODE"] = "token"
     from steps.policy import raycluster
     from tests.support.fleet_kills import Nodes, fresh_adapter
 
     raycluster.make_token()
-    episodes, runs = (128, 1) if quick else (256, 3)
     nodes = Nodes(2)
     try:
         with tempfile.TemporaryDirectory() as place:
             adapter = fresh_adapter(Path(place) / "adapter")
             raycluster.connect("auto", ["benchmarks"])
-            times = {engines: seconds(engines, episodes, SlowEmailSearch, adapter, runs) for engines in (1, 2)}
-            if cost:
-                costs(nodes, adapter)
+            yield nodes, adapter
     finally:
         raycluster.disconnect()
         nodes.cluster.shutdown()
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """The row `two_nodes`. `ratio`: episodes per second of two engines / of one."""
+    episodes, runs = (128, 1) if quick else (256, 3)
+    with cluster() as (_, adapter):
+        times = {engines: seconds(engines, episodes, SlowEmailSearch, adapter, runs) for engines in (1, 2)}
     rates = {f"episodes_per_second_{engines}": round(episodes / spent, 2) for engines, spent in times.items()}
     return {"name": "two_nodes", "ratio": round(times[1] / times[2], 2), "goal": GOAL, "episodes": episodes} | rates
 
 
-def costs(nodes: Any, adapter: Path) -> None:
-    """Write fleet_cost.json and its plot."""
-    rows = []
-    for episodes in SIZES:
-        spent = seconds(2, episodes, EmailSearch, adapter, 1)
-        engines = max((process.memory_info().rss for process in nodes.engines()), default=0)
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        rows.append({
-            "episodes": episodes,
-            "seconds": round(spent, 2),
-            "milliseconds_per_episode": round(1000 * spent / episodes, 2),
-            "stage_gib": round(own / 2**30, 3),
-            "engine_gib": round(engines / 2**30, 3),
-        })  # fmt: skip
-        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    (ROOT / "benchmarks" / "fleet_cost.json").write_text(json.dumps(rows, indent=1) + "\n")
-    plot(rows, ROOT / "benchmarks" / "fleet_cost.png")
+def costs(quick: bool) -> list[dict[str, Any]]:
+    """The rows `cost`. `ratio`: milliseconds per episode / those of the smallest batch. Without `quick`, also writes
+    fleet_cost.json and its plot."""
+    rows: list[dict[str, Any]] = []
+    with cluster() as (nodes, adapter):
+        for episodes in SIZES[:2] if quick else SIZES:
+            spent = seconds(2, episodes, EmailSearch, adapter, 1)
+            engines = max((process.memory_info().rss for process in nodes.engines()), default=0)
+            own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            cost = round(1000 * spent / episodes, 2)
+            rows.append({
+                "name": "cost",
+                "ratio": round(cost / rows[0]["milliseconds_per_episode"], 3) if rows else 1.0,
+                "episodes": episodes,
+                "seconds": round(spent, 2),
+                "milliseconds_per_episode": cost,
+                "stage_gib": round(own / 2**30, 3),
+                "engine_gib": round(engines / 2**30, 3),
+            })  # fmt: skip
+            tell(json.dumps(rows[-1]))
+    if not quick:
+        path = ROOT / "benchmarks" / "fleet_cost.json"
+        path.write_text(json.dumps(rows, indent=1) + "\n")
+        plot(rows, path.with_suffix(".png"))
+    return rows
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
@@ -117,7 +131,3 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     memory_axes.set(xscale="log", ylim=(0, None), xlabel="episodes of a batch", ylabel="GiB")
     memory_axes.legend()
     figure.savefig(path, dpi=110, metadata={"Software": None})
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure("--quick" in sys.argv, "--cost" in sys.argv)))
