@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 
 from benchmarks import _common
-from benchmarks._common import ROOT
+from benchmarks._common import ROOT, call
 
 ROWS = {"two_nodes": "_fleet_two_nodes.measure", "overlap": "_fleet_overlap.measure", "swap": "_fleet_swap.measure"}
 MORE = {"cost": "_fleet_two_nodes.costs", "learning": "_fleet_overlap.learning"}
@@ -28,7 +28,7 @@ def main() -> None:
     os.chdir(ROOT)
     rows = _common.begin("fleet", options, 1.0 if options.rows == list(ROWS) else None)
     for name in options.rows:
-        measured = _common.call((ROWS | MORE)[name], quick=options.quick)
+        measured = call((ROWS | MORE)[name], quick=options.quick)
         for row in measured if isinstance(measured, list) else [measured]:
             rows.add(row)
 

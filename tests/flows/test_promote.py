@@ -409,7 +409,7 @@ def test_decisions_and_their_verdicts_are_rows_of_the_ledger(
     assert promoted is not None
     first, two, three = (project.tags(number)["adapter_hash"] for number in "123")
     with Ledger() as ledger, ledger.engine.connect() as link:
-        rows = [dataclasses.astuple(row)[:-1] for row in decisions.listed(link)]
+        rows = [dataclasses.astuple(row)[:-2] for row in decisions.listed(link)]
         assert rows == [
             ("refusal", "toy", "2", two, "1", first, refused.reason, refused.hash),
             ("promotion", "toy", "3", three, "1", first, promoted.reason, promoted.hash),
