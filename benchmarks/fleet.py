@@ -1,6 +1,6 @@
 """Past one machine: two Ray nodes against one, sampling ahead against a serial run, and adapters swapped under load.
 
-    python -m benchmarks.fleet                   # the rows two_nodes, overlap and swap
+    python -m benchmarks.fleet                   # the rows two_nodes, overlap and swap; --quick: less of each
     python -m benchmarks.fleet --rows cost       # seconds and memory by episodes, with the plot fleet_cost.png
     python -m benchmarks.fleet --rows learning   # does email_search with overlap 1 learn as serially? seeds 1, 2 and 3
 
