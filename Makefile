@@ -200,8 +200,8 @@ prefect: install  ## serve Prefect at http://127.0.0.1:4200 (PREFECT_PORT=4201)
 ui: ready install  ## start MLflow, Prefect with a worker and the deployments, and the viewer of trajectories (ARGS="--runs 2")
 	@exec env $(RUN) python -m flows.ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT) --view-port $(VIEW_PORT) $(ARGS)
 
-serve: install  ## serve the champion by vLLM's OpenAI server at http://127.0.0.1:8000 (SERVE_PORT=8001)
-	@exec env $(RUN) python -m flows.serve --port $(SERVE_PORT) $(ARGS)
+serve: install  ## serve the champion by vLLM's OpenAI server at http://127.0.0.1:8000 (SERVE_PORT=8001, CAPTURE=1)
+	@exec env $(RUN) python -m flows.serve --port $(SERVE_PORT) $(if $(filter 1,$(CAPTURE)),--capture) $(ARGS)
 
 vllm-server: install  ## sample for runs with policy.kind: server (ARGS="--host 10.0.0.5 --port 8001", or --print)
 	@exec env $(RUN) python -m flows.vllm_server $(ARGS)

@@ -198,6 +198,18 @@ class Env(ABC):
             raise ValueError(f"its words belong to the split {own}")
         return Scenario.make(cls.__module__.rpartition(".")[2], own, messages, candidate["data"])
 
+    @classmethod
+    def from_conversation(cls, data: Any, conversation: dict[str, Any]) -> Scenario:
+        """The scenario that a served conversation was an attempt at (docs/traces.md): of {"messages", "metadata",
+        "answer": the message that feedback calls right, or None}. A ValueError says why it is none; by default no task
+        takes any."""
+        raise ValueError("the task does not say how a conversation becomes a scenario (from_conversation)")
+
+    @classmethod
+    def corrected(cls, answer: Message, correction: Message) -> Message:
+        """A person's correction in the form of the answer that it corrects, such as words that correct a call."""
+        return correction
+
     # Players return the next turn for a transcript; `play` makes a whole episode. They need no model: they are baselines,
     # demonstrations for a small policy, and what every task is checked with (tests/environments/test_environments.py).
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from environments import base
+from environments import _email_served, base
 from environments.base import Component, Env, Message, Outcome, Scenario, Split, tool
 
 ROWS_SHOWN = 5
@@ -108,6 +108,20 @@ class EmailSearch(Env):
     def from_question(cls, split: Split, question: dict[str, Any]) -> Scenario:
         messages = [{"role": "system", "content": cls.system}, {"role": "user", "content": question["question"]}]
         return Scenario.make(cls.task, split, messages, {key: question[key] for key in cls.kept})
+
+    @classmethod
+    def from_conversation(cls, data: Mailbox, conversation: dict[str, Any]) -> Scenario:
+        """A question to an inbox. Those of val and test stay held out; any other is for training."""
+        row = _email_served.question(data.mails, cls.readers, cls._plain, conversation)
+        if lacking := [key for key in cls.kept if key not in row]:
+            raise ValueError(f"nobody said its {lacking[0]}")
+        held: tuple[Split, ...] = ("test", "val")
+        owners = {split: {each["owner"] for each in data.questions.get(split, ())} for split in held}
+        return cls.from_question(next((split for split in held if row["owner"] in owners[split]), "train"), row)
+
+    @classmethod
+    def corrected(cls, answer: Message, correction: Message) -> Message:
+        return _email_served.corrected(answer, correction)
 
     @classmethod
     def cluster(cls, scenario: Scenario, data: Mailbox) -> str:
@@ -290,7 +304,7 @@ class EmailSearch(Env):
 
     def _value(self, mail: str, query: dict[str, Any]) -> str | None:
         """The value that a mail states: the end of its sentence with `is`."""
-        stated = re.search(r" is (?:now )?((?:[A-Z]|\d)[^.]*)\.", mail)
+        stated = _email_served.VALUE.search(mail)
         return stated[1] if stated else None
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:

@@ -4,6 +4,10 @@
     python -m flows.serve --alias challenger --port 8001
     python -m flows.serve --host 10.0.0.5          # for other machines: over plain HTTP, so only in a network you trust
 
+    python -m flows.serve --capture                # keeps conversations of people who agreed (`make serve CAPTURE=1`)
+
+With --capture, requests with the header x-flywheel-consent: yes, or with the key in .flywheel/consent.key, are stored with
+their answers in .flywheel/capture, masked, and POST /feedback is taken (flows/serving/capture.py, docs/traces.md).
 Every path but /health asks for the key, which is made once, in .flywheel/serve.key. Nobody else can load or remove adapters.
 /v1/models shows what is served: the adapter's folder is named by the hash of its content. What cannot be served (a version
 that is none of ours, a full disk, an unreachable registry) is said once, and the server keeps the version that it has.
@@ -19,11 +23,12 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import environments
 from flows.deployment.keys import key
 from flows.deployment.services import Services, plain
+from flows.serving import capture, guard
 from flows.serving.server import HOST, KEY, PORT, Server, checked_host
 from flows.terminal.command import stop_once
 from steps.core import dotenv, params
@@ -32,8 +37,10 @@ from steps.core.progress import say
 from steps.core.terminal import served
 from steps.policy.loading import load_chat
 from steps.registry.model import fetched, policy_of, read_registry, tagged_adapter
+from steps.traces import store
 
 SERVED = Path(".flywheel/served")  # adapters, by their hash
+CONSENT_KEY = Path(".flywheel/consent.key")  # of clients whose people agreed to capture
 # The variables that vLLM may have beside every server's: those of its libraries, with the Hub's token, and of a proxy to it.
 VLLMS = (
     "VLLM_ HF_ TORCH TRITON_ CUDA_ NVIDIA_ NCCL_ MKL_ KMP_ LD_ http_proxy https_proxy HTTP_PROXY HTTPS_PROXY".split()
@@ -82,10 +89,32 @@ class Follower:
         self.version, self.adapter = version, adapter
 
 
-def serve(root: Path, alias: str, host: str, port: int, seconds: float) -> None:
+class Captured(NamedTuple):
+    """What is stored of conversations, and for how long."""
+
+    rate: float = 1.0  # share of conversations
+    days: float = 30.0
+    megabytes: int = 1024
+    consent: str = "given"  # given: each request says so; assumed: the operator does, and a request may say no
+
+    def variables(self, root: Path) -> dict[str, str]:
+        """The variables of the server's process. UserError for a value out of range."""
+        limits = (("rate", 0 < self.rate <= 1, "above 0, up to 1"), ("days", self.days > 0, "above 0"))
+        for name, is_right, allowed in (*limits, ("mb", self.megabytes >= 1, "1 or more")):
+            if not is_right:
+                raise UserError(f"--capture-{name} must be {allowed}")
+        values = (root.resolve() / store.FOLDER, self.rate, self.days, self.megabytes * 2**20, self.consent)
+        names = (capture.FOLDER, capture.RATE, capture.DAYS, capture.BYTES, capture.CONSENT)
+        own = {guard.CONSENT_KEY: key(root / CONSENT_KEY, user="")}
+        return own | {name: str(value) for name, value in zip(names, values, strict=True)}
+
+
+def serve(root: Path, alias: str, host: str, port: int, seconds: float, captured: Captured | None = None) -> None:
     """Start the server and follow the alias, looked up every `seconds`, until Ctrl-C."""
     settings = params.load("params.yaml", params.RegisterParams)
-    server = Server(checked_host(host), port, settings.model, key(root / KEY, user=""), secrets.token_urlsafe(24))
+    served_keys = key(root / KEY, user=""), secrets.token_urlsafe(24)
+    stored = captured.variables(root) if captured else {}
+    server = Server(checked_host(host), port, settings.model, *served_keys, stored)
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except (OSError, OverflowError) as problem:
@@ -99,9 +128,17 @@ def serve(root: Path, alias: str, host: str, port: int, seconds: float) -> None:
         say(f"serving: {server.page}/v1, model {settings.model}, key in {KEY}; following @{alias}; Ctrl-C stops it")
         options = ("" if port == PORT else f" SERVE_PORT={port}") + ("" if host == HOST else f' ARGS="--host {host}"')
         say(f"to ask it, in another terminal: make ask{options}")
+        if captured:
+            say(
+                f"capture: {captured.rate:.0%} of consented conversations, for {captured.days:g} days, in {store.FOLDER}"
+            )
+        is_full = False
         while services.running["serve"].poll() is None:
             time.sleep(seconds)
             follower.follow(server)
+            if captured and not is_full and store.Store(root / store.FOLDER).counts().get(store.FULL):
+                is_full = True
+                say(f"capture: {store.FOLDER} is full, and requests are not stored; --capture-mb sets its size")
         raise UserError(f"vLLM ended: see {root / '.flywheel' / 'serve.log'}")
 
 
@@ -113,11 +150,25 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=PORT, help=f"(default: {PORT})")
     parser.add_argument("--alias", default="champion", help="the alias to follow (default: champion)")
     parser.add_argument("--seconds", type=float, default=10.0, help="between two look-ups of the alias (default: 10)")
-    options = parser.parse_args(words)
+    parser.add_argument("--capture", action="store_true", help="store conversations of people who agreed")
+    parser.add_argument("--capture-rate", type=float, metavar="SHARE", help="of conversations (default: 1)")
+    parser.add_argument("--capture-days", type=float, metavar="DAYS", help="until a record is removed (default: 30)")
+    parser.add_argument("--capture-mb", type=int, metavar="MIB", help="most on the disk (default: 1024)")
+    parser.add_argument(
+        "--capture-consent",
+        choices=("given", "assumed"),
+        help="assumed: everybody agreed but for requests that say no (default: given, by header or key)",
+    )
+    options = vars(parser.parse_args(words))
+    limits = [options.pop(f"capture_{name}") for name in ("rate", "days", "mb", "consent")]
+    if not options["capture"] and any(limit is not None for limit in limits):
+        parser.error("--capture-… would have no effect without --capture")
+    given = {name: limit for name, limit in zip(Captured._fields, limits, strict=True) if limit is not None}
+    captured = Captured(**given) if options.pop("capture") else None
 
     stop_once()
     dotenv.load(Path.cwd())
-    return served(lambda: serve(Path.cwd(), **vars(options)))
+    return served(lambda: serve(Path.cwd(), **options, captured=captured))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@ vLLM's own check of the key covers only some paths (`/v1` and a few more), while
 others answer anybody. Here every request needs the key, and must name this server as its host, against DNS rebinding: a
 foreign page whose name points at 127.0.0.1 still sends that name. Only `/health` needs neither. Adapters are loaded and
 removed by flows/serve.py alone, which sends a second secret, so that what has the champion's name is the champion.
+
+With capture (flows/serving/capture.py) there is a second key, for clients whose people agreed that what they say is kept. A
+request with it goes on with the first one and a header that says so.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 # The variables of vLLM's process that set the guard up.
 KEY = "VLLM_API_KEY"  # what clients send; vLLM checks it too
 SWAP_TOKEN = "FLYWHEEL_SWAP_TOKEN"  # what flows/serve.py sends beside the key, in SWAP_HEADER
+CONSENT_KEY = "FLYWHEEL_CONSENT_KEY"  # what clients send whose people agreed to capture; may be missing
+CONSENT_HEADER = "x-flywheel-consent"
 HOST = "FLYWHEEL_SERVE_HOST"  # the address at which the server listens
 SWAP_HEADER = "x-flywheel-swap"
 
@@ -34,12 +39,13 @@ class Guard:
         self.key, self.swap_token = os.environ.get(KEY, "").strip(), os.environ.get(SWAP_TOKEN, "").strip()
         if not (self.key and self.swap_token):
             raise RuntimeError(f"{KEY} or {SWAP_TOKEN} is empty: without them the server would answer anybody")
+        self.consent_key = os.environ.get(CONSENT_KEY, "").strip()
         self.hosts = {"127.0.0.1", "localhost", os.environ.get(HOST, "").lower()} - {""}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_health = scope["type"] == "http" and scope["path"] == "/health" and scope["method"] in ("GET", "HEAD")
         if scope["type"] == "lifespan" or is_health or (refusal := self.refusal(scope)) is None:
-            return await self.app(scope, receive, send)
+            return await self.app(self.with_consent(scope), receive, send)
         status, text = refusal
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008, "reason": text})
@@ -53,11 +59,22 @@ class Guard:
         if len(names) != 1 or names[0] not in self.hosts:
             return 421, f"this server answers only to the hosts {', '.join(sorted(self.hosts))}"
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not same(token.strip(), self.key):
+        keys = [self.key, *([self.consent_key] if self.consent_key else [])]
+        if scheme.lower() != "bearer" or not sum(same(token.strip(), key) for key in keys):
             return 401, "the key is missing or wrong: send 'Authorization: Bearer' with what .flywheel/serve.key holds"
         if "adapter" in scope["path"].lower() and not same(headers.get(SWAP_HEADER, ""), self.swap_token):
             return 403, "adapters come from the registry alone: move the alias that this server follows"
         return None
+
+    def with_consent(self, scope: Scope) -> Scope:
+        """The request; one with the key for consent has the other key, and the header, unless it says something else."""
+        token = Headers(scope=scope).get("authorization", "").partition(" ")[2].strip() if "headers" in scope else ""
+        if not self.consent_key or not same(token, self.consent_key):
+            return scope
+        kept = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
+        if CONSENT_HEADER not in Headers(scope=scope):
+            kept.append((CONSENT_HEADER.encode(), b"yes"))
+        return {**scope, "headers": [*kept, (b"authorization", f"Bearer {self.key}".encode())]}
 
 
 def host_name(header: str) -> str:

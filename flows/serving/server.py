@@ -7,10 +7,11 @@ import ipaddress
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from flows.serving import guard
+from flows.serving import capture, guard
 from steps.core.errors import UserError
 from steps.policy.chat_templates import template
 from steps.policy.loading import local
@@ -33,6 +34,7 @@ class Server(NamedTuple):
     name: str
     key: str
     swap_token: str = ""  # only flows/serve.py has it
+    capture: Mapping[str, str] = {}  # the variables of flows/serving/capture.py; empty: nothing is stored
 
     @property
     def page(self) -> str:
@@ -41,12 +43,18 @@ class Server(NamedTuple):
     def environment(self) -> dict[str, str]:
         """The variables of vLLM's process."""
         guarded = {guard.KEY: self.key, guard.SWAP_TOKEN: self.swap_token, guard.HOST: self.host}
-        return guarded | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        return (
+            guarded
+            | dict(self.capture)
+            | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        )
 
     def command(self, policy: Policy, adapter: Path, chat: Chat) -> list[str]:
         """The command line of vLLM's server, after `python -m`."""
         words = [SERVER, "--host", self.host, "--port", str(self.port)]
-        words += ["--middleware", f"{guard.__name__}.{guard.Guard.__name__}", *model_options(policy, chat)]
+        kept = ["--middleware", f"{capture.__name__}.{capture.Capture.__name__}"] if self.capture else []
+        guarded = ["--middleware", f"{guard.__name__}.{guard.Guard.__name__}"]  # the last sees a request first
+        words += [*kept, *guarded, *model_options(policy, chat)]
         words += ["--chat-template", template(policy.chat_template)] if policy.chat_template else []
         words += ["--served-model-name", f"{self.name}-base", *adapter_options(policy, self.name, str(adapter))]
         return [*words, "--gpu-memory-utilization", str(policy.gpu_memory)]

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from steps.lineage.ingested import ingested
 from steps.lineage.reader import Reader, add_evidence
 from steps.lineage.tables import EDGES, NODES, Rows, runs, write
 from steps.project.ledger import Ledger
+from steps.project.lock import read_lock
 from steps.registry import decisions
 
 
@@ -41,6 +43,11 @@ def add_verdict(root: Path, ledger: Ledger, path: str) -> Indexed:
         return _add(connection, [reader.verdict(path)], reader.left_out)
 
     return ledger.change(add)
+
+
+def add_ingested(root: Path, ledger: Ledger) -> Indexed:
+    """Add the ingested folders, as flows.ingest does after each ingestion."""
+    return ledger.change(lambda connection: _add(connection, [ingested(root.resolve(), read_lock(root))], []))
 
 
 def rebuild(roots: Sequence[Path], ledger: Ledger) -> tuple[Indexed, dict[str, dict[str, Any]]]:

@@ -141,6 +141,18 @@ def forward(kind: str, name: str, ledger: Ledger, root: Path | None = None) -> I
     return Impact(kind, name, touched[True], touched[False], sorted(unlinked), verdicts, decided)
 
 
+def data_sets(keys: Collection[str], ledger: Ledger) -> dict[str, str]:
+    """The versions of ingested data sets that conversations with these keys are in: DVC's md5 -> path, by path and md5."""
+    with ledger.reading() as connection:
+        used = EDGES.c.role == "used", EDGES.c.parent_kind == "conversation", EDGES.c.parent_id.in_(sorted(keys))
+        names = set(connection.scalars(sa.select(EDGES.c.child_id).where(*used)))
+        part = EDGES.c.role == "part", EDGES.c.parent_kind == "dataset", EDGES.c.parent_id.in_(sorted(names))
+        names |= set(connection.scalars(sa.select(EDGES.c.child_id).where(*part)))
+        nodes = sa.select(NODES.c.id, NODES.c.data).where(NODES.c.kind == "dataset", NODES.c.id.in_(sorted(names)))
+        paths = {row.id: str(row.data.get("path")) for row in connection.execute(nodes)}
+    return dict(sorted(paths.items(), key=lambda pair: (pair[1], pair[0])))
+
+
 def _verdicts(
     connection: sa.Connection, adapter: str | None = None, among: Collection[str] = ()
 ) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ their roles in brackets, parents first:
     scenario [compared] judgement; reply [answered, or probed: a test of the judge itself] judgement
     adapter [measured] metrics; adapter, scenario [evaluated] evaluation; adapter [decided] receipt
     adapter [challenged, or opposed: champion, base], evaluation [weighed] verdict
+    conversation [used] dataset [trained] adapter; conversation [became] scenario (steps/lineage/ingested.py)
 
 Ids are hashes of the content, or contain one (trajectories and rewards: <batch>/<name>; judgements: <file>/<name>), so rows
 never change: indexing the same files again adds nothing, and another run adds rows. An edge is added where dvc.lock records
@@ -34,6 +35,7 @@ from pydantic import ValidationError
 from steps.core.errors import UserError
 from steps.core.parquet import read_columns
 from steps.core.records import OUTPUTS, Judgement
+from steps.lineage.ingested import ingested
 from steps.lineage.tables import PLAYERS, SHORT, NodeKey, Rows, plain
 from steps.policy.adapter import adapter_hash
 from steps.project import chain, git
@@ -73,6 +75,8 @@ class Reader:
                 if folder.name not in {"000", *chained}:
                     self.left_out.append(f"run/{folder.name} is not in chain.yaml")
         yield self.receipt()
+        if iterations is None or "000" in iterations:
+            yield ingested(self.root, self.lock)
         if iterations is None:
             for file in sorted((self.root / "run/promote").glob("*/verdict.json")):
                 yield self.verdict(file.parent.relative_to(self.root).as_posix())

@@ -30,6 +30,7 @@ from steps.core.records import Trajectory, Turn, read_records
 from steps.policy.adapter import adapter_hash
 from steps.registry import publish
 from steps.registry.model import read_registry
+from steps.traces.store import Store
 from tests.conftest import ROOT, Project, end, free_port, python, run, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -202,7 +203,7 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module")
 def served(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     port, log = free_port(), tmp_path_factory.mktemp("serve") / "serve.log"
-    process = start(python("flows.serve", "--port", str(port), "--seconds", "1"), published, log=log)
+    process = start(python("flows.serve", "--port", str(port), "--seconds", "1", "--capture"), published, log=log)
     until = time.monotonic() + 300
     try:
         while "serving: http" not in log.read_text():
@@ -258,6 +259,36 @@ def test_the_real_server_is_guarded(served: Served, method: str, path: str, body
     assert status(served, method, path, body, **key, Host="evil.example") == 421
     assert status(served, method, path, body, **key) == (403 if "adapter" in path else 200)
     assert status(served, "GET", "/health", None, Host="evil.example") == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_real_server_keeps_what_people_agreed_to(published: Path, served: Served, stream: bool) -> None:
+    store = Store(published / ".flywheel/capture")
+    before = len(list(store.lines()))
+    body = {"model": "email_search", "max_tokens": 24, "stream": stream, "metadata": {"owner": "me"}}
+    body["messages"] = [{"role": "user", "content": "What is the budget for Falcon? (jane@example.com)"}]
+    chat = f"http://127.0.0.1:{served.port}/v1/chat/completions"
+
+    def send(address: str, fields: Any, **headers: str) -> str:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {served.token}", **headers}
+        request = urllib.request.Request(address, json.dumps(fields).encode(), headers)
+        with urllib.request.urlopen(request, timeout=240) as answer:
+            return str(answer.read().decode())
+
+    send(chat, body)
+    assert len(list(store.lines())) == before, "no consent"
+    text = send(chat, body, **{"X-Flywheel-Consent": "yes"})
+    name = re.search(r'"id":\s*"(chatcmpl-[^"]+)"', text)
+    assert name, text
+    feedback = {"response_id": name[1], "score": 1}
+    taken = json.loads(send(f"http://127.0.0.1:{served.port}/feedback", feedback))
+    call, opinion = [line.record for line in store.lines()][before:]
+    assert call is not None
+    assert opinion is not None
+    assert call["key"] == opinion["key"] == taken["conversation"]
+    assert call["messages"][-1]["content"] == "What is the budget for Falcon? ([email])"
+    assert call["answer"]["content"] or call["answer"]["tool_calls"]
+    assert call["metadata"] == {"owner": "me"}
 
 
 def test_the_served_champion_plays_an_episode(published: Path, served: Served) -> None:

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("environments", "steps", "flows", "viewer")
 STAGES = ("scenarios", "initialise", "rollout", "score", "update", "evaluate", "register")
-FLOWS = "train evaluate promote rescore rollback reproduce export serve ask ui deploy plan vllm_server".split()
+FLOWS = "train evaluate promote rescore rollback reproduce export serve ask ui deploy plan vllm_server ingest forget".split()
 # A room imports rooms of lower levels only, never a peer. Stages are above all rooms of steps/, flows above all of theirs.
 LEVELS = {
     "steps": {
@@ -24,7 +24,7 @@ LEVELS = {
         **dict.fromkeys(("llm", "training", "supervised", "registry"), 3),
         **dict.fromkeys(("judging", "sampling", "tracing", "lineage", "planning", "agents"), 4),
         **dict.fromkeys(("analytics", "data", "gateway"), 5),
-        "tracking": 6,
+        **dict.fromkeys(("tracking", "traces"), 6),
         **dict.fromkeys(STAGES, 7),
     },
     "flows": {

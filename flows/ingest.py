@@ -1,0 +1,96 @@
+"""Ingest: brings conversations from production into ingested/<task>/, as scenarios, demonstrations, preferences and a
+regression set.
+
+    python -m flows.ingest capture                               # what `make serve CAPTURE=1` stored since the last time
+    python -m flows.ingest langfuse mlflow                       # by their APIs: LANGFUSE_*, MLFLOW_TRACKING_URI
+    python -m flows.ingest otel:spans.json openai:chats.jsonl    # files; also langfuse:export/ and mlflow:traces.json
+    python -m flows.ingest openai:chats.jsonl --consented        # all of these people agreed, and the rows do not say it
+
+Each source is read from where the last ingestion ended. What is taken is masked, and all data sets are made anew of all
+conversations (steps/traces/build.py), so that the same ones give the same bytes. The folder's version is given to DVC
+(`dvc add`): commit ingested/<task>.dvc. docs/traces.md has the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+
+from flows.repro import folder_lock
+from flows.repro.versioned import versioned
+from steps.core import dotenv, params
+from steps.core.errors import UserError
+from steps.core.progress import say
+from steps.core.terminal import exit_code
+from steps.lineage.index import add_ingested
+from steps.project.ledger import Ledger
+from steps.traces import files
+from steps.traces.opinions import scales_of
+from steps.traces.sources import KINDS, REGRESSION, Ingested, Source, ingest, load_task
+
+SHOWN = 8  # reasons
+
+
+def run(
+    root: Path, words: list[str], task: str | None, scales: list[str], consented: bool, regression: float | None
+) -> Ingested:
+    """Ingest the sources, give the folder to DVC, and index it. UserError before anything is read where an option is
+    wrong."""
+    settings = params.load(root / "params.yaml", params.Params)
+    settings = settings.model_copy(update={"task": task}) if task else settings
+    if regression is not None and not 0 <= regression <= 1:
+        raise UserError(f"--regression {regression:g}: give a share from 0 to 1")
+    sources = [Source.parse(word, settings.task) for word in words]
+    scales_by_name, folder = scales_of(scales), root / files.FOLDER / settings.task
+    with folder_lock.held(root, folder_lock.command_line()):
+        done = ingest(root, folder, sources, load_task(root, settings), scales_by_name, consented, regression)
+        versioned(root, folder)
+        with Ledger() as ledger:
+            add_ingested(root, ledger)
+    return done
+
+
+def report(done: Ingested) -> None:
+    """Say what was read and made, and why the rest was not used."""
+    sets = done.sets
+    say(f"{done.read} calls and pieces of feedback read")
+    say(f"{done.added} conversations new or longer, {done.conversations} in all")
+    say("made: " + ", ".join(f"{name} {len(getattr(sets, name))}" for name in files.SETS))
+    if sets.no_scenario:
+        say(f"used without a scenario: {sum(sets.no_scenario.values())} ({_most(sets.no_scenario)})")
+    reasons = Counter(row.reason.partition(", by ")[0].partition(" of ")[0] for row in sets.quarantine)
+    unread = f"in quarantine: {len(sets.quarantine) + done.unreadable}, of which {done.unreadable} could not be read"
+    say(unread + (f" ({_most(reasons)})" if reasons else ""))
+
+
+def _most(reasons: Counter[str] | dict[str, int]) -> str:
+    ordered = sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))
+    return ", ".join(f"{count} {reason}" for reason, count in ordered[:SHOWN]) + (", …" if ordered[SHOWN:] else "")
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m flows.ingest", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help=f"{', '.join(KINDS)}, with :PATH for files")
+    parser.add_argument("--task", metavar="NAME", help="default: that of params.yaml")
+    parser.add_argument(
+        "--consented", action="store_true", help="everybody in these sources agreed, where rows do not say so"
+    )
+    parser.add_argument(
+        "--scale", action="append", default=[], metavar="NAME=LOW..HIGH", help="of a score that is not from 0 to 1"
+    )
+    parser.add_argument(
+        "--regression",
+        type=float,
+        metavar="SHARE",
+        help=f"of bad ones' scenarios that are only checked (default: as the last time; at first {REGRESSION})",
+    )
+    options = parser.parse_args(words)
+    dotenv.load(Path.cwd())
+    chosen = options.sources, options.task, options.scale, options.consented, options.regression
+    return exit_code(lambda: report(run(Path.cwd(), *chosen)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

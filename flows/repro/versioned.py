@@ -1,0 +1,27 @@
+"""Versions of a folder that no stage makes: DVC stores its files, and writes a small file beside it for git."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from steps.core.errors import UserError
+from steps.core.progress import say
+
+
+def versioned(root: Path, folder: Path) -> None:
+    """Have DVC store this version of a folder and write <folder>.dvc, where the project is one of DVC's."""
+    if not (root / ".dvc").is_dir():
+        say(f"{root} is no project of DVC's: no version of {folder} was stored")
+        return
+    os.environ["DVC_NO_ANALYTICS"] = "1"
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    try:
+        with Repo(os.fspath(root)) as repo:
+            repo.add([os.fspath(folder)])
+    except DvcException as problem:
+        raise UserError(
+            f"{folder} was written, but DVC cannot store it ({problem}): `dvc add {folder}` once that is mended"
+        ) from None

@@ -1,0 +1,116 @@
+"""The folder of what was ingested for a task, ingested/<task>/: its files, how they are read, and how they are written.
+
+    conversations.jsonl   all that can be used, masked, with consent; everything else is made of it
+    scenarios.jsonl       to train on: a scenario's own fields, and `source`
+    demonstrations.jsonl  {"messages", "tools"?, "source"}
+    preferences.jsonl     {"messages", "tools"?, "chosen", "rejected", "source"}
+    regression.jsonl      scenarios to check, never to train on
+    quarantine.jsonl      {"source", "reason"}
+    state.json            how far each source was read, and the share of the regression set
+
+The same conversations give the same bytes. The folder is not below tasks_data/<task>, on which every stage depends: each
+ingestion would make a finished run stale. DVC keeps its versions (`dvc add`, which `python -m flows.ingest` calls).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from steps.core.errors import UserError
+from steps.core.files import write_text
+from steps.traces.records import Conversation, Unreadable
+
+if TYPE_CHECKING:
+    from environments.base import Scenario
+    from steps.traces.build import DataSets
+
+FOLDER = Path("ingested")
+SETS = ("scenarios", "demonstrations", "preferences", "regression")
+READING = (
+    "not read: "  # how the reason begins of a row that no conversation was made of; kept from one ingestion to the next
+)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON lines file; none where it does not exist. UserError names a line that is damaged."""
+    if not path.exists():
+        return []
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if line:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict):
+                raise UserError(
+                    f"{path}, line {number} is damaged: `dvc checkout {path.parent}` brings back the last version"
+                )
+            rows.append(row)
+    return rows
+
+
+def read_conversations(folder: Path) -> list[Conversation]:
+    """The conversations that were ingested. UserError where the file is damaged, or only its DVC file is here."""
+    if not folder.exists() and folder.with_name(f"{folder.name}.dvc").exists():
+        raise UserError(
+            f"{folder} is not here, but {folder}.dvc is: `dvc pull {folder}.dvc` brings what was ingested so far"
+        )
+    path = folder / "conversations.jsonl"
+    try:
+        return [Conversation.model_validate(row) for row in read_rows(path)]
+    except ValidationError as problem:
+        raise UserError(
+            f"{path} is damaged ({problem.errors()[0]['msg']}): `dvc checkout {folder}` brings it back"
+        ) from None
+
+
+def read_scenarios(path: Path) -> list[Scenario]:
+    """The scenarios of scenarios.jsonl or regression.jsonl, without their sources. UserError where a row is none."""
+    from environments.base import Scenario
+
+    try:
+        return [Scenario.model_validate({k: v for k, v in row.items() if k != "source"}) for row in read_rows(path)]
+    except ValidationError as problem:
+        raise UserError(
+            f"{path} holds a row that is no scenario ({problem.errors()[0]['msg']}): ingest again"
+        ) from None
+
+
+def read_unreadable(folder: Path) -> list[Unreadable]:
+    """The rows of earlier ingestions of which no conversation was made."""
+    rows = read_rows(folder / "quarantine.jsonl")
+    return [Unreadable(row["source"], row["reason"]) for row in rows if row["reason"].startswith(READING)]
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    path = folder / "state.json"
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    except (ValueError, TypeError):
+        raise UserError(
+            f"{path} is damaged: `dvc checkout {folder}` brings it back, or delete it to read all sources again"
+        ) from None
+
+
+def write(
+    folder: Path,
+    conversations: Iterable[Conversation],
+    made: DataSets,
+    unreadable: Iterable[Unreadable],
+    state: Mapping[str, Any],
+) -> None:
+    """Write all files, each whole, the state last: an ingestion that is interrupted reads the same again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    quarantined = sorted({*made.quarantine, *unreadable})
+    rows: dict[str, Iterable[Mapping[str, Any]]] = {name: getattr(made, name) for name in SETS}
+    rows["conversations"] = [conversation.model_dump(mode="json") for conversation in conversations]
+    rows["quarantine"] = [row._asdict() for row in quarantined]
+    for name, listed in rows.items():
+        write_text(folder / f"{name}.jsonl", "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in listed))
+    write_text(folder / "state.json", json.dumps(state, indent=1, sort_keys=True) + "\n")

@@ -1,0 +1,218 @@
+"""Reads sources from their watermarks on, and brings a task's ingested folder up to date.
+
+A source is `capture`, `langfuse`, `mlflow`, `otel` or `openai`, with a path or a name behind a colon. Its watermark is,
+for the store of captured conversations, the offset in each of its files; for a file, its hash; for an API, the time of
+the latest record. APIs are read from some time before that, because feedback and slow exporters come later than the
+answer; what is read twice joins what is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from steps.core.errors import UserError
+from steps.traces import captured, files, langfuse_traces, mlflow_traces, openai_jsonl, otel, store
+from steps.traces.build import DataSets, Task, build
+from steps.traces.opinions import Scales, moment
+from steps.traces.privacy import Privacy
+from steps.traces.records import Conversation, Unreadable, hashed, joined
+
+if TYPE_CHECKING:
+    from environments.base import Env, Scenario, Split
+    from steps.core.params import Params
+
+KINDS = ("capture", "langfuse", "mlflow", "otel", "openai")
+LATE = {"langfuse": timedelta(hours=1), "mlflow": timedelta(days=7)}  # before the watermark that an API is read again
+REGRESSION = 0.3
+MOST = 4096  # held-out scenarios of a split that conversations are compared with
+
+
+class Source(NamedTuple):
+    """A source as the command line names it."""
+
+    kind: str
+    place: str  # a path, an experiment of MLflow, or empty
+
+    @classmethod
+    def parse(cls, word: str, task: str) -> Source:
+        """UserError for a kind that there is not, and for a file that does not exist."""
+        kind, _, place = word.partition(":")
+        if kind not in KINDS:
+            raise UserError(f"source {word}: give {', '.join(KINDS)}, with a path behind a colon (openai:chats.jsonl)")
+        if not place and kind in ("otel", "openai"):
+            raise UserError(f"source {word}: name its file, as in {kind}:traces.jsonl")
+        if place and kind != "mlflow" and not Path(place).exists():
+            raise UserError(f"source {word}: {place} does not exist")
+        defaults = {"capture": store.FOLDER.as_posix(), "mlflow": task}
+        return cls(kind, place or defaults.get(kind, ""))
+
+
+class Ingested(NamedTuple):
+    """What an ingestion did."""
+
+    read: int  # calls, rows and pieces of feedback that were new to a source's watermark
+    added: int  # conversations that were not there before, or have more than before
+    conversations: int  # in all
+    sets: DataSets
+    unreadable: int  # rows in quarantine of which no conversation was made
+
+
+def ingest(
+    root: Path,
+    folder: Path,
+    sources: Sequence[Source],
+    task: Task,
+    scales: Scales,
+    consent: bool,
+    regression: float | None,
+) -> Ingested:
+    """Read the sources, mask, join with what is there, and write the folder. `consent`: the operator's word for sources
+    whose rows do not say it. `regression`: the share of bad scenarios that are only checked; None: as the last time, 0.3
+    at first."""
+    privacy, state = Privacy(), files.read_state(folder)
+    reading = _Reading(root, scales, consent, state, set())
+    before, unreadable = files.read_conversations(folder), set[Unreadable]()
+    parts: list[Conversation] = []
+    refused: set[str] = set()  # keys of conversations of which a part is without consent: nothing new of each is taken
+    for source in sources:
+        for part in reading.parts(source):
+            if isinstance(part, Unreadable):
+                unreadable.add(Unreadable(part.source, privacy.text(f"{files.READING}{part.reason}")))
+            elif part.messages and not (part.consent or consent):
+                refused.add(part.key)
+            else:
+                parts.append(privacy.conversation(part.model_copy(update={"consent": True}) if part.messages else part))
+    starts = tuple(f"{place}{sign}" for place in reading.afresh for sign in (":", " "))
+    unreadable |= {row for row in files.read_unreadable(folder) if not row.source.startswith(starts)}
+    parts = [part for part in parts if part.key not in refused]
+    conversations, lost = joined([*before, *parts])
+    taken = {part.key for part in parts if part.messages}
+    unreadable = {row for row in unreadable if row.source not in taken}  # what was missing or refused, and is here now
+    unreadable |= {Unreadable(key, f"{files.READING}no consent") for key in refused}
+    unreadable |= {Unreadable(row.source, f"{files.READING}{row.reason}") for row in lost}
+    share = state["regression"] = state.get("regression", REGRESSION) if regression is None else regression
+    made = build(conversations, task, share)
+    files.write(folder, conversations, made, unreadable, state)
+    old = {conversation.model_dump_json() for conversation in before}
+    added = sum(conversation.model_dump_json() not in old for conversation in conversations)
+    return Ingested(len(parts), added, len(conversations), made, len(unreadable))
+
+
+class _Reading(NamedTuple):
+    """How sources are read, and what is known of them; `state` and `afresh` are changed by reading."""
+
+    root: Path
+    scales: Scales
+    consent: bool
+    state: dict[str, Any]
+    afresh: set[str]  # how the places begin of sources that are read from their beginning: their old quarantine is void
+
+    def how(self) -> str:
+        """What a reading depends on beside its source: another answer reads everything again."""
+        scales = [f"{name}={low:g}..{high:g}" for name, (low, high) in sorted(self.scales.items())]
+        return " ".join(["", *(["consented"] if self.consent else []), *scales])
+
+    def parts(self, source: Source) -> Iterator[Conversation | Unreadable]:
+        """The parts of a source after its watermark, which is moved."""
+        path = Path(source.place) if source.place else None
+        if source.kind == "capture":
+            assert path is not None
+            parts, self.state["capture"] = captured.read(store.opened(path), self.state.get("capture") or {})
+            yield from parts
+        elif source.kind == "mlflow" and not (path and path.is_file()):
+            name = f"mlflow {hashed(mlflow_traces.address(self.root))} {source.place}"
+            since = self._since(name, "mlflow API", LATE["mlflow"])
+            rows = mlflow_traces.fetch(self.root, source.place, since)
+            yield from self._watched(name, mlflow_traces.read(rows, "mlflow API", self.scales))
+        elif source.kind == "langfuse" and path is None:
+            name = f"langfuse {hashed(langfuse_traces.host())}"
+            rows = langfuse_traces.fetch(self._since(name, "langfuse API", LATE["langfuse"]))
+            yield from self._watched(name, langfuse_traces.read(rows, "langfuse API", self.scales))
+        else:
+            assert path is not None
+            digest = hashlib.sha256()
+            for file in sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]:
+                digest.update(file.read_bytes())
+            name = f"{source.kind} {digest.hexdigest()[:16]}{self.how()}"
+            if name not in self.state.setdefault("files", []):
+                self.state["files"] = sorted([*self.state["files"], name])
+                self.afresh.add(path.name)
+                yield from _file(source.kind, path, self.scales)
+
+    def _since(self, name: str, place: str, late: timedelta) -> str:
+        reached = str(self.state.get("apis", {}).get(name + self.how()) or "")
+        if not reached:
+            self.afresh.add(place)
+        return moment(datetime.fromisoformat(reached) - late) if reached else ""
+
+    def _watched(self, name: str, parts: Iterator[Conversation | Unreadable]) -> Iterator[Conversation | Unreadable]:
+        """The parts of an API, whose watermark becomes the time of the latest of them."""
+        apis = self.state.setdefault("apis", {})
+        latest = str(apis.get(name + self.how()) or "")
+        for part in parts:
+            if isinstance(part, Conversation):
+                latest = max(latest, part.started, *(entry.time for entry in part.feedback), "")
+            yield part
+        if latest:
+            apis[name + self.how()] = latest
+
+
+def _file(kind: str, path: Path, scales: Scales) -> Iterator[Conversation | Unreadable]:
+    if kind == "langfuse":
+        return langfuse_traces.read(langfuse_traces.export(path), path.name, scales)
+    if path.is_dir():
+        raise UserError(f"{kind}:{path} is a folder: name its files")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as problem:
+        raise UserError(f"{kind}:{path} is no text in UTF-8 ({problem.reason} at byte {problem.start})") from None
+    lines = text.split("\n")
+    if kind == "openai":
+        return openai_jsonl.read(lines, path.name, scales)
+    if kind == "mlflow":
+        return mlflow_traces.read(langfuse_traces.export(path), path.name, scales)
+    whole = lines if len(lines) > 1 and lines[0].rstrip().endswith("}") else [text]
+    return otel.read(whole, path.name, scales)
+
+
+def load_task(root: Path, settings: Params) -> Task:
+    """What ingestion needs of the task: its training scenarios as the stage scenarios draws them, and those of val and
+    test, of which as many are drawn as the task has (4,096 at most), whatever the run's counts and seed."""
+    import environments
+    from steps.data.generated import read_generated
+
+    env = environments.load(settings.task)
+    path = root / "tasks_data" / settings.task
+    data = env.load(path)
+    drawn: dict[Split, list[Scenario]] = {"train": [], "val": [], "test": []}
+    for split, scenarios in drawn.items():
+        count = getattr(settings.scenarios, split)
+        try:
+            scenarios += env.scenarios(data, split, count, settings.seed)
+        except ValueError as problem:
+            raise UserError(f"scenarios.{split}: {problem}") from None
+        while split != "train" and MOST > count > 0:
+            try:
+                scenarios += env.scenarios(data, split, (count := 2 * count), settings.seed)
+            except ValueError:
+                scenarios += _most(env, data, split, count // 2, settings.seed)
+                break
+    if settings.scenarios.generated:
+        for split, more in read_generated(env, data, path / settings.scenarios.generated).items():
+            drawn[split] += more
+    distinct = {split: list({each.id: each for each in scenarios}.values()) for split, scenarios in drawn.items()}
+    return Task(env, settings.task, data, distinct["train"], distinct["val"] + distinct["test"], settings.scenarios)
+
+
+def _most(env: type[Env], data: Any, split: Split, count: int, seed: int) -> list[Scenario]:
+    """As many scenarios as a split has between `count` and twice as many, to the nearest twentieth."""
+    for more in range(39, 20, -1):
+        try:
+            return env.scenarios(data, split, more * count // 20, seed)
+        except ValueError:
+            continue
+    return []

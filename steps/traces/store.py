@@ -1,0 +1,168 @@
+"""The store of captured conversations: append-only files of JSON lines, one or more for each day.
+
+Files and not a table, because the server only ever appends, ingestion reads from an offset on, retention removes whole
+days, and any tool can read them. A record is written and synchronised to the disk before `append` returns. A process that
+is killed leaves at most one line without its end, which the next append closes and readers skip. Records are erased by
+spaces written over them, so that offsets stay right and nothing is left on the disk. Several processes may append and
+erase at the same time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from steps.core.errors import UserError
+from steps.core.files import write_text
+
+FOLDER = Path(".flywheel/capture")
+FULL = "the store is full"  # what is counted where a record finds no room
+SEGMENT = 64 * 2**20  # bytes of a file, from which on another is begun
+NAME = re.compile(r"(\d{4}-\d{2}-\d{2})\.(\d{4})\.jsonl")
+HEAD = re.compile(rb'\{"kind": "call", "response": "([0-9a-f]{16})", "key": "([a-z]+:[0-9a-f]{16})"')
+
+
+class Line(NamedTuple):
+    """A line of the store."""
+
+    segment: str
+    end: int  # offset of what follows it
+    record: dict[str, Any] | None  # None: no record, as a line that was cut off
+
+
+class Store:
+    """The store in a folder, which is made where it is missing; only its owner can read it."""
+
+    def __init__(self, folder: Path, max_bytes: int = 2**30, days: float = 30) -> None:
+        self.folder, self.max_bytes, self.days = folder, max_bytes, days
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+
+    def append(self, record: Mapping[str, Any], now: datetime | None = None) -> bool:
+        """Write a record for good; False where the store is full. What is older than `days` is removed first."""
+        data = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        now = now or datetime.now(UTC)
+        with self._locked():
+            self.expire(now)
+            sizes = {path: path.stat().st_size for path in self.segments()}
+            if sum(sizes.values()) + len(data) > self.max_bytes:
+                return False
+            today = [path for path in sizes if path.name.startswith(f"{now:%Y-%m-%d}.")]
+            if today and sizes[today[-1]] + len(data) <= SEGMENT:
+                path = today[-1]
+            else:
+                path = self.folder / f"{now:%Y-%m-%d}.{len(today):04d}.jsonl"
+            with open(path, "ab", opener=_owners) as file:
+                if file.tell() and not _ends_line(path):
+                    file.write(b"\n")
+                file.write(data)
+                file.flush()
+                os.fdatasync(file.fileno())
+        return True
+
+    def expire(self, now: datetime) -> None:
+        """Remove the files of days that are older than the retention allows."""
+        oldest = f"{now - timedelta(days=self.days):%Y-%m-%d}"
+        for path in self.segments():
+            if path.name[:10] < oldest:
+                path.unlink()
+
+    def segments(self) -> list[Path]:
+        """The files, oldest first."""
+        return sorted(path for path in self.folder.iterdir() if NAME.fullmatch(path.name))
+
+    def lines(self, offsets: Mapping[str, int] | None = None) -> Iterator[Line]:
+        """The lines after these offsets, by file, which are whole; erased ones are left out."""
+        for path in self.segments():
+            start = (offsets or {}).get(path.name, 0)
+            with path.open("rb") as file:
+                end = start if start <= path.stat().st_size else 0
+                file.seek(end)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    end += len(line)
+                    if line.strip():
+                        yield Line(path.name, end, _record(line))
+
+    def keys(self) -> dict[str, str]:
+        """The key of the conversation of each answer, by the answer's hashed id."""
+        made: dict[str, str] = {}
+        for path in self.segments():
+            with path.open("rb") as file:
+                made |= {match[1].decode(): match[2].decode() for line in file if (match := HEAD.match(line))}
+        return made
+
+    def erase(self, keys: set[str]) -> int:
+        """Erase all records of these conversations; how many there were."""
+        count = 0
+        with self._locked():
+            for path in self.segments():
+                with path.open("r+b") as file:
+                    end = 0
+                    for line in file.read().splitlines(keepends=True):
+                        record = _record(line)
+                        if record is not None and record.get("key") in keys:
+                            file.seek(end)
+                            file.write(b" " * (len(line) - 1) + b"\n")
+                            count += 1
+                        end += len(line)
+                    file.flush()
+                    os.fsync(file.fileno())
+        return count
+
+    def count(self, what: str) -> int:
+        """Add to a count in counts.json, such as of requests that were not stored; how many there are now."""
+        with self._locked():
+            counts = self.counts()
+            counts[what] = counts.get(what, 0) + 1
+            write_text(self.folder / "counts.json", json.dumps(dict(sorted(counts.items()))) + "\n", lasting=False)
+            return counts[what]
+
+    def counts(self) -> dict[str, int]:
+        """What was counted so far: requests that were not stored, by their reason."""
+        try:
+            content = json.loads((self.folder / "counts.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return {}
+        return {str(name): int(number) for name, number in content.items()}
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with open(self.folder / "lock", "ab", opener=_owners) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def opened(folder: Path) -> Store:
+    """A store that is there. UserError where there is none."""
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder} does not exist: `make serve CAPTURE=1` makes it with the first request that it stores"
+        )
+    return Store(folder)
+
+
+def _owners(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _ends_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None

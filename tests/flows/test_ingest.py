@@ -1,0 +1,151 @@
+"""flows.ingest and flows.forget in a project of DVC's: versions, lineage, what they say, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows import forget, ingest
+from steps.core.errors import UserError
+from steps.traces import files
+from steps.traces.records import key_of
+from tests.project.test_readme import commands
+
+GOLDEN = Path(__file__).parent.parent / "traces" / "golden"
+PARAMS = {"scenarios": {"train": 12, "val": 12, "test": 12}, "rollout": {"scenarios": 4}}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from dvc.repo import Repo
+
+    root = tmp_path / "project"
+    (root / "tasks_data").mkdir(parents=True)
+    shutil.copytree("tasks_data/email_search", root / "tasks_data/email_search")
+    (root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
+    Repo.init(str(root), no_scm=True).close()
+    monkeypatch.setenv("FLYWHEEL_LEDGER_URL", f"sqlite:///{tmp_path}/ledger.db")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(root)
+    return root
+
+
+def run(root: Path, *words: str, consented: bool = False) -> Any:
+    return ingest.run(root, list(words), None, [], consented, None)
+
+
+def test_versions_are_given_to_dvc_and_deletion_lists_them(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = f"openai:{GOLDEN}/openai.jsonl"
+    ingest.report(run(project, source))
+    assert "8 conversations new or longer, 8 in all" in capsys.readouterr().out
+    folder = project / files.FOLDER / "email_search"
+    first = yaml.safe_load((project / "ingested/email_search.dvc").read_text())["outs"][0]["md5"]
+    run(project, source)
+    assert yaml.safe_load((project / "ingested/email_search.dvc").read_text())["outs"][0]["md5"] == first
+    run(project, f"langfuse:{GOLDEN}/langfuse")
+    second = yaml.safe_load((project / "ingested/email_search.dvc").read_text())["outs"][0]["md5"]
+    assert second != first
+
+    lines = forget.run(project, ["chat 0"], project / ".flywheel/capture")
+    text = "\n".join(lines)
+    assert "ingested/email_search/conversations.jsonl: 2 rows deleted" in lines
+    for md5 in (first, second):
+        assert f"data set ingested/email_search, version {md5}, holds it" in text
+    third = yaml.safe_load((project / "ingested/email_search.dvc").read_text())["outs"][0]["md5"]
+    assert third not in text
+    assert third not in (first, second)
+    keys = {key_of(producer, "chat 0") for producer in ("openai", "langfuse")}
+    assert not any(key in path.read_text() for key in keys for path in folder.iterdir())
+    with pytest.raises(UserError, match="nothing is known of chat 99"):
+        forget.run(project, ["chat 99"], project / ".flywheel/capture")
+
+    shutil.rmtree(folder)
+    with pytest.raises(UserError, match=r"`dvc pull .*ingested/email_search.dvc`"):
+        run(project, source)
+    with pytest.raises(UserError, match=r"`dvc pull .*ingested/email_search.dvc`"):
+        forget.run(project, ["chat 0"], project / ".flywheel/capture")
+
+
+def test_rows_without_consent_are_refused_until_the_operator_speaks(project: Path) -> None:
+    rows = [json.loads(line) | {"consent": False} for line in (GOLDEN / "openai.jsonl").read_text().splitlines()]
+    source = project / "chats.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = run(project, f"openai:{source}")
+    assert (done.conversations, done.unreadable) == (0, 8)
+    quarantine = files.read_rows(project / "ingested/email_search/quarantine.jsonl")
+    assert {row["reason"] for row in quarantine} == {"not read: no consent"}
+    done = run(project, f"openai:{source}", consented=True)
+    assert (done.conversations, done.unreadable) == (8, 0)
+    done = run(project, f"openai:{source}")
+    assert (done.conversations, done.unreadable) == (8, 0), "what was consented to stays, and the same file is known"
+    more = {"messages": [*rows[-1]["request"]["messages"], {"role": "assistant", "content": "More."}]}
+    (project / "more.jsonl").write_text(json.dumps(more | {"conversation_id": rows[-1]["conversation_id"]}))
+    done = run(project, "openai:more.jsonl")
+    assert (done.added, done.conversations, done.unreadable) == (0, 8, 1)
+    assert run(project, "openai:more.jsonl").unreadable == 1, "a refusal stays in quarantine"
+
+
+def test_a_scale_that_is_given_later_reads_the_file_again(project: Path) -> None:
+    row = json.loads((GOLDEN / "openai.jsonl").read_text().splitlines()[0]) | {"feedback": {"score": 5}}
+    (project / "chats.jsonl").write_text(json.dumps(row))
+    assert (run(project, "openai:chats.jsonl").conversations, run(project, "openai:chats.jsonl").unreadable) == (0, 1)
+    done = ingest.run(project, ["openai:chats.jsonl"], None, ["score=1..5"], False, None)
+    assert (done.conversations, done.unreadable) == (1, 0)
+
+
+def test_the_commands_of_the_page_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of docs/traces.md, on files of these names, in their order."""
+    for name, copy in (("openai", "chats"), ("otel", "spans"), ("mlflow", "traces")):
+        shutil.copy(GOLDEN / f"{name}.jsonl", project / f"{copy}.jsonl")
+    shutil.copytree(GOLDEN / "langfuse", project / "export")
+    shutil.copytree(GOLDEN / "capture", project / ".flywheel/capture")
+    page = (GOLDEN.parent.parent.parent / "docs/traces.md").read_text()
+    lines = [words[2:] for words in commands(page) if words[:2] == ["python", "-m"]]
+    ran = 0
+    for module, *words in lines:
+        if module == "flows.ingest" and len(words) > 0:
+            assert ingest.main(words) == 0, capsys.readouterr()
+            ran += 1
+        elif module == "flows.forget":
+            expected = 2 if words[0].startswith("capture:") else 0  # the page's key is of no conversation
+            assert forget.main(words) == expected, capsys.readouterr()
+            ran += 1
+    assert ran == 8
+    assert "rows deleted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["csv:a"], "give capture, langfuse, mlflow, otel, openai"),
+        (["openai"], "name its file"),
+        (["otel:none.json"], "none.json does not exist"),
+        (["capture"], "make serve CAPTURE=1"),
+    ],
+)
+def test_sources_that_are_none_are_refused(project: Path, words: list[str], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        run(project, *words)
+    assert not (project / "ingested").exists()
+
+
+def test_options_that_are_wrong_are_refused(project: Path) -> None:
+    with pytest.raises(UserError, match=r"stars=1\.\.5"):
+        ingest.run(project, ["capture"], None, ["stars"], False, None)
+    with pytest.raises(UserError, match="--regression 2"):
+        ingest.run(project, ["capture"], None, [], False, 2.0)
+
+
+def test_the_commands(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ingest.main([f"otel:{GOLDEN}/otel.jsonl", "--regression", "0.5"]) == 0
+    assert "made: scenarios" in capsys.readouterr().out
+    assert forget.main(["chat 1"]) == 0
+    assert "rows deleted" in capsys.readouterr().out
+    assert forget.main(["chat 1", "--capture", "none"]) == 0, "versions that hold it are still listed"
+    assert ingest.main(["csv:x"]) == 2
