@@ -149,6 +149,7 @@ class ScoreParams(Section):
 
 
 class UpdateParams(Learning):
+    task: str
     seed: int
     policy: Policy
     rollout: Rollout

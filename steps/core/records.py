@@ -93,17 +93,27 @@ class Trajectory(Record):
         A turn extends the longest row that its prompt begins with, the latest of several; where there is none, it begins a
         row with its whole prompt as context. Each sampled token bears loss in one row, and in none where a grammar chose.
         """
-        rows: list[Row] = []
-        for turn in self.turns:
+        return [row for row, _ in self._rows()]
+
+    def turns_of_rows(self) -> list[list[int]]:
+        """For each of `flatten`'s rows, the places of the turns whose sampled tokens are in it, in their order."""
+        return [places for _, places in self._rows()]
+
+    def _rows(self) -> list[tuple[Row, list[int]]]:
+        rows: list[tuple[Row, list[int]]] = []
+        for place, turn in enumerate(self.turns):
             if len(turn.completion_ids) != len(turn.logprobs):
                 raise ValueError(
                     f"trajectory {self.id}: {len(turn.completion_ids)} sampled tokens, {len(turn.logprobs)} logprobs"
                 )
             prompt, sampled = turn.prompt_ids, len(turn.completion_ids)
-            extended = [row for row in rows if begins(prompt, row.ids)]
+            extended = [entry for entry in rows if begins(prompt, entry[0].ids)]
             if not extended:
-                rows.append(Row([], [], []))
-            ids, mask, logprobs = max(reversed(extended), key=lambda row: len(row.ids)) if extended else rows[-1]
+                rows.append((Row([], [], []), []))
+            (ids, mask, logprobs), places = (
+                max(reversed(extended), key=lambda entry: len(entry[0].ids)) if extended else rows[-1]
+            )
+            places.append(place)
             added = prompt[len(ids) :]
             ids += [*added, *turn.completion_ids]
             mask += [0] * len(added) + [0 if turn.is_constrained else 1] * sampled
