@@ -34,7 +34,7 @@ from flows.training.ending import result_lines, write_summary
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.records import OUTPUTS
-from steps.judging.watch import Watch
+from steps.judging.watch import Alarm, Watch
 from steps.planning import plan
 from steps.policy import machine
 from steps.project import chain, store
@@ -203,11 +203,8 @@ def _iterations(
             if pipeline.beside:
                 ahead.begin(iteration)
             tracked = iterate(iteration, curve, trackers, tracked, drain, iterations, run, display, ahead)
-            if (alarm := watch.add(iteration)) is not None:
-                display.say(f"{alarm.sentence()}. Training ends here.")
-                break
-            if iteration - best(curve).iteration >= params.train.patience:
-                display.say(f"Validation has not improved for {params.train.patience} iterations: training ends here.")
+            if why := ending(iteration, curve, watch.add(iteration), params.train.patience):
+                display.say(f"{why}: training ends here.")
                 break
     display.end_iterations()
     if tracked is not None:
@@ -271,6 +268,15 @@ def iterate(
     display.row(curve[-1], row["reward"], sum(seconds.values()) + (row["overhead_seconds"] or 0))
     warn(iteration, display)
     return future
+
+
+def ending(iteration: int, curve: list[Point], alarm: Alarm | None, patience: int) -> str:
+    """Why training ends after an iteration; empty where it goes on."""
+    if alarm is not None:
+        return f"{alarm.sentence()}. No adapter of this run is promoted (docs/judging.md)"
+    if iteration - best(curve).iteration >= patience:
+        return f"Validation has not improved for {patience} iterations"
+    return ""
 
 
 def submit(

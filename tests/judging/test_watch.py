@@ -92,7 +92,8 @@ def test_a_second_truth_is_watched_and_shares_the_error() -> None:
     points = [point(k, 40 + 10 * k, 0.2 * k, **{HELD_OUT: held}) for k, held in enumerate((50, 60, 30, 20))]
     seen = alarm(points, 10, 0.05)
     assert seen is not None
-    assert (seen.iteration, seen.truth, seen.tail) == (2, HELD_OUT, pytest.approx(0.05 / 10 / 2 / 2))
+    assert (seen.iteration, seen.truth) == (2, HELD_OUT)
+    assert seen.tail == pytest.approx(0.05 / 10 / 2 / 2)
 
 
 def test_more_planned_iterations_and_alike_scenarios_ask_for_more() -> None:
@@ -255,6 +256,19 @@ def test_a_watch_reads_a_run_as_it_goes_on(run: Path, monkeypatch: pytest.Monkey
     assert not seen.is_blind
     off = watch.Watch(run, params.model_copy(update={"promote": Promote(false_alarms=None)}))
     assert (off.add(0), off.points, off.is_blind) == (None, [], False)
+
+
+def test_training_ends_where_the_alarm_is_raised() -> None:
+    from flows.terminal import report
+    from flows.training.run import ending
+
+    shares = [report.Point(iteration, success, (0, 1), 0.0) for iteration, success in enumerate((0.4, 0.6, 0.8, 0.55))]
+    seen = alarm(curve(*HACKED), 10, 0.05)
+    assert seen is not None
+    assert ending(3, shares, None, 2) == ""
+    assert ending(3, shares, None, 1) == "Validation has not improved for 1 iterations"
+    assert ending(3, shares, seen, 2).startswith("reward hacking: from iteration 2 to 3 success fell by 0.250")
+    assert "No adapter of this run is promoted" in ending(3, shares, seen, 2)
 
 
 # --- At the gate
