@@ -7,8 +7,8 @@
 Both runs of a seed are made in one clone by `flows.train` with the task's preset, and differ in `update.advantages` alone:
 they share scenarios, first adapter and first batch. The goal is GRPO's own validation success at the end, as the mean of its
 last three iterations. Episodes until then are where the success by iteration, as the mean of each iteration and its two
-neighbours, first reaches the goal, between iterations by a straight line. A run that does not reach it counts with all its
-episodes, and in `unreached`: its ratio is then a lower bound.
+neighbours, first reaches the goal, between iterations by a straight line, and one iteration at least. A run that does not
+reach it counts with all its episodes, and in `unreached`: its ratio is then a lower bound.
 
 `ratio` is GiGPO's episodes over GRPO's, the geometric mean over seeds; `ratio_low` and `ratio_high` end its 95 % interval by
 Student's t on the logarithms of the paired ratios. `gain` is the difference of test success, GiGPO's minus GRPO's, with its
@@ -103,9 +103,9 @@ def row(task: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         other, target = by_way["gigpo"][seed], goal(base["curve"])
         steps = {}
         for way, run in (("grpo", base), ("gigpo", other)):
-            found = reached(run["curve"], target)
-            unreached += found is None and way == "gigpo"
-            steps[way] = max(1e-9, len(run["curve"]) - 1 if found is None else found)
+            step = reached(run["curve"], target)
+            unreached += step is None and way == "gigpo"
+            steps[way] = max(1.0, len(run["curve"]) - 1 if step is None else step)
             needed[way].append(steps[way] * run["episodes"])
         logs.append(math.log(steps["gigpo"] / steps["grpo"]))
         gains.append(other["test"] - base["test"])

@@ -212,7 +212,7 @@ class Evaluate(Sharded):
     @model_validator(mode="after")
     def check(self) -> Evaluate:
         for name in ("orders", "rubric_dropout"):
-            if self.judge is not None and name in self.judge.model_fields_set:
+            if self.judge is not None and getattr(self.judge, name) != Ruler.model_fields[name].default:
                 raise ValueError(
                     f"evaluate.judge.{name} would have no effect: evaluations are judged in both orders, by the whole "
                     "rubric; take it out"
