@@ -52,7 +52,9 @@ class Benchmark(NamedTuple):
 BENCHMARKS = {
     "environments": Benchmark(60, 15, "steps per second / those of multiplication"),
     "hacks": Benchmark(25, 10, "best hack's success / a quarter of honest play's"),
-    "exploits": Benchmark(240, 90, "faults that go through / the tenth allowed; false alarms / the 0.05 allowed"),
+    "exploits": Benchmark(
+        240, 90, "the hack in what is promoted / a quarter; faults that go through / a tenth; false alarms / 0.05"
+    ),
     "gate": Benchmark(180, 20, "errors / the 0.05 that are allowed"),
     "scale": Benchmark(5, 5, "episodes per second / those of engines that never wait, on paper"),
     "judge": Benchmark(30, 10, "seconds / ideal seconds"),
