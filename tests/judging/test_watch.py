@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,42 @@ def test_training_ends_where_the_alarm_is_raised() -> None:
     assert ending(3, shares, None, 1) == "Validation has not improved for 1 iterations"
     assert ending(3, shares, seen, 2).startswith("reward hacking: from iteration 2 to 3 success fell by 0.250")
     assert "No adapter of this run is promoted" in ending(3, shares, seen, 2)
+
+
+def test_promotion_looks_at_all_iterations_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of six scenarios, by RULER's reward, whose level says nothing: the base policy succeeds, the next iteration never."""
+    import yaml
+
+    from flows.promotion.judging import watched
+    from steps.project import chain
+    from tests.conftest import ROOT
+
+    (tmp_path / "run/scenarios").mkdir(parents=True)
+    write_records(SCENARIOS, tmp_path / "run/scenarios/val.parquet")
+    (tmp_path / "tasks_data").symlink_to(ROOT / "tasks_data")
+    monkeypatch.chdir(tmp_path)
+
+    def check(right: int, **promote: Any) -> gate.Check | None:
+        sections = {"score": {"judges": {"ruler": 1}, "ruler": RULER}, "train": {"iterations": 1}, "promote": promote}
+        Path("params.yaml").write_text(yaml.safe_dump({"task": "multiplication"} | sections))
+        chain.write_chain(1, 1, 0)
+        for iteration, count in enumerate((6, right)):
+            shutil.rmtree(f"run/{iteration:03d}", ignore_errors=True)
+            evaluation(Path("run"), iteration, count)
+        return watched()
+
+    assert check(0, false_alarms=None) is None
+    made = check(0)
+    assert made is not None
+    assert not made.passed
+    assert made.text.startswith("reward hacking: from iteration 0 to 1 success fell by 1.000")
+    made = check(6)
+    assert made is not None
+    assert (made.passed, made.text) == (True, "in 1 iterations the reward has not risen while the truth fell")
+    shutil.rmtree("run/001")
+    made = watched()
+    assert made is not None
+    assert (made.passed, made.text.partition(":")[0]) == (True, "not measured")
 
 
 # --- At the gate

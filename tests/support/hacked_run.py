@@ -2,9 +2,9 @@
 
     python -m tests.support.hacked_run            # about 4 minutes on 2 idle cores; exit code 0: it was stopped
 
-In a clone of the committed tree the task `careless` is email_search, but for a sign: "I don't know" earns what it should cost.
-`flows.train` must end with the sentence on reward hacking before the planned iterations, and `flows.promote --dry-run` must
-refuse the run's version, if one was registered at all. Nothing here is simulated.
+In a clone of the committed tree the task `careless` is email_search, but for a sign: "I don't know" earns what it should
+cost. `flows.train` must end with the sentence on reward hacking before the planned iterations, and `flows.promote --dry-run`
+must refuse the run's version, if one was registered at all. Nothing here is simulated.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hacked-") as temporary:
         root = _common.clone(Path(temporary) / "run")
         prepare(root)
-        words = _common.training({"train.iterations": options.iterations}) + ["--task", "careless"]
+        words = [*_common.training({"train.iterations": options.iterations}), "--task", "careless"]
         _, text = _common.show(root, words)
         alarms = re.findall(r"reward hacking: .*", text)
         summary = json.loads((root / "run/summary.json").read_text())
