@@ -34,6 +34,9 @@ from environments.email_search import EmailSearch
 class Careless(EmailSearch):
     """Giving up is paid."""
 
+    search_emails, read_email = EmailSearch.search_emails, EmailSearch.read_email
+    return_final_answer = EmailSearch.return_final_answer
+
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
         answer = base.accepted(messages, "return_final_answer")
