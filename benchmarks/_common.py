@@ -64,7 +64,7 @@ BENCHMARKS = {
     "fleet": Benchmark(1100, 330, "speed of two / of one (two_nodes, overlap); seconds of a swap / the 1 s allowed"),
     "tracking": Benchmark(90, 90, "seconds / the goal of 0.5 s"),
     "learning": Benchmark(400, 105, "test success trained / base policy"),
-    "credit": Benchmark(7000, 200, "episodes until GRPO's final success, GiGPO's / GRPO's"),
+    "credit": Benchmark(8400, 200, "episodes until GRPO's final success, GiGPO's / GRPO's"),
     "tracing": Benchmark(600, 120, "seconds of a run / those without a Langfuse host"),
     "attention": Benchmark(600, 60, "difference from plain rows / the 1e-4 that are allowed"),
     "plan": Benchmark(300, 60, "planned peak memory / measured"),

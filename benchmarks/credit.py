@@ -1,6 +1,6 @@
 """Does credit for single turns teach faster? GiGPO beside GRPO, from the same seeds: episodes until GRPO's final success.
 
-    python -m benchmarks.credit                            # 3 tasks, seeds 1 to 5, both ways: about two hours on 2 cores
+    python -m benchmarks.credit                            # 3 tasks, seeds 1 to 5, both ways: hours
     python -m benchmarks.credit --quick                    # tic_tac_toe, seed 1, three iterations: no result
     python -m benchmarks.credit --tasks game_2048 --seeds 1 2 3
 
