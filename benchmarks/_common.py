@@ -52,6 +52,9 @@ class Benchmark(NamedTuple):
 BENCHMARKS = {
     "environments": Benchmark(60, 15, "steps per second / those of multiplication"),
     "hacks": Benchmark(25, 10, "best hack's success / a quarter of honest play's"),
+    "exploits": Benchmark(
+        240, 90, "the hack in what is promoted / a quarter; faults that go through / a tenth; false alarms / 0.05"
+    ),
     "gate": Benchmark(180, 20, "errors / the 0.05 that are allowed"),
     "scale": Benchmark(5, 5, "episodes per second / those of engines that never wait, on paper"),
     "judge": Benchmark(30, 10, "seconds / ideal seconds"),
@@ -61,6 +64,7 @@ BENCHMARKS = {
     "fleet": Benchmark(1100, 200, "speed of two / of one (two_nodes, overlap); seconds of a swap / the 1 s allowed"),
     "tracking": Benchmark(90, 90, "seconds / the goal of 0.5 s"),
     "learning": Benchmark(400, 105, "test success trained / base policy"),
+    "credit": Benchmark(8400, 200, "episodes until GRPO's final success, GiGPO's / GRPO's"),
     "tracing": Benchmark(600, 120, "seconds of a run / those without a Langfuse host"),
     "attention": Benchmark(600, 60, "difference from plain rows / the 1e-4 that are allowed"),
     "plan": Benchmark(300, 60, "planned peak memory / measured"),

@@ -170,6 +170,13 @@ class Env(ABC):
         return json.dumps([scenario.data[key] for key in cls.sources], sort_keys=True) if cls.sources else scenario.id
 
     @classmethod
+    def anchor_state(cls, scenario: Scenario, messages: Sequence[Message]) -> str | None:
+        """What the next turn starts from, for `update.advantages: gigpo`: turns with the same text are compared with each
+        other, whatever led there. `messages` are those before the turn. None: only turns with the same past are alike.
+        """
+        return None
+
+    @classmethod
     def describe(cls, data: Any) -> str:
         """The task in words, for a model that writes scenarios; by default the docstring of its module or class."""
         return (sys.modules[cls.__module__].__doc__ or cls.__doc__ or cls.__name__).strip()

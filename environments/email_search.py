@@ -242,6 +242,14 @@ class EmailSearch(Env):
         return f" {right} " in f" {answered} " and len(answered.split()) <= 20
 
     @classmethod
+    def anchor_state(cls, scenario: Scenario, messages: Sequence[Message]) -> str:
+        """What the tools have shown so far, in whatever order and by whatever queries; errors show nothing."""
+        shown = {
+            str(message["content"]) for message in messages if message["role"] == "tool" and not base.is_error(message)
+        }
+        return "\n\n".join(sorted(shown))
+
+    @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
         sources, answer = set(scenario.data["source_ids"]), base.accepted(messages, "return_final_answer")
         calls = [call for call in base.tool_calls(messages) if not base.is_error(call[2])]

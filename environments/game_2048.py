@@ -333,6 +333,12 @@ class Game2048(Env):
         return largest(last_board(messages)) >= int(scenario.data["target"])
 
     @classmethod
+    def anchor_state(cls, scenario: Scenario, messages: Sequence[Message]) -> str:
+        """The board, and the moves made: on them depend the tiles that will appear."""
+        moves = sum(message["role"] == "tool" and not base.is_error(message) for message in messages)
+        return f"{moves} {last_board(messages)}"
+
+    @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
         """No particular result is expected and the optimum is unknown; the game must be played to its end."""
         target = scenario.data["target"]

@@ -270,6 +270,11 @@ class TicTacToe(Env):
         return result(messages) in enough
 
     @classmethod
+    def anchor_state(cls, scenario: Scenario, messages: Sequence[Message]) -> str:
+        """The board."""
+        return last_board(messages)
+
+    @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
         """No particular result is expected and the optimum is unknown; the game must be played to its end."""
         ending = result(messages)

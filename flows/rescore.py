@@ -68,6 +68,7 @@ def judge(folder: Path, number: str, update: bool) -> dict[str, Any]:
     run_stage("score", number, {key: str(path) for key, path in (shared | scoring).items()})
     if update:
         training = {"previous": RUN / previous / "checkpoint", "adapter": own / "adapter"}
+        training |= {"scenarios": RUN / "scenarios"}
         training |= {"behaviour": RUN / sampled_with(Path.cwd(), number) / "adapter"}
         training |= {"checkpoint": own / "checkpoint", "metrics": own / "metrics.json", "fates": own / "fates.json"}
         run_stage("update", number, {key: str(path) for key, path in (shared | training).items()})

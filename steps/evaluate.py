@@ -6,8 +6,9 @@ of steps/sampling/players.py there is no adapter: the option is not needed, and 
 
 Where attempts have no reward, because the task has no rule or an agent of your own returned none, a judge compares each with
 the base policy's attempt at the same scenario (steps/judging/pairs.py). The summary then says how often it was judged
-better, and pairs.jsonl has every comparison. `--against` is the base policy's evaluation, or initialise's base.json where
-the base policy itself is evaluated. It is read only then. `--rival` names the other policy where it is not the base.
+better, and pairs.jsonl has every comparison. With evaluate.judge, a judge that training never asks does so, also beside
+success where there is a rule. `--against` is the base policy's evaluation, or initialise's base.json where the base policy
+itself is evaluated. It is read where a judge compares. `--rival` names the other policy where it is not the base.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def evaluate(
 
     env = environments.load(params.task)
     if not env.has_rule:  # refused before anything is sampled
-        pairs.settings_of(params.score, f"{params.task} has no rule")
+        pairs.settings_of(params.score, f"{params.task} has no rule", params.evaluate.judge)
         pairs.rival_of(against)
     held_out = read_records(Scenario, scenarios / f"{split}.parquet")
     data = env.load(task_data)
@@ -71,8 +72,15 @@ def evaluate(
         if params.policy.has_adapter and adapter:
             sampled = sample(env, task_data, data, held_out, adapter, params)
         results = by_success(held_out, rewards) | sampled_summary(sampled, len(held_out))
+        if (judge := params.evaluate.judge) is not None and against is None:
+            say("evaluate.judge is not asked: --against names no evaluation of the base policy to compare with")
+        elif judge is not None:
+            rubric = (task_data / "rubric.md").read_text(encoding="utf-8")
+            results["held_out"], compared = pairs.judged(
+                env, data, held_out, played, judge, rubric, against, rival, split, by_rule=True
+            )
     else:
-        settings = pairs.settings_of(params.score, "the attempts have no reward")
+        settings = pairs.settings_of(params.score, "the attempts have no reward", params.evaluate.judge)
         rubric = (task_data / "rubric.md").read_text(encoding="utf-8")
         judged, compared = pairs.judged(env, data, held_out, played, settings, rubric, against, rival, split)
         rewards = [pairs.unscored(reward, pair, rival) for reward, pair in zip(rewards, compared, strict=True)]
@@ -103,6 +111,8 @@ def say_result(summary: Evaluation) -> None:
     say(f"{summary.split}: {summary.sentence()}{beside}")
     if summary.judged is not None:
         say(summary.judged.faults())
+    if (other := summary.held_out) is not None:
+        say(f"{summary.split}: {other.sentence(summary.n)}; {other.faults()}")
 
 
 def by_success(held_out: Sequence[Scenario], rewards: Sequence[Reward]) -> dict[str, Any]:

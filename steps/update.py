@@ -31,16 +31,18 @@ def update(
     params: UpdateParams,
     fates: Output | None = None,
     behaviour: Input | None = None,
+    scenarios: Input | None = None,
 ) -> None:
     """Train from the `previous` checkpoint; write adapter, checkpoint, metrics.json, and each trajectory's fate. `behaviour`
-    is the adapter that sampled, where that may be an older one (train.overlap)."""
+    is the adapter that sampled, where that may be an older one (train.overlap); `scenarios` are read with
+    update.advantages: gigpo alone."""
     import json
 
     from steps.policy import raycluster
     from steps.policy.adapter import adapter_hash
     from steps.policy.machine import make_room, prepare_sampling, prepare_training
     from steps.runner import cluster, ranks
-    from steps.training import batches, contract, grpo
+    from steps.training import batches, contract, credit, grpo
     from steps.training.fates import TRAINED, WITHOUT_SIGNAL, account, fate
     from steps.training.processes import is_launched, process
 
@@ -48,6 +50,7 @@ def update(
         make_room()
         files = {"adapter": adapter, "checkpoint": checkpoint, "metrics": metrics, "fates": fates}
         read = {"trajectories": trajectories, "rewards": rewards, "previous": previous, "behaviour": behaviour}
+        read |= {"scenarios": scenarios}
         if params.update.launcher == "ray":
             raycluster.connect(params.policy.cluster)
             raycluster.make_room()
@@ -70,6 +73,10 @@ def update(
     ]
     groups = [trajectory.scenario_id for trajectory in batch]
     gains, flat = batches.advantages(scores, groups, params.update.scale_rewards)
+    by_turn: list[list[float]] = [[] for _ in batch]
+    grouped: dict[str, float] = {}
+    if params.update.advantages == "gigpo":
+        gains, by_turn, flat, grouped = credit_turns(batch, scores, gains, scenarios, params)
     fate_by_id = {
         trajectory.id: fate(trajectory.id in bad, score, gain, trajectory.id in masked)
         for trajectory, score, gain in zip(batch, scores, gains, strict=True)
@@ -78,8 +85,14 @@ def update(
         raise AssertionError(f"{len(batch)} trajectories have {len(fate_by_id)} ids: some would be lost")
     counted = TRAINED if params.update.without_signal == "drop" else (*TRAINED, *WITHOUT_SIGNAL)
     examples = [
-        batches.Example(rows[trajectory.id], gain or 0.0, trajectory.scenario_id, trajectory.id in masked)
-        for trajectory, gain in zip(batch, gains, strict=True)
+        batches.Example(
+            rows[trajectory.id],
+            gain or 0.0,
+            trajectory.scenario_id,
+            trajectory.id in masked,
+            credit.of_tokens(trajectory, turns),
+        )
+        for trajectory, gain, turns in zip(batch, gains, by_turn, strict=True)
         if fate_by_id[trajectory.id] in counted
     ]
 
@@ -94,6 +107,7 @@ def update(
     measured |= (
         of_batch(batch, judged, scores)
         | tokens
+        | grouped
         | {
             "trained": trained,
             "quarantined": len(bad),
@@ -111,6 +125,37 @@ def update(
         first = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         say(f"{len(names)} trajectories quarantined: {reason} ({first})")
     say(f"{trained} of {len(batch)} trajectories trained on, {flat} groups without signal")
+
+
+def credit_turns(
+    batch: list[Trajectory],
+    scores: list[float | None],
+    gains: list[float | None],
+    scenarios: Input | None,
+    params: UpdateParams,
+) -> tuple[list[float | None], list[list[float]], int, dict[str, float]]:
+    """GiGPO's advantages: (the largest of each trajectory, those of its turns, groups without a signal, metrics). UserError
+    where the scenarios, from which states are told, are missing."""
+    import environments
+    from environments.base import Scenario
+    from steps.core.records import read_records
+    from steps.training import credit
+
+    if scenarios is None:
+        raise UserError(
+            "update.advantages: gigpo tells states by the scenarios: name them with --scenarios run/scenarios"
+        )
+    env = environments.load(params.task)
+    by_id = {scenario.id: scenario for scenario in read_records(Scenario, scenarios / "train.parquet")}
+    if unknown := [trajectory for trajectory in batch if trajectory.scenario_id not in by_id]:
+        raise UserError(
+            f"{scenarios} does not have the scenario {unknown[0].scenario_id} of trajectory {unknown[0].id}: sample again "
+            "(`dvc repro`)"
+        )
+    states = [credit.states_of(env, by_id, trajectory) for trajectory in batch]
+    groups = [trajectory.scenario_id for trajectory in batch]
+    made = credit.credit(gains, scores, groups, states, params.update)
+    return made.largest, made.by_turn, made.flat, made.metrics
 
 
 def read_batch(trajectories: Input, rewards: Input) -> tuple[list[Trajectory], dict[str, Reward]]:

@@ -24,6 +24,7 @@ from steps.core import params
 from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.params import Policy, PromoteParams
+from steps.judging.watch import Watch
 from steps.project import chain, lock, store
 from steps.registry import gate, looks, publish, verdict_report
 from steps.registry.gate import Side, Verdict
@@ -132,8 +133,32 @@ def judge(
     look = 0 if is_champion else counted(model.name, scenarios, sides["challenger"], other)
     clusters = clusters_of(parameters.task, scenarios)
     return gate.decide(
-        scenarios, contamination=report, params=parameters.promote, clusters=clusters, look=look, **sides
+        scenarios,
+        contamination=report,
+        params=parameters.promote,
+        clusters=clusters,
+        look=look,
+        watched=watched(),
+        **sides,
     )
+
+
+def watched() -> gate.Check | None:
+    """Whether the reward rose while the truth fell in the run; None where nothing is to be watched."""
+    whole = params.load("params.yaml", params.Params)
+    if whole.promote.false_alarms is None:
+        return None
+    iterations = sorted(chain.read_chain(Path.cwd()).get("evaluated") or {})
+    try:
+        watch = Watch(RUN, whole)
+        alarms = [watch.add(int(iteration)) for iteration in iterations]
+    except (UserError, ModuleNotFoundError, LookupError, FileNotFoundError) as problem:
+        print(f"The run's iterations are not compared with each other: {problem}", flush=True)
+        return gate.hacking(None, "not measured: the run's evaluations, or its task, are not here")
+    alarm = next((alarm for alarm in alarms if alarm is not None), None)
+    blind = " (nothing tells the truth here: no rule, and no evaluate.judge)" if watch.is_blind else ""
+    seen = f"in {len(iterations) - 1} iterations the reward has not risen while the truth fell{blind}"
+    return gate.hacking(alarm.sentence() if alarm else None, seen)
 
 
 def counted(name: str, scenarios: list[Scenario], challenger: Side, other: Side) -> int:

@@ -1,8 +1,9 @@
 """A training run as a Prefect flow: iterations until validation no longer improves, the tests, and the registration.
 
 Each task runs one stage of dvc.yaml through DVC, which skips what is up to date. Training stops early when validation has
-not improved for `train.patience` iterations; the best iteration, not the last, is registered. `deployed` is the flow of the
-deployment; flows/train.py starts the same by hand, and imports this only when all that could be refused is checked.
+not improved for `train.patience` iterations, or the reward rises while success falls (steps/judging/watch.py); the best
+iteration, not the last, is registered. `deployed` is the flow of the deployment; flows/train.py starts the same by hand, and
+imports this only when all that could be refused is checked.
 """
 
 from __future__ import annotations
@@ -33,12 +34,18 @@ from flows.training.ending import result_lines, write_summary
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.records import OUTPUTS
+from steps.judging.watch import Alarm, Watch
 from steps.planning import plan
 from steps.policy import machine
 from steps.project import chain, store
 from steps.project.chain import iteration_name
 from steps.runner import handover
 from steps.tracking import system_metrics
+
+BLIND = (
+    "Warning: the judge that scores the training also says how good it is, for there is no rule and no evaluate.judge. "
+    "Nothing would show that the policy only learns to please it."
+)
 
 if TYPE_CHECKING:
     from prefect.futures import PrefectFuture
@@ -182,6 +189,10 @@ def _iterations(
     curve = [report.point(0)]
     display.row(curve[0], None, None)
     warn(0, display)
+    watch = Watch(RUN, params)
+    watch.add(0)
+    if watch.is_blind:
+        display.say(BLIND)
     gc.freeze()  # a full collection of all objects that imports made takes 0.15 s
     tracked = None  # the previous iteration, which is tracked while the next one samples
     with system_metrics.sampled() as drain, Ahead(params, pipeline, partial(submit, pipeline, display)) as ahead:
@@ -192,8 +203,8 @@ def _iterations(
             if pipeline.beside:
                 ahead.begin(iteration)
             tracked = iterate(iteration, curve, trackers, tracked, drain, iterations, run, display, ahead)
-            if iteration - best(curve).iteration >= params.train.patience:
-                display.say(f"Validation has not improved for {params.train.patience} iterations: training ends here.")
+            if why := ending(iteration, curve, watch.add(iteration), params.train.patience):
+                display.say(f"{why}: training ends here.")
                 break
     display.end_iterations()
     if tracked is not None:
@@ -257,6 +268,15 @@ def iterate(
     display.row(curve[-1], row["reward"], sum(seconds.values()) + (row["overhead_seconds"] or 0))
     warn(iteration, display)
     return future
+
+
+def ending(iteration: int, curve: list[Point], alarm: Alarm | None, patience: int) -> str:
+    """Why training ends after an iteration; empty where it goes on."""
+    if alarm is not None:
+        return f"{alarm.sentence()}. No adapter of this run is promoted (docs/judging.md)"
+    if iteration - best(curve).iteration >= patience:
+        return f"Validation has not improved for {patience} iterations"
+    return ""
 
 
 def submit(

@@ -76,6 +76,13 @@ class Params(Section):
                 f"rollout.scenarios ({self.rollout.scenarios}) is more than scenarios.train ({self.scenarios.train})"
             )
         self._check_shards()
+        if (judge := self.evaluate.judge) is not None and self.score.ruler is not None:
+            own, other = judge.endpoint, self.score.ruler.endpoint
+            if (own.model, own.base_url) == (other.model, other.base_url):
+                raise ValueError(
+                    f"evaluate.judge is {own.model}, which scores the training, too (score.ruler): a judge that is held out "
+                    "must be another model; name another, or take evaluate.judge out"
+                )
         if self.update.shard and self.policy.quantization:
             raise ValueError(
                 f"update.shard does not work with policy.quantization: {self.policy.quantization}, whose weights are not "
@@ -149,6 +156,7 @@ class ScoreParams(Section):
 
 
 class UpdateParams(Learning):
+    task: str
     seed: int
     policy: Policy
     rollout: Rollout

@@ -153,6 +153,9 @@ class Ruler(Section):
     """Orders in which the attempts are shown; scores are averaged over them."""
     probes: float = Field(0.1, ge=0, le=1)
     """Share of groups that are judged twice more, to measure the judge: the same again, and with a canary."""
+    rubric_dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of the rubric's points (its lines that begin with a dash) that are left out at random for each group, so that a
+    policy cannot learn one wording of them by heart; one is always kept. Evaluations are judged by the whole rubric."""
     reasons: bool = True
     """Ask for a sentence with each score; without them answers are a tenth as long."""
     max_characters: int = Field(60_000, ge=2_000)
@@ -201,6 +204,20 @@ class Evaluate(Sharded):
     reasons first, and at most a quarter of policy.context."""
     max_turns: int | None = Field(None, ge=1)
     """Most turns of an episode. null: the environment's own limit."""
+    judge: Ruler | None = None
+    """A judge that training never asks, with the fields of score.ruler: it compares attempts with the base policy's. Without
+    a rule its preference is the result, in place of score.ruler's. With a rule it stands beside success, and can refuse a
+    promotion (docs/judging.md). null: without a rule score.ruler judges evaluations, too."""
+
+    @model_validator(mode="after")
+    def check(self) -> Evaluate:
+        for name in ("orders", "rubric_dropout"):
+            if self.judge is not None and getattr(self.judge, name) != Ruler.model_fields[name].default:
+                raise ValueError(
+                    f"evaluate.judge.{name} would have no effect: evaluations are judged in both orders, by the whole "
+                    "rubric; take it out"
+                )
+        return self
 
 
 class Register(Section):
@@ -226,6 +243,9 @@ class Promote(Section):
     """Success by which the challenger may be below the scripted player. null: that player is shown and decides nothing."""
     false_promotions: float = Field(0.05, gt=0, le=0.5)
     """Largest probability that any of the challengers judged on one test split is promoted and is no better."""
+    false_alarms: float | None = Field(0.05, gt=0, le=0.5)
+    """Largest probability that a run is stopped, or its adapter refused, because its reward seems to rise while success
+    falls, and it is not so (steps/judging/watch.py). null: nothing is watched."""
 
 
 class Train(Section):

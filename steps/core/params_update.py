@@ -23,6 +23,15 @@ class Update(Section):
     """How token losses are clipped and averaged."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """The rewards whose standard deviation the advantages are divided by."""
+    advantages: Literal["grpo", "gigpo"] = "grpo"
+    """grpo: all turns of an episode have its advantage. gigpo: each turn's is added, from turns of the scenario's other
+    attempts that start from the same state (arXiv:2505.10978, steps/training/credit.py; scale_rewards: group is the paper's
+    division by the standard deviation, none its normaliser of 1). Not with gspo, whose ratio is of whole episodes."""
+    gigpo_weight: float | None = Field(None, ge=0)
+    """What a turn's own advantage counts beside its episode's. Default: 1; 0 is grpo. Read with advantages: gigpo, as is the
+    one below."""
+    gigpo_discount: float | None = Field(None, gt=0, le=1)
+    """By how much the episode's score counts less for each turn between a turn and the last one. Default: 0.95."""
     beta: float = Field(0.01, ge=0)
     """Weight of the KL divergence from the base policy."""
     use_bias_correction_kl: bool | None = None
@@ -97,6 +106,14 @@ class Update(Section):
         unbounded = "vllm_importance_sampling_clip_max" in self.model_fields_set  # written as null
         self._resolve("epsilon", low, low is not None, "a loss_type other than cispo")
         self._resolve("epsilon_high", high)
+        is_gigpo = self.advantages == "gigpo"
+        if is_gigpo and self.loss_type == "gspo":
+            raise ValueError(
+                "update.advantages: gigpo does not go with update.loss_type: gspo, whose ratio of a whole episode spreads "
+                "each turn's advantage over all turns; take one of the two out"
+            )
+        self._resolve("gigpo_weight", 1.0, is_gigpo, "advantages: gigpo")
+        self._resolve("gigpo_discount", 0.95, is_gigpo, "advantages: gigpo")
         self._resolve("use_bias_correction_kl", True, self.beta != 0, "a beta above 0")
         self._resolve("max_steps", None, is_scheduled, "lr_scheduler_type: linear or cosine")
         self._resolve("truncation_penalty", 0.5, is_penalised, "truncated_completions: penalise")

@@ -21,7 +21,7 @@ from steps.core.parquet import DAMAGE, read_columns, unreadable
 R = TypeVar("R", bound=BaseModel)
 # The stages of an iteration, each by its first output in run/NNN: its seconds stand in run/NNN/timings/<output>.json.
 OUTPUTS = {"rollout": "trajectories", "score": "rewards", "update": "adapter", "evaluate": "evaluation"}
-PAIRS = "pairs.jsonl"  # of an evaluation without a rule: one Pair for each scenario, in their order
+PAIRS = "pairs.jsonl"  # of an evaluation that a judge compared: one Pair for each scenario, in their order
 StopReason = Literal["done", "max_turns", "length", "context", "error"]
 
 
@@ -93,17 +93,27 @@ class Trajectory(Record):
         A turn extends the longest row that its prompt begins with, the latest of several; where there is none, it begins a
         row with its whole prompt as context. Each sampled token bears loss in one row, and in none where a grammar chose.
         """
-        rows: list[Row] = []
-        for turn in self.turns:
+        return [row for row, _ in self._rows()]
+
+    def turns_of_rows(self) -> list[list[int]]:
+        """For each of `flatten`'s rows, the places of the turns whose sampled tokens are in it, in their order."""
+        return [places for _, places in self._rows()]
+
+    def _rows(self) -> list[tuple[Row, list[int]]]:
+        rows: list[tuple[Row, list[int]]] = []
+        for place, turn in enumerate(self.turns):
             if len(turn.completion_ids) != len(turn.logprobs):
                 raise ValueError(
                     f"trajectory {self.id}: {len(turn.completion_ids)} sampled tokens, {len(turn.logprobs)} logprobs"
                 )
             prompt, sampled = turn.prompt_ids, len(turn.completion_ids)
-            extended = [row for row in rows if begins(prompt, row.ids)]
+            extended = [entry for entry in rows if begins(prompt, entry[0].ids)]
             if not extended:
-                rows.append(Row([], [], []))
-            ids, mask, logprobs = max(reversed(extended), key=lambda row: len(row.ids)) if extended else rows[-1]
+                rows.append((Row([], [], []), []))
+            (ids, mask, logprobs), places = (
+                max(reversed(extended), key=lambda entry: len(entry[0].ids)) if extended else rows[-1]
+            )
+            places.append(place)
             added = prompt[len(ids) :]
             ids += [*added, *turn.completion_ids]
             mask += [0] * len(added) + [0 if turn.is_constrained else 1] * sampled
@@ -216,6 +226,11 @@ class Judged(Record):
         str, float
     ] = {}  # of the judge: cost, answers, position_bias, retest_spread, … (steps/judging/report.py)
 
+    def sentence(self, n: int) -> str:
+        """The result in words, of n scenarios."""
+        low, high = self.ci95
+        return f"judged better than the {self.rival} on {self.share:.3f} [{low:.3f}, {high:.3f}] of {n} scenarios"
+
     def faults(self) -> str:
         """What the result rests on, in words: wins and losses, what was asked, and the judge's faults as measured."""
         names = {"position_bias": "position bias", "retest_spread": "test-retest spread", "canary_gain": "canary gain"}
@@ -246,6 +261,7 @@ class Evaluation(Record):
     sampled_success: float | None = None  # share of those attempts
     sampled_ci95: tuple[float, float] | None = None  # Wilson interval, as if each scenario counted once
     judged: Judged | None = None  # None: by the rule
+    held_out: Judged | None = None  # beside success: what a judge prefers that training never asks (evaluate.judge)
 
     @property
     def measure(self) -> str:
@@ -269,15 +285,16 @@ class Evaluation(Record):
         return interval
 
     def text(self) -> str:
-        """The contents of summary.json. By the rule, nothing in it speaks of judges."""
-        return self.model_dump_json(indent=2, exclude={"judged"} if self.judged is None else None) + "\n"
+        """The contents of summary.json. It speaks of no judge where none was asked."""
+        unasked = {name for name in ("judged", "held_out") if getattr(self, name) is None}
+        return self.model_dump_json(indent=2, exclude=unasked) + "\n"
 
     def sentence(self) -> str:
         """The result in words: what is measured, and how much of it."""
         low, high = self.interval
         if self.judged is None:
             return f"success {self.share:.3f} [{low:.3f}, {high:.3f}] of {self.n} scenarios"
-        return f"{self.measure} on {self.share:.3f} [{low:.3f}, {high:.3f}] of {self.n} scenarios"
+        return self.judged.sentence(self.n)
 
 
 def write_records(records: Iterable[BaseModel], path: Path) -> None:

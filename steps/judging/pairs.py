@@ -1,4 +1,4 @@
-"""Compares two policies by a judge, on the same held-out scenarios: for tasks without a rule that tells success.
+"""Compares two policies by a judge, on the same held-out scenarios: for tasks without a rule, or beside the rule's success.
 
 RULER (steps/judging/ruler.py) is shown both attempts at a scenario, in both orders. The policy wins the scenario where its
 attempt scores higher in both orders, and loses it where the other's does. Where the orders disagree, the scores are equal or
@@ -8,7 +8,10 @@ interval of the share that was won is that of steps/registry/paired.py.
 What a judge prefers need not be better. Its retest spread, what a canary gains, its position bias and how often the reversed
 order reverses the result are measured and kept with the result; nothing here corrects for them but the tie.
 
-Left out: attempts at temperature 1 beside the greedy ones, and a second judge that did not score the training.
+A judge that scored the training has been optimised against; `evaluate.judge` names another one, which has not. Where the
+task has a rule, that judge compares attempts all the same, beside success.
+
+Left out: attempts at temperature 1 beside the greedy ones.
 """
 
 from __future__ import annotations
@@ -49,8 +52,11 @@ def has_rule(env: type[Env], rewards: Sequence[Reward], played: Sequence[Traject
     return False
 
 
-def settings_of(score: Score, why: str) -> Ruler:
-    """The judge's settings. UserError, which begins with why it is needed, where there are none."""
+def settings_of(score: Score, why: str, held_out: Ruler | None = None) -> Ruler:
+    """The settings of the judge, which is the one that training does not ask where there is one. UserError, which begins
+    with why it is needed, where there are none."""
+    if held_out is not None:
+        return held_out
     if score.ruler is None:
         raise UserError(f"{why}, so only a judge can tell which attempt is better, and there is none: {NEEDED}")
     return score.ruler
@@ -84,11 +90,12 @@ def judged(
     against: Path | None,
     rival: str,
     split: str,
+    by_rule: bool = False,
 ) -> tuple[Judged, list[Pair]]:
     """Compare attempts at N scenarios with those of another evaluation; the result, and a pair for each scenario.
 
-    `rival` names the other policy in words. UserError where the two are not of the same scenarios, or the other was judged
-    by a rule.
+    `rival` names the other policy in words; `by_rule`: both evaluations have success by a rule. UserError where the two are
+    not of the same scenarios, or only one has it.
     """
     import numpy as np
 
@@ -97,7 +104,7 @@ def judged(
 
     own = played[0].adapter_hash
     folder = rival_of(against, own)
-    others = [] if folder is None else read_rival(folder, scenarios, split)
+    others = [] if folder is None else read_rival(folder, scenarios, split, by_rule)
     judge = f"{settings.endpoint.model} {ruler.identity(with_both_orders(settings), rubric.strip() or ruler.RUBRIC)}"
     if folder is None or others[0].adapter_hash == own:
         pairs = [Pair(scenario_id=scenario.id, score=0.5, reason="the policy itself") for scenario in scenarios]
@@ -125,13 +132,15 @@ def judged(
     return result, pairs
 
 
-def read_rival(folder: Path, scenarios: Sequence[Scenario], split: str) -> list[Trajectory]:
-    """The attempts of an evaluation without a rule at these scenarios. UserError where it is of others, or has a rule."""
+def read_rival(folder: Path, scenarios: Sequence[Scenario], split: str, by_rule: bool = False) -> list[Trajectory]:
+    """The attempts of an evaluation at these scenarios, with or without a rule. UserError where it is of others, or of the
+    other kind."""
     summary = Evaluation.model_validate_json((folder / "summary.json").read_text())
-    if summary.judged is None:
+    if (summary.judged is None) != by_rule:
+        here, there = ("none", "rewards") if by_rule else ("rewards", "none")
         raise UserError(
-            f"the attempts in {folder} have rewards, and those of this policy have none: the two kinds cannot be compared; "
-            "evaluate both again, with an agent that returns a reward always, or never"
+            f"the attempts in {folder} have {here}, and those of this policy have {there}: the two kinds cannot be "
+            "compared; evaluate both again, with an agent that returns a reward always, or never"
         )
     trajectories = read_records(Trajectory, folder / "trajectories.parquet")
     if summary.split != split or [trajectory.scenario_id for trajectory in trajectories] != [s.id for s in scenarios]:
@@ -177,8 +186,8 @@ def unscored(reward: Reward, pair: Pair, rival: str) -> Reward:
 
 
 def with_both_orders(settings: Ruler) -> Ruler:
-    """Settings with which two attempts are shown in both orders, and no more."""
-    return settings.model_copy(update={"orders": BOTH})
+    """Settings with which two attempts are shown in both orders, and no more, and judged by the whole rubric."""
+    return settings.model_copy(update={"orders": BOTH, "rubric_dropout": 0.0})
 
 
 def named(trajectory: Trajectory) -> Trajectory:

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from random import Random
@@ -168,6 +169,19 @@ def orders(prepared: Prepared, count: int) -> list[list[int]]:
             if order not in chosen and len(chosen) < count:
                 chosen.append(order)
     return chosen
+
+
+def kept(rubric: str, share: float, mark: str) -> str:
+    """The rubric without this share of its points, at random by the group's mark; one point is always kept. A point is a
+    line that begins with a dash, and what follows up to the next. What stands before the first is kept. ValueError where
+    there are not two."""
+    parts = re.split(r"^(?=- )", rubric, flags=re.MULTILINE)
+    head, points = (parts[0], parts[1:]) if not parts[0].startswith("- ") else ("", parts)
+    if len(points) < 2:
+        raise ValueError("it has fewer than two points (lines that begin with a dash), of which some could be left out")
+    count = max(1, round(len(points) * (1 - share)))
+    chosen = sorted(Random(f"rubric {mark}").sample(range(len(points)), count))
+    return head + "".join(f"{points[place].rstrip()}\n" for place in chosen).rstrip()
 
 
 def letters(prepared: Prepared, order: Sequence[int]) -> list[str]:

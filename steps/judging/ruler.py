@@ -7,6 +7,8 @@ to know which attempt is better. Against the known faults of such judges:
   that a preference for the first or the last place cancels out. Letters are assigned anew for each order.
 - An attempt is shown as lines of JSON between marks that it cannot know, and the judge is told that all of it is evidence.
 - Equal attempts are shown once and get the same score. Messages that all attempts begin with are shown once.
+- A share of the rubric's points can be left out, others for each group (`rubric_dropout`), against a policy that learns one
+  wording of them by heart.
 - A share of the groups is judged twice more: the same again (test-retest), and with a canary, a copy of one attempt that
   tells the judge to score it 1.0. What the canary gains over its original shows whether the judge follows such words.
 
@@ -56,6 +58,8 @@ def identity(settings: Ruler, rubric: str) -> str:
     texts = [INSTRUCTIONS, ANSWERS[settings.reasons], TASK, AGAIN, CANARY, rubric]
     asked = Request((), schema=prompts.schema(["A"], settings.reasons)).body(settings.endpoint)
     parts = [texts, asked, settings.orders, settings.probes, settings.max_characters, prompts.SHORTEST]
+    if settings.rubric_dropout:
+        parts.append(settings.rubric_dropout)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -66,6 +70,12 @@ class Judge:
         self.client, self.settings, self.rubric = client, settings, rubric.strip() or RUBRIC
         self.tools = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools) or "none"
         self.identity = identity(settings, self.rubric)
+        self.dropout = settings.rubric_dropout
+        if self.dropout:
+            try:
+                prompts.kept(self.rubric, self.dropout, "")
+            except ValueError as problem:
+                raise UserError(f"score.ruler.rubric_dropout cannot be used with this rubric.md: {problem}") from None
 
     async def judge(self, group: Group) -> Judgement:
         """Judge one group. UserError for what ends the whole stage: a refused key, a spent budget."""
@@ -111,7 +121,8 @@ class Judge:
     async def call(self, prepared: Prepared, order: Sequence[int], seed: int | None = None) -> Scored:
         """Ask for the scores of one order, and once more where the answer cannot be used."""
         reasons, names = self.settings.reasons, prompts.letters(prepared, order)
-        messages = prompts.prompt(prepared, order, names, self.tools, self.rubric, reasons)
+        rubric = prompts.kept(self.rubric, self.dropout, prepared.mark) if self.dropout else self.rubric
+        messages = prompts.prompt(prepared, order, names, self.tools, rubric, reasons)
         best: dict[str, tuple[float, str]] = {}
         replies: list[Reply] = []
         problem = ""

@@ -5,8 +5,9 @@ taken scenario by scenario on the test split, and the lower end of its interval 
 (steps/registry/paired.py) allows for scenarios that are alike, and its level for earlier looks at the same split
 (steps/registry/looks.py). All other checks can only refuse, so the probability that any challenger is promoted on a split
 and is no better is `promote.false_promotions` at most. They refuse a challenger that is not above the base policy, is below
-the scripted player, is worse on a slice, or plays longer episodes, and contaminated scenarios. Each check is a row of the
-verdict.
+the scripted player, is worse on a slice, or plays longer episodes, and contaminated scenarios; and where they were measured,
+one whose reward rose in training while success fell, or that a judge which training never asks finds worse than the base
+policy. Each check is a row of the verdict.
 
 Where the task has no rule, a judge has compared the challenger with each other policy at each scenario, in both orders
 (steps/judging/pairs.py): 1 is a win, 0 a loss and 0.5 a tie. The test is the same, on that score minus 0.5 in place of the
@@ -50,6 +51,7 @@ class Side(NamedTuple):
     tokens: float  # mean of sampled tokens
     errors: int = 0  # episodes that failed with an error; they count as no success
     judged: Judged | None = None  # None: by the rule
+    held_out: Judged | None = None  # beside success: against the base policy, by a judge that training never asks
 
 
 class PolicySummary(Record):
@@ -149,7 +151,9 @@ def read_side(folder: Path, scenarios: Sequence[Scenario]) -> Side:
     if other_adapters or summary.n != len(rewards) or abs(summary.share - success_N.mean()) > EVEN:
         raise UserError(f"{folder / 'summary.json'} does not fit the files beside it: {again}")
     errors = sum(trajectory.stop_reason == "error" for trajectory in trajectories)
-    return Side(summary.adapter_hash, success_N, summary.turns, summary.tokens, errors, summary.judged)
+    return Side(
+        summary.adapter_hash, success_N, summary.turns, summary.tokens, errors, summary.judged, summary.held_out
+    )
 
 
 def read_scores(path: Path, expected: Sequence[str]) -> np.ndarray:
@@ -176,10 +180,11 @@ def decide(
     scripted: Side | None = None,
     clusters: Sequence[str] | None = None,
     look: int = 1,
+    watched: Check | None = None,
 ) -> Verdict:
     """Decide on the challenger. `contamination` is the content of run/scenarios/contamination.json, `clusters` the name of
     each scenario's cluster (None: all are independent), `look` the number of this look at the split, 0 where a champion is
-    shown and not judged. UserError where the sides cannot be compared."""
+    shown and not judged, `watched` what training showed of reward hacking. UserError where the sides cannot be compared."""
     import numpy as np
 
     others = {"champion": champion, "base": base, "scripted": scripted}
@@ -221,6 +226,8 @@ def decide(
         growth("turns", challenger.turns, other.turns, against, params.max_turns_growth),
         growth("tokens", challenger.tokens, other.tokens, against, params.max_turns_growth),
         clean(contamination, n),
+        *([] if challenger.held_out is None else [preferred(challenger.held_out, n)]),
+        *([] if watched is None else [watched]),
     ]
     failed = [check.name for check in checks if not check.passed]
     first = next(check for check in checks if check.name == against)
@@ -273,7 +280,7 @@ def judges_of(sides: Mapping[str, Side]) -> dict[str, Any]:
 def summarise(side: Side, clusters_N: np.ndarray, score_N: np.ndarray | None = None) -> PolicySummary:
     """A side as the verdict has it. `score_N`: how the challenger compares with it by a judge."""
     fields = side._asdict()
-    success_N, judged = fields.pop("success_N"), fields.pop("judged")
+    success_N, judged, _ = (fields.pop(name) for name in ("success_N", "judged", "held_out"))
     if judged is None:
         ci95 = paired.share_interval(success_N, clusters_N)
         return PolicySummary(success=float(success_N.mean()), ci95=ci95, **fields)
@@ -345,6 +352,19 @@ def growth(name: str, challenger: float, other: float, against: str, bound: floa
         return Check(name=name, passed=not challenger, measured=None, bound=bound, text=text)
     ratio = challenger / other
     return Check(name=name, passed=ratio <= bound + EVEN, measured=ratio, bound=bound, text=text)
+
+
+def preferred(held_out: Judged, n: int) -> Check:
+    """The judge that training never asks does not prefer the base policy."""
+    bound, text = 0.0, f"by a judge that training never asks: {held_out.sentence(n)}; the share must be 0.5 at least"
+    measured = held_out.share - 0.5
+    return Check(name="held_out", passed=measured >= bound - EVEN, measured=measured, bound=bound, text=text)
+
+
+def hacking(alarm: str | None, seen: str) -> Check:
+    """The reward did not rise while success fell during training (steps/judging/watch.py). `alarm` says where it did, `seen`
+    what was compared."""
+    return Check(name="hacking", passed=alarm is None, measured=None, bound=None, text=alarm or seen)
 
 
 def clean(report: Mapping[str, Any], n: int) -> Check:

@@ -69,6 +69,27 @@ def judged_interval(score_N: np.ndarray, clusters_N: np.ndarray, tail: float = T
     return 0.5 + difference / 2, 0.5 + low / 2, 0.5 + high / 2
 
 
+def mean_interval(gap_N: np.ndarray, clusters_N: np.ndarray, tail: float = TAIL) -> tuple[float, float, float]:
+    """(mean, low, high) of differences of any size at the same N scenarios, by Student's t; the variance is multiplied by
+    the design effect where that is above 1. Of fewer than two scenarios nothing can be said: -inf to inf."""
+    n = len(gap_N)
+    mean = float(gap_N.mean()) if n else 0.0
+    if n < 2:
+        return mean, -float("inf"), float("inf")
+    spread = quantile(n, tail) * float(gap_N.std(ddof=1)) * (effect_of(gap_N, clusters_N) / n) ** 0.5
+    return mean, mean - spread, mean + spread
+
+
+def effect_of(values_N: np.ndarray, clusters_N: np.ndarray) -> float:
+    """The design effect, and 1 at least; 1 too where all values are equal, or there is a single cluster."""
+    import numpy as np
+
+    clusters = len(np.unique(clusters_N))
+    if clusters in (1, len(values_N)) or not values_N.std():
+        return 1.0
+    return max(1.0, design_effect(values_N, clusters_N))
+
+
 def share_interval(success_N: np.ndarray, clusters_N: np.ndarray) -> tuple[float, float]:
     """Wilson's 95 % interval of a policy's success, 0 or 1 by scenario, [N]; 0 to 1 where all are of a single cluster."""
     import numpy as np

@@ -79,6 +79,9 @@ class MeasuredRun:
             counts = ("wins", "ties", "losses", "disagreements", "unjudged")
             values |= {f"judge_{name}": getattr(judged, name) for name in counts}
             values |= {f"judge_{name}": value for name, value in judged.measured.items()}
+        if other := summary.held_out:
+            low, high = other.ci95
+            values |= {"held_out_better": other.share, "held_out_ci95_low": low, "held_out_ci95_high": high}
         if summary.sampled_success is not None and summary.sampled_ci95 is not None:
             low, high = summary.sampled_ci95
             values |= {"sampled_success": summary.sampled_success, "sampled_ci95_low": low, "sampled_ci95_high": high}

@@ -21,9 +21,12 @@ class Example(NamedTuple):
     """
 
     rows: Sequence[Row]
-    advantage: float  # 0 where the trajectory has no signal
+    advantage: float  # 0 where the trajectory has no signal; with `by_token` the one that is farthest from 0
     group: str = ""
     is_masked: bool = False  # it counts as a trajectory, and none of its tokens does
+    by_token: Sequence[float] | None = (
+        None  # [S] advantages of the sampled tokens, where turns have advantages of their own
+    )
 
     @property
     def ids(self) -> list[list[int]]:

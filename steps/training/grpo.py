@@ -315,13 +315,21 @@ class Trainer:
         ]
         logps = torch.tensor(packing.padded(sampled), dtype=torch.float32, device=device)
         mask = torch.tensor(packing.padded([[1.0] * len(row) for row in sampled]), dtype=torch.float32, device=device)
+        advantages: Any = [example.advantage for example in examples]  # [B], or of tokens [B, S]
+        if any(example.by_token for example in examples):
+            advantages = packing.padded(
+                [
+                    example.by_token or [example.advantage] * len(row)
+                    for example, row in zip(examples, sampled, strict=True)
+                ]
+            )
         return {
             "examples": examples,
             "prompt_ids": torch.zeros((len(examples), 0), dtype=torch.long, device=device),
             "prompt_mask": torch.zeros((len(examples), 0), device=device),
             "completion_ids": torch.zeros(mask.shape, dtype=torch.long, device=device),
             "completion_mask": mask,
-            "advantages": torch.tensor([example.advantage for example in examples], device=device),
+            "advantages": torch.tensor(advantages, dtype=torch.float32, device=device),
             "old_per_token_logps": logps,
             "sampling_per_token_logps": logps,
             "num_items_in_batch": torch.tensor(float(total), device=device),

@@ -256,6 +256,22 @@ def test_every_stage_is_among_them() -> None:
         ({"rollout": {"curriculum": {"floor": 0}}}, "rollout.curriculum.floor: Input should be greater than 0"),
         ({"scenarios": {"ngram": 1}}, "scenarios.ngram: Input should be greater than or equal to 2"),
         ({"scenarios": {"max_overlap": 1.5}}, "scenarios.max_overlap: Input should be less than or equal to 1"),
+        # the judges and the advantages of turns
+        (
+            {"evaluate": {"judge": {"endpoint": {"model": "m"}, "orders": 4}}},
+            "evaluate.judge.orders would have no effect: evaluations are judged in both orders",
+        ),
+        (
+            {
+                "score": {"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": "m"}}},
+                "evaluate": {"judge": {"endpoint": {"model": "m"}}},
+            },
+            "evaluate.judge is m, which scores the training, too (score.ruler): a judge that is held out must be another",
+        ),
+        (
+            {"update": {"gigpo_discount": 0.9}},
+            "update.gigpo_discount would have no effect: it is read with advantages: gigpo alone; take it out",
+        ),
         # no YAML
         ("rollout: [1", "is not valid YAML: while parsing a flow sequence"),
         ("seed: 1\n\tbad", "is not valid YAML: while scanning"),

@@ -21,7 +21,7 @@ from environments.base import Message, Scenario, use
 from steps.core.errors import UserError
 from steps.core.params import Endpoint, Ruler
 from steps.core.records import Judgement, Reward, read_records
-from steps.judging import prompts, ruler
+from steps.judging import pairs, prompts, ruler
 from steps.judging import report as judge_report
 from steps.judging.prompts import Group
 from steps.llm import client
@@ -80,6 +80,40 @@ def test_the_tools_and_the_rubric_are_shown() -> None:
         ruler.judge_all([group(1)], settings(server), tools, "Brevity is all.")
     assert all('{"name": "search", "description": "Looks.", "parameters": {}}' in asked(body) for body in server.bodies)
     assert all("Brevity is all." in asked(body) and prompts.RUBRIC not in asked(body) for body in server.bodies)
+
+
+POINTS = ["- First\n  and more.", "- Second.", "- Third.", "- Fourth."]
+
+
+def test_points_of_the_rubric_are_left_out_by_group_and_in_all_its_orders_alike() -> None:
+    groups = [group(number, 3) for number in range(12)]
+    with Server(Judge()) as server:
+        given = settings(server, rubric_dropout=0.5)
+        answers = ruler.judge_all(groups, given, [], "Judge so:\n" + "\n".join(POINTS))
+        again = ruler.judge_all(groups, given, [], "Judge so:\n" + "\n".join(POINTS))
+    assert answers == again
+    assert all(asked(body).startswith("Judge so:\n- ") for body in server.bodies)
+    kept = [tuple(point for point in POINTS if point in asked(body)) for body in server.bodies]
+    assert {len(points) for points in kept} == {2}
+    assert len(set(kept)) > 2, "others in other groups"
+    marks = [re.findall(r"^(#\w+) the beginning$", asked(body), re.MULTILINE)[0] for body in server.bodies]
+    assert len(set(zip(marks, kept, strict=True))) == len(groups), "the same in both orders"
+
+
+def test_one_point_of_the_rubric_always_stays_and_one_alone_cannot_be_thinned() -> None:
+    assert prompts.kept("\n".join(POINTS), 0.99, "#1") in POINTS
+    assert prompts.kept("\n".join(POINTS), 0.0, "#1") == "\n".join(POINTS)
+    with Server(Judge()) as server, pytest.raises(UserError, match=r"rubric_dropout cannot .* fewer than two points"):
+        ruler.judge_all([group(1)], settings(server, rubric_dropout=0.5), [], "Brevity is all.")
+
+
+def test_a_judge_with_another_share_of_points_is_another_judge() -> None:
+    endpoint = Endpoint(model="judge")
+    whole, thinned = Ruler(endpoint=endpoint), Ruler(endpoint=endpoint, rubric_dropout=0.5)
+    assert ruler.identity(whole, "- a\n- b") != ruler.identity(thinned, "- a\n- b")
+    assert ruler.identity(pairs.with_both_orders(thinned), "") == ruler.identity(whole, ""), (
+        "evaluations see all points"
+    )
 
 
 def test_a_group_is_shown_in_an_order_and_its_reverse_with_letters_dealt_anew() -> None:

@@ -32,6 +32,8 @@ FAKES: dict[str, dict[str, Any]] = {
     "environments": {"measure": {"name": "x", "steps_per_second": 10}},
     "gate": {"measure": ROW, "coverage": ROW},
     "hacks": {"measure": ROW},
+    "exploits": {"measure": ROW | {"blocked": True}, "clean": ROW},
+    "credit": {"run_seed": [], "row": ROW},
     "judge": {"measure": ROW},
     "rollout": {"measure": ROW},
     "scale": {"row": ROW},
@@ -55,6 +57,7 @@ ROWS = {
     "update": 4,
 }
 ROWS |= {"hacks": len(import_module("benchmarks.hacks").HACKS)}
+ROWS |= {"exploits": len(import_module("benchmarks.exploits").EXPLOITS) + 4}
 ROWS |= {
     "attention": 2,
     "batches": 3,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import _update, update
+from benchmarks import _update, credit, update
 from steps.core.records import Row
 from steps.runner.stage import parse
 from steps.training import grpo
@@ -69,3 +69,32 @@ def test_random_rows_share_their_prompt_within_a_group() -> None:
     prompts = {row["group"]: row["ids"][:6] for row in rows}
     assert all(row["ids"][:6] == prompts[row["group"]] and sum(row["mask"]) == 4 for row in rows)
     assert len({tuple(row["ids"]) for row in rows}) == len(rows)
+
+
+def test_episodes_until_a_success_are_found_between_iterations() -> None:
+    """Of three neighbours the means are 0.3, 0.5 and 2/3, of the last two 0.75; 0.6 lies between the second and third."""
+    curve = [0.2, 0.2, 0.5, 0.8, 0.7]
+    assert credit.smoothed(curve) == pytest.approx([0.2, 0.3, 0.5, 2 / 3, 0.75])
+    assert credit.goal(curve) == pytest.approx(2 / 3)
+    assert credit.reached(curve, 0.6) == pytest.approx(2.6)
+    assert (credit.reached(curve, 0.1), credit.reached(curve, 0.9)) == (0.0, None)
+
+
+def test_the_row_of_credit_compares_runs_of_one_seed() -> None:
+    def run(way: str, seed: int, curve: list[float], test: float) -> dict[str, Any]:
+        shares = {"turns_in_groups": 0.5, "later_turns_in_groups": 0.25} if way == "gigpo" else {}
+        return {"way": way, "seed": seed, "curve": curve, "test": test, "episodes": 100} | shares
+
+    slow, fast = [0.0, 0.2, 0.4, 0.6, 0.8], [0.0, 0.4, 0.8, 0.8, 0.8]
+    runs = [run("grpo", seed, slow, 0.7) for seed in (1, 2)]
+    runs += [run("gigpo", 1, fast, 0.8), run("gigpo", 2, slow, 0.7)]
+    made = credit.row("toy", runs)
+    assert credit.reached(slow, 0.6) == pytest.approx(3.0)
+    first = credit.reached(fast, 0.6)
+    assert first is not None
+    assert made["ratio"] == pytest.approx((first / 3) ** 0.5, abs=1e-3)
+    assert (made["grpo_episodes"], made["unreached"], made["seeds"]) == (300, 0, 2)
+    assert made["gain"] == 0.05
+    assert made["ratio_low"] < made["ratio"] < made["ratio_high"]
+    runs[2]["curve"] = [0.0] * 5
+    assert credit.row("toy", runs)["unreached"] == 1

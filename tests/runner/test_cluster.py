@@ -33,6 +33,7 @@ def job_of(batch: Batch, to: str) -> dict:
     """An update of the batch, as it is sent to a worker, through JSON for what is not content."""
     place = batch.folder / to
     params = UpdateParams(
+        task="email_search",
         seed=3,
         policy=batch.policy,
         rollout=Rollout(),

@@ -12,6 +12,7 @@ import pytest
 from jinja2 import Environment, FileSystemLoader
 
 from environments.base import Message, Scenario
+from environments.multiplication import Multiplication
 from flows.terminal import report
 from flows.terminal.display import RunDisplay
 from flows.training import ending
@@ -195,6 +196,60 @@ def test_trackers_and_pages_say_that_a_judge_measured_it(run: Run, tmp_path: Pat
     outcomes = ((None, None), (0.8, None), (0.8, True), (0.1, False))
     texts = [macro({"reward": reward, "success": success}) for reward, success in outcomes]
     assert texts == ["not scored", "scored by a judge alone", "success", "no success"]
+
+
+def other_judge(server: Server) -> Evaluate:
+    """A judge that training does not ask, on the same server."""
+    endpoint = Endpoint(model="held out", base_url=server.url)
+    return Evaluate(judge=Ruler(endpoint=endpoint, probes=0), sampled_attempts=0)
+
+
+def test_a_judge_that_training_does_not_ask_tells_the_result(run: Run, server: Server) -> None:
+    run.evaluate("000", evaluate=other_judge(server))
+    run.adapter("001", 0.90)
+    summary = run.evaluate("001", evaluate=other_judge(server))
+    assert summary.judged is not None
+    assert summary.judged.judge.startswith("held out ")
+    assert {body["model"] for body in server.bodies} == {"held out"}
+    assert summary.held_out is None, "it is the result itself"
+
+
+def test_beside_a_rule_the_judge_is_a_second_opinion(
+    run: Run, server: Server, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the rule of multiplication no attempt is right: they all state a quality, which the judge goes by."""
+    data, out = DATA, run.folder / "001/evaluation"
+    made = Multiplication.scenarios(Multiplication.load(DATA), "val", SCENARIOS, 1)
+    write_records(made, run.folder / "scenarios/val.parquet")
+    run.adapter("001", 0.90)
+    params = EvaluateParams(
+        task="multiplication", policy=Policy(), evaluate=other_judge(server), agents=Agents(), score=Score()
+    )
+
+    def evaluated(number: str, against: Path | None) -> Evaluation:
+        folder = run.folder / number
+        shutil.rmtree(folder / "evaluation", ignore_errors=True)
+        evaluate(data, run.folder / "scenarios", folder / "evaluation", params, "val", folder / "adapter", against)
+        return Evaluation.model_validate_json((folder / "evaluation/summary.json").read_text())
+
+    base = evaluated("000", run.folder / "000/base.json")
+    assert base.held_out is not None
+    assert (base.held_out.share, base.success, server.calls) == (0.5, 0.0, 0)
+    summary = evaluated("001", run.folder / "000/evaluation")
+    assert summary.held_out is not None
+    assert (summary.held_out.wins, summary.success, summary.judged) == (SCENARIOS, 0.0, None)
+    assert summary.sentence().startswith("success 0.000"), "the rule decides"
+    assert "val: judged better than the base policy on 1.000" in capsys.readouterr().out
+    assert len((out / PAIRS).read_text().splitlines()) == SCENARIOS
+    shutil.copytree(out, run.folder / "009/evaluation")
+    metrics = MeasuredRun(run.folder.parent, print).evaluation("val", "009", "evaluation")
+    assert (metrics["val/success"], metrics["val/held_out_better"]) == (0.0, 1.0)
+    assert evaluated("001", None).held_out is None
+    assert "evaluate.judge is not asked: --against names no evaluation" in capsys.readouterr().out
+    ruleless = json.loads((run.folder / "000/evaluation/summary.json").read_text()) | {"judged": summary.held_out}
+    (run.folder / "000/evaluation/summary.json").write_text(Evaluation.model_validate(ruleless).text())
+    with pytest.raises(UserError, match=r"have none, and those of this policy have rewards: the two kinds cannot"):
+        evaluated("001", run.folder / "000/evaluation")
 
 
 def test_what_is_missing_is_said_before_anything_is_sampled(run: Run, engine: FakeEngine) -> None:

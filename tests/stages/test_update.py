@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from environments.base import Scenario
 from steps.core.errors import UserError
 from steps.core.params import Policy, Rollout, Update, UpdateParams
 from steps.core.records import Reward, Row, StopReason, Trajectory, Turn, write_records
@@ -110,6 +111,7 @@ class Batch:
         temperature: float = 1.0,
         previous: str = "previous",
         behaviour: str | None = None,
+        scenarios: Path | None = None,
         **knobs: Any,
     ) -> dict[str, Any]:
         """Run the stage; what it wrote as metrics."""
@@ -123,6 +125,7 @@ class Batch:
             self.folder / to / "checkpoint",
             self.folder / to / "metrics.json",
             UpdateParams(
+                task="_template",
                 seed=3,
                 policy=self.policy,
                 rollout=Rollout(temperature=temperature),
@@ -130,6 +133,7 @@ class Batch:
             ),
             self.folder / to / "fates.json",
             None if behaviour is None else self.folder / behaviour,
+            scenarios,
         )
         measured = dict(json.loads((self.folder / to / "metrics.json").read_text()))
         fates = self.fates(to)
@@ -568,6 +572,61 @@ def test_a_batch_of_failures_leaves_the_adapter_as_it_was(batch: Batch) -> None:
     assert counts(measured) == (24, 0, 24, 0)
     assert (measured["reward_mean"], measured["reward_std"], measured["success"]) == (0.0, 0.0, 0.0)
     assert batch.adapter() == files(batch.folder / "previous-adapter")
+
+
+# --- Advantages of turns
+
+
+@pytest.fixture
+def scenarios(batch: Batch) -> Path:
+    """The scenarios of the batch's trajectories, whose states are told by nothing but their past."""
+    folder = batch.folder / "scenarios"
+    folder.mkdir()
+    rows = [Scenario(id=f"s{number}", task="_template", split="train", messages=(), data={}) for number in range(4)]
+    write_records(rows, folder / "train.parquet")
+    return folder
+
+
+def written(batch: Batch, to: str) -> dict[str, bytes]:
+    files = ("adapter", "checkpoint", "fates.json", "metrics.json")
+    paths = [
+        path for name in files for path in sorted((batch.folder / to).glob(f"{name}/*" if "." not in name else name))
+    ]
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def test_weight_0_is_grpo_byte_for_byte(batch: Batch, scenarios: Path) -> None:
+    measured = batch.update("grpo")
+    with_weight = batch.update("gigpo", scenarios=scenarios, advantages="gigpo", gigpo_weight=0)
+    one, other = written(batch, "grpo"), written(batch, "gigpo")
+    credit_metrics = {name: with_weight.pop(name) for name in sorted(with_weight) if name.startswith("gigpo/")}
+    assert set(credit_metrics) == {"gigpo/turns_in_groups", "gigpo/later_turns_in_groups"}
+    assert measured == with_weight
+    assert one.pop("metrics.json") != other.pop("metrics.json")
+    assert len(one) > 4
+    assert one == other
+
+
+def test_turns_of_their_own_change_the_adapter(batch: Batch, scenarios: Path) -> None:
+    batch.update("grpo")
+    measured = batch.update("gigpo", scenarios=scenarios, advantages="gigpo")
+    assert batch.adapter("gigpo") != batch.adapter("grpo")
+    assert 0 < measured["gigpo/turns_in_groups"] < 1, "all begin with the same prompt, and go on from others"
+    assert measured["gigpo/later_turns_in_groups"] == 0
+    for name in batch.rewards:
+        batch.score(name, 1.0)
+    measured = batch.update("alike", scenarios=scenarios, advantages="gigpo")
+    assert measured["trained"] > 0, "shorter attempts are better than longer ones"
+    assert "gradient" in batch.fates("alike").values()
+
+
+def test_missing_scenarios_are_named(batch: Batch, scenarios: Path) -> None:
+    with pytest.raises(UserError, match="name them with --scenarios run/scenarios"):
+        batch.update(advantages="gigpo")
+    write_records([Scenario(id="s0", task="x", split="train", messages=(), data={})], scenarios / "train.parquet")
+    (batch.folder / "new").rmdir()
+    with pytest.raises(UserError, match=r"does not have the scenario s1 of trajectory s1/0: sample again"):
+        batch.update(scenarios=scenarios, advantages="gigpo")
 
 
 # --- In one process and in two

@@ -269,7 +269,13 @@ class Side:
                 out / "adapter",
                 out / "checkpoint",
                 out / "metrics.json",
-                UpdateParams(seed=3, policy=self.policy, rollout=Rollout(temperature=TEMPERATURE), update=update),
+                UpdateParams(
+                    task="email_search",
+                    seed=3,
+                    policy=self.policy,
+                    rollout=Rollout(temperature=TEMPERATURE),
+                    update=update,
+                ),
             )
             return gradients, parts, json.loads((out / "metrics.json").read_text())
 

@@ -7,6 +7,7 @@ On a random Qwen3 of a few thousand parameters; the trainer, TRL's loss and PEFT
 from __future__ import annotations
 
 import math
+import random
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,10 @@ def noisy_examples(model: Any, seed: int) -> list[Example]:
         rows = [row for example in examples[number : number + count] for row in example.rows]
         examples[number : number + count] = [examples[number]._replace(rows=rows)]
     examples[2] = examples[2]._replace(advantage=0.0)
+    rng = random.Random(seed)
+    for number in (4, 8):  # turns with advantages of their own
+        by_token = [rng.gauss(0, 1) for _ in range(examples[number].tokens)]
+        examples[number] = examples[number]._replace(by_token=by_token, advantage=max(by_token, key=abs))
     return examples
 
 
@@ -98,7 +103,7 @@ def expected_loss(
 
     sums, counts = [], []
     for example in examples:
-        advantage = example.advantage
+        advantage = advantages_of(example)
         new = sampled_logps(model, example)
         old = sampling = torch.tensor(
             [value for row in example.rows for value, mask in zip(row.logprobs, row.mask, strict=True) if mask],
@@ -135,6 +140,13 @@ def expected_loss(
         "dapo": by_window,
         "cispo": by_window,
     }[update.loss_type]
+
+
+def advantages_of(example: Example) -> Any:
+    """The advantage of a trajectory, or those of its sampled tokens; of several rows it is the same for all tokens."""
+    import torch
+
+    return torch.tensor(example.by_token if example.by_token is not None else example.advantage, dtype=torch.float64)
 
 
 def sampled_logps(model: Any, example: Example) -> Any:
@@ -286,12 +298,12 @@ def test_metrics_are_those_of_the_formulas(policy: Policy, tmp_path: Path) -> No
     kl = entropy = clipped = difference = 0.0
     tokens = sum(example.tokens for example in examples)
     with torch.no_grad():
-        for row, advantage in [(row, example.advantage) for example in examples for row in example.rows]:
+        for row, advantage in [(row, advantages_of(example)) for example in examples for row in example.rows]:
             places = torch.tensor(row.mask[1:]).nonzero()[:, 0]
             new = plain_logps(model, row, TEMPERATURE)[places]
             gap = new - torch.tensor(row.logprobs[1:], dtype=torch.float64)[places]
             difference += float((gap.exp() - 1 - gap).sum())
-            clipped += float(((gap.exp() < 0.8) if advantage < 0 else (gap.exp() > 1.28) & (advantage > 0)).sum())
+            clipped += float((((gap.exp() < 0.8) & (advantage < 0)) | ((gap.exp() > 1.28) & (advantage > 0))).sum())
             with model.disable_adapter():
                 gap = plain_logps(model, row, TEMPERATURE)[places] - new
             kl += float((gap.exp() - 1 - gap).sum())
