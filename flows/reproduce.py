@@ -53,6 +53,8 @@ def reproduce(root: Path, name: str, kept: bool = False, remove: bool = True) ->
         read_chain(path)
         with workspace.here(root, path):
             if not kept:
+                if (path / workspace.STARTED).exists():
+                    have(path, workspace.STARTED)
                 dvc(path, "repro", "--force", "--no-run-cache")
                 return compare(before, outputs(path))
             have(path)
