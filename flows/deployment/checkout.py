@@ -24,7 +24,7 @@ from flows.deployment.workspace import WORKTREES, dvc, dvc_output
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.core.terminal import exit_code
-from steps.project import store
+from steps.project import lock, store
 from steps.project.git import git
 from steps.runner import handover
 
@@ -161,10 +161,18 @@ def restore(root: Path, path: Path, run: Source) -> None:
 
 
 def have(path: Path, *targets: str) -> None:
-    """Check out the run's data, or these of them, after fetching what DVC's cache lacks, if there is a DVC remote."""
+    """Check out the run's data, or these of them, after fetching what DVC's cache lacks, if there is a DVC remote. UserError
+    where some are nowhere; checkpoints, which flows.prune removes, may be."""
     if dvc_output(path, "remote", "list").strip():
-        dvc(path, "fetch", "--quiet", *targets)
-    dvc(path, "checkout", "--force", "--quiet", *targets)
+        dvc(path, "fetch", "--quiet", *targets, check=False)
+    if not dvc(path, "checkout", "--force", "--quiet", *targets, check=False):
+        return
+    outs = {out["path"] for entry in lock.read_lock(path).values() for out in entry.get("outs", ())}
+    missing = [out for out in sorted(outs & set(targets or outs)) if not (path / out).exists()]
+    if not missing or not all(re.fullmatch(r"run/\d{3}/checkpoint", out) for out in missing):
+        lost = ", ".join(missing[:5]) or ", ".join(targets)
+        raise UserError(f"not in DVC's cache, nor in its remote if there is one: {lost} (see DVC's output above)")
+    say(f"without {', '.join(missing)}, which python -m flows.prune removed")
 
 
 @contextlib.contextmanager

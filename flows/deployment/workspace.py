@@ -137,10 +137,8 @@ def keep(root: Path, path: Path, kept: str, files: Sequence[str]) -> str:
     """Commit the files that describe the run, on no branch, and point the ref `kept` to the commit; its hash."""
     existing = [name for name in files if (path / name).exists()]
     git(path, "add", "--force", "--", *existing)
-    listed = [
-        *existing,
-        *git(path, "ls-files", "--", *(set(files) - set(existing))).splitlines(),
-    ]  # those that are gone
+    gone = sorted(set(files) - set(existing))
+    listed = [*existing, *(git(path, "ls-files", "--", *gone).splitlines() if gone else [])]
     if git(path, "status", "--porcelain", "--", *listed):
         git(path, "commit", "--quiet", "--no-verify", "-m", f"run {kept.removeprefix('refs/runs/')}", "--", *listed)
     commit = git(path, "rev-parse", "HEAD")
@@ -157,8 +155,8 @@ def keep_described(root: Path, name: str) -> None:
         index = Path(folder) / "index"
         git(root, "read-tree", "HEAD", index=index)
         git(root, "add", "--force", "--", *[file for file in KEPT if (root / file).exists()], index=index)
-        gone = [file for file in KEPT if not (root / file).exists()]
-        git(root, "rm", "--cached", "--quiet", "--ignore-unmatch", "--", *gone, index=index)
+        if gone := [file for file in KEPT if not (root / file).exists()]:
+            git(root, "rm", "--cached", "--quiet", "--ignore-unmatch", "--", *gone, index=index)
         commit = git(root, "commit-tree", git(root, "write-tree", index=index), "-p", "HEAD", "-m", f"run {name}")
     git(root, "update-ref", ref(name), commit)
     if git(root, "status", "--porcelain", "--", ".", *[f":!{file}" for file in KEPT]):
