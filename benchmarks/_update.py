@@ -159,7 +159,7 @@ def own_steps(trainer: Any, rows: list[dict[str, Any]], gains: list[float], upda
         for start in range(0, len(sampled), 16):  # as if this step's policy had sampled them: TRL's ratio is 1, too
             part = sampled[start : start + 16]
             with torch.no_grad():
-                logps_BT, _ = packing.token_logps(trainer.model, packing.pack(part, *trainer._place), 1.0)
+                logps_BT, _ = packing.token_logps(trainer.model, packing.pack(part, *trainer.place), 1.0)
             for row, logps in zip(part, logps_BT.tolist(), strict=True):
                 places = [place for place, is_sampled in enumerate(row.mask) if is_sampled]
                 for place, logp in zip(places, logps, strict=False):

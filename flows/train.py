@@ -4,6 +4,7 @@
     python -m flows.train --set seed=2 --set train.iterations=6
     python -m flows.train --preset smollm2 --task multiplication   # a pretrained model's settings with any task's
     python -m flows.train --name second                     # in Prefect, in MLflow, and as refs/runs/second
+    python -m flows.train --from nightly-7/003 --set update.learning_rate=2e-4   # a fork of a kept run, from that iteration
     python -m flows.train --dry-run                         # the resolved parameters, and nothing else
 
 The same command goes on where a stopped run was. Without PREFECT_API_URL the flow runs by itself, on a server of its own
@@ -20,6 +21,7 @@ from pathlib import Path
 from flows.deployment import workspace
 from flows.repro.parameters import set_params
 from flows.terminal.command import LOG, prepare, run_command
+from flows.training import start
 from steps.core.errors import UserError
 from steps.planning import plan
 
@@ -29,6 +31,12 @@ def main() -> int:
     parser.add_argument("--task", help="the task to train on; another than before begins with its preset")
     parser.add_argument("--preset", help="a model's settings, on top of the task's: tasks_data/_models/<preset>.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change params.yaml first")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="RUN/NNN",
+        help="fork: that run's settings, from that iteration (or its best one)",
+    )
     parser.add_argument("--name", default="", help="of the run, in Prefect, in MLflow and under refs/runs/")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved parameters and stop")
     options = parser.parse_args()
@@ -36,7 +44,13 @@ def main() -> int:
     def work() -> int:
         if options.name:
             workspace.ref(options.name)  # which refuses what cannot be a name
-        params = set_params(options.set, task=options.task, dry_run=options.dry_run, preset=options.preset)
+        begin, fork = None, list[str]()
+        if options.source:
+            if options.task or options.preset:
+                raise UserError("--from brings the settings of its run: change them with --set, not --task or --preset")
+            begin, fork = start.fork(options.source)
+        changes = [*fork, *options.set]
+        params = set_params(changes, task=options.task, dry_run=options.dry_run, preset=options.preset, begin=begin)
         if options.dry_run:
             print(params.model_dump_json(indent=2, by_alias=True))
             return 0
@@ -46,6 +60,8 @@ def main() -> int:
                 "&& git commit --message start`, then the same command again"
             )
         plan.check(params)
+        for line in start.prepare(params):
+            print(f"train: {line}", flush=True)
         print(f"train: {params.task}, {params.policy.base_model}; log: {LOG}", flush=True)
         prepare()
         from flows.terminal.display import RunDisplay

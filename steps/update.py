@@ -61,6 +61,8 @@ def update(
     batch, judged = read_batch(trajectories, rewards)
     prepare_training(params.policy.threads, params.policy.deterministic)
     trainer = grpo.Trainer(params.policy, checkpoint=previous, is_sharded=params.update.shard)
+    if params.update.reference == "base":
+        trainer.start = None  # which later iterations will not read
     older = behaviour if behaviour and adapter_hash(behaviour) != trainer.adapter_hash else None
     contract.check_adapter(batch, adapter_hash(older) if older else trainer.adapter_hash, older or previous)
     rows, quarantine = checked(batch, trainer.vocabulary)

@@ -283,7 +283,7 @@ def packed_logps(trainer: Any, rows: list[dict[str, Any]]) -> Iterator[Any]:
     """The same of each row by the trainer's forward pass, in which rows share tokens."""
     from steps.training import packing
 
-    logps, _ = packing.token_logps(trainer.model, packing.pack(_update.training_rows(rows), *trainer._place), 1.0)
+    logps, _ = packing.token_logps(trainer.model, packing.pack(_update.training_rows(rows), *trainer.place), 1.0)
     for row, values in zip(rows, logps, strict=True):
         yield values[: sum(row["mask"])]
 

@@ -24,7 +24,7 @@ from flows.deployment.workspace import WORKTREES, dvc, dvc_output
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.core.terminal import exit_code
-from steps.project import store
+from steps.project import lock, store
 from steps.project.git import git
 from steps.runner import handover
 
@@ -111,12 +111,12 @@ def source(root: Path, name: str) -> Source:
         if not re.fullmatch(r"[0-9a-f]{40,64}", commit):
             raise UserError(f"the MLflow run {name} has no commit's hash in its tag git_commit, but {commit[:80]!r}")
         logged = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
-        if missing := [file for file in workspace.KEPT if file not in logged]:
+        if missing := [file for file in workspace.KEPT if file not in logged and file != workspace.STARTED]:
             raise UserError(f"the MLflow run {name} has no {', '.join(missing)}: it was never finished")
         with tempfile.TemporaryDirectory(prefix="flywheel-") as folder:
             files = {
                 file: Path(client.download_artifacts(run.info.run_id, file, folder)).read_text()
-                for file in (*workspace.KEPT, *({"git.diff"} & logged))
+                for file in ({*workspace.KEPT, "git.diff"} & logged)
             }
     return Source(commit, files.pop("git.diff", ""), files)
 
@@ -153,16 +153,26 @@ def restore(root: Path, path: Path, run: Source) -> None:
         different = git(path, "diff", "--name-only", "-z", "HEAD") + git(path, "ls-files", "--others", "-z")
         if links := [name for name in different.split("\0") if name and (path / name).is_symlink()]:
             raise UserError(f"the run's git.diff makes a symbolic link of {links[0]}: such a run is not restored")
+    if run.files and workspace.STARTED not in run.files:
+        (path / workspace.STARTED).unlink(missing_ok=True)  # the commit may have another run's
     for name, text in run.files.items():
         (path / name).unlink(missing_ok=True)  # a link in the commit would be written through
         (path / name).write_text(text)
 
 
-def have(path: Path) -> None:
-    """Check out the run's data, after fetching what DVC's cache lacks, if there is a DVC remote."""
+def have(path: Path, *targets: str) -> None:
+    """Check out the run's data, or these of them, after fetching what DVC's cache lacks, if there is a DVC remote. UserError
+    where some are nowhere; checkpoints, which flows.prune removes, may be."""
     if dvc_output(path, "remote", "list").strip():
-        dvc(path, "fetch", "--quiet")
-    dvc(path, "checkout", "--force", "--quiet")
+        dvc(path, "fetch", "--quiet", *targets, check=False)
+    if not dvc(path, "checkout", "--force", "--quiet", *targets, check=False):
+        return
+    outs = {out["path"] for entry in lock.read_lock(path).values() for out in entry.get("outs", ())}
+    missing = [out for out in sorted(outs & set(targets or outs)) if not (path / out).exists()]
+    if not missing or not all(re.fullmatch(r"run/\d{3}/checkpoint", out) for out in missing):
+        lost = ", ".join(missing[:5]) or ", ".join(targets)
+        raise UserError(f"not in DVC's cache, nor in its remote if there is one: {lost} (see DVC's output above)")
+    say(f"without {', '.join(missing)}, which python -m flows.prune removed")
 
 
 @contextlib.contextmanager

@@ -25,7 +25,8 @@ from steps.runner import handover
 
 WORKTREES = Path(".flywheel/worktrees")
 POOL = "local"  # the work pool of `make ui`
-KEPT = ("params.yaml", "chain.yaml", "dvc.lock")
+STARTED = "start.dvc"  # of a run that starts from an adapter or from demonstrations: the hash of start/
+KEPT = ("params.yaml", "chain.yaml", "dvc.lock", STARTED)
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
 
 
@@ -136,8 +137,10 @@ def keep(root: Path, path: Path, kept: str, files: Sequence[str]) -> str:
     """Commit the files that describe the run, on no branch, and point the ref `kept` to the commit; its hash."""
     existing = [name for name in files if (path / name).exists()]
     git(path, "add", "--force", "--", *existing)
-    if git(path, "status", "--porcelain", "--", *existing):
-        git(path, "commit", "--quiet", "--no-verify", "-m", f"run {kept.removeprefix('refs/runs/')}", "--", *existing)
+    gone = sorted(set(files) - set(existing))
+    listed = [*existing, *(git(path, "ls-files", "--", *gone).splitlines() if gone else [])]
+    if git(path, "status", "--porcelain", "--", *listed):
+        git(path, "commit", "--quiet", "--no-verify", "-m", f"run {kept.removeprefix('refs/runs/')}", "--", *listed)
     commit = git(path, "rev-parse", "HEAD")
     git(root, "update-ref", kept, commit)
     return commit
@@ -152,6 +155,8 @@ def keep_described(root: Path, name: str) -> None:
         index = Path(folder) / "index"
         git(root, "read-tree", "HEAD", index=index)
         git(root, "add", "--force", "--", *[file for file in KEPT if (root / file).exists()], index=index)
+        if gone := [file for file in KEPT if not (root / file).exists()]:
+            git(root, "rm", "--cached", "--quiet", "--ignore-unmatch", "--", *gone, index=index)
         commit = git(root, "commit-tree", git(root, "write-tree", index=index), "-p", "HEAD", "-m", f"run {name}")
     git(root, "update-ref", ref(name), commit)
     if git(root, "status", "--porcelain", "--", ".", *[f":!{file}" for file in KEPT]):

@@ -24,9 +24,10 @@ def set_params(
     task: str | None = None,
     dry_run: bool = False,
     preset: str | None = None,
+    begin: str | None = None,
 ) -> Params:
     """Change the file by `key=value` pairs, after a change of task and a model's preset where they are named; the parameters
-    that it then holds.
+    that it then holds. `begin`: the text that takes the place of the file's first, such as another run's.
 
     Nothing is written where the result is not valid, which is a UserError, and nothing with `dry_run`. Settings that
     another task's preset replaces are kept in params.yaml.before, unless they are a preset's own.
@@ -34,6 +35,7 @@ def set_params(
     text = before = params.read_text(path) if path.exists() else ""
     if path.exists() and not text.strip():
         return params.parse(text, path, Params)  # which says that it is empty: it is damaged, and not to be filled up
+    text = begin or text
     settings = model_settings(preset) if preset is not None else {}
     if chosen := task or settings.get("task"):
         check_task(chosen)
@@ -51,7 +53,8 @@ def set_params(
         if is_replaced and before and not is_preset(before, path):
             copy = path.with_name(f"{path.name}.before")
             write_text(copy, before)
-            say(f"{path} now begins with the preset of {checked.task}; your settings are kept in {copy}")
+            whose = "another run's settings" if begin else f"the preset of {checked.task}"
+            say(f"{path} now begins with {whose}; your settings are kept in {copy}")
         write_text(path, text)
     return checked
 

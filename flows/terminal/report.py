@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from steps.core.files import write_json
 from steps.core.records import OUTPUTS, Evaluation
-from steps.project.chain import BASE, iteration_name
+from steps.project.chain import BASE, iteration_name, origins
 
 RUN = Path("run")
 
@@ -30,6 +30,26 @@ def point(iteration: int) -> Point:
     evaluation = Evaluation.model_validate_json(text)
     share, sampled = evaluation.share, evaluation.sampled_success
     return Point(iteration, share, evaluation.interval, evaluation.reward, sampled, evaluation.measure)
+
+
+def origin_line(name: str) -> str:
+    """What a policy before iteration 001, START or SFT, reaches on validation, for a person."""
+    evaluation = Evaluation.model_validate_json((RUN / name / "evaluation" / "summary.json").read_text())
+    return f"{name}: validation {evaluation.sentence()}"
+
+
+def origin_rows() -> dict[str, Any]:
+    """Validation of the policies before iteration 001, by name: START and SFT, where chain.yaml has them."""
+    keys = ("success", "ci95", "n", "sampled_success")
+    rows = {name: read(RUN / name / "evaluation" / "summary.json") for name in origins(Path())}
+    if not rows:
+        return {}
+    rows = {BASE: read(RUN / BASE / "evaluation" / "summary.json")} | rows
+    return {
+        "before": {
+            ("base" if name == BASE else name): {key: row.get(key) for key in keys} for name, row in rows.items()
+        }
+    }
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -77,6 +97,7 @@ def summary(task: str, best: int, iterations: int, version: str | None, wall: fl
         "task": task,
         "base": {key: base.get(key) for key in keys},
         "trained": {key: trained.get(key) for key in keys} | {"iteration": best},
+        **origin_rows(),
         "iterations": [iteration_row(iteration) for iteration in range(1, iterations + 1)],
         "registered": {"name": receipt["name"], "version": version} if version else None,
         "wall_seconds": round(wall, 2),

@@ -29,6 +29,7 @@ from flows.terminal import health, report
 from flows.terminal.command import LOG, explained, prepare, undisturbed
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
+from flows.training import start
 from flows.training.ahead import Ahead, settle, worker
 from flows.training.ending import result_lines, write_summary
 from steps.core.errors import UserError, causes
@@ -81,7 +82,7 @@ def track(trackers: list[Tracker], iteration: str, overhead: float, system: list
     """Log an iteration to MLflow, to Weights & Biases where that is on, and to the ledger."""
     for tracker in trackers:
         tracker.iteration(iteration, overhead, system)
-    index(["000", iteration] if iteration == "001" else [iteration], display)
+    index([chain.BASE, *chain.origins(Path.cwd()), iteration] if iteration == "001" else [iteration], display)
 
 
 def index(iterations: list[str], display: RunDisplay) -> None:
@@ -131,7 +132,9 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
         contextlib.ExitStack() as gpus,  # given back when the worker, which holds their memory, has ended
     ):
         try:
-            plan.check(set_params(settings.assignments(), task=settings.chosen))
+            plan.check(params := set_params(settings.assignments(), task=settings.chosen))
+            for line in start.prepare(params, keep=True):
+                display.say(line)
             pages.rename(folder.name)
             gpus.enter_context(cards.owned(workspace.root_of(folder), cards.needed(folder / "params.yaml")))
             summary = train_here(display, folder.name)
@@ -181,7 +184,8 @@ def _iterations(
     """All stages, from the scenarios to the registration."""
     params = mlflow.params
     overlap, iterations = params.train.overlap, params.train.iterations
-    chain.write_chain(1, 1, overlap)
+    origins = start.origins(params)
+    chain.write_chain(1, 1, overlap, origins)
     run = partial(run_stage, pipeline=pipeline, display=display)
     run("scenarios")
     run("initialise")
@@ -189,6 +193,10 @@ def _iterations(
     curve = [report.point(0)]
     display.row(curve[0], None, None)
     warn(0, display)
+    for origin in origins:
+        run(f"{origin}@{origin}")
+        run(f"evaluate@{origin}")
+        display.say(report.origin_line(origin))
     watch = Watch(RUN, params)
     watch.add(0)
     if watch.is_blind:
@@ -198,7 +206,7 @@ def _iterations(
     with system_metrics.sampled() as drain, Ahead(params, pipeline, partial(submit, pipeline, display)) as ahead:
         for iteration in range(1, iterations + 1):
             begun = min(iteration + overlap, iterations)
-            chain.write_chain(begun, best(curve).iteration or iteration, overlap)
+            chain.write_chain(begun, best(curve).iteration or iteration, overlap, origins)
             display.begin_iteration(iteration, iterations)
             if pipeline.beside:
                 ahead.begin(iteration)
@@ -210,7 +218,7 @@ def _iterations(
     if tracked is not None:
         tracked.result()
     chosen = best(curve).iteration
-    chain.write_chain(len(curve) - 1, chosen, overlap)
+    chain.write_chain(len(curve) - 1, chosen, overlap, origins)
     if overlap:
         settle(len(curve) - 1, params.train)
     for stage in ("test@base", "test@best"):
@@ -220,7 +228,7 @@ def _iterations(
     for tracker in trackers:
         tracker.finish()
     mlflow.log_artifact(RUN / "learning_curve.png")
-    index([chain.BASE, iteration_name(chosen)], display)
+    index([chain.BASE, *origins, iteration_name(chosen)], display)
     if mlflow.run_name:
         pages.rename(mlflow.run_name)
     pages.end(RUN / "learning_curve.png", mlflow.where())

@@ -29,6 +29,7 @@ from steps.core.params_sections import (
     Ruler,
     Scenarios,
     Score,
+    Sft,
     Train,
 )
 from steps.core.params_update import Update
@@ -36,7 +37,7 @@ from steps.core.yaml_text import read_mapping
 
 __all__ = [  # sections that others import from here
     "Agents", "Criteria", "Curriculum", "Endpoint", "Evaluate", "Judges", "Lora", "Policy", "Promote", "Register", "Rollout",
-    "Ruler", "Scenarios", "Score", "Section", "Train", "Update",
+    "Ruler", "Scenarios", "Score", "Section", "Sft", "Train", "Update",
 ]  # fmt: skip
 
 
@@ -52,6 +53,7 @@ class Params(Section):
     rollout: Rollout = Rollout()
     agents: Agents = Agents()
     score: Score = Score()
+    sft: Sft | None = None
     update: Update = Update()
     evaluate: Evaluate = Evaluate()
     register_: Register = Field(Register(), alias="register")
@@ -83,6 +85,7 @@ class Params(Section):
                     f"evaluate.judge is {own.model}, which scores the training, too (score.ruler): a judge that is held out "
                     "must be another model; name another, or take evaluate.judge out"
                 )
+        self._check_start()
         if self.update.shard and self.policy.quantization:
             raise ValueError(
                 f"update.shard does not work with policy.quantization: {self.policy.quantization}, whose weights are not "
@@ -95,6 +98,18 @@ class Params(Section):
             )
         object.__setattr__(self, "update", self.update.of_dtype(self.policy.dtype))  # the section is frozen for others
         return self
+
+    def _check_start(self) -> None:
+        """ValueError for a reference that is the base policy, and for optimiser state that training would not carry on."""
+        if self.update.reference == "start" and self.policy.start_from is None and self.sft is None:
+            raise ValueError(
+                "update.reference: start would have no effect without policy.start_from or sft: a fresh adapter is the base "
+                "policy; take it out"
+            )
+        if self.policy.start_optimizer and self.sft is not None:
+            raise ValueError(
+                "policy.start_optimizer would have no effect with sft, which trains in between; take one of the two out"
+            )
 
     def _check_shards(self) -> None:
         """ValueError for shards that would be empty or that nobody reads, and for a cluster that nobody reads."""
@@ -140,6 +155,23 @@ class Learning(Section):
 class InitialiseParams(Learning):
     seed: int
     policy: Policy
+
+
+class StartParams(Learning):
+    policy: Policy
+
+
+class SftParams(Learning):
+    task: str
+    seed: int
+    policy: Policy
+    sft: Sft | None
+
+    @model_validator(mode="after")
+    def check_sft(self) -> Self:
+        if self.sft is None:
+            raise ValueError("sft: params.yaml says nothing of it, so there are no demonstrations to learn from")
+        return self
 
 
 class RolloutParams(Learning):

@@ -138,6 +138,13 @@ class Policy(Section):
     """vLLM's parser of the model's reasoning. null: found from the chat template; none: reasoning is read as plain text."""
     lora: Lora = Lora()
     """The adapter that is trained."""
+    start_from: str | None = Field(None, min_length=1)
+    """The adapter that training begins with (docs/start.md): models:/<name>@<alias> or models:/<name>/<number> of the
+    registry, run:<name>/<iteration> of a kept run (without an iteration its best one), a folder that holds an adapter or
+    a checkpoint, or a PEFT adapter on the Hugging Face Hub (<owner>/<name>, or with @<commit>). null: a fresh one."""
+    start_optimizer: bool = False
+    """Carry on Adam's moments and the count of optimiser steps, too. Read with start_from of a run or a folder that holds a
+    checkpoint; a registered version and an adapter on the Hub have none."""
     threads: int = Field(2, ge=1, le=1024)
     """Threads that sampling and training compute with on a CPU, one per core. Another number rounds sums otherwise: the run
     gives other bytes. Give a machine with more cores more of them."""
@@ -164,6 +171,7 @@ class Policy(Section):
             raise ValueError(f"policy.servers {wrong} policy.kind: server")
         if self.engines is not None and self.kind != "ray":
             raise ValueError(f"policy.engines would have no effect with policy.kind: {self.kind}; take it out")
+        self._check_start()
         if self.is_gguf and not re.fullmatch(r"[0-9a-f]{64}", self.revision or ""):
             raise ValueError(
                 f"policy.revision must be the SHA-256 of the GGUF file {self.base_model} (sha256sum prints it), so that "
@@ -174,6 +182,31 @@ class Policy(Section):
                 f"policy.base_model: {self.base_model!r} is no pypi:PACKAGE==VERSION/path/in/the/wheel.gguf"
             )
         return self
+
+    def _check_start(self) -> None:
+        """ValueError for a start that nothing would read, and for one whose form says already that it cannot be."""
+        if self.start_from is None:
+            if self.start_optimizer:
+                raise ValueError("policy.start_optimizer would have no effect without policy.start_from; take it out")
+            return
+        if not self.has_adapter:
+            raise ValueError(f"policy.start_from would have no effect with policy.kind: {self.kind}; take it out")
+        is_version, is_run = self.start_from.startswith("models:"), self.start_from.startswith("run:")
+        if is_version and not re.fullmatch(r"models:/[^/@]+(@[^/@]+|/[0-9]+)", self.start_from):
+            raise ValueError(
+                f"policy.start_from: {self.start_from} is no version of a registered model: write models:/<name>@<alias> "
+                "or models:/<name>/<number>"
+            )
+        if is_run and not re.fullmatch(r"run:[^/\s]+(/\d{3})?", self.start_from):
+            raise ValueError(
+                f"policy.start_from: {self.start_from} is no iteration of a run: write run:<name>/<three digits>, such as "
+                "run:nightly-7/003, or run:<name> for its best one"
+            )
+        if is_version and self.start_optimizer:
+            raise ValueError(
+                "policy.start_optimizer would have no effect: a registered version holds no optimiser state. Start from the "
+                "run that made it (policy.start_from: run:<name>/<iteration>), or take start_optimizer out"
+            )
 
     @property
     def has_adapter(self) -> bool:

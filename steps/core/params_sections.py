@@ -248,6 +248,38 @@ class Promote(Section):
     falls, and it is not so (steps/judging/watch.py). null: nothing is watched."""
 
 
+class Sft(Section):
+    """Supervised training on demonstrations before iteration 001: the stage sft (steps/sft.py, docs/start.md)."""
+
+    demonstrations: tuple[str, ...] = ()
+    """Files of demonstrations, each in tasks_data/<task>/ or a path: JSON lines with `messages` in OpenAI's chat format."""
+    from_runs: tuple[str, ...] = ()
+    """Kept runs whose good training trajectories are demonstrations, too: <name>, or <name>/<iteration> for one of them."""
+    min_reward: float | None = None
+    """Least reward of such a trajectory. Default: 1; read with from_runs."""
+    epochs: int = Field(1, ge=1, le=100)
+    """Passes over the demonstrations."""
+    batch: int = Field(16, ge=1, le=4096)
+    """Demonstrations of an optimiser step."""
+    learning_rate: float = Field(1e-3, gt=0)
+    """Step size of AdamW, which falls to 0 as a cosine after the warm-up."""
+    warmup_steps: int = Field(10, ge=0)
+    """Optimiser steps over which the learning rate rises from 0."""
+    tokens_per_micro_batch: int | None = Field(None, ge=64)
+    """Tokens in one forward pass; a beginning that demonstrations share counts once, and none is divided. null: as many as
+    an update would take (update.tokens_per_micro_batch)."""
+
+    @model_validator(mode="after")
+    def check(self) -> Sft:
+        if not self.demonstrations and not self.from_runs:
+            raise ValueError("sft needs demonstrations: name files in sft.demonstrations, or runs in sft.from_runs")
+        if self.from_runs and self.min_reward is None:
+            object.__setattr__(self, "min_reward", 1.0)  # the section is frozen for everybody else
+        if self.min_reward is not None and not self.from_runs:
+            raise ValueError("sft.min_reward would have no effect: it is read with sft.from_runs; take it out")
+        return self
+
+
 class Train(Section):
     """The flow `make train`."""
 

@@ -33,7 +33,10 @@ class Update(Section):
     gigpo_discount: float | None = Field(None, gt=0, le=1)
     """By how much the episode's score counts less for each turn between a turn and the last one. Default: 0.95."""
     beta: float = Field(0.01, ge=0)
-    """Weight of the KL divergence from the base policy."""
+    """Weight of the KL divergence from `reference`."""
+    reference: Literal["base", "start"] = "base"
+    """The policy that this divergence is from. base: the base model without an adapter. start: what iteration 001 continues,
+    by policy.start_from or the stage sft. Read with beta above 0."""
     use_bias_correction_kl: bool | None = None
     """Weight the KL's gradient by the policies' ratio, which removes its bias. Default: true; read with beta above 0."""
     epsilon: float | None = Field(None, gt=0, lt=1)
@@ -123,6 +126,8 @@ class Update(Section):
         self._resolve("vllm_importance_sampling_mode", "sequence_mask", is_corrected, correction)
         self._resolve("vllm_importance_sampling_clip_max", None if unbounded else 3.0, is_corrected, correction)
         self._resolve("vllm_importance_sampling_clip_min", None, is_corrected, correction)
+        if self.reference == "start" and not self.beta:
+            raise ValueError("update.reference would have no effect: it is read with a beta above 0 alone; take it out")
         if self.launcher == "none" and self.processes > 1:
             raise ValueError(
                 f"update.processes: {self.processes} needs update.launcher: accelerate or ray, which starts them"

@@ -107,6 +107,11 @@ def show_back(answer: Ancestry, output: Console) -> None:
         commit = run.get("git_commit") or "no commit"
         changed = " (and changes not committed)" if run.get("git_dirty") else ""
         output.print(f"run {key}: {run.get('task')}, seed {run.get('seed')}, git {commit}{changed}")
+        begun = run.get("start") or {}
+        if policy := begun.get("policy"):
+            output.print(f"  started from {policy['resolved']} ({policy['from']}), adapter {policy['adapter']}")
+        for source, rows in (begun.get("demonstrations") or {}).get("from", {}).items():
+            output.print(f"  learnt first from {rows} demonstrations of {source}")
     for run in answer.steps[0].runs if answer.steps else ():
         output.print(f"in DVC: {run['md5']}; hash of what dvc.lock says of its making: {run.get('dvc_lock')}")
     show_decisions(answer.verdicts, answer.decisions, output)

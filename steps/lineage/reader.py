@@ -9,6 +9,7 @@ their roles in brackets, parents first:
     scenario [attempted] trajectory [collected] batch; trajectory [scored] rewards [trained] adapter
     rule, criteria: judge [judged] rewards. A model: judge [judged] judgement [counted, or beside: weight 0] rewards
     scenario [compared] judgement; reply [answered, or probed: a test of the judge itself] judgement
+    source, or trajectory [demonstrated] demonstrations [trained] adapter: before iteration 001, by the stage sft
     adapter [measured] metrics; adapter, scenario [evaluated] evaluation; adapter [decided] receipt
     adapter [challenged, or opposed: champion, base], evaluation [weighed] verdict
     conversation [used] dataset [trained] adapter; conversation [became] scenario (steps/lineage/ingested.py)
@@ -19,13 +20,15 @@ it and the files are the recorded ones; everything else is listed as left out. T
 first indexing, which no file of the run holds; a rebuild keeps it.
 
 A verdict comes from run/promote/<adapter>/verdict.json, or from the table of decisions (steps/registry/decisions.py), which
-keeps it when that folder is gone. Left out: trajectories of evaluations; what else run/ holds beside the chain; versions and
-aliases, which MLflow keeps and is asked for.
+keeps it when that folder is gone. A run that starts from an adapter elsewhere has that adapter's own node as its first one,
+so that a walk back goes on in the run that made it; the run's data say by which address it came. Left out: trajectories of
+evaluations; what else run/ holds beside the chain; versions and aliases, which MLflow keeps and is asked for.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +61,7 @@ class Reader:
         self.root, self.runs, self.left_out = root, runs, list[str]()
         self.chain, self.lock = chain.read_chain(root), read_lock(root)
         self.outputs = {out["path"]: out.get("md5") for entry in self.lock.values() for out in entry.get("outs", [])}
+        self.origins = chain.origins(root)
         self.run = run_key(self.lock)
         if self.run is None:
             self.left_out.append("dvc.lock has no whole first iteration: the run cannot be identified yet")
@@ -66,9 +70,10 @@ class Reader:
         """The rows of the run, of each iteration (000: the first adapter), of the receipt, and of verdicts."""
         yield self.start(iterations is None or "000" in iterations)
         chained = self.chain.get("iterations") or {}
-        if unknown := sorted(set(iterations or ()) - {"000", *chained}):
-            raise UserError(f"chain.yaml has no iteration {', '.join(unknown)}; it has 000, {', '.join(chained)}")
-        for number in iterations if iterations is not None else ["000", *chained]:
+        whole = ["000", *self.origins, *chained]
+        if unknown := sorted(set(iterations or ()) - set(whole)):
+            raise UserError(f"chain.yaml has no iteration {', '.join(unknown)}; it has {', '.join(whole)}")
+        for number in iterations if iterations is not None else whole:
             yield self.iteration(number, chained[number]["prev"] if number in chained else None)
         if iterations is None:
             for folder in sorted((self.root / "run").glob("[0-9][0-9][0-9]")):
@@ -93,9 +98,12 @@ class Reader:
         return rows
 
     def iteration(self, number: str, previous: str | None) -> Rows:
-        """An iteration's adapter, what it was trained on, and its evaluations. `previous`: None for 000."""
+        """An iteration's adapter, what it was trained on, and its evaluations. `previous`: None for 000, start and sft."""
         rows = Rows()
-        adapter = self.adapter(rows, number, "initialise" if previous is None else f"update@{number}")
+        first = f"{number}@{number}" if number in self.origins else "initialise"
+        adapter = self.adapter(rows, number, first if previous is None else f"update@{number}")
+        if adapter and number == chain.SFT:
+            self.supervised(rows, adapter)
         if previous is not None:
             batch = self.batch(rows, number)
             rewards = self.rewards(rows, number, batch) if batch else None
@@ -125,6 +133,24 @@ class Reader:
             recorded = lineage(self.root, self.root / path)
             rows.edge(("run", self.run), "made", adapter, iteration=number, md5=md5, **recorded)
         return adapter
+
+    def supervised(self, rows: Rows, adapter: NodeKey) -> None:
+        """Link the adapter of the stage sft to its demonstrations, by their sources, where dvc.lock and the files agree."""
+        path, entry = "start/demonstrations.jsonl", self.lock.get("sft@sft", {})
+        read = {dep["path"]: dep.get("md5") for dep in entry.get("deps", [])}
+        if not (md5 := self.md5(path)) or read.get(path) != md5:
+            self.left_out.append(
+                f"{path} is not what sft@sft read: run/sft/adapter is not linked to its demonstrations"
+            )
+            return
+        key = rows.node(("demonstrations", md5))
+        rows.edge(key, "trained", adapter)
+        for line in (self.root / path).read_text(encoding="utf-8").splitlines():
+            source = source_of(line)
+            is_ours = re.fullmatch(rf"[0-9a-f]{{{SHORT}}}/.+", source)  # a trajectory of another run
+            rows.edge(("trajectory" if is_ours else "source", source), "demonstrated", key)
+        if (state := self.state(self.chain["warmed"][chain.SFT]["prev"])) is not None:
+            rows.edge(("adapter", state), "continued", adapter)
 
     def batch(self, rows: Rows, number: str) -> SampledBatch | None:
         path = f"run/{number}/trajectories.parquet"
@@ -315,6 +341,14 @@ def add_evidence(rows: Rows, evidence: Mapping[str, Any]) -> None:
         rows.edge(("evaluation", evaluation["md5"]), "weighed", verdict, side=side)
 
 
+def source_of(line: str) -> str:
+    """Where a demonstration is from; empty where its line does not say."""
+    try:
+        return str(json.loads(line)["source"])
+    except (ValueError, LookupError, TypeError):
+        return ""
+
+
 def unreadable(path: str, what: str, reason: str) -> UserError:
     line = (reason.strip().splitlines() or [""])[0]
     advice = "`dvc checkout` brings back what was recorded, `dvc repro` makes it"
@@ -346,5 +380,8 @@ def describe(root: Path, lock: Lock) -> dict[str, Any]:
     for name in names:
         parameters |= (lock[name].get("params") or {}).get("params.yaml") or {}
     state, _ = git.git_state(root)
+    path = root / "start" / "origin.json"
+    origin = json.loads(path.read_text()) if chain.origins(root) and path.is_file() else {}
     data = {"task": parameters.get("task"), "seed": parameters.get("seed"), "params": digest(parameters)}
+    data |= {"start": {key: origin[key] for key in ("policy", "demonstrations") if key in origin}} if origin else {}
     return data | {"git_commit": state.get("git_commit"), "git_dirty": state.get("git_dirty") == "true"}

@@ -1,6 +1,8 @@
 """chain.yaml: which iterations a run has, which policies are evaluated, and which iteration is tested as the best.
 
-The flow writes it as the run goes on, and dvc.yaml reads it. Beside each iteration it names `prev`, whose checkpoint the
+The flow writes it as the run goes on, and dvc.yaml reads it. `started` and `warmed` are there where a run begins with an
+adapter from elsewhere (run/start) or with supervised training (run/sft), which stand between the base policy and iteration
+001. Beside each iteration it names `prev`, whose checkpoint the
 update continues, and `policy`, whose adapter samples: an older one than `prev` with train.overlap. Beside each evaluation it
 says with what in run/000 it is compared where the task has no rule: with the base policy's evaluation, or for the base
 policy itself the file that names it.
@@ -9,6 +11,7 @@ policy itself the file that names it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +29,8 @@ HEADER = (
 BASE = "000"  # the policy before any iteration
 ITSELF = "base.json"  # in run/000: names the base policy's adapter
 AGAINST = (ITSELF, "evaluation", "test")  # in run/000: what an evaluation may be compared with
-NAME = re.compile(r"\d{3}", re.ASCII)  # of an iteration
+START, SFT = "start", "sft"  # policies that iteration 001 may continue in place of the base: run/start, run/sft
+NAME = re.compile(rf"\d{{3}}|{START}|{SFT}", re.ASCII)  # of an iteration
 
 
 def iteration_name(iteration: int) -> str:
@@ -39,19 +43,29 @@ def sampler_of(iteration: int, overlap: int) -> int:
     return max(iteration - 1 - overlap, 0)
 
 
-def write_chain(iterations: int, best: int, overlap: int = 0) -> None:
+def write_chain(iterations: int, best: int, overlap: int = 0, origins: Sequence[str] = ()) -> None:
     """Write a chain of iterations 1 … `iterations`, of which `best` is tested and offered to the registry. Each samples with
-    the adapter that is `overlap` iterations older than the one it continues, or with the first one."""
+    the adapter that is `overlap` iterations older than the one it continues, or with the first one. `origins`: which of
+    START and SFT come before iteration 001, in this order; it continues the last of them, or the base policy."""
+    before = [BASE, *origins]
+
+    def name(iteration: int) -> str:
+        return iteration_name(iteration) if iteration else before[-1]
+
     links = "\n".join(
-        f'  "{iteration_name(i)}": {{prev: "{iteration_name(i - 1)}", policy: "{iteration_name(sampler_of(i, overlap))}"}}'
+        f'  "{iteration_name(i)}": {{prev: "{name(i - 1)}", policy: "{name(sampler_of(i, overlap))}"}}'
         for i in range(1, iterations + 1)
     )
-    names = [iteration_name(i) for i in range(iterations + 1)]
+    begun = [f'started: {{{START}: {{name: "{START}"}}}}\n'] if START in origins else []
+    begun += [f'warmed: {{{SFT}: {{prev: "{before[-2]}"}}}}\n'] if SFT in origins else []
+    names = [*before, *(iteration_name(i) for i in range(1, iterations + 1))]
     evaluated = "\n".join(compared(f'"{name}"', name, "evaluation") for name in names)
     tested = {"base": BASE, "best": iteration_name(best)}
     tests = "\n".join(compared(key, name, "test") for key, name in tested.items())
     pair = ", ".join(f'{key}: "{name}"' for key, name in tested.items())
-    text = f"{HEADER}iterations:\n{links}\nevaluated:\n{evaluated}\ntested: {{{pair}}}\ntests:\n{tests}\n"
+    text = (
+        f"{HEADER}{''.join(begun)}iterations:\n{links}\nevaluated:\n{evaluated}\ntested: {{{pair}}}\ntests:\n{tests}\n"
+    )
     if not CHAIN.exists() or CHAIN.read_text() != text:
         write_text(CHAIN, text)
 
@@ -74,6 +88,12 @@ def read_chain(root: Path) -> dict[str, Any]:
     return content
 
 
+def origins(root: Path) -> list[str]:
+    """Which of START and SFT come before iteration 001, by the chain.yaml in `root`."""
+    content = read_chain(root)
+    return [name for name, key in ((START, "started"), (SFT, "warmed")) if content.get(key)]
+
+
 def sampled_with(root: Path, number: str) -> str:
     """The iteration whose adapter sampled for this one, by the chain.yaml in `root`; the one before where that names none:
     in chains from before train.overlap, of iterations that it does not list, and where there is no such file."""
@@ -86,7 +106,8 @@ def sampled_with(root: Path, number: str) -> str:
 
 def policy_lag(root: Path, number: str) -> int:
     """How many iterations older the adapter that sampled for an iteration is than the one that the update continued."""
-    return max(int(number) - 1 - int(sampled_with(root, number)), 0)
+    sampler = sampled_with(root, number)
+    return max(int(number) - 1 - (int(sampler) if sampler.isdigit() else 0), 0)
 
 
 def listed(run: Path) -> frozenset[str] | None:
@@ -111,7 +132,7 @@ def _listed(path: Path, *_: int) -> frozenset[str] | None:
 
 def misshapen(chain: dict[str, Any]) -> str:
     """What in a chain does not have the form that `write_chain` gives it; empty where all has."""
-    for key in ("iterations", "evaluated", "tested", "tests"):
+    for key in ("started", "warmed", "iterations", "evaluated", "tested", "tests"):
         if key == "evaluated" and isinstance(chain.get(key), list):  # of runs from before they could be compared
             continue
         if not isinstance(chain.get(key) or {}, dict):
@@ -119,9 +140,10 @@ def misshapen(chain: dict[str, Any]) -> str:
     iterations, evaluated, tested, tests = (
         chain.get(key) or {} for key in ("iterations", "evaluated", "tested", "tests")
     )
+    begun = [*(chain.get("started") or {}).values(), *(chain.get("warmed") or {}).values()]
     links = [
         link.get(key, BASE) if isinstance(link, dict) else BASE
-        for link in iterations.values()
+        for link in [*iterations.values(), *begun]
         for key in ("prev", "policy")
     ]
     sides = [*(evaluated.values() if isinstance(evaluated, dict) else ()), *tests.values()]

@@ -30,7 +30,7 @@ def git(folder: Path, *words: str, index: Path | None = None) -> str:
 
 def git_state(root: Path) -> tuple[dict[str, str], str]:
     """(tags with the commit and whether the tree differs from it, the difference), without the files that a run writes."""
-    paths = ("--", ".", ":!dvc.lock", ":!chain.yaml")
+    paths = ("--", ".", ":!dvc.lock", ":!chain.yaml", ":!start.dvc")
     try:
         commit = git(root, "rev-parse", "HEAD")
         changed = git(root, "status", "--porcelain", *paths)

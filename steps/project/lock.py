@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from steps.core.errors import UserError
 from steps.core.records import OUTPUTS
 from steps.core.yaml_text import read_mapping
+from steps.project.chain import SFT, START
 
 if TYPE_CHECKING:
     from steps.core.params import Params
@@ -51,7 +52,18 @@ def run_key(lock: Lock) -> str | None:
         return None
     inputs: list[Any] = [[lock[name]["cmd"], lock[name].get("params")] for name in first]
     inputs += [dep for name in first for dep in lock[name].get("deps", []) if not dep["path"].startswith("run/")]
-    return digest([lock["scenarios"], lock["initialise"], inputs])
+    return digest([lock["scenarios"], lock["initialise"], inputs, *begun(lock)])
+
+
+def begun(lock: Lock) -> list[dict[str, Any]]:
+    """The entries of the stages sft and start, where iteration 001 continues what they made; none for a fresh adapter."""
+    makers = {f"run/{name}/checkpoint": f"{name}@{name}" for name in (SFT, START)}
+    entries, name = list[dict[str, Any]](), "update@001"
+    while (
+        name := next((makers[dep["path"]] for dep in lock[name].get("deps", []) if dep["path"] in makers), "")
+    ) in lock:
+        entries.append(lock[name])
+    return entries
 
 
 def digest(value: Any) -> str:

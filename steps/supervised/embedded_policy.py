@@ -204,18 +204,11 @@ def tokenized(
 ) -> Iterator[LabelledTokens]:
     """Demonstrations, tokenised as rollouts would have sampled them; the assistant's tokens are learnt."""
     from steps.policy.chat import Chat
+    from steps.supervised.chats import labelled
 
     chat = Chat(tokenizer, [tool.schema for tool in env.tools().values()])
     for messages in transcripts:
-        turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-        ids = chat.prompt_ids(messages[: turns[0]])
-        learnt = [0] * len(ids)
-        for place, following in zip(turns, [*turns[1:], None], strict=True):
-            sampled = chat.completion_ids(messages[place])
-            suffix = [] if following is None else chat.suffix_ids(messages[place + 1 : following])
-            ids += sampled + suffix
-            learnt += [1] * len(sampled) + [0] * len(suffix)
-        yield ids, learnt
+        yield labelled(chat, messages)
 
 
 def repeated_sequence(rng: random.Random, tokens: int) -> LabelledTokens:

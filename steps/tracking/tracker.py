@@ -29,7 +29,7 @@ from steps.core.records import OUTPUTS
 from steps.core.yaml_text import read_mapping
 from steps.policy.loading import turn_limit
 from steps.project import git, store
-from steps.project.chain import read_chain
+from steps.project.chain import origins, read_chain
 from steps.project.lock import Lock, digest, read_lock, run_key, unfit
 from steps.registry import card, publish
 from steps.tracing.sender import Tracing
@@ -136,7 +136,8 @@ class MlflowTracker:
                 self.log_message(f"nothing is logged: {reason}")
                 return False
             run = self.parent
-            files = [path for name in ("dvc.lock", "params.yaml", "chain.yaml") if (path := self.root / name).exists()]
+            names = ("dvc.lock", "params.yaml", "chain.yaml", "start.dvc")
+            files = [path for name in names if (path := self.root / name).exists()]
             attached = digest([path.read_text() for path in files])
             if (run.info.status, run.data.tags.get("attached")) == ("FINISHED", attached):
                 return True
@@ -260,6 +261,8 @@ class MlflowTracker:
                 self.client.log_text(run.info.run_id, masked(difference), "git.diff")
         unset = {name: value for name, value in self.settings.items() if name not in run.data.params}
         base = self.measured.evaluation("val", "000", "evaluation")
+        for origin in origins(self.root):  # before iteration 001; without supervised training val_sft is not there
+            base |= self.measured.evaluation(f"val_{origin}", origin, "evaluation")
         self.client.log_batch(run.info.run_id, **batch(run, base, 0, unset, self.flow_settings | self.origin))
         self.client.log_inputs(run.info.run_id, inputs("001", {"scenarios": lock["scenarios"]}))
         nested = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"

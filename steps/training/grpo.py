@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from steps.policy.machine import before_sampling, deterministic
 from steps.training import memory, packing, probe
 from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
 from steps.training.loss import RatioMeter, SamplerCheck, TrlLoss, sampler_ratio
-from steps.training.model import adapter_of, load_model
+from steps.training.model import WEIGHTS, adapter_of, load_model
 from steps.training.processes import gathered, join, process, shard
 from steps.training.schedule import check_schedule, set_rate
 
@@ -74,6 +75,7 @@ class Trainer:
         self.trained_parameters = sum(value.numel() for value in self.weights.values())
         self.steps, self.adapter_hash = 0, ""
         self.moments: dict[str, dict[str, torch.Tensor]] = {}
+        self.start: Path | None = None  # folder of the adapter that training began with, for update.reference
         if checkpoint is not None:
             self._load(checkpoint)
 
@@ -86,11 +88,12 @@ class Trainer:
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         (folder / "README.md").unlink(missing_ok=True)  # an empty template of a model card
         if self.policy.kind == "server" and not self.is_sharded:
-            probe.write(folder, self.model, self.policy, self.layers, *self._place)
+            probe.write(folder, self.model, self.policy, self.layers, *self.place)
         return adapter_hash(folder)
 
     def save_checkpoint(self, folder: Path, adapter: str) -> None:
-        """Write what a later update resumes from: adapter weights and hash, Adam's moments (no pickle), steps so far."""
+        """Write what a later update resumes from: adapter weights and hash, Adam's moments (no pickle), steps so far, and
+        the adapter `start` where there is one."""
         from safetensors.torch import save_file
 
         folder.mkdir()
@@ -99,6 +102,9 @@ class Trainer:
             tensors |= {f"{kind}.{name}": value.cpu().contiguous() for kind, value in moments.items()}
         save_file(tensors, folder / "state.safetensors")
         (folder / "state.json").write_text(json.dumps({"adapter": adapter, "steps": self.steps}) + "\n")
+        if self.start is not None:
+            (folder / "reference").mkdir()
+            shutil.copyfile(self.start / WEIGHTS, folder / "reference" / WEIGHTS)
 
     def _load(self, folder: Path) -> None:
         import torch
@@ -107,6 +113,7 @@ class Trainer:
         tensors = load_file(folder / "state.safetensors")
         state = json.loads((folder / "state.json").read_text())
         self.steps, self.adapter_hash = state["steps"], state["adapter"]
+        self.start = folder / "reference" if (folder / "reference").is_dir() else None
         with torch.no_grad():
             for name, value in self.weights.items():
                 value.copy_(tensors[f"weight.{name}"])
@@ -142,7 +149,7 @@ class Trainer:
         """
         settings = (settings.lagging() if behaviour else settings).of_dtype(self.policy.dtype)
         with deterministic(self.policy.deterministic):
-            return self._train(examples, self._with_micro_batches(examples, settings), temperature, seed, behaviour)
+            return self._train(examples, self.with_micro_batches(examples, settings), temperature, seed, behaviour)
 
     def _train(
         self, examples: Sequence[Example], settings: Update, temperature: float, seed: int, behaviour: Path | None
@@ -152,7 +159,7 @@ class Trainer:
         steps = self._steps(examples, settings, seed)
         planned, begun = settings.num_iterations * len(steps), self.steps
         check_schedule(settings, begun + planned)
-        self._set_checkpointing(bool(settings.gradient_checkpointing))
+        self.set_checkpointing(bool(settings.gradient_checkpointing))
         optimizer = self._optimizer(settings)
         optimizer.zero_grad()  # clear a refused update's gradients
         loss = TrlLoss(settings, self.model, temperature, self.policy.context)
@@ -174,7 +181,7 @@ class Trainer:
             for batch in step.batches:
                 batch["packed"] = self._pack(batch["examples"])
                 if settings.beta and "ref_per_token_logps" not in batch:
-                    batch["ref_per_token_logps"] = self._reference(batch["packed"], temperature)
+                    batch["ref_per_token_logps"] = self._reference(batch["packed"], settings, temperature)
                 sums["loss"] += self._accumulate(loss, batch, step, len(steps)) / planned
                 if not number and not corrected:
                     sampler.add(loss.logps, loss.entropies, batch)
@@ -247,18 +254,18 @@ class Trainer:
             batches.append(batch | {"completion_mask": batch["completion_mask"] * 0, "tokens": 0.0})
         return batches
 
-    def _with_micro_batches(self, examples: Sequence[Example], settings: Update) -> Update:
+    def with_micro_batches(self, examples: Sequence[Example], settings: Update) -> Update:
         """The settings with the tokens of a micro-batch, and whether layers are checkpointed, where they leave that open."""
         longest = max(sum(map(len, example.ids)) for example in examples)
         policy = self.policy
         chosen = memory.micro_batches_on(
-            self._place[1], self.model, settings, policy.lora.rank, longest, policy.deterministic
+            self.place[1], self.model, settings, policy.lora.rank, longest, policy.deterministic
         )
         everywhere = gathered(chosen)  # processes that divide a model pass through it together
         tokens, checkpointing = min(each.tokens for each in everywhere), any(each.checkpointing for each in everywhere)
         return settings.model_copy(update={"tokens_per_micro_batch": tokens, "gradient_checkpointing": checkpointing})
 
-    def _set_checkpointing(self, on: bool) -> None:
+    def set_checkpointing(self, on: bool) -> None:
         """Keep only each layer's input, and compute the rest again in the backward pass."""
         base = self.model.get_base_model()
         if on:
@@ -267,7 +274,7 @@ class Trainer:
             base.gradient_checkpointing_disable()
 
     @property
-    def _place(self) -> tuple[Any, Any]:
+    def place(self) -> tuple[Any, Any]:
         """The base model's dtype, and its device."""
         head = self.model.get_output_embeddings().weight
         return head.dtype, head.device
@@ -297,13 +304,13 @@ class Trainer:
 
     def _pack(self, examples: Sequence[Example]) -> packing.Packed:
         rows = [row for example in examples for row in example.rows]
-        return packing.pack(rows, *self._place, counts=[len(example.rows) for example in examples])
+        return packing.pack(rows, *self.place, counts=[len(example.rows) for example in examples])
 
     def _batch(self, examples: Sequence[Example], total: int) -> dict[str, Any]:
         """A micro-batch under TRL's names, with sampled tokens only; `total`: sampled tokens of the whole pass."""
         import torch
 
-        _, device = self._place
+        _, device = self.place
         sampled = [
             [
                 logprob
@@ -336,11 +343,14 @@ class Trainer:
             "tokens": float(mask.sum()),
         }
 
-    def _reference(self, packed: packing.Packed, temperature: float) -> Any:
-        """Logprobs [B, S] of the base policy: the same model with its adapter disabled."""
+    def _reference(self, packed: packing.Packed, settings: Update, temperature: float) -> Any:
+        """Logprobs [B, S] of `update.reference`: the same model with its adapter disabled, or with the first one."""
         import torch
 
-        with torch.no_grad(), self.model.disable_adapter():
+        start = self.start if settings.reference == "start" else None
+        if settings.reference == "start" and start is None:
+            raise AssertionError("the checkpoint has no reference: neither the stage start nor sft made its beginning")
+        with torch.no_grad(), self.model.disable_adapter() if start is None else adapter_of(self.model, start):
             return packing.token_logps(self.model, packed, temperature)[0]
 
     def _correct(

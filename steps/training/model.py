@@ -14,6 +14,8 @@ from steps.training import packing
 if TYPE_CHECKING:
     from steps.core.params import Policy
 
+WEIGHTS = "adapter_model.safetensors"  # of an adapter, as PEFT names it
+
 
 def load_model(policy: Policy, device: str | None = None) -> Any:
     """The policy's base model with a fresh adapter, drawn with torch's seed, on `device` or on the GPU where there is one.
@@ -48,26 +50,39 @@ def wrap(base: Any, policy: Policy) -> Any:
 def adapter_of(model: Any, folder: Path) -> Iterator[None]:
     """Inside, a PEFT model computes with the adapter in a folder; afterwards with its own again, bit for bit. UserError
     where the two do not have the same layers and rank."""
-    import torch
     from peft import get_peft_model_state_dict
-    from safetensors.torch import load_file
 
-    weights, tensors = get_peft_model_state_dict(model), load_file(folder / "adapter_model.safetensors")
-    shapes = [{name: tuple(value.shape) for name, value in each.items()} for each in (weights, tensors)]
-    if shapes[0] != shapes[1]:
-        raise UserError(
-            f"{folder} holds an adapter of other layers or another rank than the one that is being trained: it is of "
-            "another policy.base_model or policy.lora; run the stages again (`dvc repro`)"
-        )
-    own = {name: value.clone() for name, value in weights.items()}
-
-    def take(values: dict[str, Any]) -> None:
-        with torch.no_grad():
-            for name, value in weights.items():  # these share the memory of the model's parameters
-                value.copy_(values[name])
-
-    take(tensors)
+    own = {name: value.clone() for name, value in get_peft_model_state_dict(model).items()}
+    take_adapter(model, folder)
     try:
         yield
     finally:
-        take(own)
+        _take(model, own)
+
+
+def take_adapter(model: Any, folder: Path) -> None:
+    """Give a PEFT model the adapter in a folder, adapter_model.safetensors. UserError where the two do not have the same
+    layers and rank."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    tensors, weights = load_file(folder / WEIGHTS), get_peft_model_state_dict(model)
+    shapes = [{name: tuple(value.shape) for name, value in each.items()} for each in (weights, tensors)]
+    if shapes[0] != shapes[1]:
+        name = min(name for name in weights.keys() | tensors.keys() if shapes[0].get(name) != shapes[1].get(name))
+        mine, given = (str(list(each[name])) if name in each else "nothing" for each in shapes)
+        raise UserError(
+            f"{folder} holds an adapter of other layers or another rank than the one that is being trained, which has "
+            f"{mine} at {name} where that has {given}: it is of another policy.base_model or policy.lora; run the stages "
+            "again (`dvc repro`), or start from an adapter of this policy"
+        )
+    _take(model, tensors)
+
+
+def _take(model: Any, values: dict[str, Any]) -> None:
+    import torch
+    from peft import get_peft_model_state_dict
+
+    with torch.no_grad():
+        for name, value in get_peft_model_state_dict(model).items():  # these share the memory of the parameters
+            value.copy_(values[name])

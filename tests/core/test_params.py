@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from steps.core import params
 from steps.core.errors import UserError
-from steps.core.params import Params, RegisterParams, RolloutParams, Section, Update, load, parse
+from steps.core.params import Params, RegisterParams, RolloutParams, Section, Sft, Update, load, parse
 
 ROOT = Path(__file__).parent.parent.parent
 STAGES = [kind for kind in vars(params).values() if isinstance(kind, type) and kind.__name__.endswith("Params")]
@@ -112,7 +112,7 @@ def test_every_stage_is_among_them() -> None:
         (
             {"rolout": {}},
             "rolout is not a known key (known: "
-            "agents, evaluate, policy, promote, register, rollout, scenarios, score, seed, task, train, update)",
+            "agents, evaluate, policy, promote, register, rollout, scenarios, score, seed, sft, task, train, update)",
         ),
         (
             {"rollout": {"attempt": 4}},
@@ -407,10 +407,60 @@ def test_presets_are_whole_and_the_default_tasks_is_params_yaml() -> None:
     for task, path in presets.items():
         assert load(path, Params).task == task
         assert set(yaml.safe_load(path.read_text())) == {
-            field.alias or name for name, field in Params.model_fields.items() if name != "promote"
-        }  # which no stage of dvc.yaml reads
+            field.alias or name for name, field in Params.model_fields.items() if name not in ("promote", "sft")
+        }  # which no stage of dvc.yaml reads, or one that is there only with it
         assert (ROOT / "tasks_data" / task).is_dir()
         assert (ROOT / "environments" / f"{task}.py").is_file()
+
+
+START = {"policy": {"start_from": "run:nightly/003"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"policy": {"start_optimizer": True}},
+            "policy.start_optimizer would have no effect without policy.start_from",
+        ),
+        (
+            {"policy": {"start_from": "models:/email_search"}},
+            "is no version of a registered model: write models:/<name>@",
+        ),
+        ({"policy": {"start_from": "run:nightly/3"}}, "is no iteration of a run: write run:<name>/<three digits>"),
+        ({"policy": {"start_from": "models:/a/3", "start_optimizer": True}}, "a registered version holds no optimiser"),
+        (
+            {"policy": {"start_from": "x", "kind": "scripted"}},
+            "policy.start_from would have no effect with policy.kind",
+        ),
+        (
+            {"update": {"reference": "start"}},
+            "update.reference: start would have no effect without policy.start_from or",
+        ),
+        (
+            START | {"update": {"reference": "start", "beta": 0}},
+            "update.reference would have no effect: it is read with",
+        ),
+        ({"sft": {}}, "sft needs demonstrations"),
+        ({"sft": {"demonstrations": ["a"], "min_reward": 1}}, "sft.min_reward would have no effect"),
+        (
+            {"policy": {"start_from": "run:a/001", "start_optimizer": True}, "sft": {"demonstrations": ["a"]}},
+            "policy.start_optimizer would have no effect with sft",
+        ),
+    ],
+)
+def test_a_start_that_nothing_would_read_is_refused(refused: Any, changes: dict[str, Any], words: str) -> None:
+    assert words in refused(changes)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["models:/email_search@champion", "models:/a/12", "run:nightly", "run:a.b-c/003", "run/003/adapter", "me/a"],
+)
+def test_a_start_is_one_of_four_addresses(address: str) -> None:
+    whole = Params.model_validate({"policy": {"start_from": address}, "update": {"reference": "start"}})
+    assert whole.policy.start_from == address
+    assert Sft(from_runs=("a",)).min_reward == 1.0
 
 
 def test_the_registry_entry_has_the_tasks_name_unless_it_is_named(tmp_path: Path) -> None:

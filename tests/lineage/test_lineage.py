@@ -69,14 +69,16 @@ class Run:
         (root / "run/receipt.json").write_text(json.dumps(receipt))
         self.write()
 
-    def adapter(self, number: str) -> str:
+    def adapter(self, number: str, steps: int | None = None) -> str:
         folder = self.root / "run" / number
         (folder / "adapter").mkdir(parents=True)
         (folder / "adapter/adapter_config.json").write_text("{}")
         (folder / "adapter/adapter_model.safetensors").write_bytes(f"{number} {self.seed}".encode())
         name = adapter_hash(folder / "adapter")
         (folder / "checkpoint").mkdir()
-        (folder / "checkpoint/state.json").write_text(json.dumps({"adapter": name, "steps": 8 * int(number)}))
+        (folder / "checkpoint/state.json").write_text(
+            json.dumps({"adapter": name, "steps": 8 * int(number) if steps is None else steps})
+        )
         return name
 
     def iteration(self, number: str, names: Sequence[str]) -> None:
@@ -768,3 +770,82 @@ def test_a_batch_is_linked_to_the_older_adapter_that_chain_yaml_names(project: R
         ("batch", project.batch("002"), "trained", "adapter", newest),
         ("adapter", old, "sampled", "batch", project.batch("002")),
     } <= rows.edges.keys()
+
+
+# --- Runs that start from what is known
+
+
+def begun(root: Path, source: Run) -> Run:
+    """A run of two iterations that starts from iteration 002 of another one, after supervised training on three lines."""
+    run = Run(root, seed=5)
+    shutil.copytree(source.root / "run/002/adapter", root / "run/start/adapter")
+    (root / "run/start/checkpoint").mkdir()
+    (root / "run/start/checkpoint/state.json").write_text(json.dumps({"adapter": source.adapters[2], "steps": 0}))
+    sft = run.adapter("sft", steps=0)
+    run.adapters.append(sft)
+    (root / "start/policy").mkdir(parents=True)
+    (root / "start/policy/adapter").write_text("of the other run")
+    lines = [{"source": "trace 7"}, {"source": f"{source.batch('001')[:12]}/001-s1-1"}, {}]
+    (root / "start/demonstrations.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    policy = {"from": "models:/toy@champion", "resolved": "models:/toy/3", "adapter": source.adapters[2]}
+    origin = {"asked": {}, "policy": policy, "demonstrations": {"rows": 3, "from": {"own.jsonl": 3}}}
+    (root / "start/origin.json").write_text(json.dumps(origin))
+    batch = [played("001", name, attempt, sft) for name in DRAWN["001"] for attempt in (0, 1)]
+    write_records(batch, root / "run/001/trajectories.parquet")
+    run.write()
+    chain = yaml.safe_load((root / "chain.yaml").read_text())
+    chain |= {"started": {"start": {"name": "start"}}, "warmed": {"sft": {"prev": "start"}}}
+    chain["iterations"]["001"]["prev"] = "sft"
+    (root / "chain.yaml").write_text(yaml.safe_dump(chain))
+    run.stage("start@start", ["start/policy"], ["run/start/adapter", "run/start/checkpoint"])
+    reads = ["run/start/checkpoint", "start/demonstrations.jsonl"]
+    run.stage("sft@sft", reads, ["run/sft/adapter", "run/sft/checkpoint"])
+    reads = [f"run/001/{name}.parquet" for name in ("trajectories", "rewards")]
+    outputs = [f"run/001/{name}" for name in ("adapter", "checkpoint", "metrics.json")]
+    run.stage("update@001", [*reads, "run/sft/checkpoint"], outputs)
+    run.lock()
+    return run
+
+
+def test_back_goes_on_in_the_run_that_made_the_start(
+    tmp_path: Path, sqlite: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = Run(tmp_path / "earlier")
+    run = begun(tmp_path / "later", earlier)
+    assert not index.index(earlier.root, sqlite).left_out
+    assert not index.index(run.root, sqlite).left_out
+    answer = questions.back(run.adapters[2], sqlite)
+    order = [*run.adapters[2:0:-1], run.adapters[-1], *reversed(earlier.adapters)]
+    assert [step.adapter for step in answer.steps] == order
+    assert answer.unlinked == []
+    monkeypatch.setenv("FLYWHEEL_LEDGER_URL", f"sqlite:///{tmp_path}/ledger.db")
+    assert main(["back", run.adapters[2]]) == 0
+    shown = capsys.readouterr().out
+    assert f"started from models:/toy/3 (models:/toy@champion), adapter {earlier.adapters[2]}" in shown
+    assert "learnt first from 3 demonstrations of own.jsonl" in shown
+
+
+def test_forward_from_a_demonstrations_source(tmp_path: Path, sqlite: Ledger) -> None:
+    """What a deletion has to find: the adapters that learnt from a trace, and from a trajectory of another run."""
+    earlier = Run(tmp_path / "earlier")
+    run = begun(tmp_path / "later", earlier)
+    for each in (earlier, run):
+        index.index(each.root, sqlite)
+    later = {run.adapters[-1]: "directly"} | dict.fromkeys(run.adapters[1:3], "through an ancestor")
+    assert trained(questions.forward("source", "trace 7", sqlite)) == later
+    first = trained(questions.forward("trajectory", f"{earlier.batch('001')[:12]}/001-s1-1", sqlite))
+    assert later.keys() | set(earlier.adapters[1:]) == first.keys()
+
+
+def test_runs_from_different_starts_are_different_runs(tmp_path: Path) -> None:
+    run = begun(tmp_path / "later", Run(tmp_path / "earlier"))
+    with_both = project_lock.run_key(run.stages)
+    assert [entry["cmd"] for entry in project_lock.begun(run.stages)] == ["run sft@sft", "run start@start"]
+    run.stages["start@start"]["deps"][0]["md5"] = "0" * 32
+    assert project_lock.run_key(run.stages) != with_both
+    fresh = Run(tmp_path / "fresh", seed=5)
+    assert project_lock.begun(fresh.stages) == []
+    stale = fresh.stages | {
+        name: run.stages[name] for name in ("sft@sft", "start@start")
+    }  # of an earlier run, and unread
+    assert project_lock.run_key(stale) == project_lock.run_key(fresh.stages)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from steps.core.errors import UserError
-from steps.project.chain import policy_lag, read_chain, sampled_with, write_chain
+from steps.project.chain import origins, policy_lag, read_chain, sampled_with, write_chain
 
 
 def links(overlap: int) -> dict[str, tuple[str, str]]:
@@ -45,3 +45,34 @@ def test_a_policy_that_is_no_iteration_is_refused(tmp_path: Path) -> None:
     (tmp_path / "chain.yaml").write_text('iterations: {"001": {prev: "000", policy: "x; rm"}}\n')
     with pytest.raises(UserError, match="is no name of an iteration"):
         read_chain(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("before", "continued"), [([], "000"), (["start"], "start"), (["sft"], "sft"), (["start", "sft"], "sft")]
+)
+def test_the_first_iteration_continues_what_was_there_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[str], continued: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_chain(3, 2, 1, before)
+    chain = read_chain(tmp_path)
+    assert origins(tmp_path) == before
+    assert chain["iterations"] == {
+        "001": {"prev": continued, "policy": continued},
+        "002": {"prev": "001", "policy": continued},
+        "003": {"prev": "002", "policy": "001"},
+    }
+    assert list(chain["evaluated"]) == ["000", *before, "001", "002", "003"]
+    assert {side["against"] for side in chain["evaluated"].values()} == {"base.json", "evaluation"}
+    if "sft" in before:
+        assert chain["warmed"] == {"sft": {"prev": "start" if "start" in before else "000"}}
+    assert [policy_lag(tmp_path, number) for number in ("001", "002", "003")] == [0, 1, 1]
+
+
+def test_a_chain_of_a_fresh_run_says_nothing_of_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_chain(1, 1)
+    assert not {"started", "warmed"} & read_chain(tmp_path).keys()
+    (tmp_path / "chain.yaml").write_text("warmed: {sft: {prev: '$(id)'}}\n")
+    with pytest.raises(UserError, match="is no name of an iteration"):
+        origins(tmp_path)

@@ -337,6 +337,38 @@ def test_commands_hold_no_placeholders(listed: dict[str, dict[str, Any]]) -> Non
         assert not re.search(r"\s{2,}|\n", stage["cmd"])
 
 
+def test_a_run_that_starts_from_something_has_two_more_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: dict[str, dict[str, Any]]
+) -> None:
+    """As write_chain has it; without them dvc.yaml makes the stages that it made before."""
+    from dvc.repo import Repo
+
+    from steps.project.chain import write_chain
+
+    for name in ("dvc.yaml", "params.yaml"):
+        shutil.copy(ROOT / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    write_chain(1, 1, origins=["start", "sft"])
+    with Repo.init(os.fspath(tmp_path), subdir=False) as repo:
+        stages = {
+            stage.name: (
+                {os.path.relpath(dep.fs_path, tmp_path) for dep in stage.deps if not hasattr(dep, "params")},
+                {os.path.relpath(out.fs_path, tmp_path) for out in stage.outs},
+            )
+            for stage in repo.index.stages
+        }
+    assert {"start@start", "sft@sft", "evaluate@start", "evaluate@sft"} <= stages.keys()
+    assert not [name for name in listed if name.startswith(("start", "sft"))]
+    read = {dep for deps, _ in stages.values() for dep in deps if dep.startswith(("run/", "start/"))}
+    made = {out for _, outs in stages.values() for out in outs}
+    assert read - made == {"start/policy", "start/demonstrations.jsonl"}  # which start.dvc has
+    assert "run/start/checkpoint" in stages["sft@sft"][0]
+    assert {"run/sft/adapter", "run/sft/successes.json"} <= stages["rollout@001"][0]
+    assert {"run/sft/checkpoint", "run/sft/adapter"} <= stages["update@001"][0]
+    assert {"run/sft/judge.json", "run/sft/successes.json"} <= stages["score@001"][0]
+
+
 def test_the_committed_chain_is_one() -> None:
     chain = yaml.safe_load((ROOT / "chain.yaml").read_text())
     numbers = list(chain["iterations"])

@@ -147,9 +147,9 @@ def test_checkpointed_layers_have_the_same_gradients(unfused: None, policy: Poli
 
     trainer = moved(Trainer(policy, seed=1))
     _, expected = pairs(trainer.model, ROWS["random 3"])
-    trainer._set_checkpointing(True)
+    trainer.set_checkpointing(True)
     _, found = pairs(trainer.model, ROWS["random 3"])
-    trainer._set_checkpointing(False)
+    trainer.set_checkpointing(False)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 

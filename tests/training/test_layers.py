@@ -88,7 +88,7 @@ def test_bfloat16_is_float32_within_its_rounding(device: str, tmp_path: Path) ->
     found = []
     for dtype in ("float32", "bfloat16"):
         trainer = moved(Trainer(policy.model_copy(update={"dtype": dtype}), seed=1))
-        logps, _ = packing.token_logps(trainer.model, packing.pack(rows, *trainer._place), 1.0)
+        logps, _ = packing.token_logps(trainer.model, packing.pack(rows, *trainer.place), 1.0)
         factor = torch.randn(logps.shape, generator=torch.Generator().manual_seed(1)).to(device)
         found.append([logps, *torch.autograd.grad((logps * factor).sum(), list(trainer.weights.values()))])
         assert all(one.dtype == torch.float32 for one in found[-1])

@@ -123,7 +123,7 @@ def test_an_update_with_a_fake_gpus_memory(policy: Policy, monkeypatch: pytest.M
     trainer.train(examples, Update(**LOOSE), 1.0, seed=1)
     assert asked == [(trainer.model, 2, max(len(example.rows[0].ids) for example in examples), False)]
     assert trainer.model.get_base_model().is_gradient_checkpointing
-    trainer._set_checkpointing(False)
+    trainer.set_checkpointing(False)
 
 
 # --- The base model leaves the GPU; host memory stands for both here

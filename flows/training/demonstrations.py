@@ -1,0 +1,122 @@
+"""Collects the demonstrations of the stage sft: the user's files, and the good trajectories of earlier runs.
+
+The second is rejection sampling (as in RAFT: Dong et al. 2023, arXiv:2304.06767): attempts whose reward is high enough are
+learnt from. A conversation that is there already is left out, and counted.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import environments
+from environments.base import Scenario
+from flows.training.sources import checked_out, named
+from steps.core.errors import UserError
+from steps.core.params import Params, Sft
+from steps.core.records import Reward, Trajectory, read_records
+from steps.lineage.tables import SHORT
+from steps.project.chain import read_chain
+from steps.supervised.chats import read_demonstrations
+
+
+def collect(root: Path, params: Params, to: Path) -> dict[str, Any]:
+    """Write all demonstrations to the file `to`: what they are, as {"rows", "from": {source: rows}, "repeated"}. UserError
+    where a source has none."""
+    assert params.sft is not None
+    counts: dict[str, int] = {}
+    texts: dict[str, str] = {}  # by what is learnt: the line
+    total = 0
+    for name in params.sft.demonstrations:
+        lines = of_file(name, params.task)
+        counts[name] = len(lines)
+        total += len(lines)
+        for line in lines:
+            texts.setdefault(identity(line), line)
+    for name in params.sft.from_runs:
+        lines = of_run(root, name, params, params.sft)
+        counts[f"run:{name}"] = len(lines)
+        total += len(lines)
+        for line in lines:
+            texts.setdefault(identity(line), line)
+    to.write_text("".join(f"{line}\n" for line in texts.values()), encoding="utf-8")
+    return {"rows": len(texts), "from": counts, "repeated": total - len(texts)}
+
+
+def identity(line: str) -> str:
+    """What of a line is learnt: all but its source. The line itself where it is no JSON object."""
+    try:
+        value = json.loads(line)
+        return json.dumps([value["messages"], value.get("tools")], sort_keys=True)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return line
+
+
+def of_file(name: str, task: str) -> list[str]:
+    """The lines of a file, in tasks_data/<task>/ or at a path, each with a source. UserError where none is usable."""
+    paths = [Path("tasks_data") / task / name, Path(name)]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        raise UserError(f"sft.demonstrations: there is no file {paths[0]}, and none at {name}; see docs/start.md")
+    usable, left_out = read_demonstrations(path)
+    if not usable:
+        reason, lines = next(iter(left_out.items()), ("it is empty", [0]))
+        raise UserError(f"sft.demonstrations: no line of {path} can be learnt from; line {lines[0]}: {reason}")
+    return [
+        with_source(line, f"{name}:{number}")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if line.strip()
+    ]
+
+
+def with_source(line: str, source: str) -> str:
+    """The line with a source, where it has none. A line that is no JSON object stays, and the stage counts it."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+    if isinstance(value, dict) and not value.get("source"):
+        return json.dumps(value | {"source": source}, ensure_ascii=False)
+    return line
+
+
+def of_run(root: Path, name: str, params: Params, settings: Sft) -> list[str]:
+    """The finished training trajectories of a kept run whose reward is `min_reward` at least, as lines. Their source is
+    the id by which lineage knows the trajectory. UserError where the run is of another task, or has none."""
+    if environments.load(params.task).is_agent:
+        raise UserError(
+            f"sft.from_runs: {params.task} is an agent of your own, whose trajectories do not hold its tools; export what "
+            "it did as demonstrations, and name the file in sft.demonstrations"
+        )
+    run_name, only = named(name)
+    lines = []
+    with checked_out(root, run_name) as run:
+        if (task := run.params.get("task")) != params.task:
+            raise UserError(f"sft.from_runs: the run {run_name} is of the task {task}, and this one of {params.task}")
+        listed = list(read_chain(run.folder).get("iterations") or {})
+        if only is not None and only not in listed:
+            raise UserError(f"sft.from_runs: the run {run_name} has no iteration {only}; it has {', '.join(listed)}")
+        numbers = listed if only is None else [only]
+        files = [f"run/{number}/{name}.parquet" for number in numbers for name in ("trajectories", "rewards")]
+        run.have(["run/scenarios", *files])
+        scenarios = {item.id: item for item in read_records(Scenario, run.folder / "run/scenarios/train.parquet")}
+        for number in numbers:
+            batch = run.md5(f"run/{number}/trajectories.parquet")[:SHORT]
+            rewards = {
+                reward.trajectory_id: reward.score
+                for reward in read_records(Reward, run.folder / f"run/{number}/rewards.parquet")
+            }
+            for trajectory in read_records(Trajectory, run.folder / f"run/{number}/trajectories.parquet"):
+                score = rewards.get(trajectory.id)
+                if trajectory.stop_reason == "done" and score is not None and score >= (settings.min_reward or 0):
+                    messages = trajectory.messages(scenarios[trajectory.scenario_id])
+                    while messages and messages[-1]["role"] != "assistant":
+                        messages.pop()
+                    value = {"messages": messages, "source": f"{batch}/{trajectory.id}"}
+                    lines.append(json.dumps(value, ensure_ascii=False))
+    if not lines:
+        raise UserError(
+            f"sft.from_runs: no finished trajectory of {name} has a reward of {settings.min_reward:g}; lower sft.min_reward"
+        )
+    return lines

@@ -1,0 +1,126 @@
+"""Has a teacher play training scenarios, and writes its good episodes as demonstrations for the stage sft (distillation).
+
+    python -m steps.data.teach --task email_search --out tasks_data/email_search/taught.jsonl --count 500 --model gpt-5
+    python -m steps.data.teach --task email_search --out tasks_data/email_search/taught.jsonl --scripted
+
+The teacher is a model behind an OpenAI-compatible server, or with --scripted the task's own player, which costs nothing. The
+file is made once, and versioned with the task's data (docs/start.md). An episode is taken where it ended by itself and its
+reward by the rule is --min-reward at least; where there is no rule, each that ended is, and the report says so. Others
+are counted with their reasons in <out>.report.json. Answers are kept in the ledger, so running the same command again
+asks nothing and writes the same bytes. Only scenarios of the training split are played.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from environments.base import Env, Scenario
+from steps.core.errors import UserError
+from steps.core.files import write_text
+from steps.core.params import Policy
+from steps.core.progress import say
+from steps.core.terminal import ProgressDisplay, command_parser, exit_code
+from steps.judging.rule import by_rule
+from steps.sampling import players
+
+if TYPE_CHECKING:
+    from steps.core.params import Endpoint
+
+
+def taught(
+    env: type[Env],
+    data: Any,
+    scenarios: Sequence[Scenario],
+    attempts: int,
+    endpoint: Endpoint | None,
+    min_reward: float,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(demonstrations, report) of a teacher: the model of an endpoint, or the task's scripted player. UserError where it
+    cannot play at all."""
+    policy = Policy(kind="scripted") if endpoint is None else Policy(kind="openai", endpoint=endpoint)
+    pairs = [(scenario, number) for scenario in scenarios for number in range(attempts)]
+    played = players.play(policy, env, data, pairs, prefix="taught")
+    name, refused, lines = players.name(policy), Counter[str](), []
+    for (scenario, number), game in zip(pairs, played, strict=True):
+        reward = by_rule(env, scenario, game.trajectory)
+        if game.trajectory.stop_reason != "done":
+            refused[f"the episode ended by {game.trajectory.stop_reason}"] += 1
+        elif env.has_rule and (reward.score is None or reward.score < min_reward):
+            refused[f"the reward is below {min_reward:g}"] += 1
+        else:
+            messages = game.trajectory.messages(scenario)
+            while messages[-1]["role"] != "assistant":  # what the task says to the last turn is not learnt
+                messages.pop()
+            lines.append({"messages": messages, "source": f"{name}/{scenario.id}/{number}"})
+    report = {
+        "teacher": name,
+        "played": len(pairs),
+        "taken": len(lines),
+        "refused": dict(sorted(refused.items())),
+        "checked": "by the task's rule" if env.has_rule else "not checked: the task has no rule",
+        "cost": sum(game.cost for game in played),
+    }
+    return lines, report
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    from steps.llm.prices import add_options
+
+    parser = command_parser("steps.data.teach", __doc__, allow_abbrev=False)
+    parser.add_argument("--task", required=True, metavar="NAME")
+    parser.add_argument("--out", required=True, type=Path, metavar="PATH", help="written: one demonstration per line")
+    parser.add_argument("--count", type=int, default=200, help="training scenarios that are played (default: 200)")
+    parser.add_argument("--attempts", type=int, default=1, help="at each scenario (default: 1)")
+    parser.add_argument("--min-reward", type=float, default=1.0, help="least reward by the rule (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="of the scenarios (default: 1, as in params.yaml)")
+    parser.add_argument("--scripted", action="store_true", help="the task's own player in place of a model")
+    add_options(parser)
+    return parser.parse_args(words)
+
+
+def run(words: argparse.Namespace) -> None:
+    """Check the options, let the teacher play, and write both files."""
+    import environments
+    from steps.llm.prices import endpoint_of
+
+    endpoint = endpoint_of(words)
+    if (endpoint is None) != words.scripted:
+        raise UserError("name a teacher: --model, or --scripted for the task's own player, and not both")
+    if words.count < 1 or words.attempts < 1:
+        raise UserError("--count and --attempts must be 1 or more")
+    try:
+        env = environments.load(words.task)
+    except (ModuleNotFoundError, ValueError) as problem:
+        raise UserError(f"--task {words.task}: {problem}") from None
+    if env.is_agent:
+        raise UserError(f"--task {words.task} is an agent of your own, which no model but the run's own can play")
+    data = env.load(Path("tasks_data") / words.task)
+    try:
+        scenarios = env.scenarios(data, "train", words.count, words.seed)
+    except ValueError as problem:
+        raise UserError(f"--count {words.count}: {problem}") from None
+    lines, report = taught(env, data, scenarios, words.attempts, endpoint, words.min_reward)
+    report_path = words.out.with_name(f"{words.out.name}.report.json")
+    report_path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(report_path, json.dumps(report, indent=1) + "\n")
+    if not lines:
+        raise UserError(f"none of {report['played']} episodes can be learnt from: {report_path} has the reasons")
+    write_text(words.out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    say(f"{len(lines)} of {report['played']} episodes by {report['teacher']}: {words.out}")
+    for reason, count in report["refused"].items():
+        say(f"left out {count}: {reason}")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    return exit_code(lambda: run(parse(words)), ProgressDisplay("teach"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

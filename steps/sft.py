@@ -1,0 +1,86 @@
+"""Sft: supervised training of the adapter on demonstrations, before the first iteration (docs/start.md).
+
+The flow has collected the demonstrations into start/demonstrations.jsonl, which DVC versions: the user's files, and the
+good trajectories of earlier runs. Training goes on from the base policy's fresh adapter, or from that of the stage start.
+The result is what iteration 001 continues, and with update.reference: start what its KL divergence is from. Lines that
+cannot be learnt from are counted by their reasons in metrics.json.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steps.core.errors import UserError
+from steps.core.progress import say
+from steps.runner.stage import Input, Output, main
+
+if TYPE_CHECKING:
+    from steps.core.params import SftParams
+
+
+def sft(
+    task_data: Input,
+    demonstrations: Input,
+    previous: Input,
+    adapter: Output,
+    checkpoint: Output,
+    successes: Output,
+    judge: Output,
+    metrics: Output,
+    params: SftParams,
+) -> None:
+    """Train from the `previous` checkpoint; write adapter, a checkpoint without optimiser steps, a history without
+    iterations, and what was measured. UserError where no demonstration can be learnt from."""
+    import json
+
+    import environments
+    from steps.core.records import Row
+    from steps.policy.chat import Chat
+    from steps.policy.loading import load_chat
+    from steps.policy.machine import prepare_training
+    from steps.supervised import chats
+    from steps.training import grpo
+    from steps.training.sft import fine_tune
+
+    assert params.sft is not None  # SftParams checks it
+    env, policy = environments.load(params.task), params.policy
+    env.load(task_data)
+    chat = load_chat(policy, env)
+    read, left_out = chats.read_demonstrations(demonstrations)
+    own: dict[str, Chat] = {chats.key(None): chat}
+    for tools in (item.tools for item in read if item.tools is not None):
+        if (name := chats.key(tools)) not in own:
+            own[name] = Chat(
+                chat.tokenizer, tools, policy.chat_template_kwargs, policy.tool_parser, policy.reasoning_parser
+            )
+    tokens, unusable = chats.tokens_of(read, own, policy.context)
+    rows = [Row(ids, mask, [0.0] * len(ids)) for ids, mask in tokens]
+    counts = dict(sorted(({reason: len(lines) for reason, lines in left_out.items()} | unusable).items()))
+    for reason, count in counts.items():
+        say(f"{count} demonstrations left out: {reason}")
+    if not rows:
+        raise UserError(f"{demonstrations} holds no demonstration to learn from: {counts or 'it is empty'}")
+    prepare_training(policy.threads, policy.deterministic)
+    trainer = grpo.Trainer(policy, checkpoint=previous)
+    losses = fine_tune(trainer, rows, params.sft, chat.tokenizer, params.seed)
+    name = trainer.save_adapter(adapter)
+    trainer.start = adapter
+    trainer.save_checkpoint(checkpoint, name)
+    successes.write_text("[]\n")
+    judge.write_text('{"cost_so_far": 0.0}\n')
+    tenth = max(1, len(losses) // 10)
+    measured = {
+        "demonstrations": len(read) + sum(map(len, left_out.values())),
+        "trained": len(rows),
+        "left_out": counts,
+        "tokens": sum(sum(row.mask) for row in rows),
+        "optimizer_steps": len(losses),
+        "loss_first": sum(losses[:tenth]) / tenth,  # nats per token, over the first tenth of the steps
+        "loss_last": sum(losses[-tenth:]) / tenth,
+    }
+    metrics.write_text(json.dumps(measured, indent=2) + "\n")
+    say(f"{len(rows)} demonstrations, loss {measured['loss_first']:.3f} to {measured['loss_last']:.3f} nats per token")
+
+
+if __name__ == "__main__":
+    main(sft)

@@ -1,0 +1,87 @@
+"""Supervised fine-tuning against TRL's own SFTTrainer: the same rows, steps and settings give the same adapter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steps.core.params import Sft
+from steps.training import sft
+from steps.training.grpo import Trainer
+from tests.conftest import ROOT
+from tests.support import tiny
+
+SETTINGS = Sft(demonstrations=("x",), batch=4, epochs=2, learning_rate=0.01, warmup_steps=2)
+
+
+def by_trl(model: Any, rows: list[Any], tokenizer: Any, folder: Path) -> list[Any]:
+    """Stock SFTTrainer over the same rows in the same order; the trained weights."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    order = list(sft.passes(len(rows), SETTINGS.epochs, 5))
+    labels = [[token if learnt else -100 for token, learnt in zip(row.ids, row.mask, strict=True)] for row in rows]
+    SFTTrainer(
+        model=model,
+        args=SFTConfig(
+            output_dir=str(folder), num_train_epochs=1, per_device_train_batch_size=SETTINGS.batch,
+            learning_rate=SETTINGS.learning_rate, lr_scheduler_type="cosine", warmup_steps=2, adam_beta2=0.95,
+            max_grad_norm=1.0, seed=5, bf16=False, use_cpu=True, gradient_checkpointing=False,
+            train_sampling_strategy="sequential", save_strategy="no", report_to="none", disable_tqdm=True,
+            dataset_kwargs={"skip_prepare_dataset": True},
+        ),
+        train_dataset=Dataset.from_list([{"input_ids": rows[place].ids, "labels": labels[place]} for place in order]),
+        processing_class=tokenizer,
+    ).train()  # fmt: skip
+    return tiny.weights(model)
+
+
+def test_it_is_trls_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "tasks_data/multiplication/policy")
+    policy = tiny.make_policy(tmp_path / "base")
+    rows = tiny.random_rows(18, 1, alike=0.5)  # 36 in two passes: the last step has all of its 4
+    trainer = tiny.moved(Trainer(policy, seed=1))
+    stock = tiny.twin(trainer, tmp_path / "first", double=False)
+    before = [value.detach().clone() for value in trainer.weights.values()]
+    losses = sft.fine_tune(trainer, rows, SETTINGS, tokenizer, 5)
+    assert (len(losses), losses[-1] < losses[0]) == (9, True)
+    assert (trainer.steps, trainer.moments) == (0, {})
+    assert "forward" not in trainer.model.get_base_model().__dict__  # TRL's replacement is gone
+    theirs = by_trl(stock, rows, tokenizer, tmp_path / "out")
+    ways = [
+        [after - first for after, first in zip(side, before, strict=True)]
+        for side in (trainer.weights.values(), theirs)
+    ]
+    assert tiny.relative(*ways) < 1e-3
+
+
+def test_small_micro_batches_give_the_same_steps(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "tasks_data/multiplication/policy")
+    policy, rows = tiny.make_policy(tmp_path / "base"), tiny.random_rows(40, 2)
+    results = []
+    for tokens in (64, 4096):
+        trainer = Trainer(policy, seed=1)
+        settings = SETTINGS.model_copy(update={"batch": 20, "tokens_per_micro_batch": tokens})
+        sft.fine_tune(trainer, rows, settings, tokenizer, 5)
+        results.append([value.detach().clone() for value in trainer.weights.values()])
+    assert 0 < tiny.relative(*results) < 1e-4  # rounding alone
+
+
+def test_each_pass_has_each_row_once_in_an_order_of_its_own() -> None:
+    order = list(sft.passes(10, 3, seed=1))
+    parts = [order[10 * place : 10 * place + 10] for place in range(3)]
+    assert all(sorted(part) == list(range(10)) for part in parts)
+    assert parts[0] != parts[1] != parts[2]
+    assert order == list(sft.passes(10, 3, seed=1)) != list(sft.passes(10, 3, seed=2))
+
+
+def test_nothing_to_learn_from_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        sft.fine_tune(Trainer(tiny.make_policy(tmp_path / "base"), seed=1), [], SETTINGS, None, 5)
