@@ -28,7 +28,7 @@ from flows.deployment import pages
 from flows.deployment.checkout import restored
 from flows.deployment.settings import RescoreSettings
 from flows.deployment.workspace import NAME
-from flows.promotion.judging import run_stage
+from flows.promotion.evaluations import run_stage
 from flows.repro.parameters import changed, values
 from flows.terminal.command import prepare, run_command
 from flows.terminal.report import RUN

@@ -5,20 +5,15 @@ It also runs single stages for that, and records what was decided in the ledger.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from flows.deployment import pages
 from flows.deployment.settings import VersionSettings
-from flows.repro.pipeline import StageFailed
+from flows.promotion.evaluations import OWN, evaluated, regression
 from flows.terminal.report import RUN, read
 from steps.core import params
 from steps.core.errors import UserError
@@ -29,12 +24,9 @@ from steps.project import chain, lock, store
 from steps.registry import gate, looks, publish, verdict_report
 from steps.registry.gate import Side, Verdict
 from steps.registry.model import RegisteredModel, fetched, logged_model, policy_of, read_registry, tagged_adapter
-from steps.runner.stage import command, is_warm
 
 if TYPE_CHECKING:
     from environments.base import Scenario
-
-OWN = {"challenger": "best", "base": "base"}  # the sides that the run itself has tested -> their keys in chain.yaml
 
 
 class Challenge(NamedTuple):
@@ -139,6 +131,7 @@ def judge(
         clusters=clusters,
         look=look,
         watched=watched(),
+        regression=regression(folder, parameters, best, champion, is_by_rule=rival is None),
         **sides,
     )
 
@@ -203,70 +196,6 @@ def has_players(task: str) -> bool:
         return not environments.load(task).is_agent
     except (ModuleNotFoundError, ValueError):  # the evaluation will say so
         return True
-
-
-def evaluated(
-    who: str,
-    folder: Path,
-    parameters: PromoteParams,
-    policy: Policy,
-    adapter: Path | None,
-    rival: Path | None = None,
-) -> Path:
-    """The folder of a policy's evaluation on the run's test scenarios; made again only where its inputs have changed.
-
-    `rival`: the challenger's evaluation, with which a judge compares this one where the task has no rule."""
-    import yaml
-
-    settings = {
-        "task": parameters.task,
-        "policy": policy.model_dump(mode="json", exclude_defaults=True),
-        "evaluate": parameters.evaluate.model_dump(mode="json"),
-    }
-    if rival is not None:
-        settings["score"] = parameters.score.model_dump(mode="json", exclude_unset=True)
-    key, evaluation = folder / f"{who}.key", folder / who
-    data = Path("tasks_data") / parameters.task
-    inputs = inputs_of(settings, data, adapter, [] if rival is None else sorted(rival.iterdir()))
-    if evaluation.is_dir() and key.exists() and key.read_text() == inputs:
-        print(f"{who}: {evaluation} is up to date", flush=True)
-        return evaluation
-    key.unlink(missing_ok=True)
-    path = folder / f"{who}.yaml"
-    write_text(path, yaml.safe_dump(settings))
-    arguments = {
-        "task_data": data,
-        "scenarios": RUN / "scenarios",
-        "evaluation": evaluation,
-        "split": "test",
-        "params": path,
-    }
-    arguments |= {"adapter": adapter} if adapter else {}
-    arguments |= {"against": rival, "rival": "challenger"} if rival else {}
-    run_stage("evaluate", who, {name: str(value) for name, value in arguments.items()})
-    write_text(key, inputs)
-    return evaluation
-
-
-@task(task_run_name="{stage} {iteration}", cache_policy=NO_CACHE)
-def run_stage(stage: str, iteration: str, arguments: dict[str, str]) -> None:
-    """Run a stage on these paths, without DVC. StageFailed where it fails; KeyboardInterrupt on Ctrl-C."""
-    code, text = command(f"steps.{stage}", stage, arguments, is_warm())
-    if code == 130:
-        raise KeyboardInterrupt
-    if code:
-        raise StageFailed(f"{stage} {iteration}", code, text)
-
-
-def inputs_of(settings: dict[str, Any], data: Path, adapter: Path | None, rival: Sequence[Path] = ()) -> str:
-    """A hash of everything an evaluation depends on: parameters, adapter, scenarios, the task's data, code, packages, and
-    the evaluation that it is compared with."""
-    from steps.policy.adapter import adapter_hash
-    from steps.runner.handover import fingerprint
-
-    files = [RUN / "scenarios/test.parquet", *sorted(path for path in data.rglob("*") if path.is_file()), *rival]
-    hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-    return lock.digest([settings, adapter_hash(adapter) if adapter else None, hashes, fingerprint()]) + "\n"
 
 
 # --- Writing and showing the verdict

@@ -6,8 +6,9 @@ taken scenario by scenario on the test split, and the lower end of its interval 
 (steps/registry/looks.py). All other checks can only refuse, so the probability that any challenger is promoted on a split
 and is no better is `promote.false_promotions` at most. They refuse a challenger that is not above the base policy, is below
 the scripted player, is worse on a slice, or plays longer episodes, and contaminated scenarios; and where they were measured,
-one whose reward rose in training while success fell, or that a judge which training never asks finds worse than the base
-policy. Each check is a row of the verdict.
+one whose reward rose in training while success fell, that a judge which training never asks finds worse than the base
+policy, or that falls on the regression set, which is made of what went wrong in production (docs/traces.md). Each check is a
+row of the verdict.
 
 Where the task has no rule, a judge has compared the challenger with each other policy at each scenario, in both orders
 (steps/judging/pairs.py): 1 is a win, 0 a loss and 0.5 a tie. The test is the same, on that score minus 0.5 in place of the
@@ -181,10 +182,12 @@ def decide(
     clusters: Sequence[str] | None = None,
     look: int = 1,
     watched: Check | None = None,
+    regression: Check | None = None,
 ) -> Verdict:
     """Decide on the challenger. `contamination` is the content of run/scenarios/contamination.json, `clusters` the name of
     each scenario's cluster (None: all are independent), `look` the number of this look at the split, 0 where a champion is
-    shown and not judged, `watched` what training showed of reward hacking. UserError where the sides cannot be compared."""
+    shown and not judged, `watched` what training showed of reward hacking, `regression` how it does on that set. UserError
+    where the sides cannot be compared."""
     import numpy as np
 
     others = {"champion": champion, "base": base, "scripted": scripted}
@@ -228,6 +231,7 @@ def decide(
         clean(contamination, n),
         *([] if challenger.held_out is None else [preferred(challenger.held_out, n)]),
         *([] if watched is None else [watched]),
+        *([] if regression is None else [regression]),
     ]
     failed = [check.name for check in checks if not check.passed]
     first = next(check for check in checks if check.name == against)
@@ -365,6 +369,21 @@ def hacking(alarm: str | None, seen: str) -> Check:
     """The reward did not rise while success fell during training (steps/judging/watch.py). `alarm` says where it did, `seen`
     what was compared."""
     return Check(name="hacking", passed=alarm is None, measured=None, bound=None, text=alarm or seen)
+
+
+def held(why: str) -> Check:
+    """A row for a regression set that cannot be measured, and why."""
+    return Check(name="regression", passed=True, measured=None, bound=None, text=why)
+
+
+def holds(challenger: Side, other: Side, against: str, params: Promote) -> Check:
+    """The challenger does not lose more than `promote.max_slice_drop` on the regression set, against the same policy."""
+    n, bound = len(challenger.success_N), -params.max_slice_drop
+    own, others = float(challenger.success_N.mean()), float(other.success_N.mean())
+    measured = own - others
+    text = f"success {own:.3f} against {others:.3f} of the {against} on {n} scenarios that went wrong before"
+    text += f"; the difference must be {bound:+.3f} at least"
+    return Check(name="regression", passed=measured >= bound - EVEN, measured=measured, bound=bound, text=text)
 
 
 def clean(report: Mapping[str, Any], n: int) -> Check:

@@ -18,7 +18,7 @@ import yaml
 from environments.base import Scenario
 from flows import evaluate, promote, rollback
 from flows.deployment.settings import EvaluateSettings, PromoteSettings
-from flows.promotion import judging
+from flows.promotion import evaluations, judging
 from flows.promotion.judging import show_page
 from flows.terminal import command
 from steps.core import params
@@ -72,17 +72,21 @@ class FakeEvaluate:
 
     def __init__(self) -> None:
         self.wins: dict[str, int] = {"scripted": 50}
+        self.again: dict[str, int] = {}  # the same on the regression set
+        self.challenger = ""  # its adapter, in whose folder the regression set lies
         self.asked: list[tuple[str, str, EvaluateParams]] = []
 
     def __call__(self, stage: str, who: str, arguments: dict[str, str]) -> None:
         read = params.load(arguments["params"], EvaluateParams)
-        assert (stage, arguments["split"], arguments["scenarios"]) == ("evaluate", "test", "run/scenarios")
+        is_regression = who.startswith("regression")
+        place = f"run/promote/{self.challenger}/regression" if is_regression else "run/scenarios"
+        assert (stage, arguments["split"], arguments["scenarios"]) == ("evaluate", "test", place)
         assert arguments["task_data"] == "tasks_data/toy"
         policy = adapter_hash(Path(arguments["adapter"])) if "adapter" in arguments else read.policy.kind
         self.asked.append((who, policy, read))
         folder = Path(arguments["evaluation"])
         shutil.rmtree(folder, ignore_errors=True)
-        write_evaluation(folder, self.wins[policy], policy)
+        write_evaluation(folder, (self.again if is_regression else self.wins)[policy], policy)
 
 
 class Project:
@@ -133,7 +137,7 @@ class Project:
 @pytest.fixture
 def project(here: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     project = Project(here)
-    monkeypatch.setattr(judging, "run_stage", project.evaluate)
+    monkeypatch.setattr(evaluations, "run_stage", project.evaluate)
     monkeypatch.delenv("FLYWHEEL_LEDGER_URL", raising=False)
     # The real one needs Prefect's server.
     monkeypatch.setattr(judging, "show_page", lambda verdict, _: project.pages.append(verdict))
@@ -440,6 +444,29 @@ def test_decisions_and_their_verdicts_are_rows_of_the_ledger(
     )
     assert "15 won and 0 lost of 60 scenarios against the champion" in output
     assert f"rollback of toy 1 by {who}, champion before: 3: wrong dates" in output
+
+
+@pytest.mark.parametrize(("wins", "is_promoted"), [(30, True), (10, False)])
+def test_the_regression_set_can_refuse(project: Project, wins: int, is_promoted: bool) -> None:
+    """The champion succeeds at 20 of the scenarios that went wrong before."""
+    project.trained("004", 43)
+    promote.promote.fn(PromoteSettings())
+    version = project.trained("009", 58)
+    first, second = (project.tags(number)["adapter_hash"] for number in ("1", version))
+    project.evaluate.challenger, project.evaluate.again = second, {first: 20, second: wins}
+    folder = project.root / "ingested/toy"
+    folder.mkdir(parents=True)
+    rows = [scenario.model_dump(mode="json") | {"source": f"capture {scenario.id}"} for scenario in SCENARIOS]
+    (folder / "regression.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    verdict = promote.promote.fn(PromoteSettings())
+    assert verdict is not None
+    assert verdict.promoted is is_promoted
+    check = next(check for check in verdict.checks if check.name == "regression")
+    assert check.passed is is_promoted
+    assert check.text == (
+        f"success {wins / N:.3f} against {20 / N:.3f} of the champion on {N} scenarios that went wrong before; the "
+        "difference must be -0.100 at least"
+    )
 
 
 def test_without_the_ledger_nothing_is_judged(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import yaml
 
 from flows import promote
 from flows.deployment.settings import PromoteSettings
-from flows.promotion import judging
+from flows.promotion import evaluations, judging
 from steps.core import params
 from steps.core.params import EvaluateParams
 from steps.core.records import PAIRS, Evaluation, Judged, Pair
@@ -79,7 +79,7 @@ def project(here: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.setattr(test_promote, "FakeEvaluate", JudgedEvaluate)
     project = Project(here)
     (here / "params.yaml").write_text(yaml.safe_dump(PARAMS | {"score": SCORE}))
-    monkeypatch.setattr(judging, "run_stage", project.evaluate)
+    monkeypatch.setattr(evaluations, "run_stage", project.evaluate)
     monkeypatch.delenv("FLYWHEEL_LEDGER_URL", raising=False)
     monkeypatch.setattr(judging, "show_page", lambda verdict, _: project.pages.append(verdict))
     return project
