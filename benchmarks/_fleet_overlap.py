@@ -50,7 +50,7 @@ class Size(NamedTuple):
 
 
 SEEDS = (1, 2, 3)
-FULL, QUICK = Size(2, 5, 6.0, 5), Size(2, 2, 3.0, 1)
+FULL, QUICK = Size(2, 5, 1.0, 5), Size(2, 2, 0.5, 1)
 SETTINGS: dict[str, object] = {
     "scenarios.train": 24,
     "scenarios.val": 12,

@@ -281,9 +281,12 @@ class Env(ABC):
     def tools(cls) -> dict[str, Tool]:
         """The tools by name, in the order of their definition; those of the class that this one extends come first."""
         if "_tools" not in cls.__dict__:
-            names = dict.fromkeys(name for kind in reversed(cls.__mro__) for name in vars(kind))
-            values = [inspect.getattr_static(cls, name) for name in names]
-            marked = [value for value in values if getattr(getattr(value, "__func__", value), "is_tool", False)]
+            values: dict[str, Any] = {}
+            for kind in reversed(cls.__mro__):
+                for name, value in vars(kind).items():
+                    values.pop(name, None)  # what is defined again takes its place among the later ones
+                    values[name] = value
+            marked = [each for each in values.values() if getattr(getattr(each, "__func__", each), "is_tool", False)]
             cls._tools = {entry.name: entry for entry in map(make_tool, marked)}
         return cls._tools
 
