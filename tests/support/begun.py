@@ -21,7 +21,7 @@ from steps.project.lock import read_lock
 from steps.runner import handover
 from tests.conftest import copy_project, python, run
 
-SMALL = {
+SMALL: dict[str, object] = {
     "scenarios.train": 64,
     "scenarios.val": 40,
     "scenarios.test": 40,
