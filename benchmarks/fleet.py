@@ -1,6 +1,6 @@
 """Past one machine: two Ray nodes against one, sampling ahead against a serial run, and adapters swapped under load.
 
-    python -m benchmarks.fleet                   # the rows two_nodes, overlap and swap
+    python -m benchmarks.fleet                   # the rows two_nodes, overlap and swap; --quick: less of each
     python -m benchmarks.fleet --rows cost       # seconds and memory by episodes, with the plot fleet_cost.png
     python -m benchmarks.fleet --rows learning   # does email_search with overlap 1 learn as serially? seeds 1, 2 and 3
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 
 from benchmarks import _common
-from benchmarks._common import ROOT
+from benchmarks._common import ROOT, call
 
 ROWS = {"two_nodes": "_fleet_two_nodes.measure", "overlap": "_fleet_overlap.measure", "swap": "_fleet_swap.measure"}
 MORE = {"cost": "_fleet_two_nodes.costs", "learning": "_fleet_overlap.learning"}
@@ -28,7 +28,7 @@ def main() -> None:
     os.chdir(ROOT)
     rows = _common.begin("fleet", options, 1.0 if options.rows == list(ROWS) else None)
     for name in options.rows:
-        measured = _common.call((ROWS | MORE)[name], quick=options.quick)
+        measured = call((ROWS | MORE)[name], quick=options.quick)
         for row in measured if isinstance(measured, list) else [measured]:
             rows.add(row)
 

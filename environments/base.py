@@ -260,11 +260,11 @@ class Env(ABC):
 
     @classmethod
     def tools(cls) -> dict[str, Tool]:
-        """The tools by name, in the order of their definition."""
+        """The tools by name, in the order of their definition; those of the class that this one extends come first."""
         if "_tools" not in cls.__dict__:
-            marked = [
-                value for value in vars(cls).values() if getattr(getattr(value, "__func__", value), "is_tool", False)
-            ]
+            names = dict.fromkeys(name for kind in reversed(cls.__mro__) for name in vars(kind))
+            values = [inspect.getattr_static(cls, name) for name in names]
+            marked = [value for value in values if getattr(getattr(value, "__func__", value), "is_tool", False)]
             cls._tools = {entry.name: entry for entry in map(make_tool, marked)}
         return cls._tools
 

@@ -41,7 +41,7 @@ def store() -> Path:
 
 
 class Parcel(NamedTuple):
-    """What is sent: where it lies here, and the hash of its content."""
+    """What is sent: where it lies here, and the hash of its name and content."""
 
     source: str
     digest: str
@@ -49,7 +49,7 @@ class Parcel(NamedTuple):
     @classmethod
     def of(cls, source: Path) -> Parcel:
         """The parcel of a folder or a file. Hashes it."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(source.name.encode())
         for path in contents(source):
             size = path.stat().st_size
             digest.update(f"{path.relative_to(source)}\0{size}\0".encode())

@@ -3,7 +3,7 @@
 It is `.flywheel/ledger.db` (SQLite) by default. FLYWHEEL_LEDGER_URL names another by SQLAlchemy's syntax; for a team this is
 `postgresql://user:password@host/flywheel` (with psycopg 3). Several processes may use a ledger at the same time. A database
 that is locked, away, or being started again, is waited for. One whose tables are of an older schema is brought to `SCHEMA`
-when it is opened (steps/project/migrations); one query tells.
+when it is opened (steps/project/revisions.py); one query tells.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, Pro
 
 from steps.core.errors import UserError
 from steps.core.progress import say
-from steps.project import migrations
+from steps.project import revisions
 
 T = TypeVar("T")
 DEFAULT = "sqlite:///.flywheel/ledger.db"
@@ -65,7 +65,7 @@ REPLIES = sa.Table(
     sa.Column("created", sa.DateTime(timezone=True), nullable=False),
 )
 
-VERSION = sa.text(f"SELECT version_num FROM {migrations.VERSIONS}")
+VERSION = sa.text(f"SELECT version_num FROM {revisions.VERSIONS}")
 
 
 class Ledger:
@@ -170,15 +170,15 @@ class Ledger:
             else:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
             # Asked again: another process may have brought it up to date meanwhile.
-            has_version = sa.inspect(connection).has_table(migrations.VERSIONS)
+            has_version = sa.inspect(connection).has_table(revisions.VERSIONS)
             version = connection.scalar(VERSION) if has_version else None
             if not _fits(version, self.shown):
-                if others := migrations.foreign(connection) if version is None else []:
+                if others := revisions.foreign(connection) if version is None else []:
                     raise UserError(
                         f"the database {self.shown} has a table {others[0]} of another application: give the ledger a "
                         "database of its own, and name it in FLYWHEEL_LEDGER_URL"
                     )
-                migrations.upgrade(connection)
+                revisions.upgrade(connection)
                 connection.commit()
                 if version is not None:
                     say(f"the ledger {self.shown} was brought from schema {version} to {SCHEMA}")

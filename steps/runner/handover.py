@@ -14,6 +14,7 @@ steps/ and environments/ (see `EXTRA_PATHS`), nor edits inside an installed pack
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import fcntl
 import hashlib
@@ -24,7 +25,6 @@ import signal
 import socket
 import struct
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -64,7 +64,7 @@ class OwnWorkers:
 
 
 own = OwnWorkers()
-_umask = threading.Lock()  # it can only be read by setting it, and two threads may hand over at the same time
+_umask = _thread.allocate_lock()  # it can only be read by setting it, and two threads may hand over at the same time
 
 
 class WorkerError(UserError):

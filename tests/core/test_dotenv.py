@@ -16,6 +16,7 @@ NAME = re.compile(r"\b(?:FLYWHEEL|LANGFUSE|WANDB|MLFLOW|PREFECT|HF)_[A-Z]+(?:_[A
 # Names that nobody sets by hand, and who sets them.
 INTERNAL = {
     "FLYWHEEL_GATEWAY_OWN_KEY": "steps/gateway/play.py, for the gateway's process",
+    "FLYWHEEL_ADAPTERS": "flows/vllm_server.py, for the guard in vLLM's process",
     "FLYWHEEL_CORES": "flows/training/ahead.py, for the worker that samples ahead",
     "FLYWHEEL_LANE": "flows/training/ahead.py, for the worker that samples ahead",
     "FLYWHEEL_LOG": "a flow, for its stages",

@@ -278,3 +278,22 @@ def test_a_reward_may_be_a_number() -> None:
 def test_any_other_reward_is_refused_with_what_is_wanted(reward: Any) -> None:
     with pytest.raises(TypeError, match=r"Rewarding\.reward must return a number or a list of Component\(name"):
         scored(reward)
+
+
+def test_a_class_that_extends_a_task_has_its_tools_too() -> None:
+    class More(Template):
+        @tool
+        def shout(self, text: str) -> str:
+            """Say it aloud.
+
+            Args:
+                text: What to say.
+            """
+            return text.upper()
+
+    class Less(Template):
+        pass
+
+    assert Template.tools()
+    assert list(Less.tools()) == list(Template.tools())
+    assert list(More.tools()) == [*Template.tools(), "shout"]

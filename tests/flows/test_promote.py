@@ -409,7 +409,8 @@ def test_decisions_and_their_verdicts_are_rows_of_the_ledger(
     assert promoted is not None
     first, two, three = (project.tags(number)["adapter_hash"] for number in "123")
     with Ledger() as ledger, ledger.engine.connect() as link:
-        rows = [dataclasses.astuple(row)[:-1] for row in decisions.listed(link)]
+        rows = [dataclasses.astuple(row)[:-2] for row in decisions.listed(link)]
+        [who] = {row.decided_by for row in decisions.listed(link)}
         assert rows == [
             ("refusal", "toy", "2", two, "1", first, refused.reason, refused.hash),
             ("promotion", "toy", "3", three, "1", first, promoted.reason, promoted.hash),
@@ -438,7 +439,7 @@ def test_decisions_and_their_verdicts_are_rows_of_the_ledger(
         f"verdict {promoted.hash} (here: challenger) for {three}: success 0.967 against 0.717 of the champion" in output
     )
     assert "15 won and 0 lost of 60 scenarios against the champion" in output
-    assert "rollback of toy 1, champion before: 3: wrong dates" in output
+    assert f"rollback of toy 1 by {who}, champion before: 3: wrong dates" in output
 
 
 def test_without_the_ledger_nothing_is_judged(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,11 +43,17 @@ def test_a_file_arrives_too(tmp_path: Path) -> None:
     assert parcel.unpack(parcel.pack()).read_text() == "{{ messages }}"
 
 
-def test_the_hash_follows_the_content_and_not_the_place(tmp_path: Path) -> None:
-    first, same = folder(tmp_path / "a"), folder(tmp_path / "b")
+def test_the_hash_follows_name_and_content_and_not_the_place(tmp_path: Path) -> None:
+    first, same = folder(tmp_path / "a" / "adapter"), folder(tmp_path / "b" / "adapter")
     assert Parcel.of(first).digest == Parcel.of(same).digest
     (same / "config.json").write_text("{ }")
     assert Parcel.of(first).digest != Parcel.of(same).digest
+
+
+def test_the_same_content_under_two_names_arrives_under_both(tmp_path: Path) -> None:
+    for source in (folder(tmp_path / "adapter"), folder(tmp_path / "older adapter")):
+        parcel = Parcel.of(source)
+        assert (parcel.unpack(parcel.pack()) / "config.json").is_file()
 
 
 def test_content_of_another_hash_is_refused(tmp_path: Path) -> None:

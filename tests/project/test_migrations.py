@@ -20,7 +20,7 @@ from alembic.script import ScriptDirectory
 from steps.core.errors import UserError
 from steps.lineage import tables
 from steps.project import ledger as ledger_module
-from steps.project import migrations
+from steps.project import revisions
 from steps.project.ledger import REPLIES, SCHEMA, Ledger
 from steps.registry import decisions, looks
 from steps.registry.decisions import Decision
@@ -57,7 +57,7 @@ def rows(url: str) -> dict[str, list[Any]]:
     with engine(url).connect() as link:
         return {
             name: sorted(str(row) for row in link.exec_driver_sql(f"SELECT {columns.replace(' ', ', ')} FROM {name}"))
-            for name, columns in migrations.TABLES.items()
+            for name, columns in revisions.TABLES.items()
         }
 
 
@@ -84,7 +84,7 @@ def test_a_database_from_before_revisions_is_upgraded_without_loss(url: str) -> 
 def test_one_that_has_only_some_of_the_tables_gets_the_others(url: str, statements: int) -> None:
     make_old(url, statements)
     with Ledger(url) as ledger:
-        assert set(sa.inspect(ledger.engine).get_table_names()) == {*migrations.TABLES, migrations.VERSIONS}
+        assert set(sa.inspect(ledger.engine).get_table_names()) == {*revisions.TABLES, revisions.VERSIONS}
         assert (ledger.get("k1") is not None) == (statements > 1)
 
 
@@ -96,7 +96,7 @@ def test_what_the_revisions_make_is_what_the_code_declares(url: str, is_old: boo
     for table in (REPLIES, tables.NODES, tables.EDGES, decisions.DECISIONS, looks.LOOKS):
         table.to_metadata(declared)
     with Ledger(url) as ledger, ledger.engine.connect() as link:
-        context = MigrationContext.configure(link, opts={"version_table": migrations.VERSIONS, "compare_type": True})
+        context = MigrationContext.configure(link, opts={"version_table": revisions.VERSIONS, "compare_type": True})
         assert compare_metadata(context, declared) == []
 
 
@@ -104,7 +104,7 @@ def test_the_newest_revision_is_the_one_that_the_code_names() -> None:
     config = Config(toml_file=str(ROOT / "pyproject.toml"))
     script = ScriptDirectory.from_config(config)
     assert script.get_heads() == [SCHEMA]
-    assert script.get_bases() == [migrations.FIRST]
+    assert script.get_bases() == [revisions.FIRST]
     assert all(re.fullmatch(r"\d+\.\d+", revision.revision) for revision in script.walk_revisions())
 
 
@@ -128,13 +128,13 @@ def test_an_upgrade_that_fails_leaves_the_database_as_it_was(url: str, monkeypat
         connection.exec_driver_sql("DROP TABLE replies")
         raise RuntimeError("killed")
 
-    upgrade = migrations.upgrade
-    monkeypatch.setattr(migrations, "upgrade", half)
+    upgrade = revisions.upgrade
+    monkeypatch.setattr(revisions, "upgrade", half)
     with pytest.raises(RuntimeError, match="killed"):
         Ledger(url)
     assert rows(url) == before
-    assert not sa.inspect(engine(url)).has_table(migrations.VERSIONS)
-    monkeypatch.setattr(migrations, "upgrade", upgrade)
+    assert not sa.inspect(engine(url)).has_table(revisions.VERSIONS)
+    monkeypatch.setattr(revisions, "upgrade", upgrade)
     Ledger(url)
     assert rows(url) == before
 

@@ -167,6 +167,7 @@ def test_what_is_imported_is_declared_and_nothing_else() -> None:
         *PROJECT["dependencies"],
         *PROJECT["optional-dependencies"]["cpu"],
         *PROJECT["optional-dependencies"]["wandb"],
+        *PROJECT["optional-dependencies"]["ray"],
     ]
     declared = {str(canonicalize_name(Requirement(text).name)) for text in texts} - UNIMPORTED.keys()
     ours = {*PACKAGES, "benchmarks", "tests", *sys.stdlib_module_names}

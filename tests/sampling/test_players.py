@@ -289,7 +289,7 @@ ENDPOINT = {"model": "big", "base_url": "http://127.0.0.1:9/v1"}
         ({"kind": "openai"}, "policy.endpoint is needed with policy.kind: openai"),
         ({"kind": "scripted", "endpoint": ENDPOINT}, "policy.endpoint would have no effect with policy.kind: scripted"),
         ({"endpoint": ENDPOINT}, "policy.endpoint would have no effect with policy.kind: vllm"),
-        ({"kind": "vlm"}, "policy.kind: Input should be 'vllm', 'ray', 'openai', 'scripted' or 'random'"),
+        ({"kind": "vlm"}, "policy.kind: Input should be 'vllm', 'ray', 'server', 'openai', 'scripted' or 'random'"),
         (
             {"kind": "openai", "endpoint": {"url": "x", "model": "m"}},
             "policy.endpoint.url is not a known key (known: api",

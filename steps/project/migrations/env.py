@@ -1,4 +1,4 @@
-"""What Alembic runs to apply revisions: in the transaction that steps/project/migrations hands over, or as SQL (`--sql`)."""
+"""What Alembic runs to apply revisions: in the transaction that steps/project/revisions.py hands over, or as SQL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import context
 
 from steps.project.ledger import DEFAULT, Ledger
-from steps.project.migrations import VERSIONS
+from steps.project.revisions import VERSIONS
 
 
 def apply(connection: sa.Connection) -> None:
