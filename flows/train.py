@@ -60,10 +60,10 @@ def main() -> int:
                 "&& git commit --message start`, then the same command again"
             )
         plan.check(params)
-        for line in start.prepare(params):
-            print(f"train: {line}", flush=True)
         print(f"train: {params.task}, {params.policy.base_model}; log: {LOG}", flush=True)
         prepare()
+        for line in start.prepare(params):
+            print(f"train: {line}", flush=True)
         from flows.terminal.display import RunDisplay
         from flows.terminal.recorded import result_of
         from flows.training.ending import print_end

@@ -63,6 +63,11 @@ def update(
     trainer = grpo.Trainer(params.policy, checkpoint=previous, is_sharded=params.update.shard)
     if params.update.reference == "base":
         trainer.start = None  # which later iterations will not read
+    elif trainer.start is None:
+        raise UserError(
+            f"update.reference is start, and {previous} does not say what that is: neither the stage start nor sft made its "
+            "beginning; train again with policy.start_from or sft (python -m flows.train), or take update.reference out"
+        )
     older = behaviour if behaviour and adapter_hash(behaviour) != trainer.adapter_hash else None
     contract.check_adapter(batch, adapter_hash(older) if older else trainer.adapter_hash, older or previous)
     rows, quarantine = checked(batch, trainer.vocabulary)

@@ -64,9 +64,9 @@ def from_registry(root: Path, address: str, to: Path) -> Brought:
     name, label = re.split(r"[@/]", address.removeprefix("models:/"))
     model = read_registry(root, name)
     version = model.version(label)
-    folder = fetched(model, version, to)
-    for extra in [path for path in folder.iterdir() if path.name not in FILES]:
-        extra.unlink()
+    whole = fetched(model, version, to.with_name("version"))
+    copy(whole, FILES, to)
+    shutil.rmtree(whole)
     success = version.tags.get("test_success")
     return Brought(
         f"models:/{name}/{version.version}",

@@ -9,7 +9,7 @@ their roles in brackets, parents first:
     scenario [attempted] trajectory [collected] batch; trajectory [scored] rewards [trained] adapter
     rule, criteria: judge [judged] rewards. A model: judge [judged] judgement [counted, or beside: weight 0] rewards
     scenario [compared] judgement; reply [answered, or probed: a test of the judge itself] judgement
-    source, or trajectory [demonstrated] demonstrations [trained] adapter: before iteration 001, by the stage sft
+    conversation, or trajectory of another run [used] dataset [trained] adapter: start/demonstrations.jsonl, by the stage sft
     adapter [measured] metrics; adapter, scenario [evaluated] evaluation; adapter [decided] receipt
     adapter [challenged, or opposed: champion, base], evaluation [weighed] verdict
     conversation [used] dataset [trained] adapter; conversation [became] scenario (steps/lineage/ingested.py)
@@ -143,12 +143,12 @@ class Reader:
                 f"{path} is not what sft@sft read: run/sft/adapter is not linked to its demonstrations"
             )
             return
-        key = rows.node(("demonstrations", md5))
+        key = rows.node(("dataset", md5), path=path)
         rows.edge(key, "trained", adapter)
         for line in (self.root / path).read_text(encoding="utf-8").splitlines():
             source = source_of(line)
             is_ours = re.fullmatch(rf"[0-9a-f]{{{SHORT}}}/.+", source)  # a trajectory of another run
-            rows.edge(("trajectory" if is_ours else "source", source), "demonstrated", key)
+            rows.edge(("trajectory" if is_ours else "conversation", source), "used", key)
         if (state := self.state(self.chain["warmed"][chain.SFT]["prev"])) is not None:
             rows.edge(("adapter", state), "continued", adapter)
 

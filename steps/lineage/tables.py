@@ -34,7 +34,7 @@ EDGES = sa.Table(
 sa.Index("edges_by_child", EDGES.c.child_kind, EDGES.c.child_id)
 
 KINDS = """scenario trajectory batch judge reply judgement rewards adapter run
-    evaluation metrics receipt verdict conversation dataset source demonstrations""".split()
+    evaluation metrics receipt verdict conversation dataset""".split()
 PLAYERS = ("scripted", "random")  # written in place of an adapter's hash by evaluations without a policy
 WITHOUT_EFFECT = ("beside", "probed")  # roles of edges on which no reward depends
 UNLINKED = "nothing that is indexed says what was used to make the adapter"

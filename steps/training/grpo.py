@@ -92,8 +92,7 @@ class Trainer:
         return adapter_hash(folder)
 
     def save_checkpoint(self, folder: Path, adapter: str) -> None:
-        """Write what a later update resumes from: adapter weights and hash, Adam's moments (no pickle), steps so far, and
-        the adapter `start` where there is one."""
+        """Write what a later update resumes from: adapter weights and hash, Adam's moments (no pickle), steps, `start`."""
         from safetensors.torch import save_file
 
         folder.mkdir()
@@ -347,9 +346,7 @@ class Trainer:
         """Logprobs [B, S] of `update.reference`: the same model with its adapter disabled, or with the first one."""
         import torch
 
-        start = self.start if settings.reference == "start" else None
-        if settings.reference == "start" and start is None:
-            raise AssertionError("the checkpoint has no reference: neither the stage start nor sft made its beginning")
+        start = self.start if settings.reference == "start" else None  # which the stage update has made sure of
         with torch.no_grad(), self.model.disable_adapter() if start is None else adapter_of(self.model, start):
             return packing.token_logps(self.model, packed, temperature)[0]
 

@@ -82,29 +82,13 @@ def _fit(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, s
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             progress(state.global_step, state.max_steps, f"loss {losses[-1]:.3f}")
 
-    steps = -(-len(order) // settings.batch)
     arguments = SFTConfig(
+        **configuration(settings, len(order), seed),
         output_dir=folder,
-        max_steps=steps,
         per_device_train_batch_size=settings.batch,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=min(settings.warmup_steps, steps // 2),
-        adam_beta2=0.95,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        seed=seed,
-        bf16=False,  # the weights have policy.dtype already, and autocast would change the arithmetic
-        use_cpu=not torch.cuda.is_available(),
-        gradient_checkpointing=False,  # as it was set above
-        train_sampling_strategy="sequential",
-        dataset_kwargs={"skip_prepare_dataset": True},
+        logging_strategy="no",
         remove_unused_columns=False,
         dataloader_pin_memory=False,
-        save_strategy="no",
-        logging_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
     )
     made = PackedTrainer(
         model=trainer.model,
@@ -120,6 +104,31 @@ def _fit(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, s
     made.remove_callback(PrinterCallback)
     made.train()
     return losses
+
+
+def configuration(settings: Sft, rows: int, seed: int) -> dict[str, Any]:
+    """The fields of TRL's SFTConfig that say what is computed, for so many rows in the order of training."""
+    import torch
+
+    steps = -(-rows // settings.batch)
+    return {
+        "max_steps": steps,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": min(settings.warmup_steps, steps // 2),
+        "adam_beta2": 0.95,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "seed": seed,
+        "bf16": False,  # the weights have policy.dtype already, and autocast would change the arithmetic
+        "use_cpu": not torch.cuda.is_available(),
+        "gradient_checkpointing": False,  # as fine_tune has set it already
+        "train_sampling_strategy": "sequential",
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
 
 
 def passes(count: int, epochs: int, seed: int) -> Iterator[int]:

@@ -832,7 +832,7 @@ def test_forward_from_a_demonstrations_source(tmp_path: Path, sqlite: Ledger) ->
     for each in (earlier, run):
         index.index(each.root, sqlite)
     later = {run.adapters[-1]: "directly"} | dict.fromkeys(run.adapters[1:3], "through an ancestor")
-    assert trained(questions.forward("source", "trace 7", sqlite)) == later
+    assert trained(questions.forward("conversation", "trace 7", sqlite)) == later
     first = trained(questions.forward("trajectory", f"{earlier.batch('001')[:12]}/001-s1-1", sqlite))
     assert later.keys() | set(earlier.adapters[1:]) == first.keys()
 

@@ -48,6 +48,8 @@ FAKES: dict[str, dict[str, Any]] = {
     "update": {"compare": ROW},
     "iteration": {"compare": ROW},
     "pretrained": {"measure": ROW},
+    "sft": {"measure": ROW},
+    "start": {"measure": ROW},
 }
 ROWS = {
     "environments": len(import_module("benchmarks.environments").tasks(agents=False)),

@@ -109,6 +109,11 @@ def test_the_divergence_is_from_the_start_where_that_is_the_reference(batch: Bat
     assert 0 < later["kl"] < of_base["kl"]
 
 
+def test_a_reference_that_no_checkpoint_has_is_a_sentence(batch: Batch) -> None:
+    with pytest.raises(UserError, match=r"update\.reference is start, and .*previous does not say what that is"):
+        batch.update("new", reference="start")
+
+
 # --- sft
 
 

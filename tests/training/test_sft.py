@@ -26,11 +26,7 @@ def by_trl(model: Any, rows: list[Any], tokenizer: Any, folder: Path) -> list[An
     SFTTrainer(
         model=model,
         args=SFTConfig(
-            output_dir=str(folder), num_train_epochs=1, per_device_train_batch_size=SETTINGS.batch,
-            learning_rate=SETTINGS.learning_rate, lr_scheduler_type="cosine", warmup_steps=2, adam_beta2=0.95,
-            max_grad_norm=1.0, seed=5, bf16=False, use_cpu=True, gradient_checkpointing=False,
-            train_sampling_strategy="sequential", save_strategy="no", report_to="none", disable_tqdm=True,
-            dataset_kwargs={"skip_prepare_dataset": True},
+            **sft.configuration(SETTINGS, len(order), 5), output_dir=str(folder), per_device_train_batch_size=SETTINGS.batch
         ),
         train_dataset=Dataset.from_list([{"input_ids": rows[place].ids, "labels": labels[place]} for place in order]),
         processing_class=tokenizer,

@@ -1,0 +1,115 @@
+"""Does starting from the champion pay? Iterations to a fresh run's final success on a task that has changed.
+
+    python -m benchmarks.start                        # email_search, seeds 1, 2 and 3: about 30 minutes on 2 cores
+    python -m benchmarks.start --task multiplication  # a smaller one
+    python -m benchmarks.start --quick                # multiplication, seed 1, fewer iterations
+
+For each seed, in a clone: a champion is trained on the task as it was; then the task changes, and two runs are made on it
+with the same settings, a fresh one and one with policy.start_from: run:champion. email_search as it was asks for a mail of a
+sender; changed, for one of a month and for the latest one, which no training question asked for before. multiplication as it
+was has factors up to 49, changed from 50 on. `final` is the fresh run's success on validation in its last iteration, and
+`needed` the first iteration from the champion that reaches it (0: the champion itself did). `ratio` is the fresh run's
+iterations / `needed`, at least 1; null where it was not reached. The point holds where every ratio is 2 at least.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import _common
+
+SEEDS = [1, 2, 3]
+ITERATIONS, QUICK = 10, 3
+SETTINGS: dict[str, dict[str, Any]] = {
+    "email_search": {"scenarios.val": 240},
+    "multiplication": {"scenarios.train": 512, "scenarios.val": 200},
+}
+
+
+def ask_only(root: Path, *kinds: str) -> None:
+    """Leave in email_search's data only the questions of these kinds."""
+    path = root / "tasks_data/email_search/questions.jsonl"
+    original = path.with_suffix(".all")  # beside it, for the next change
+    if not original.exists():
+        path.rename(original)
+    lines = original.read_text().splitlines()
+    path.write_text("".join(f"{line}\n" for line in lines if json.loads(line)["kind"] in kinds))
+
+
+def multiply(root: Path, low: int, high: int) -> None:
+    """Set the range of multiplication's first factor."""
+    path = root / "tasks_data/multiplication/ranges.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"a": [low, high]}) + "\n")
+
+
+# By task: how it is, and how it is when it has changed.
+CHANGES: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
+    "email_search": (lambda root: ask_only(root, "sender"), lambda root: ask_only(root, "month", "latest")),
+    "multiplication": (lambda root: multiply(root, 2, 49), lambda root: multiply(root, 50, 99)),
+}
+
+
+def train(root: Path, task: str, name: str, settings: dict[str, Any]) -> dict[int, float]:
+    """A run; success on validation by iteration, 0 being what its first iteration continued."""
+    words = [*_common.training(SETTINGS[task] | settings), "--task", task, "--name", name]
+    _common.show(root, words)
+    summary = json.loads((root / "run/summary.json").read_text())
+    first = "start" if "start" in summary.get("before", {}) else "base"
+    begun = (
+        summary["before"]["start"]
+        if first == "start"
+        else json.loads((root / "run/000/evaluation/summary.json").read_text())
+    )
+    return {0: begun["success"]} | {row["iteration"]: row["success"] for row in summary["iterations"]}
+
+
+def measure(task: str, seed: int, folder: Path, iterations: int) -> dict[str, Any]:
+    """The three runs of a seed, in a clone."""
+    root = _common.clone(folder / f"{task}-seed{seed}")
+    settings = {"seed": seed, "train.iterations": iterations, "train.patience": iterations}
+    was, is_now = CHANGES[task]
+    was(root)
+    champion = train(root, task, "champion", settings)
+    is_now(root)
+    fresh = train(root, task, "fresh", settings)
+    begun = train(root, task, "begun", settings | {"policy.start_from": "run:champion"})
+    final = fresh[iterations]
+    needed = next((iteration for iteration, success in begun.items() if success >= final), None)
+    return {
+        "name": f"{task} seed {seed}",
+        "ratio": None if needed is None else round(iterations / max(needed, 1), 2),
+        "final": round(final, 3),
+        "needed": needed,
+        "iterations": iterations,
+        "fresh": {number: round(success, 3) for number, success in fresh.items()},
+        "begun": {number: round(success, 3) for number, success in begun.items()},
+        "champion_on_its_own": round(max(champion.values()), 3),
+        "begun_final": round(begun[iterations], 3),
+    }
+
+
+def main() -> None:
+    quick = f"multiplication alone, seed 1, {QUICK} iterations in place of {ITERATIONS}"
+    parser = _common.parser("start", __doc__, quick)
+    parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
+    parser.add_argument("--task", choices=list(CHANGES), help="default: email_search; quick: multiplication")
+    parser.add_argument("--iterations", type=int, help=f"of each run (default: {ITERATIONS}; quick: {QUICK})")
+    options = parser.parse_args()
+    usual = SEEDS[:1] if options.quick else SEEDS
+    seeds, task = options.seeds or usual, options.task or ("multiplication" if options.quick else "email_search")
+    iterations = options.iterations or (QUICK if options.quick else ITERATIONS)
+    is_usual = not options.task and not options.iterations
+    rows = _common.begin("start", options, len(seeds) / len(usual) if is_usual else None)
+    os.environ["DVC_NO_ANALYTICS"] = "1"
+    with tempfile.TemporaryDirectory(prefix="start-") as folder:
+        for seed in seeds:
+            rows.add(measure(task, seed, Path(folder), iterations))
+
+
+if __name__ == "__main__":
+    _common.command(main)
