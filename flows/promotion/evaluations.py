@@ -44,12 +44,14 @@ def regression(
         adapters["champion"] = folder / "champion_adapter"
         policies["champion"] = policy_of(champion, adapters["champion"], parameters.policy)
     against = "champion" if champion is not None else "base"
-    sides = []
-    for name in ("challenger", against):
-        who = f"regression_{name}"
-        evaluation = evaluated(who, folder, parameters, policies[name], adapters[name], scenarios=place)
-        sides.append(gate.read_side(evaluation, scenarios))
-    return gate.holds(*sides, against, parameters.promote)
+
+    def side(name: str) -> gate.Side:
+        evaluation = evaluated(
+            f"regression_{name}", folder, parameters, policies[name], adapters[name], scenarios=place
+        )
+        return gate.read_side(evaluation, scenarios)
+
+    return gate.holds(side("challenger"), side(against), against, parameters.promote)
 
 
 def evaluated(
