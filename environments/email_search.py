@@ -100,7 +100,9 @@ class EmailSearch(Env):
 
     @classmethod
     def scenarios(cls, data: Mailbox, split: Split, count: int, seed: int) -> list[Scenario]:
-        by_kind = {kind: [row for row in data.questions[split] if row["kind"] == kind] for kind in cls.kinds}
+        asked = {row["kind"] for rows in data.questions.values() for row in rows}  # data may be of some kinds alone
+        kinds = [kind for kind in cls.kinds if kind in asked]
+        by_kind = {kind: [row for row in data.questions[split] if row["kind"] == kind] for kind in kinds}
         chosen = base.sample_kinds(Random(f"{split} {seed}"), by_kind, count, cls.task)
         return [cls.from_question(split, question) for question in chosen]
 

@@ -14,6 +14,7 @@ from flows.repro.pipeline import StageFailed
 from flows.terminal.report import RUN
 from steps.core.files import write_text
 from steps.core.params import Policy, PromoteParams
+from steps.data.ingested import read_scenarios
 from steps.project import lock
 from steps.registry import gate
 from steps.registry.model import policy_of
@@ -30,7 +31,7 @@ def regression(
     policy. None where nothing was ingested."""
     from steps.core.records import write_records
 
-    scenarios = files.read_scenarios(files.FOLDER / parameters.task / "regression.jsonl")
+    scenarios = read_scenarios(files.FOLDER / parameters.task / "regression.jsonl")
     if not scenarios:
         return None
     if not is_by_rule:

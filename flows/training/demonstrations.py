@@ -29,7 +29,7 @@ def collect(root: Path, params: Params, to: Path) -> dict[str, Any]:
     texts: dict[str, str] = {}  # by what is learnt: the line
     total = 0
     for name in params.sft.demonstrations:
-        lines = of_file(name, params.task)
+        lines = of_file(root, name, params.task)
         counts[name] = len(lines)
         total += len(lines)
         for line in lines:
@@ -53,9 +53,13 @@ def identity(line: str) -> str:
         return line
 
 
-def of_file(name: str, task: str) -> list[str]:
+def of_file(root: Path, name: str, task: str) -> list[str]:
     """The lines of a file, in tasks_data/<task>/ or at a path, each with a source. UserError where none is usable."""
-    paths = [Path("tasks_data") / task / name, Path(name)]
+    paths = [
+        Path("tasks_data") / task / name,
+        Path(name),
+        root / name,
+    ]  # the last in a worktree of the project in `root`
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         raise UserError(f"sft.demonstrations: there is no file {paths[0]}, and none at {name}; see docs/start.md")

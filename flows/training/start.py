@@ -1,9 +1,11 @@
-"""What a run starts from: policy.start_from and the demonstrations of sft, brought together in start/, which DVC versions.
+"""What a run starts from, brought together in start/, which DVC versions: the adapter of policy.start_from, the
+demonstrations of sft, and the scenarios from production of scenarios.ingested.
 
 An address such as models:/email_search@champion means another adapter tomorrow. So it is resolved once, before anything of
-the run is made: the adapter is copied to start/policy, the demonstrations to start/demonstrations.jsonl, and origin.json
-says where they are from. start.dvc, which is kept with the run, holds their hash: `dvc checkout start.dvc` brings them back,
-and the stages start and sft depend on them. A run that starts from nothing has neither.
+the run is made: the adapter is copied to start/policy, demonstrations to start/demonstrations.jsonl, scenarios to
+start/scenarios.jsonl, and origin.json says where they are from. start.dvc, which is kept with the run, holds their hash:
+`dvc checkout start.dvc` brings them back, and the stages that read them depend on them. A run that starts from nothing has
+neither.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from flows.deployment import workspace
+from flows.repro.parameters import set_params
 from flows.training import sources
 from flows.training.demonstrations import collect
 from steps.core.errors import UserError
 from steps.core.params import Params
 from steps.core.yaml_text import read_mapping
+from steps.data import ingested
 from steps.project.chain import SFT, START
 from steps.project.git import git
 
@@ -44,11 +48,13 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
             f"{FOLDER}/ is where a run keeps what it starts from, and holds something else: move it away, then run the same "
             "again"
         )
-    if not origins(params):
+    if not asked:
         shutil.rmtree(FOLDER, ignore_errors=True)
         POINTER.unlink(missing_ok=True)
         return []
-    if keep and (before := read_origin(Path())) and before["asked"] == asked and POINTER.exists():
+    before = read_origin(Path())
+    if keep and before and before["asked"] == asked and POINTER.exists():
+        pin(params, before)
         return described(before)
     root = Path(git(Path.cwd(), "rev-parse", "--path-format=absolute", "--git-common-dir")).parent
     temporary = Path(f".tmp-{os.getpid()}.start")
@@ -59,21 +65,62 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
             origin["policy"] = sources.bring(root, params, temporary / "policy")
         if params.sft is not None:
             origin["demonstrations"] = collect(root, params, temporary / "demonstrations.jsonl")
+        if params.scenarios.ingested is not None:
+            origin["scenarios"] = take_scenarios(root, params, temporary / ingested.FILE.name)
         (temporary / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")
         shutil.rmtree(FOLDER, ignore_errors=True)
         temporary.rename(FOLDER)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     workspace.dvc(Path.cwd(), "add", "--quiet", os.fspath(FOLDER))
+    pin(params, origin)
     return described(origin)
+
+
+def take_scenarios(root: Path, params: Params, to: Path) -> dict[str, Any]:
+    """Copy the scenarios of scenarios.ingested: the present ones, or the set version where start/ has it. UserError where
+    there are none, or the version is not to be had."""
+    assert params.scenarios.ingested is not None
+    version, name = params.scenarios.ingested.version, Path("ingested") / params.task / "scenarios.jsonl"
+    places = [path for path in (ingested.FILE, root / name) if path.is_file()]
+    if version is None and not (root / name).is_file():
+        raise UserError(
+            f"scenarios.ingested: there is no {name}: `python -m flows.ingest` makes it of conversations, and `dvc pull "
+            f"{name.parent}.dvc` brings one that others made"
+        )
+    wanted = version or ingested.md5(root / name)
+    path = next((path for path in places if ingested.md5(path) == wanted), None)
+    if path is None:
+        raise UserError(
+            f"scenarios.ingested.version {wanted} is neither in {ingested.FILE} nor the present {name}: `dvc checkout "
+            f"{POINTER}` brings back the version of the run that is checked out, and --set scenarios.ingested.version=null "
+            "takes the present one"
+        )
+    rows = len(ingested.read_scenarios(path))
+    if not rows:
+        raise UserError(
+            f"scenarios.ingested: {path} holds no scenario: ingest conversations whose right answer is known"
+        )
+    shutil.copyfile(path, to)
+    return {"version": wanted, "rows": rows}
+
+
+def pin(params: Params, origin: dict[str, Any]) -> None:
+    """Set scenarios.ingested.version in params.yaml, where it was open: the stage scenarios depends on it."""
+    if params.scenarios.ingested is not None and params.scenarios.ingested.version is None:
+        set_params([f"scenarios.ingested.version={json.dumps(origin['scenarios']['version'])}"])
 
 
 def asked_for(params: Params) -> dict[str, Any]:
     """What decides what start/ holds, as JSON data."""
-    asked: dict[str, Any] = {"start_from": params.policy.start_from, "start_optimizer": params.policy.start_optimizer}
+    asked: dict[str, Any] = {}
+    if params.policy.start_from is not None:
+        asked |= {"start_from": params.policy.start_from, "start_optimizer": params.policy.start_optimizer}
     if params.sft is not None:
         kept = {"demonstrations", "from_runs", "min_reward"}
         asked["sft"] = params.sft.model_dump(mode="json", include=kept)
+    if params.scenarios.ingested is not None:
+        asked["ingested"] = params.scenarios.ingested.version
     return asked
 
 
@@ -95,6 +142,8 @@ def described(origin: dict[str, Any]) -> list[str]:
     if demonstrations := origin.get("demonstrations"):
         counts = ", ".join(f"{count} of {name}" for name, count in demonstrations["from"].items())
         lines.append(f"learns from {demonstrations['rows']} demonstrations first: {counts}")
+    if scenarios := origin.get("scenarios"):
+        lines.append(f"mixes in scenarios from production: {scenarios['rows']}, version {scenarios['version']}")
     return lines
 
 

@@ -22,6 +22,7 @@ from steps.core.params_sections import (
     Criteria,
     Curriculum,
     Evaluate,
+    Ingested,
     Judges,
     Promote,
     Register,
@@ -36,8 +37,8 @@ from steps.core.params_update import Update
 from steps.core.yaml_text import read_mapping
 
 __all__ = [  # sections that others import from here
-    "Agents", "Criteria", "Curriculum", "Endpoint", "Evaluate", "Judges", "Lora", "Policy", "Promote", "Register", "Rollout",
-    "Ruler", "Scenarios", "Score", "Section", "Sft", "Train", "Update",
+    "Agents", "Criteria", "Curriculum", "Endpoint", "Evaluate", "Ingested", "Judges", "Lora", "Policy", "Promote",
+    "Register", "Rollout", "Ruler", "Scenarios", "Score", "Section", "Sft", "Train", "Update",
 ]  # fmt: skip
 
 

@@ -13,6 +13,15 @@ from pydantic import Field, model_validator
 from steps.core.params_policy import Endpoint, Section
 
 
+class Ingested(Section):
+    """Scenarios from production among the task's own (steps/data/ingested.py, docs/flywheel.md)."""
+
+    share: float = Field(0.5, gt=0, le=1)
+    """Share of the scenarios of train and val that they replace, where there are so many of them."""
+    version: str | None = Field(None, pattern=r"^[0-9a-f]{32}$")
+    """The md5 of the version of ingested/<task>/scenarios.jsonl. null: the present one, whose md5 `make train` then sets."""
+
+
 class Scenarios(Section):
     """How many scenarios each split has, and how much alike those of two splits may be (steps/data/contamination.py)."""
 
@@ -28,6 +37,8 @@ class Scenarios(Section):
     """Largest share of a held-out text's n-grams that one training scenario may have too; 1 allows any overlap."""
     generated: str | None = Field(None, pattern=r"^[\w-][\w.-]*$")
     """A file in tasks_data/<task>/ with further scenarios, written by steps/data/generate.py. null: none."""
+    ingested: Ingested | None = None
+    """Scenarios that `python -m flows.ingest` made of conversations, among the task's own. null: none."""
 
 
 class Curriculum(Section):

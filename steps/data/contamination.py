@@ -74,6 +74,13 @@ def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]],
     }
 
 
+def pairs(
+    env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]], params: Scenarios
+) -> list[SimilarPair]:
+    """The pairs for which `check` would end the stage."""
+    return _compared(env, task, splits, params)[0]
+
+
 def conflict(
     env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]], scenario: Scenario, params: Scenarios
 ) -> SimilarPair | None:

@@ -23,10 +23,10 @@ from pydantic import ValidationError
 
 from steps.core.errors import UserError
 from steps.core.files import write_text
+from steps.data.ingested import read_rows
 from steps.traces.records import Conversation, Unreadable
 
 if TYPE_CHECKING:
-    from environments.base import Scenario
     from steps.traces.build import DataSets
 
 FOLDER = Path("ingested")
@@ -34,25 +34,6 @@ SETS = ("scenarios", "demonstrations", "preferences", "regression")
 READING = (
     "not read: "  # how the reason begins of a row that no conversation was made of; kept from one ingestion to the next
 )
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON lines file; none where it does not exist. UserError names a line that is damaged."""
-    if not path.exists():
-        return []
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-        if line:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            if not isinstance(row, dict):
-                raise UserError(
-                    f"{path}, line {number} is damaged: `dvc checkout {path.parent}` brings back the last version"
-                )
-            rows.append(row)
-    return rows
 
 
 def read_conversations(folder: Path) -> list[Conversation]:
@@ -67,18 +48,6 @@ def read_conversations(folder: Path) -> list[Conversation]:
     except ValidationError as problem:
         raise UserError(
             f"{path} is damaged ({problem.errors()[0]['msg']}): `dvc checkout {folder}` brings it back"
-        ) from None
-
-
-def read_scenarios(path: Path) -> list[Scenario]:
-    """The scenarios of scenarios.jsonl or regression.jsonl, without their sources. UserError where a row is none."""
-    from environments.base import Scenario
-
-    try:
-        return [Scenario.model_validate({k: v for k, v in row.items() if k != "source"}) for row in read_rows(path)]
-    except ValidationError as problem:
-        raise UserError(
-            f"{path} holds a row that is no scenario ({problem.errors()[0]['msg']}): ingest again"
         ) from None
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from steps.data.ingested import read_rows
 from steps.traces import captured, files, langfuse_traces, mlflow_traces, openai_jsonl, otel
 from steps.traces.build import Task, build
 from steps.traces.records import key_of
@@ -30,7 +31,7 @@ def keys_of(names: Iterable[str]) -> set[str]:
 def forget(keys: set[str], folder: Path, task: Task) -> dict[str, int]:
     """Delete the conversations with these keys from a task's ingested folder; how many rows of each file were of them."""
     names = (*files.SETS, "conversations", "quarantine")
-    rows = {name: files.read_rows(folder / f"{name}.jsonl") for name in names}
+    rows = {name: read_rows(folder / f"{name}.jsonl") for name in names}
     counts = {name: sum(holds(row, keys) for row in listed) for name, listed in rows.items()}
     if any(counts.values()):
         kept = [each for each in files.read_conversations(folder) if each.key not in keys]

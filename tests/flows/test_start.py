@@ -269,7 +269,7 @@ def test_a_file_without_a_demonstration_is_a_sentence(
     if text is not None:
         (tmp_path / "own.jsonl").write_text(text)
     with pytest.raises(UserError, match=reason):
-        demonstrations.of_file("own.jsonl", "multiplication")
+        demonstrations.of_file(tmp_path, "own.jsonl", "multiplication")
 
 
 def test_agents_of_ones_own_have_no_tools_in_their_trajectories(tmp_path: Path) -> None:

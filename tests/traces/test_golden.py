@@ -11,6 +11,7 @@ import pytest
 
 import environments
 from steps.core.params import Scenarios
+from steps.data.ingested import read_scenarios
 from steps.llm.messages import wire
 from steps.traces import captured, files, langfuse_traces, mlflow_traces, openai_jsonl, otel
 from steps.traces.build import Task, build
@@ -154,7 +155,7 @@ def test_every_conversation_is_used_or_quarantined(task: Task, tmp_path: Path) -
     assert len(done.sets.demonstrations) == 4, "each good conversation once, of five records of it"
     assert len(done.sets.scenarios) + len(done.sets.regression) > 0
     for name in ("scenarios", "regression"):
-        for scenario in files.read_scenarios(tmp_path / f"a/{name}.jsonl"):
+        for scenario in read_scenarios(tmp_path / f"a/{name}.jsonl"):
             gold = task.env(scenario, task.data).play("gold")
             assert task.env.success(scenario, gold), "a scenario made of a conversation can be solved"
             assert scenario.split == ("test" if name == "regression" else "train")
