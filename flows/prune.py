@@ -39,21 +39,21 @@ def prune(root: Path, last: int = 1, delete: bool = False) -> dict[str, str]:
         with Ledger() as ledger:
             indexed = pruning.indexed(ledger)
         registered = {version.adapter_hash for version in versions(root)}
-        found = pruning.removable(cache, pruning.snapshots(root), indexed, registered, last)
-        report(cache, found)
+        removable = pruning.removable(cache, pruning.snapshots(root), indexed, registered, last)
+        report(cache, removable)
         if not delete:
             print("nothing was deleted; `python -m flows.prune --delete` does it")
-        elif found:
-            print(f"deleted: {size(pruning.remove(cache, found))} are free")
-    return found
+        elif removable:
+            print(f"deleted: {size(pruning.remove(cache, removable))} are free")
+    return removable
 
 
-def report(cache: pruning.Cache, found: dict[str, str]) -> None:
+def report(cache: pruning.Cache, removable: dict[str, str]) -> None:
     """Print the largest files, and the number and bytes of each kind."""
-    for md5 in sorted(found, key=lambda name: -cache.sizes[name])[:LISTED]:
-        print(f"{size(cache.sizes[md5]):>10}  {md5}  {found[md5]}")
-    counts, sizes = Counter(found.values()), Counter[str]()
-    for md5, why in found.items():
+    for md5 in sorted(removable, key=lambda name: -cache.sizes[name])[:LISTED]:
+        print(f"{size(cache.sizes[md5]):>10}  {md5}  {removable[md5]}")
+    counts, sizes = Counter(removable.values()), Counter[str]()
+    for md5, why in removable.items():
         sizes[why] += cache.sizes[md5]
     for why, count in sorted(counts.items()):
         print(f"{count} files, {size(sizes[why])}: {why}")

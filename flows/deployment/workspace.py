@@ -82,6 +82,13 @@ def root_of(path: Path) -> Path:
     return path.parents[len(WORKTREES.parts)] if len(path.parents) > len(WORKTREES.parts) else path
 
 
+def project(path: Path) -> Path:
+    """The project's folder: of a run's worktree the one that it belongs to, else `path` itself."""
+    whole = path.resolve()
+    root = root_of(whole)
+    return root if whole.parent == root / WORKTREES else whole
+
+
 def remove(root: Path, path: Path) -> None:
     """Remove a worktree, and end the workers that were started in it."""
     handover.stop_workers(path)

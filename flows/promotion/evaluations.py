@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from flows.deployment import workspace
 from flows.repro.pipeline import StageFailed
 from flows.terminal.report import RUN
 from steps.core.files import write_text
@@ -21,21 +22,29 @@ from steps.registry.model import policy_of
 from steps.runner.stage import command, is_warm
 from steps.traces import files
 
+if TYPE_CHECKING:
+    from environments.base import Scenario
+
 OWN = {"challenger": "best", "base": "base"}  # the sides that the run itself has tested -> their keys in chain.yaml
 
 
-def regression(
-    folder: Path, parameters: PromoteParams, best: dict[str, str], champion: Any, is_by_rule: bool
-) -> gate.Check | None:
-    """Whether the challenger holds on ingested/<task>/regression.jsonl, against the champion or, without one, the base
-    policy. None where nothing was ingested."""
+class Regression(NamedTuple):
+    """How the challenger does on the regression set, and the policy that it is compared with."""
+
+    scenarios: list[Scenario]
+    challenger: gate.Side
+    other: gate.Side
+    against: str  # champion, or base where there is none
+
+
+def regression(folder: Path, parameters: PromoteParams, best: dict[str, str], champion: Any) -> Regression | None:
+    """Evaluate on ingested/<task>/regression.jsonl the challenger and the champion or, without one, the base policy. None
+    where nothing was ingested."""
     from steps.core.records import write_records
 
-    scenarios = read_scenarios(files.FOLDER / parameters.task / "regression.jsonl")
+    scenarios = read_scenarios(regression_file(parameters.task))
     if not scenarios:
         return None
-    if not is_by_rule:
-        return gate.held(f"not measured: {parameters.task} has no rule, and a judge has no attempts to compare with")
     place = folder / "regression"
     place.mkdir(exist_ok=True)
     write_records(scenarios, place / "test.parquet")
@@ -52,7 +61,12 @@ def regression(
         )
         return gate.read_side(evaluation, scenarios)
 
-    return gate.holds(side("challenger"), side(against), against, parameters.promote)
+    return Regression(scenarios, side("challenger"), side(against), against)
+
+
+def regression_file(task: str) -> Path:
+    """The scenarios of the regression set, which is the project's, also for a run in a worktree."""
+    return workspace.project(Path.cwd()) / files.FOLDER / task / "regression.jsonl"
 
 
 def evaluated(

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flows.deployment import pages
 from flows.deployment.settings import VersionSettings
-from flows.promotion.evaluations import OWN, evaluated, regression
+from flows.promotion.evaluations import OWN, Regression, evaluated, regression, regression_file
 from flows.terminal.report import RUN, read
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.params import Policy, PromoteParams
+from steps.data.ingested import read_scenarios
 from steps.judging.watch import Watch
 from steps.project import chain, lock, store
-from steps.registry import gate, looks, publish, verdict_report
+from steps.registry import checks, gate, looks, publish, verdict_report
 from steps.registry.gate import Side, Verdict
 from steps.registry.model import RegisteredModel, fetched, logged_model, policy_of, read_registry, tagged_adapter
 
@@ -121,8 +122,12 @@ def judge(
         evaluation = evaluated("scripted", folder, parameters, Policy(kind="scripted"), None)
         sides["scripted"] = gate.read_side(evaluation, scenarios)
     report = read(RUN / "scenarios/contamination.json")
+    again = regression(folder, parameters, best, champion) if rival is None else None
+    deciding = scenarios
+    if again is not None and parameters.promote.decides == "regression":
+        deciding = again.scenarios
     other = sides.get("champion", sides["base"])
-    look = 0 if is_champion else counted(model.name, scenarios, sides["challenger"], other)
+    look = 0 if is_champion else counted(model.name, deciding, sides["challenger"], other)
     clusters = clusters_of(parameters.task, scenarios)
     return gate.decide(
         scenarios,
@@ -131,12 +136,25 @@ def judge(
         clusters=clusters,
         look=look,
         watched=watched(),
-        regression=regression(folder, parameters, best, champion, is_by_rule=rival is None),
+        regression=on_regression(again, parameters, look, rival is None),
         **sides,
     )
 
 
-def watched() -> gate.Check | None:
+def on_regression(
+    again: Regression | None, parameters: PromoteParams, look: int, is_by_rule: bool
+) -> checks.Check | None:
+    """The check of the regression set; None where there is no such set."""
+    if again is None:
+        there = not is_by_rule and read_scenarios(regression_file(parameters.task))
+        return checks.held(f"not measured: {parameters.task} has no rule, by which to judge it") if there else None
+    if parameters.promote.decides == "test":
+        return checks.holds(again.challenger, again.other, again.against, parameters.promote)
+    clusters = clusters_of(parameters.task, again.scenarios)
+    return checks.gains(again.challenger, again.other, again.against, clusters, look, parameters.promote)
+
+
+def watched() -> checks.Check | None:
     """Whether the reward rose while the truth fell in the run; None where nothing is to be watched."""
     whole = params.load("params.yaml", params.Params)
     if whole.promote.false_alarms is None:
@@ -147,11 +165,11 @@ def watched() -> gate.Check | None:
         alarms = [watch.add(int(iteration)) for iteration in iterations]
     except (UserError, ModuleNotFoundError, LookupError, FileNotFoundError) as problem:
         print(f"The run's iterations are not compared with each other: {problem}", flush=True)
-        return gate.hacking(None, "not measured: the run's evaluations, or its task, are not here")
+        return checks.hacking(None, "not measured: the run's evaluations, or its task, are not here")
     alarm = next((alarm for alarm in alarms if alarm is not None), None)
     blind = " (nothing tells the truth here: no rule, and no evaluate.judge)" if watch.is_blind else ""
     seen = f"in {len(iterations) - 1} iterations the reward has not risen while the truth fell{blind}"
-    return gate.hacking(alarm.sentence() if alarm else None, seen)
+    return checks.hacking(alarm.sentence() if alarm else None, seen)
 
 
 def counted(name: str, scenarios: list[Scenario], challenger: Side, other: Side) -> int:

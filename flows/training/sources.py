@@ -247,7 +247,7 @@ def check(folder: Path, policy: Policy, brought: Brought) -> None:
     sizes = shapes(folder / FILES[1])
     if wrong := sorted({size[0] for key, size in sizes.items() if ".lora_A." in key} - {policy.lora.rank}):
         raise UserError(f"{where} has matrices of rank {wrong[0]}, and policy.lora.rank is {policy.lora.rank}")
-    shape = models.at_hand(policy) if known(policy) else None
+    shape = models.at_hand(policy) if is_at_hand(policy) else None
     weights = sum(size[0] * size[1] for size in sizes.values() if len(size) == 2)
     if shape is not None and weights != shape.lora(policy.lora.rank):
         layers = sorted({key.split(".lora_")[0].rpartition(".")[2] for key in sizes})
@@ -257,7 +257,7 @@ def check(folder: Path, policy: Policy, brought: Brought) -> None:
         )
 
 
-def known(policy: Policy) -> bool:
+def is_at_hand(policy: Policy) -> bool:
     """Whether the shape of the base model can be read here, without asking anybody."""
     with contextlib.suppress(UserError):
         return models.at_hand(policy) is not None

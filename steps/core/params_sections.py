@@ -241,6 +241,10 @@ class Register(Section):
 class Promote(Section):
     """The gate that moves the alias `champion` (steps/registry/gate.py, flows/promote.py); no stage reads it."""
 
+    decides: Literal["test", "regression"] = "test"
+    """The scenarios on which the gain must be shown: the test split, or the regression set that `python -m flows.ingest`
+    makes of what went wrong in production. With the second, success on the test split may not fall by more than
+    max_slice_drop."""
     margin: float = Field(0.0, ge=0, lt=1)
     """What the lower end of the interval of the gain in success must exceed; without a rule, of the share of scenarios
     that a judge finds better, minus 0.5."""

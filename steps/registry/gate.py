@@ -1,13 +1,14 @@
 """The promotion gate: decides whether a challenger becomes champion, and keeps the evidence with the decision.
 
 One test decides. The challenger's success minus that of the champion (or of the base policy, where there is no champion) is
-taken scenario by scenario on the test split, and the lower end of its interval must exceed `promote.margin`. The interval
-(steps/registry/paired.py) allows for scenarios that are alike, and its level for earlier looks at the same split
-(steps/registry/looks.py). All other checks can only refuse, so the probability that any challenger is promoted on a split
-and is no better is `promote.false_promotions` at most. They refuse a challenger that is not above the base policy, is below
-the scripted player, is worse on a slice, or plays longer episodes, and contaminated scenarios; and where they were measured,
-one whose reward rose in training while success fell, that a judge which training never asks finds worse than the base
-policy, or that falls on the regression set, which is made of what went wrong in production (docs/traces.md). Each check is a
+taken scenario by scenario, and the lower end of its interval must exceed `promote.margin`. The scenarios are the test split,
+or with `promote.decides: regression` the regression set, which is made of what went wrong in production (docs/traces.md).
+The interval (steps/registry/paired.py) allows for scenarios that are alike, and its level for earlier looks at the same
+ones (steps/registry/looks.py). All other checks can only refuse, so the probability that any challenger is promoted on
+these scenarios and is no better is `promote.false_promotions` at most. They refuse a challenger that is not above the base
+policy, is below the scripted player, is worse on a slice, or plays longer episodes, and contaminated scenarios; and where
+they were measured, one whose reward rose in training while success fell, that a judge which training never asks finds worse
+than the base policy, or that falls on the regression set, or on the test split where the other one decides. Each check is a
 row of the verdict.
 
 Where the task has no rule, a judge has compared the challenger with each other policy at each scenario, in both orders
@@ -29,7 +30,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from steps.core.errors import UserError
 from steps.core.records import PAIRS, Judged, Pair, Record
 from steps.core.stats import slices_of
-from steps.registry import looks, paired
+from steps.registry import checks, looks, paired
+from steps.registry.checks import EVEN, Check, Slice
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from steps.core.params import Promote
 
 FILES = ("summary.json", "trajectories.parquet", "rewards.parquet")  # those of an evaluation that are read
-EVEN = 1e-9  # differences below this are rounding errors
 
 
 class Side(NamedTuple):
@@ -69,26 +70,6 @@ class PolicySummary(Record):
     beaten_ci95: tuple[float, float] | None = None
 
 
-class Check(Record):
-    """A row of the verdict's table."""
-
-    name: str
-    passed: bool
-    measured: float | None  # None: there was nothing to measure
-    bound: float | None  # None: the check decides nothing
-    text: str
-
-
-class Slice(Record):
-    """The challenger's success minus the other policy's on a part of the scenarios; without a rule, its share minus 0.5."""
-
-    name: str  # "key=value", from the scenarios' data
-    n: int
-    difference: float
-    ci95: tuple[float, float]
-    judged: bool  # False: too small to decide anything
-
-
 class Verdict(Record):
     """Whether the challenger is promoted, and the evidence for that."""
 
@@ -102,7 +83,7 @@ class Verdict(Record):
     slices: tuple[Slice, ...]
     wins: tuple[str, ...]  # ids of the scenarios at which only the challenger succeeds, or is judged better
     losses: tuple[str, ...]  # ids of those at which only the other policy succeeds, or is judged better
-    parameters: dict[str, float | int | None]  # the section `promote` of params.yaml
+    parameters: dict[str, float | int | str | None]  # the section `promote` of params.yaml
     # None in verdicts from before these were recorded: all scenarios were independent then, and every look the first
     look: int | None = None  # its number among the looks at this split; 0 for a champion, which is not judged
     tail: float | None = None  # one-sided probability of error that this look may have
@@ -201,7 +182,7 @@ def decide(
             raise UserError(f"{both} not of the same {n} scenarios: evaluate both again")
         if (side.judged is None) != (challenger.judged is None):
             raise UserError(f"{both} of two kinds: one has rewards by a rule, and the other was compared by a judge")
-    against = "champion" if champion is not None else "base"
+    against, by_test = "champion" if champion is not None else "base", params.decides == "test"
     other = measured[against]
     scores = {name: score_against(challenger, side, name) for name, side in measured.items()}
     clusters_N = np.arange(n) if clusters is None else paired.numbered(clusters)
@@ -220,21 +201,23 @@ def decide(
         difference, low, high = interval(against, places=np.array(places))
         judged = len(places) >= params.min_slice
         slices.append(Slice(name=name, n=len(places), difference=difference, ci95=(low, high), judged=judged))
-    checks = [
+    rows = [
         *(
-            better(name, side, challenger, interval, tail if name == against else None, params)
+            checks.stays(name, challenger, side, params)
+            if side is not None and name == against and not by_test
+            else checks.better(name, side, challenger, interval, tail if name == against else None, params)
             for name, side in others.items()
         ),
-        no_slice_falls(slices, params),
-        growth("turns", challenger.turns, other.turns, against, params.max_turns_growth),
-        growth("tokens", challenger.tokens, other.tokens, against, params.max_turns_growth),
-        clean(contamination, n),
-        *([] if challenger.held_out is None else [preferred(challenger.held_out, n)]),
+        checks.no_slice_falls(slices, params),
+        checks.growth("turns", challenger.turns, other.turns, against, params.max_turns_growth),
+        checks.growth("tokens", challenger.tokens, other.tokens, against, params.max_turns_growth),
+        checks.clean(contamination, n),
+        *([] if challenger.held_out is None else [checks.preferred(challenger.held_out, n)]),
         *([] if watched is None else [watched]),
-        *([] if regression is None else [regression]),
+        *([regression] if regression is not None else [] if by_test else [checks.lacking()]),
     ]
-    failed = [check.name for check in checks if not check.passed]
-    first = next(check for check in checks if check.name == against)
+    failed = [check.name for check in rows if not check.passed]
+    first = next(check for check in rows if check.name == (against if by_test else "regression"))
     gap_N = challenger.success_N - other.success_N if (score_N := scores[against]) is None else score_N - 0.5
     ids = [scenario.id for scenario in scenarios]
     sizes = np.unique(clusters_N, return_counts=True)[1]
@@ -246,7 +229,7 @@ def decide(
         scenarios=looks.split_hash(ids),
         sides={"challenger": summarise(challenger, clusters_N)}
         | {name: summarise(side, clusters_N, scores[name]) for name, side in measured.items()},
-        checks=tuple(checks),
+        checks=tuple(rows),
         slices=tuple(slices),
         wins=tuple(name for name, gap in zip(ids, gap_N, strict=True) if gap > 0),
         losses=tuple(name for name, gap in zip(ids, gap_N, strict=True) if gap < 0),
@@ -292,108 +275,3 @@ def summarise(side: Side, clusters_N: np.ndarray, score_N: np.ndarray | None = N
         share, low, high = paired.judged_interval(score_N, clusters_N)
         fields |= {"beaten": share, "beaten_ci95": (low, high)}
     return PolicySummary(success=None, ci95=None, **fields)
-
-
-# --- The checks
-
-
-def better(name: str, side: Side | None, challenger: Side, interval: Any, tail: float | None, params: Promote) -> Check:
-    """Compare success with one other policy: by the interval with this tail where the check decides, otherwise (None) by the
-    difference."""
-    if side is None:
-        text = "there is none: the base policy stands in for it" if name == "champion" else "not measured"
-        if name == "scripted" and challenger.judged is not None:
-            text = "not measured: a judge compares with the champion and the base policy alone"
-        missing = name == "scripted" and params.scripted_tolerance is not None
-        return Check(name=name, passed=not missing, measured=None, bound=None, text=text)
-    difference, low, high = interval(name, tail or paired.TAIL)
-    if challenger.judged is None:
-        text = f"success {challenger.success_N.mean():.3f} against {side.success_N.mean():.3f} of the {name}: "
-        text += f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
-        least, what = f"{params.margin:+.3f}", "difference must exceed 0"
-    else:
-        share = f"{0.5 + difference:.3f} [{0.5 + low:.3f}, {0.5 + high:.3f}]"
-        text = f"judged better than the {name} on {share} of the scenarios"
-        least, what = f"{0.5 + params.margin:.3f}", "share must exceed 0.5"
-    if tail is not None:
-        text = f"{text} ({percent(tail)}); the lower end must exceed {least}"
-        return Check(name=name, passed=low > params.margin + EVEN, measured=low, bound=params.margin, text=text)
-    if name == "base":
-        text = f"{text}; the {what}"
-        return Check(name=name, passed=difference > EVEN, measured=difference, bound=0.0, text=text)
-    if params.scripted_tolerance is None:
-        return Check(name=name, passed=True, measured=difference, bound=None, text=f"{text}; it decides nothing")
-    bound = -params.scripted_tolerance
-    text = f"{text}; the difference must be {bound:+.3f} at least"
-    return Check(name=name, passed=difference >= bound - EVEN, measured=difference, bound=bound, text=text)
-
-
-def percent(tail: float) -> str:
-    """The level of a two-sided interval: 95 % with 0.025 on each side."""
-    return f"{100 * (1 - 2 * tail):.4g} %"
-
-
-def no_slice_falls(slices: Sequence[Slice], params: Promote) -> Check:
-    """No slice that is large enough to be judged loses more than `promote.max_slice_drop`."""
-    judged = [part for part in slices if part.judged]
-    worst = min(judged, key=lambda part: part.difference, default=None)
-    bound = -params.max_slice_drop
-    small = [f"{part.name} ({part.n})" for part in slices if not part.judged]
-    ending = f"; too small to judge: {', '.join(small)}" if small else ""
-    if worst is None:
-        text = f"no slice has {params.min_slice} scenarios{ending}"
-        return Check(name="slices", passed=True, measured=None, bound=bound, text=text)
-    fallen = [f"{part.name} ({part.difference:+.3f})" for part in judged if part.difference < bound - EVEN]
-    text = f"the worst of {len(judged)} is {worst.name}, {worst.n} scenarios"
-    text = f"fallen: {', '.join(fallen)}" if fallen else text
-    return Check(name="slices", passed=not fallen, measured=worst.difference, bound=bound, text=text + ending)
-
-
-def growth(name: str, challenger: float, other: float, against: str, bound: float) -> Check:
-    """The challenger's mean divided by the other policy's is at most `bound`."""
-    text = f"mean {name} {challenger:.2f} against {other:.2f} of the {against}"
-    if not other:  # there is no ratio; anything above 0 is more
-        return Check(name=name, passed=not challenger, measured=None, bound=bound, text=text)
-    ratio = challenger / other
-    return Check(name=name, passed=ratio <= bound + EVEN, measured=ratio, bound=bound, text=text)
-
-
-def preferred(held_out: Judged, n: int) -> Check:
-    """The judge that training never asks does not prefer the base policy."""
-    bound, text = 0.0, f"by a judge that training never asks: {held_out.sentence(n)}; the share must be 0.5 at least"
-    measured = held_out.share - 0.5
-    return Check(name="held_out", passed=measured >= bound - EVEN, measured=measured, bound=bound, text=text)
-
-
-def hacking(alarm: str | None, seen: str) -> Check:
-    """The reward did not rise while success fell during training (steps/judging/watch.py). `alarm` says where it did, `seen`
-    what was compared."""
-    return Check(name="hacking", passed=alarm is None, measured=None, bound=None, text=alarm or seen)
-
-
-def held(why: str) -> Check:
-    """A row for a regression set that cannot be measured, and why."""
-    return Check(name="regression", passed=True, measured=None, bound=None, text=why)
-
-
-def holds(challenger: Side, other: Side, against: str, params: Promote) -> Check:
-    """The challenger does not lose more than `promote.max_slice_drop` on the regression set, against the same policy."""
-    n, bound = len(challenger.success_N), -params.max_slice_drop
-    own, others = float(challenger.success_N.mean()), float(other.success_N.mean())
-    measured = own - others
-    text = f"success {own:.3f} against {others:.3f} of the {against} on {n} scenarios that went wrong before"
-    text += f"; the difference must be {bound:+.3f} at least"
-    return Check(name="regression", passed=measured >= bound - EVEN, measured=measured, bound=bound, text=text)
-
-
-def clean(report: Mapping[str, Any], n: int) -> Check:
-    """The scenarios passed the contamination check. UserError where that was of another number of test scenarios."""
-    tested = (report.get("scenarios") or {}).get("test")
-    if tested != n:
-        raise UserError(
-            f"contamination.json is of {tested} test scenarios, and there are {n}: make both again (`dvc repro scenarios`)"
-        )
-    pairs = sum((report.get("found") or {}).values())
-    passed = report.get("passed") is True and not pairs
-    text = f"{pairs} pairs of a held-out and a training scenario that are too much alike"
-    return Check(name="contamination", passed=passed, measured=float(pairs), bound=0.0, text=text)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from steps.registry.gate import Check, PolicySummary, Verdict, percent
+from steps.registry.checks import Check, percent
+from steps.registry.gate import PolicySummary, Verdict
 
 CHECKS = ("| check | passed | measured | bound |", "|---|---|---:|---:|")
 

@@ -17,6 +17,7 @@ NAME = re.compile(r"\b(?:FLYWHEEL|LANGFUSE|WANDB|MLFLOW|PREFECT|HF)_[A-Z]+(?:_[A
 INTERNAL = {
     "FLYWHEEL_GATEWAY_OWN_KEY": "steps/gateway/play.py, for the gateway's process",
     "FLYWHEEL_ADAPTERS": "flows/vllm_server.py, for the guard in vLLM's process",
+    "FLYWHEEL_CONSENT_KEY": "flows/serving/server.py, for the guard in vLLM's process",
     "FLYWHEEL_CORES": "flows/training/ahead.py, for the worker that samples ahead",
     "FLYWHEEL_LANE": "flows/training/ahead.py, for the worker that samples ahead",
     "FLYWHEEL_LOG": "a flow, for its stages",

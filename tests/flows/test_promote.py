@@ -32,6 +32,7 @@ from steps.project import store
 from steps.project.ledger import Ledger
 from steps.registry import card, decisions, model, publish, verdict_report
 from steps.registry.gate import Verdict
+from tests.conftest import change_params
 
 N = 60
 PARAMS: dict[str, Any] = {"task": "toy", "scenarios": {"test": N}}
@@ -467,6 +468,36 @@ def test_the_regression_set_can_refuse(project: Project, wins: int, is_promoted:
         f"success {wins / N:.3f} against {20 / N:.3f} of the champion on {N} scenarios that went wrong before; the "
         "difference must be -0.100 at least"
     )
+
+
+@pytest.mark.parametrize(("wins", "test", "is_promoted"), [(35, 43, True), (35, 30, False), (20, 58, False)])
+def test_the_regression_set_can_decide(project: Project, wins: int, test: int, is_promoted: bool) -> None:
+    """The champion succeeds at 43 test scenarios, and at 20 of those that went wrong: what is better at these, and hardly
+    worse at the others, is promoted."""
+    project.trained("004", 43)
+    promote.promote.fn(PromoteSettings())
+    version = project.trained("009", test)
+    change_params(project.root, {"promote": {"decides": "regression"}})
+    refused = promote.promote.fn(PromoteSettings(dry_run=True))
+    assert refused is not None
+    assert refused.reason.startswith("failed: "), "there is no such set yet"
+    assert "there is no regression set" in refused.reason
+    first, second = (project.tags(number)["adapter_hash"] for number in ("1", version))
+    project.evaluate.challenger, project.evaluate.again = second, {first: 20, second: wins}
+    folder = project.root / "ingested/toy"
+    folder.mkdir(parents=True)
+    rows = [scenario.model_dump(mode="json") | {"source": f"capture {scenario.id}"} for scenario in SCENARIOS]
+    (folder / "regression.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    verdict = promote.promote.fn(PromoteSettings())
+    assert verdict is not None
+    assert verdict.promoted is is_promoted
+    decided = next(check for check in verdict.checks if check.name == "regression")
+    assert decided.text.startswith(
+        f"success {wins / N:.3f} against {20 / N:.3f} of the champion on {N} scenarios that went"
+    )
+    assert decided.passed is (wins > 20)
+    assert next(check for check in verdict.checks if check.name == "champion").passed is (test > 40)
+    assert is_promoted is (verdict.reason == decided.text)
 
 
 def test_without_the_ledger_nothing_is_judged(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

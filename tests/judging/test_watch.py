@@ -19,7 +19,7 @@ from steps.core.records import PAIRS, Evaluation, Judged, Pair, write_records
 from steps.judging import watch
 from steps.judging.rule import by_rule
 from steps.judging.watch import HELD_OUT, SUCCESS, Point, alarm
-from steps.registry import gate, paired
+from steps.registry import checks, gate, paired
 from tests.support.judged import attempt, words
 
 N = 100
@@ -285,7 +285,7 @@ def test_promotion_looks_at_all_iterations_of_the_run(tmp_path: Path, monkeypatc
     (tmp_path / "tasks_data").symlink_to(ROOT / "tasks_data")
     monkeypatch.chdir(tmp_path)
 
-    def check(right: int, **promote: Any) -> gate.Check | None:
+    def check(right: int, **promote: Any) -> checks.Check | None:
         sections = {"score": {"judges": {"ruler": 1}, "ruler": RULER}, "train": {"iterations": 1}, "promote": promote}
         Path("params.yaml").write_text(yaml.safe_dump({"task": "multiplication"} | sections))
         chain.write_chain(1, 1, 0)
@@ -316,7 +316,7 @@ def test_the_gate_refuses_what_was_seen_in_training_and_what_the_held_out_judge_
     better, base = ((np.arange(N) < wins).astype(float) for wins in (90, 40))
     report = {"passed": True, "scenarios": {"test": N}, "found": {}}
 
-    def decide(share: float | None, watched: gate.Check | None = None) -> gate.Verdict:
+    def decide(share: float | None, watched: checks.Check | None = None) -> gate.Verdict:
         side = gate.Side("challenger", better, 3.0, 40.0)
         if share is not None:
             counts = {"wins": 0, "ties": 0, "losses": 0, "disagreements": 0, "unjudged": 0}
@@ -326,8 +326,8 @@ def test_the_gate_refuses_what_was_seen_in_training_and_what_the_held_out_judge_
 
     assert decide(None).promoted
     assert {check.name for check in decide(None).checks}.isdisjoint({"held_out", "hacking"})
-    assert decide(0.5, gate.hacking(None, "nothing")).promoted
-    refused = decide(0.49, gate.hacking("reward hacking: it fell", "nothing"))
+    assert decide(0.5, checks.hacking(None, "nothing")).promoted
+    refused = decide(0.49, checks.hacking("reward hacking: it fell", "nothing"))
     assert [check.name for check in refused.checks if not check.passed] == ["held_out", "hacking"]
     assert refused.reason.startswith("failed: held_out, hacking; ")
     assert refused.checks[-1].text == "reward hacking: it fell"

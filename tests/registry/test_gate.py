@@ -16,7 +16,7 @@ from steps.core.errors import UserError
 from steps.core.params import Promote
 from steps.core.records import Evaluation, Reward, Trajectory, write_records
 from steps.core.stats import slices_of, wilson
-from steps.registry import gate, verdict_report
+from steps.registry import checks, gate, verdict_report
 from steps.registry.gate import Side, decide, read_side
 
 KINDS = ("sender", "month")
@@ -50,7 +50,7 @@ def failed(result: gate.Verdict) -> list[str]:
     return [check.name for check in result.checks if not check.passed]
 
 
-def check(result: gate.Verdict, name: str) -> gate.Check:
+def check(result: gate.Verdict, name: str) -> checks.Check:
     return next(row for row in result.checks if row.name == name)
 
 
@@ -226,8 +226,8 @@ def test_episodes_may_not_grow_too_long(more: dict[str, Any], expected: list[str
 
 
 def test_from_nothing_no_ratio_is_right() -> None:
-    assert gate.growth("tokens", 0, 0, "base", 1.5).passed
-    assert not gate.growth("tokens", 1, 0, "base", 1.5).passed
+    assert checks.growth("tokens", 0, 0, "base", 1.5).passed
+    assert not checks.growth("tokens", 1, 0, "base", 1.5).passed
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from steps.core.params import Agents, Evaluate, EvaluateParams, Policy, Score
 from steps.core.records import PAIRS, Evaluation, Reward, Trajectory, Turn, read_records, write_records
 from steps.core.stats import wilson
 from steps.evaluate import evaluate
+from steps.project.chain import write_chain
 from tests.conftest import ROOT
 
 DATA = ROOT / "tasks_data/multiplication"
@@ -100,6 +101,7 @@ def test_none_are_made_where_none_are_wanted(tmp_path: Path, engine: FakeEngine)
 def test_the_curve_and_the_summary_show_it(tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     summary, _ = evaluated(tmp_path)
     monkeypatch.chdir(tmp_path)
+    write_chain(1, 1)
     for folder in ("run/000/evaluation", "run/000/test", "run/001/evaluation", "run/001/test"):
         Path(folder).mkdir(parents=True)
         Path(folder, "summary.json").write_text(summary.model_dump_json())

@@ -24,6 +24,7 @@ from steps.core.records import PAIRS, Evaluation, Pair, Reward, Trajectory, Turn
 from steps.evaluate import evaluate
 from steps.lineage.__main__ import share_text
 from steps.llm import client
+from steps.project.chain import write_chain
 from steps.tracking.measured import MeasuredRun
 from tests.conftest import ROOT
 from tests.support.judge_server import Judge
@@ -154,6 +155,7 @@ def test_what_the_flow_shows_and_chooses(run: Run, capsys: pytest.CaptureFixture
         run.evaluate(number)
         (run.folder / number / "metrics.json").write_text('{"reward_mean": 0.1, "tokens": 1, "collected": 1}')
         (run.folder / number / "fates.json").write_text('{"t": "gradient"}')
+    write_chain(2, 2)
     curve = [report.point(number) for number in range(3)]
     assert [(point.success, point.reward) for point in curve] == [(0.5, None), (0.0, None), (1.0, None)]
     assert best(curve).iteration == 2
