@@ -10,8 +10,8 @@ All deployments run in one pool; the same command with another pool moves them. 
 Prefect runs two automations by itself: a new challenger starts `evaluate`, and a failed run sends a notification. That goes
 to FLYWHEEL_NOTIFY_URL, a webhook that takes {"text": ...}, as Slack's, Mattermost's and many others do. Where it is not set,
 the automation exists and is switched off. The address is a secret: a secret field of a Prefect block holds it, and no page
-shows it. What exists already is brought up to date, by its name. Schedules stay as people set them: where `train` has none,
-`nightly` is made, switched off; of two that start the same run at the same times one stays.
+shows it. What exists already is brought up to date, by its name. Schedules stay as people set them: where `train` or
+`flywheel` has none, `nightly` is made, switched off; of two that start the same run at the same times one stays.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import DeploymentSchedule
 
-NIGHTLY = "0 2 * * *"  # UTC
+SCHEDULES = {"train/train": "0 2 * * *", "flywheel/flywheel": "0 3 * * *"}  # of each deployment: its `nightly`, in UTC
 BLOCK = "flywheel-notify"
 FAILED = "{{ flow.name }} / {{ flow_run.name }} is {{ flow_run.state.name }}: {{ flow_run.state.message }}"
 
@@ -54,7 +54,8 @@ def deploy(runs: int = 1, pool: str = POOL, kind: str = "process", image: str | 
         if process.returncode:
             output = " ".join((process.stderr or process.stdout).split())
             raise UserError(f"`prefect deploy --all` failed: {output[-600:]}")
-        tidy_schedules(client)
+        for name, times in SCHEDULES.items():
+            tidy_schedules(client, name, times)
         deployment = client.read_deployment_by_name("evaluate/evaluate").id
         url = os.environ.get("FLYWHEEL_NOTIFY_URL", "").strip()
         for automation in (evaluation(deployment), notification(url)):
@@ -68,12 +69,12 @@ def deploy(runs: int = 1, pool: str = POOL, kind: str = "process", image: str | 
                 automation.create()
 
 
-def tidy_schedules(client: SyncPrefectClient) -> None:
-    """Make the schedule `nightly` of the deployment `train` if it has no schedule, and remove doubles of those it has."""
+def tidy_schedules(client: SyncPrefectClient, name: str, times: str) -> None:
+    """Make a deployment's schedule `nightly` if it has no schedule, and remove doubles of those it has."""
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
 
-    deployment = client.read_deployment_by_name("train/train")
+    deployment = client.read_deployment_by_name(name)
     kept = set[str]()
     for schedule in sorted(
         deployment.schedules, key=lambda entry: not entry.active
@@ -82,7 +83,7 @@ def tidy_schedules(client: SyncPrefectClient) -> None:
             client.delete_deployment_schedule(deployment.id, schedule.id)
         kept.add(content)
     if not kept:
-        nightly = CronSchedule(cron=NIGHTLY, timezone="UTC")
+        nightly = CronSchedule(cron=times, timezone="UTC")
         client.create_deployment_schedules(
             deployment.id, [DeploymentScheduleCreate(schedule=nightly, active=False, slug="nightly")]
         )

@@ -36,6 +36,14 @@ SHOWN = 8  # reasons
 def run(
     root: Path, words: list[str], task: str | None, scales: list[str], consented: bool, regression: float | None
 ) -> Ingested:
+    """Ingest the sources while no other command is at work here."""
+    with folder_lock.held(root, folder_lock.command_line()):
+        return run_alone(root, words, task, scales, consented, regression)
+
+
+def run_alone(
+    root: Path, words: list[str], task: str | None, scales: list[str], consented: bool, regression: float | None
+) -> Ingested:
     """Ingest the sources, give the folder to DVC, and index it. UserError before anything is read where an option is
     wrong."""
     settings = params.load(root / "params.yaml", params.Params)
@@ -44,25 +52,32 @@ def run(
         raise UserError(f"--regression {regression:g}: give a share from 0 to 1")
     sources = [Source.parse(word, settings.task) for word in words]
     scales_by_name, folder = scales_of(scales), root / files.FOLDER / settings.task
-    with folder_lock.held(root, folder_lock.command_line()):
-        done = ingest(root, folder, sources, load_task(root, settings), scales_by_name, consented, regression)
-        versioned(root, folder)
-        with Ledger() as ledger:
-            add_ingested(root, ledger)
+    done = ingest(root, folder, sources, load_task(root, settings), scales_by_name, consented, regression)
+    versioned(root, folder)
+    with Ledger() as ledger:
+        add_ingested(root, ledger)
     return done
 
 
-def report(done: Ingested) -> None:
-    """Say what was read and made, and why the rest was not used."""
+def described(done: Ingested) -> list[str]:
+    """What was read and made, and why the rest was not used."""
     sets = done.sets
-    say(f"{done.read} calls and pieces of feedback read")
-    say(f"{done.added} conversations new or longer, {done.conversations} in all")
-    say("made: " + ", ".join(f"{name} {len(getattr(sets, name))}" for name in files.SETS))
+    lines = [
+        f"{done.read} calls and pieces of feedback read",
+        f"{done.added} conversations new or longer, {done.conversations} in all",
+        "made: " + ", ".join(f"{name} {len(getattr(sets, name))}" for name in files.SETS),
+    ]
     if sets.no_scenario:
-        say(f"used without a scenario: {sum(sets.no_scenario.values())} ({_most(sets.no_scenario)})")
+        lines.append(f"used without a scenario: {sum(sets.no_scenario.values())} ({_most(sets.no_scenario)})")
     reasons = Counter(row.reason.partition(", by ")[0].partition(" of ")[0] for row in sets.quarantine)
     unread = f"in quarantine: {len(sets.quarantine) + done.unreadable}, of which {done.unreadable} could not be read"
-    say(unread + (f" ({_most(reasons)})" if reasons else ""))
+    return [*lines, unread + (f" ({_most(reasons)})" if reasons else "")]
+
+
+def report(done: Ingested) -> None:
+    """Say it."""
+    for line in described(done):
+        say(line)
 
 
 def _most(reasons: Counter[str] | dict[str, int]) -> str:

@@ -36,17 +36,22 @@ def promote(settings: PromoteSettings) -> Verdict | None:
     if not settings.dry_run:
         check_right()
     with restored():
-        judged = challenge(settings)
-        if judged is None:
-            return None
-        verdict = judged.verdict
-        if not settings.dry_run:
-            with store.explained(store.address(Path.cwd())):
-                publish(judged)
-            event = "promotion" if verdict.promoted else "refusal"
-            remember(judged.model, event, str(judged.version.version), verdict.reason, judged.folder)
-        print_end(judged, settings.dry_run)
-        return verdict
+        return decided(settings)
+
+
+def decided(settings: PromoteSettings) -> Verdict | None:
+    """The same on the run in the current folder, whose data are there."""
+    judged = challenge(settings)
+    if judged is None:
+        return None
+    verdict = judged.verdict
+    if not settings.dry_run:
+        with store.explained(store.address(Path.cwd())):
+            publish(judged)
+        event = "promotion" if verdict.promoted else "refusal"
+        remember(judged.model, event, str(judged.version.version), verdict.reason, judged.folder)
+    print_end(judged, settings.dry_run)
+    return verdict
 
 
 def publish(judged: Challenge) -> None:

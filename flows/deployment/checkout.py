@@ -196,10 +196,7 @@ def restored() -> Iterator[None]:
             workspace.here(root, path),
         ):
             have(path)
-            for name in RESULTS:
-                kept = root / ".flywheel" / name
-                kept.mkdir(exist_ok=True)
-                (path / "run" / name).symlink_to(kept)
+            keep_results(root, path)
             try:
                 yield
             finally:
@@ -207,6 +204,14 @@ def restored() -> Iterator[None]:
     finally:
         os.chdir(root)
         workspace.remove(root, path)
+
+
+def keep_results(root: Path, path: Path) -> None:
+    """Have what judging writes in a worktree's run/ stay in the project's .flywheel/."""
+    for name in RESULTS:
+        kept = root / ".flywheel" / name
+        kept.mkdir(exist_ok=True)
+        (path / "run" / name).symlink_to(kept)
 
 
 def main(words: list[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,10 +118,18 @@ def log_message(display: RunDisplay, text: str) -> None:
 @flow(name="train", log_prints=False)
 def deployed(settings: TrainSettings) -> dict[str, Any]:
     """Train in the worktree that the deployment's pull step made, when this machine has room for another run."""
+    prepare()
+    with in_worktree() as (folder, display, gpus):
+        return train_deployed(folder, display, gpus, settings.assignments(), settings.chosen)
+
+
+@contextlib.contextmanager
+def in_worktree() -> Iterator[tuple[Path, RunDisplay, contextlib.ExitStack]]:
+    """Inside, a deployed run in its worktree, while this machine has room for it: the worktree, the display, and what the
+    GPUs that it owns are entered into."""
     from prefect import get_run_logger
     from prefect.concurrency.sync import concurrency
 
-    prepare()
     display = RunDisplay()
     place = concurrency(workspace.limit(), occupy=1, strict=True)
     with (
@@ -132,19 +140,26 @@ def deployed(settings: TrainSettings) -> dict[str, Any]:
         contextlib.ExitStack() as gpus,  # given back when the worker, which holds their memory, has ended
     ):
         try:
-            plan.check(params := set_params(settings.assignments(), task=settings.chosen))
-            for line in start.prepare(params, keep=True):
-                display.say(line)
-            pages.rename(folder.name)
-            gpus.enter_context(cards.owned(workspace.root_of(folder), cards.needed(folder / "params.yaml")))
-            summary = train_here(display, folder.name)
-            for line in result_lines(summary):
-                display.say(line)
-            return summary
+            yield folder, display, gpus
         except Exception as problem:  # the run's page shows the sentence that the command would print
             raise UserError(explained(problem)[0]) from problem
         finally:
             handover.stop_workers(Path.cwd())
+
+
+def train_deployed(
+    folder: Path, display: RunDisplay, gpus: contextlib.ExitStack, assignments: list[str], task: str
+) -> dict[str, Any]:
+    """Train in a deployed run's worktree with these settings; the content of run/summary.json."""
+    plan.check(params := set_params(assignments, task=task))
+    for line in start.prepare(params, keep=True):
+        display.say(line)
+    pages.rename(folder.name)
+    gpus.enter_context(cards.owned(workspace.root_of(folder), cards.needed(folder / "params.yaml")))
+    summary = train_here(display, folder.name)
+    for line in result_lines(summary):
+        display.say(line)
+    return summary
 
 
 def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
