@@ -1,4 +1,4 @@
-"""A turn of the flywheel: what there is to learn from, and the settings of its run. tests.support.closed_loop is all of it."""
+"""A turn of the flywheel: what there is to learn from, and its settings. tests.support.closed_loop is all of it."""
 
 from __future__ import annotations
 
