@@ -37,14 +37,13 @@ from steps.core.yaml_text import read_mapping
 from steps.data.ingested import read_rows
 from steps.planning import plan
 from steps.project.git import git
-from steps.registry.model import RegisteredModel, read_registry
+from steps.registry.model import CANARY, RegisteredModel, read_registry
 from steps.traces import files
 
 if TYPE_CHECKING:
     from flows.terminal.display import RunDisplay
 
 LATEST = 200  # kept runs that are looked through for the last turn
-TRIAL = "canary"  # alias of a version that gets a share of the traffic
 
 
 class Turn(NamedTuple):
@@ -68,8 +67,8 @@ def gather(root: Path, settings: FlywheelSettings, task: str) -> Turn:
     lines.append(f"{new} scenarios are new{since}, of {len(ids)} from production")
     model = registered(root, task)
     champion = model.aliases.get("champion") if model else None
-    if model and TRIAL in model.aliases:
-        trial = model.aliases[TRIAL]
+    if model and CANARY in model.aliases:
+        trial = model.aliases[CANARY]
         return Turn([*lines, f"nothing is trained: version {trial} of {model.name} is on trial (serve.canary)"], [])
     if new < settings.min_new:
         return Turn([*lines, f"nothing is trained: fewer than {settings.min_new} (--min-new)"], [])
@@ -149,7 +148,13 @@ def promoted(summary: dict[str, Any]) -> list[str]:
     label = f"models:/{entry['name']}/{entry['version']}"
     if verdict is None:
         return [f"not promoted: {label} is the champion already"]
-    return [f"{label} is {'promoted' if verdict.promoted else 'refused'}: {verdict.reason}"]
+    became = "refused" if not verdict.promoted else "promoted" if is_champion(entry) else "on trial (serve.canary)"
+    return [f"{label} is {became}: {verdict.reason}"]
+
+
+def is_champion(entry: dict[str, Any]) -> bool:
+    """Whether a version is champion now; else it is on trial."""
+    return read_registry(Path.cwd(), entry["name"]).aliases.get("champion") == str(entry["version"])
 
 
 def show(lines: list[str]) -> None:

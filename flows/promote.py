@@ -7,8 +7,9 @@
 The champion's adapter comes from the registry. It is evaluated on the run's own test scenarios, as the scripted player is;
 an evaluation of the same inputs is not made again. run/promote/<challenger's hash>/ holds verdict.json, verdict.md and
 verdict.png, which are also logged to the challenger's MLflow run. The version is tagged, the former champion gets the alias
-`previous` (flows/rollback.py goes back to it), and the ledger gets one row for the decision. Exit code 0: the version is
-champion now, would be with --dry-run, or was before; 3: it is refused.
+`previous` (flows/rollback.py goes back to it), and the ledger gets one row for the decision. With serve.canary, a version
+that passes gets that share of the traffic first, under the alias `canary`, and what people say decides (docs/flywheel.md).
+Exit code 0: the version is champion now, would be with --dry-run, or was before; 3: it is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from prefect import flow
 
 from flows.deployment.checkout import restored
 from flows.deployment.settings import PromoteSettings
-from flows.promotion.judging import Challenge, challenge, check_right, log_verdict, print_end, remember
+from flows.promotion.judging import Challenge, challenge, check_right, log_verdict, on_trial, print_end, remember
+from flows.serving import live
 from flows.terminal.command import prepare, run_command
 from steps.project import store
 from steps.registry import card, verdict_report
@@ -48,7 +50,7 @@ def decided(settings: PromoteSettings) -> Verdict | None:
     if not settings.dry_run:
         with store.explained(store.address(Path.cwd())):
             publish(judged)
-        event = "promotion" if verdict.promoted else "refusal"
+        event = ("canary" if on_trial(judged) else "promotion") if verdict.promoted else "refusal"
         remember(judged.model, event, str(judged.version.version), verdict.reason, judged.folder)
     print_end(judged, settings.dry_run)
     return verdict
@@ -62,6 +64,9 @@ def publish(judged: Challenge) -> None:
     client.set_model_version_tag(model.name, number, "verdict_run", run_id)
     text = card.with_verdict(judged.version.description or "", verdict_report.note(verdict))
     client.update_model_version(model.name, number, text)
+    if verdict.promoted and on_trial(judged):
+        live.begin(model, number)
+        return
     if verdict.promoted:
         model.set_champion(number)
     client.set_model_version_tag(model.name, number, "promoted", str(verdict.promoted).lower())

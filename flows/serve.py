@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import environments
 from flows.deployment.keys import key
 from flows.deployment.services import Services, plain
-from flows.serving import capture, guard
+from flows.serving import capture, guard, live, trial
 from flows.serving.server import HOST, KEY, PORT, Server, checked_host
 from flows.terminal.command import stop_once
 from steps.core import dotenv, params
@@ -36,10 +36,11 @@ from steps.core.errors import UserError, masked
 from steps.core.progress import say
 from steps.core.terminal import served
 from steps.policy.loading import load_chat
-from steps.registry.model import fetched, policy_of, read_registry, tagged_adapter
+from steps.registry.model import CANARY, fetched, policy_of, read_registry, tagged_adapter
 from steps.traces import store
 
 SERVED = Path(".flywheel/served")  # adapters, by their hash
+STATE = Path(".flywheel/served.json")  # what flows/serving/trial.py reads
 CONSENT_KEY = Path(".flywheel/consent.key")  # of clients whose people agreed to capture
 # The variables that vLLM may have beside every server's: those of its libraries, with the Hub's token, and of a proxy to it.
 VLLMS = (
@@ -50,8 +51,9 @@ VLLMS = (
 class Follower:
     """What is served, and how it follows the alias."""
 
-    def __init__(self, root: Path, settings: params.RegisterParams, alias: str) -> None:
-        self.root, self.settings, self.alias = root, settings, alias
+    def __init__(self, root: Path, settings: params.ServeParams, alias: str, scores: live.Scores | None = None) -> None:
+        self.root, self.settings, self.alias, self.scores = root, settings, alias, scores
+        self.canary: str | None = None  # the version on trial that is loaded
         self.version, self.adapter = self.look_up()
         self.policy = policy_of(self.version, self.adapter, settings.policy)
         self.reported: set[str] = set()  # why the alias cannot be followed at the moment
@@ -66,6 +68,9 @@ class Follower:
         """Look once where the alias is, and swap the adapter if it moved. Says once why that fails: serving goes on."""
         try:
             self.move(server, *self.look_up())
+            if self.alias == "champion":
+                self.try_canary(server)
+                self.decide()
             self.reported.clear()
         except Exception as problem:  # whatever is wrong with the registry, the disk or a version
             text = str(problem) if isinstance(problem, UserError) else masked(f"{type(problem).__name__}: {problem}")
@@ -77,16 +82,75 @@ class Follower:
     def move(self, server: Server, version: Any, adapter: Path) -> None:
         """Serve this version from now on. UserError where the server cannot."""
         if adapter != self.adapter:
-            policy = policy_of(version, adapter, self.settings.policy)
-            ours, other = ((each.base_model, each.revision) for each in (self.policy, policy))
-            if ours != other:
-                raise UserError(
-                    f"{version.name} version {version.version} belongs to the base model {policy.base_model} (revision "
-                    f"{policy.revision}), and {self.policy.base_model} ({self.policy.revision}) is loaded: start again"
-                )
-            server.swap(adapter)
+            self.fits(version, adapter)
+            self.write(None)
+            try:
+                server.swap(adapter)
+            except UserError:
+                self.write(str(self.version.version))  # it keeps what it has
+                raise
             say(f"now serving version {version.version} in place of {self.version.version}")
+        moved = version.version != self.version.version
         self.version, self.adapter = version, adapter
+        if moved:
+            self.write(str(version.version))
+
+    def fits(self, version: Any, adapter: Path) -> None:
+        """UserError where a version is not of the base model that is loaded."""
+        policy = policy_of(version, adapter, self.settings.policy)
+        ours, other = ((each.base_model, each.revision) for each in (self.policy, policy))
+        if ours != other:
+            raise UserError(
+                f"{version.name} version {version.version} belongs to the base model {policy.base_model} (revision "
+                f"{policy.revision}), and {self.policy.base_model} ({self.policy.revision}) is loaded: start again"
+            )
+
+    def write(self, champion: str | None) -> None:
+        """Say in the file of trial.py what is served: this champion, None while it is swapped, and the canary."""
+        name = f"{self.settings.model}-v{self.canary}" if self.canary else ""
+        share = self.settings.serve.canary if self.canary else 0.0
+        trial.Served(self.settings.model, champion, self.canary, name, share).write(self.root / STATE)
+
+    def try_canary(self, server: Server) -> None:
+        """Serve the version on trial as well, or no longer. UserError where the server cannot."""
+        model = read_registry(self.root, self.settings.model)
+        wanted = model.aliases.get(CANARY) if self.settings.serve.canary else None
+        if wanted == self.canary:
+            return
+        if wanted is not None:
+            version = model.version(wanted)
+            adapter = fetched(model, version, self.root / SERVED / tagged_adapter(version))
+            self.fits(version, adapter)
+            server.swap(adapter, f"{self.settings.model}-v{wanted}")
+            share = f"{self.settings.serve.canary:.0%} of the conversations"
+            say(f"version {wanted} is on trial: it gets {share}")
+            if self.scores is None:
+                say(
+                    "nothing is captured (CAPTURE=1), so nobody can say how the version on trial does: it stays on trial"
+                )
+        else:
+            say(f"version {self.canary} is on trial no longer")
+        self.canary = wanted
+        self.write(str(self.version.version))
+
+    def decide(self) -> None:
+        """Act on what people say of the versions."""
+        settings = self.settings.serve
+        if self.scores is None or not (settings.canary or settings.rollback is not None):
+            return
+        self.scores.update()
+        model = read_registry(self.root, self.settings.model)
+        for decided in (
+            live.decide_canary(model, self.scores, settings),
+            live.decide_champion(model, self.scores, settings, self.roll_back),
+        ):
+            if decided:
+                say(decided)
+
+    def roll_back(self, why: str) -> None:
+        from flows.rollback import rollback
+
+        rollback(self.root, self.settings.model, "previous", why)
 
 
 class Captured(NamedTuple):
@@ -111,15 +175,20 @@ class Captured(NamedTuple):
 
 def serve(root: Path, alias: str, host: str, port: int, seconds: float, captured: Captured | None = None) -> None:
     """Start the server and follow the alias, looked up every `seconds`, until Ctrl-C."""
-    settings = params.load("params.yaml", params.RegisterParams)
+    settings = params.load("params.yaml", params.ServeParams)
     served_keys = key(root / KEY, user=""), secrets.token_urlsafe(24)
     stored = captured.variables(root) if captured else {}
-    server = Server(checked_host(host), port, settings.model, *served_keys, stored)
+    state = os.fspath((root / STATE).resolve())
+    server = Server(checked_host(host), port, settings.model, *served_keys, stored, state)
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except (OSError, OverflowError) as problem:
         raise UserError(f"port {port} on {host} cannot be used ({problem}): choose another with --port") from None
-    follower = Follower(root, settings, alias)
+    scores = (
+        live.Scores(store.Store(root / store.FOLDER, captured.megabytes * 2**20, captured.days)) if captured else None
+    )
+    follower = Follower(root, settings, alias, scores)
+    follower.write(str(follower.version.version))
     chat = load_chat(follower.policy, environments.load(settings.task))
     with Services(root / ".flywheel", plain(os.environ, *VLLMS) | server.environment()) as services:
         say(f"starting vLLM with {settings.model} version {follower.version.version} …")

@@ -263,6 +263,11 @@ def run_of(model: RegisteredModel, challenger: Any, parameters: PromoteParams) -
     return str(run.info.run_id)
 
 
+def on_trial(judged: Challenge) -> bool:
+    """Whether a version that passes gets a share of the traffic before it is champion."""
+    return judged.parameters.serve.canary > 0 and "champion" in judged.model.aliases
+
+
 def print_end(judged: Challenge, dry_run: bool) -> None:
     """Print the checks, what becomes of the version, and where the verdict is."""
     model, verdict = judged.model, judged.verdict
@@ -275,6 +280,11 @@ def print_end(judged: Challenge, dry_run: bool) -> None:
     if champion == str(judged.version.version):
         passes = "it passes against" if verdict.promoted else f"{verdict.reason}, against"
         print(f"{entry} is the champion already: {passes} the base policy.")
+    elif verdict.promoted and on_trial(judged):
+        share = f"{judged.parameters.serve.canary:.0%} of the conversations"
+        print(
+            f"{entry} {'would get' if dry_run else 'gets'} {share} of `make serve`; what people say of its answers decides."
+        )
     elif verdict.promoted:
         result = f"{entry} {'would be' if dry_run else 'is'} champion"
         print(f"{result}{f' in place of version {champion}' if champion else ''}.")

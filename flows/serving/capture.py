@@ -45,6 +45,7 @@ FOLDER, RATE, DAYS, BYTES, CONSENT = (
 CONVERSATION_HEADER = "x-flywheel-conversation"
 KEY = re.compile(rf"{PRODUCER}:[0-9a-f]{{16}}")  # of a conversation, as the header comes back
 CHAT, FEEDBACK = "/v1/chat/completions", "/feedback"
+ANSWERED = "flywheel.answered"  # in a request's scope: where flows/serving/trial.py says which version answers
 LARGEST = 16 * 2**20  # bytes of a request, or of an answer, that is stored
 
 
@@ -89,17 +90,20 @@ class Capture:
             await asyncio.to_thread(self.missed, why)
             await self.app(scope, again, send)
             return
-        await self.app(scope, again, Answer(self, request, key, send))
+        answered: dict[str, str | None] = {}
+        await self.app({**scope, ANSWERED: answered}, again, Answer(self, request, key, answered, send))
 
     def consents(self, headers: Headers) -> bool:
         header = headers.get(CONSENT_HEADER, "").strip().lower()
         return header in ("yes", "true", "1") or (not header and self.is_assumed)
 
-    def keep(self, key: str, request: Mapping[str, Any], answers: list[dict[str, Any]]) -> None:
+    def keep(
+        self, key: str, request: Mapping[str, Any], answers: list[dict[str, Any]], version: str | None = None
+    ) -> None:
         """Store a request with its answers. What cannot be stored is counted, and the client's answer goes on."""
         try:
             for number, answer in enumerate(answers):
-                record = self.record(key, request, answer, number)
+                record = self.record(key, request, answer, number) | {"version": version}
                 if not self.store.append(record):
                     self.missed(FULL)
                     continue
@@ -167,8 +171,10 @@ class Capture:
 class Answer:
     """What sends an answer on to the client, and holds back its end until the record is on the disk."""
 
-    def __init__(self, capture: Capture, request: dict[str, Any], key: str, send: Send) -> None:
-        self.capture, self.request, self.key, self.send = capture, request, key, send
+    def __init__(
+        self, capture: Capture, request: dict[str, Any], key: str, answered: dict[str, str | None], send: Send
+    ) -> None:
+        self.capture, self.request, self.key, self.answered, self.send = capture, request, key, answered, send
         self.body, self.status, self.size, self.is_kept = bytearray(), 0, 0, False
 
     async def __call__(self, message: Message) -> None:
@@ -188,7 +194,7 @@ class Answer:
     def keep(self) -> None:
         made = answers(bytes(self.body)) if self.size <= LARGEST else []
         if made:
-            self.capture.keep(self.key, self.request, made)
+            self.capture.keep(self.key, self.request, made, self.answered.get("version"))
         else:
             self.capture.missed("too long" if self.size > LARGEST else "an answer that was cut off")
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from flows.serving import capture, guard
+from flows.serving import capture, guard, trial
 from steps.core.errors import UserError
 from steps.policy.chat_templates import template
 from steps.policy.loading import local
@@ -35,6 +35,7 @@ class Server(NamedTuple):
     key: str
     swap_token: str = ""  # only flows/serve.py has it
     capture: Mapping[str, str] = {}  # the variables of flows/serving/capture.py; empty: nothing is stored
+    served: str = ""  # the file that says which versions are served (flows/serving/trial.py)
 
     @property
     def page(self) -> str:
@@ -46,16 +47,19 @@ class Server(NamedTuple):
         return (
             guarded
             | dict(self.capture)
+            | ({trial.FILE: self.served} if self.served else {})
             | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         )
 
     def command(self, policy: Policy, adapter: Path, chat: Chat) -> list[str]:
         """The command line of vLLM's server, after `python -m`."""
         words = [SERVER, "--host", self.host, "--port", str(self.port)]
-        kept = ["--middleware", f"{capture.__name__}.{capture.Capture.__name__}"] if self.capture else []
+        kept = ["--middleware", f"{trial.__name__}.{trial.Trial.__name__}"] if self.served else []
+        kept += ["--middleware", f"{capture.__name__}.{capture.Capture.__name__}"] if self.capture else []
         guarded = ["--middleware", f"{guard.__name__}.{guard.Guard.__name__}"]  # the last sees a request first
         words += [*kept, *guarded, *model_options(policy, chat)]
         words += ["--chat-template", template(policy.chat_template)] if policy.chat_template else []
+        words += ["--max-loras", "2"] if self.served else []  # the second is a canary's
         words += ["--served-model-name", f"{self.name}-base", *adapter_options(policy, self.name, str(adapter))]
         return [*words, "--gpu-memory-utilization", str(policy.gpu_memory)]
 
@@ -73,9 +77,11 @@ class Server(NamedTuple):
         except (ValueError, LookupError, TypeError, AttributeError, http.client.HTTPException):
             raise UserError(f"what listens at {self.page} is no model server: name the port of `make serve`") from None
 
-    def swap(self, adapter: Path) -> None:
-        """Have the server load another adapter under the same name. UserError where it does not: it keeps what it has."""
-        body = json.dumps({"lora_name": self.name, "lora_path": str(adapter), "load_inplace": True}).encode()
+    def swap(self, adapter: Path, name: str = "") -> None:
+        """Have the server load another adapter under the same name, or one more under another. UserError where it does not:
+        it keeps what it has."""
+        fields = {"lora_name": name or self.name, "lora_path": str(adapter), "load_inplace": True}
+        body = json.dumps(fields).encode()
         try:
             self._call("/v1/load_lora_adapter", body)
         except urllib.error.HTTPError as problem:

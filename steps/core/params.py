@@ -30,6 +30,7 @@ from steps.core.params_sections import (
     Ruler,
     Scenarios,
     Score,
+    Serve,
     Sft,
     Train,
 )
@@ -38,7 +39,7 @@ from steps.core.yaml_text import read_mapping
 
 __all__ = [  # sections that others import from here
     "Agents", "Criteria", "Curriculum", "Endpoint", "Evaluate", "Ingested", "Judges", "Lora", "Policy", "Promote",
-    "Register", "Rollout", "Ruler", "Scenarios", "Score", "Section", "Sft", "Train", "Update",
+    "Register", "Rollout", "Ruler", "Scenarios", "Score", "Section", "Serve", "Sft", "Train", "Update",
 ]  # fmt: skip
 
 
@@ -59,6 +60,7 @@ class Params(Section):
     evaluate: Evaluate = Evaluate()
     register_: Register = Field(Register(), alias="register")
     promote: Promote = Promote()
+    serve: Serve = Serve()
     train: Train = Train()
 
     @field_validator("task")
@@ -219,6 +221,11 @@ class PromoteParams(RegisterParams):
     evaluate: Evaluate
     promote: Promote
     score: Score
+    serve: Serve
+
+
+class ServeParams(RegisterParams):
+    serve: Serve
 
 
 P = TypeVar("P", bound=BaseModel)

@@ -295,6 +295,25 @@ class Sft(Section):
         return self
 
 
+class Serve(Section):
+    """What `make serve` and the gate do with a version that is to become champion (docs/flywheel.md); no stage reads it."""
+
+    canary: float = Field(0.0, ge=0, le=0.5)
+    """Share of the conversations that a version gets which passed the gate, before what people say of its answers makes it
+    champion. 0: the gate makes it champion at once."""
+    min_feedback: int = Field(30, ge=5)
+    """Conversations with feedback, of each version, from which on they are compared; then at twice as many, and so on."""
+    max_drop: float = Field(0.05, ge=0, lt=1)
+    """By how much the canary's mean score may be lower, at the lower end of the interval, for it to become champion."""
+    max_days: float = Field(14, gt=0)
+    """Days after which a canary that is not decided is withdrawn."""
+    rollback: float | None = Field(None, ge=0, lt=1)
+    """A champion goes back to the version before it where its mean score is surely lower by more than this. null: never by
+    itself."""
+    errors: float = Field(0.05, gt=0, le=0.5)
+    """Largest probability of a wrong decision on a version, over all comparisons that are made."""
+
+
 class Train(Section):
     """The flow `make train`."""
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from steps.core.params import Policy
 
 
+CANARY = "canary"  # alias of a version on trial, which gets a share of the traffic
+
+
 @dataclasses.dataclass(frozen=True)
 class Version:
     """A version of a registered model, as MLflow has it now."""

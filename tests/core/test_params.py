@@ -112,7 +112,7 @@ def test_every_stage_is_among_them() -> None:
         (
             {"rolout": {}},
             "rolout is not a known key (known: "
-            "agents, evaluate, policy, promote, register, rollout, scenarios, score, seed, sft, task, train, update)",
+            "agents, evaluate, policy, promote, register, rollout, scenarios, score, seed, serve, sft, task, train, update)",
         ),
         (
             {"rollout": {"attempt": 4}},
@@ -407,7 +407,9 @@ def test_presets_are_whole_and_the_default_tasks_is_params_yaml() -> None:
     for task, path in presets.items():
         assert load(path, Params).task == task
         assert set(yaml.safe_load(path.read_text())) == {
-            field.alias or name for name, field in Params.model_fields.items() if name not in ("promote", "sft")
+            field.alias or name
+            for name, field in Params.model_fields.items()
+            if name not in ("promote", "serve", "sft")
         }  # which no stage of dvc.yaml reads, or one that is there only with it
         assert (ROOT / "tasks_data" / task).is_dir()
         assert (ROOT / "environments" / f"{task}.py").is_file()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from flows import serve
-from flows.serve import SERVED, Follower
+from flows.serve import SERVED, STATE, Follower
 from flows.serving import guard
 from flows.serving.server import Server, checked_host, served_key
 from steps.core import params
@@ -91,7 +91,7 @@ class Registry:
     def __init__(self, root: Path) -> None:
         self.root, self.store = root / "store", FakeStore(root / "store")
         self.versions: dict[str, Any] = {}
-        self.champion = "1"
+        self.champion, self.canary = "1", ""
         self.problem: Exception | None = None
 
     def add(self, number: str, **tags: str) -> str:
@@ -111,7 +111,8 @@ class Registry:
         if self.problem is not None:
             raise self.problem
         client = SimpleNamespace(_tracking_client=self.store)
-        return RegisteredModel(client, "toy", self.versions, {"champion": self.champion})
+        aliases = {"champion": self.champion} | ({"canary": self.canary} if self.canary else {})
+        return RegisteredModel(client, "toy", self.versions, aliases)
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ def vllm() -> Iterator[FakeVllm]:
 
 @pytest.fixture
 def follower(tmp_path: Path, registry: Registry) -> Follower:
-    settings = params.parse("task: toy", tmp_path / "params.yaml", params.RegisterParams)
+    settings = params.parse("task: toy\nserve: {canary: 0.5}\n", tmp_path / "params.yaml", params.ServeParams)
     return Follower(tmp_path, settings, "champion")
 
 
@@ -279,3 +280,45 @@ def test_a_port_in_use_is_one_sentence(registry: Registry, tmp_path: Path, vllm:
     with pytest.raises(UserError, match="choose another with --port"):
         serve.serve(tmp_path, "champion", "127.0.0.1", vllm.server.port, 1.0)
     assert served_key(tmp_path), "the key is made first"
+
+
+def test_a_version_on_trial_is_loaded_beside_the_champion_and_the_file_says_so(
+    follower: Follower, registry: Registry, vllm: FakeVllm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def state() -> dict[str, Any]:
+        return dict(json.loads(STATE.read_text()))
+
+    STATE.parent.mkdir(exist_ok=True)
+    follower.write("1")
+    follower.follow(vllm.server)
+    assert state() == {"name": "toy", "champion": "1", "canary": None, "canary_name": "", "share": 0.0}
+    registry.canary = "2"
+    follower.follow(vllm.server)
+    assert [load["lora_name"] for load in vllm.loaded] == ["toy-v2"], "beside the champion's, under a name of its own"
+    assert state() == {"name": "toy", "champion": "1", "canary": "2", "canary_name": "toy-v2", "share": 0.5}
+    assert "nobody can say how the version on trial does" in capsys.readouterr().out
+    registry.canary, registry.champion = "", "2"
+    follower.follow(vllm.server)
+    assert [load["lora_name"] for load in vllm.loaded] == ["toy-v2", "toy"]
+    assert state() == {"name": "toy", "champion": "2", "canary": None, "canary_name": "", "share": 0.0}
+
+
+def test_while_the_champion_is_swapped_nobody_says_which_version_answers(
+    follower: Follower, registry: Registry, vllm: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower.write("1")
+    states = []
+    swap = Server.swap
+
+    def watched(server: Server, *words: Any) -> None:
+        states.append(json.loads(STATE.read_text())["champion"])
+        swap(server, *words)
+
+    monkeypatch.setattr(Server, "swap", watched)
+    registry.champion, vllm.refuses = "2", True
+    follower.follow(vllm.server)
+    assert json.loads(STATE.read_text())["champion"] == "1", "it keeps what it has"
+    vllm.refuses = False
+    follower.follow(vllm.server)
+    assert json.loads(STATE.read_text())["champion"] == "2"
+    assert states == [None, None]

@@ -500,6 +500,29 @@ def test_the_regression_set_can_decide(project: Project, wins: int, test: int, i
     assert is_promoted is (verdict.reason == decided.text)
 
 
+def test_with_a_canary_share_a_version_is_on_trial_before_it_is_champion(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_params(project.root, {"serve": {"canary": 0.1}})
+    project.trained("004", 30)
+    promote.promote.fn(PromoteSettings())
+    assert project.registry().aliases["champion"] == "1", "without a champion there is nobody to be compared with"
+    version = project.trained("009", 58)
+    verdict = promote.promote.fn(PromoteSettings(dry_run=True))
+    assert verdict is not None
+    assert verdict.promoted
+    assert f"toy version {version} would get 10% of the conversations" in capsys.readouterr().out
+    assert "canary" not in project.registry().aliases
+    promote.promote.fn(PromoteSettings())
+    aliases, tags = project.registry().aliases, project.tags(version)
+    assert (aliases["champion"], aliases["canary"]) == ("1", version)
+    assert "promoted" not in tags
+    assert {"verdict", "canary_since", "canary_looks"} <= tags.keys()
+    with Ledger() as ledger, ledger.reading() as link:
+        last = decisions.listed(link)[-1]
+    assert (last.event, last.version) == ("canary", version)
+
+
 def test_without_the_ledger_nothing_is_judged(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """It counts the looks at the test split."""
     project.trained("004", 30)
