@@ -82,7 +82,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev environment ready plan train new-task new-agent new-mcp check-task test faults bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock clean distclean
+.PHONY: help install dev environment ready plan train flywheel new-task new-agent new-mcp check-task test faults bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -184,6 +184,9 @@ check: dev  ## check lint, formatting and types
 format: dev  ## format the code and fix what ruff can fix
 	@$(RUN) ruff check --quiet --fix-only .
 	@$(RUN) ruff format .
+
+flywheel: install  ## learn from what people asked and said: ingest, train from the champion, judge (ARGS=--dry-run)
+	@$(RUN) python -m flows.flywheel $(ARGS)
 
 promote: install  ## judge the newest version, make it champion if the gate allows it (ARGS=--dry-run)
 	@$(RUN) python -m flows.promote $(ARGS)

@@ -211,7 +211,8 @@ def keep_results(root: Path, path: Path) -> None:
     for name in RESULTS:
         kept = root / ".flywheel" / name
         kept.mkdir(exist_ok=True)
-        (path / "run" / name).symlink_to(kept)
+        if not (link := path / "run" / name).is_symlink():
+            link.symlink_to(kept)
 
 
 def main(words: list[str] | None = None) -> int:

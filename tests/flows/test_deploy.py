@@ -45,7 +45,7 @@ def client() -> FakeClient:
 
 
 def tidy(client: FakeClient) -> None:
-    tidy_schedules(cast(SyncPrefectClient, client))
+    tidy_schedules(cast(SyncPrefectClient, client), "train/train", "0 2 * * *")
 
 
 def test_nightly_is_made_once_and_is_off(client: FakeClient) -> None:

@@ -82,6 +82,13 @@ def test_every_new_challenger_is_judged_by_itself(ui: Ui) -> None:
     assert list((ui.folder / ".flywheel/worktrees").iterdir()) == []
 
 
+def test_a_turn_of_the_flywheel_without_anything_new_trains_nothing_and_says_so(ui: Ui) -> None:
+    turn = ui.finished(ui.start("flywheel", task="email_search", name="turn", sources=[]))
+    assert turn["state_type"] == "COMPLETED", turn["state"]
+    assert ui.artifacts()["flywheel"]["description"] == "nothing is trained: fewer than 30 (--min-new)"
+    assert list((ui.folder / ".flywheel/worktrees").iterdir()) == []
+
+
 def test_a_run_that_fails_says_why_and_notifies(ui: Ui, hook: tuple[str, list[str]]) -> None:
     failed = ui.finished(ui.start("train", task="email_search", name="bad", more={"rollout.attempts": "many"}))
     assert failed["state_type"] == "FAILED"
@@ -93,7 +100,7 @@ def test_a_run_that_fails_says_why_and_notifies(ui: Ui, hook: tuple[str, list[st
 
 
 def test_the_forms_have_ranges_choices_and_help(ui: Ui) -> None:
-    for name in ("train", "evaluate", "promote", "rescore", "rollback"):
+    for name in ("train", "flywheel", "evaluate", "promote", "rescore", "rollback"):
         [form] = ui.deployment(name)["parameter_openapi_schema"]["definitions"].values()
         assert all(one.get("description") for one in form["properties"].values()), name
     form = ui.deployment("train")["parameter_openapi_schema"]["definitions"]["TrainSettings"]["properties"]
@@ -103,8 +110,9 @@ def test_the_forms_have_ranges_choices_and_help(ui: Ui) -> None:
         999,
     )
     assert "email_search" in form["task"]["enum"]
-    [schedule] = ui.deployment("train")["schedules"]
-    assert not schedule["active"]
+    for name in ("train", "flywheel"):
+        [schedule] = ui.deployment(name)["schedules"]
+        assert not schedule["active"]
     with pytest.raises(urllib.error.HTTPError, match="409"):
         ui.start("train", task="email_search", iterations=0)
 
