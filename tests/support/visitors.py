@@ -4,7 +4,7 @@
     python -m tests.support.visitors ask --count 300     # of `make serve CAPTURE=1`: for the latest value of things
     python -m tests.support.visitors judge 1 2           # versions of the model, on questions of the held-out inboxes
 
-`prepare` leaves in tasks_data/email_search the questions by sender and by month, and adds the mails of 14 inboxes about
+`prepare` leaves in tasks_data/email_search the questions by sender and by month, and adds the mails of 26 inboxes about
 which no question is there: those of the people who will ask. `ask` plays an episode for each of their questions, with
 consent, and sends feedback: 1 for a right answer, and 0 with the right answer as the correction for another. `judge`
 evaluates registered versions on the questions of the held-out inboxes: `asked`, the kind that people ask, and `before`, by
@@ -31,7 +31,7 @@ from steps.core.records import write_records
 from steps.llm.messages import wire
 
 FOLDER = Path("tasks_data/email_search")
-INBOXES, SEED = 14, 20260101
+INBOXES, SEED = 26, 20260101
 ASKED = ("latest",)  # kinds of questions that people ask, and that the data do not hold
 JUDGED = 160  # questions of each set
 TOOLS = [tool.schema for tool in EmailSearch.tools().values()]
@@ -52,8 +52,8 @@ def prepare() -> None:
         sys.exit(f"{before} exists: this folder is prepared already")
     mails, questions = inboxes()
     rows = read_lines(FOLDER / "questions.jsonl", "_mailbox")
-    wordings = {row["question"] for row in rows}
-    asking = [row for row in questions if row["kind"] in ASKED and row["question"] not in wordings]
+    held = {row["question"] for row in rows if row["split"] == "test"}  # with which `judge` judges
+    asking = [row for row in questions if row["kind"] in ASKED and row["question"] not in held]
     write_lines(before, rows)
     write_lines(
         FOLDER.parent / "email_search_visitors.jsonl", [{key: row[key] for key in _mailbox.KEPT} for row in asking]
