@@ -24,6 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 import pytest
 
 from flows import export
+from flows.serving import live
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.records import Trajectory, Turn, read_records
@@ -31,7 +32,7 @@ from steps.policy.adapter import adapter_hash
 from steps.registry import publish
 from steps.registry.model import read_registry
 from steps.traces.store import Store
-from tests.conftest import ROOT, Project, end, free_port, python, run, start
+from tests.conftest import ROOT, Project, change_params, end, free_port, python, run, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -203,6 +204,8 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module")
 def served(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     port, log = free_port(), tmp_path_factory.mktemp("serve") / "serve.log"
+    settings = (published / "params.yaml").read_text()
+    change_params(published, {"serve": {"canary": 0.5, "min_feedback": 5}})
     process = start(python("flows.serve", "--port", str(port), "--seconds", "1", "--capture"), published, log=log)
     until = time.monotonic() + 300
     try:
@@ -213,6 +216,7 @@ def served(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield Served(process, port, (published / ".flywheel/serve.key").read_text().strip(), log)
     finally:
         end(process, signal.SIGTERM)
+        (published / "params.yaml").write_text(settings)
 
 
 def test_vllms_stock_server_answers_alike(published: Path, served: Served) -> None:
@@ -300,22 +304,69 @@ def test_the_served_champion_plays_an_episode(published: Path, served: Served) -
     assert "ended: the environment said that it is done" in done.stdout, done.stdout
 
 
+def test_a_version_on_trial_gets_its_share_and_people_make_it_champion(published: Path, served: Served) -> None:
+    name = params.load(published / "params.yaml", params.RegisterParams).model
+    registry = read_registry(published, name)
+    champion, until = registry.aliases["champion"], time.monotonic() + 300
+    other = next(number for number in registry.versions if number != champion)
+
+    def wait_for(words: str) -> None:
+        while words not in served.log.read_text():
+            assert served.process.poll() is None, served.log.read_text()
+            assert time.monotonic() < until, served.log.read_text()
+            time.sleep(0.2)
+
+    def talk(conversation: str) -> tuple[str, str]:
+        """(the version that answered, the answer's id)."""
+        body = {
+            "model": name,
+            "max_tokens": 4,
+            "messages": [{"role": "user", "content": "What is the budget for Falcon?"}],
+        }
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {served.token}"}
+        headers |= {"X-Flywheel-Consent": "yes", "X-Flywheel-Conversation": conversation}
+        address = f"http://127.0.0.1:{served.port}/v1/chat/completions"
+        with urllib.request.urlopen(
+            urllib.request.Request(address, json.dumps(body).encode(), headers), timeout=240
+        ) as answer:
+            return answer.headers["x-flywheel-version"], json.loads(answer.read())["id"]
+
+    assert talk("before")[0] == champion
+    live.begin(registry, other)
+    wait_for(f"version {other} is on trial: it gets 50% of the conversations")
+    talks = [talk(f"trial {number}") for number in range(30)]
+    versions = [version for version, _ in talks]
+    assert min(versions.count(champion), versions.count(other)) >= 5
+    assert [talk(f"trial {number}")[0] for number in range(30)] == versions, "each conversation stays with its version"
+    for version, response in talks:
+        body = {"response_id": response, "score": float(version == other)}
+        assert status(served, "POST", "/feedback", body, Authorization=f"Bearer {served.token}") == 201
+    wait_for(f"version {other} is promoted, people's feedback on the canary: mean score 1.000 of")
+    wait_for(f"now serving version {other} in place of {champion}")
+    assert talk("after")[0] == other
+    aliases = read_registry(published, name).aliases
+    assert (aliases["champion"], aliases["previous"]) == (other, champion)
+    assert "canary" not in aliases
+    registry.client.set_registered_model_alias(name, "champion", champion)
+    wait_for(f"now serving version {champion} in place of {other}")
+
+
 def test_the_server_follows_the_alias_without_a_restart(published: Path, served: Served) -> None:
     process, port, token, log = served
     known = params.load(published / "params.yaml", params.RegisterParams)
     registry = read_registry(published, known.model)
     until = time.monotonic() + 300
-    first = ask(port, token)
+    first, before = ask(port, token), len(log.read_text())
     champion = registry.aliases["champion"]
     other = next(number for number in registry.versions if number != champion)
     registry.client.set_registered_model_alias(known.model, "champion", other)
-    while f"now serving version {other} in place of {champion}" not in log.read_text():
+    while f"now serving version {other} in place of {champion}" not in log.read_text()[before:]:
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < until, log.read_text()
         time.sleep(0.5)
     second = ask(port, token)
     registry.client.set_registered_model_alias(known.model, "champion", champion)
-    while f"now serving version {champion} in place of {other}" not in log.read_text():
+    while f"now serving version {champion} in place of {other}" not in log.read_text()[before:]:
         assert time.monotonic() < until, log.read_text()
         time.sleep(0.5)
     assert ask(port, token) == first

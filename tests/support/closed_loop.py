@@ -27,7 +27,7 @@ from typing import Any
 
 from tests.conftest import ROOT, copy_project, end, environment
 
-CHAMPION = ["train.iterations=2", "rollout.scenarios=8"]
+CHAMPION = ["train.iterations=1", "rollout.scenarios=8"]
 ASKED, ON_TRIAL = 300, 150
 LONGEST = 900.0  # seconds of a part
 
