@@ -159,7 +159,8 @@ def watched() -> checks.Check | None:
     whole = params.load("params.yaml", params.Params)
     if whole.promote.false_alarms is None:
         return None
-    iterations = sorted(chain.read_chain(Path.cwd()).get("evaluated") or {})
+    evaluated_policies = chain.read_chain(Path.cwd()).get("evaluated") or {}
+    iterations = sorted(name for name in evaluated_policies if name.isdigit())  # without what the run started from
     try:
         watch = Watch(RUN, whole)
         alarms = [watch.add(int(iteration)) for iteration in iterations]
