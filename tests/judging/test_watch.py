@@ -288,7 +288,7 @@ def test_promotion_looks_at_all_iterations_of_the_run(tmp_path: Path, monkeypatc
     def check(right: int, **promote: Any) -> checks.Check | None:
         sections = {"score": {"judges": {"ruler": 1}, "ruler": RULER}, "train": {"iterations": 1}, "promote": promote}
         Path("params.yaml").write_text(yaml.safe_dump({"task": "multiplication"} | sections))
-        chain.write_chain(1, 1, 0)
+        chain.write_chain(1, 1, 0, [chain.START])  # what a run starts from is no iteration
         for iteration, count in enumerate((6, right)):
             shutil.rmtree(f"run/{iteration:03d}", ignore_errors=True)
             evaluation(Path("run"), iteration, count)
