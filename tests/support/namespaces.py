@@ -7,7 +7,8 @@
 The flow with the engine and the gateway, the agents (a client of the gateway), MLflow's server with Prefect's and S3,
 and PostgreSQL have an address each, on a bridge. A part's link goes down at one moment of the run, and up again after
 `--seconds`. A run that ends with a sentence is started again by the same command. One line of JSON per run: `same` says
-whether all outputs have the bytes of the run without trouble. Exit code 1 where one has not, or nobody was told.
+whether all outputs have the bytes of the run without trouble. Exit code 1 where one has not, or nobody was told. It needs
+Debian's PostgreSQL (`apt-get install postgresql`), as tests/support/team.py does.
 """
 
 from __future__ import annotations
