@@ -5,7 +5,8 @@
     python -m tests.support.team --only flow               # a run, a second clone that reproduces it, backup and restore
 
 One line of JSON per part; exit code 1 where something is lost or differs. The SQL, the DVC remote, people's keys and the
-backup are those of docs/team.md, taken out of the page. Everything listens on the loopback.
+backup are those of docs/team.md, taken out of the page. Everything listens on the loopback. All but `--only writers` needs
+Debian's PostgreSQL (`apt-get install postgresql`): Prefect's migrations want its extension pg_trgm.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tests.conftest import change_params, copy_project, environment
-from tests.support.team_services import PORTS, Team, documented, passwords
+from tests.support.team_services import PORTS, Team, binaries, documented, passwords
 
 WRITERS = 8
 SMALL: dict[str, dict[str, float]] = {
@@ -160,11 +161,10 @@ def outputs(text: str) -> list[dict[str, Any]]:
 
 def backup(team: Team, folder: Path) -> dict[str, Any]:
     """docs/team.md's dump and restore of the three databases, and their rows before and after."""
-    from pgserver._commands import POSTGRES_BIN_PATH
 
     address = {"PGHOST": team.where["postgres"][0], "PGPORT": str(PORTS["postgres"]), "PGUSER": "postgres"}
     variables = environment(folder, **address, PGPASSWORD="owner-of-all")
-    variables["PATH"] = f"{POSTGRES_BIN_PATH}:{variables['PATH']}"
+    variables["PATH"] = f"{binaries()}:{variables['PATH']}"
 
     def script(text: str) -> None:
         done = subprocess.run(["bash", "-euc", text], cwd=folder, env=variables, capture_output=True, text=True)

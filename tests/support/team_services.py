@@ -80,7 +80,6 @@ class Team:
 
     def start_postgres(self) -> None:
         """A server with passwords, and docs/team.md's databases and users."""
-        from pgserver._commands import POSTGRES_BIN_PATH
         from pgserver.utils import ensure_prefix_permissions, ensure_user_exists
 
         lower: list[str] = []
@@ -88,10 +87,10 @@ class Team:
         if os.geteuid() == 0:  # PostgreSQL refuses to run as root
             ensure_user_exists("pgserver")
             ensure_prefix_permissions(self.data)
-            ensure_prefix_permissions(POSTGRES_BIN_PATH)
+            ensure_prefix_permissions(binaries())
             shutil.chown(self.data, "pgserver", "pgserver")
             lower = ["runuser", "-u", "pgserver", "--"]
-        binary = f"{POSTGRES_BIN_PATH}/"
+        binary = f"{binaries()}/"
         made = ["initdb", "-D", str(self.data), "-U", "postgres", "--auth-local=trust", "--auth-host=scram-sha-256"]
         subprocess.run([*lower, binary + made[0], *made[1:]], check=True, capture_output=True, cwd="/")
         with (self.data / "pg_hba.conf").open("a") as file:
@@ -109,9 +108,7 @@ class Team:
 
     def psql(self, database: str, text: str, user: str = "postgres") -> str:
         """What psql prints for statements, in the PostgreSQL's own network."""
-        from pgserver._commands import POSTGRES_BIN_PATH
-
-        words = [f"{POSTGRES_BIN_PATH}/psql", self.database(database, user), "-v", "ON_ERROR_STOP=1", "-qtA", "-f", "-"]
+        words = [f"{binaries()}/psql", self.database(database, user), "-v", "ON_ERROR_STOP=1", "-qtA", "-f", "-"]
         done = subprocess.run(words, input=text, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(done.stderr)
@@ -189,6 +186,15 @@ class Team:
             **s3_variables(f"http://{self.host('s3')}"),
             "NO_PROXY": f"127.0.0.1,localhost,{','.join(sorted({address for address, _ in self.where.values()}))}",
         }
+
+
+def binaries() -> Path:
+    """The folder of PostgreSQL's programs: Debian's newest, which has the extension pg_trgm that Prefect needs, else
+    pgserver's, which has none."""
+    from pgserver._commands import POSTGRES_BIN_PATH
+
+    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    return installed[-1].parent if installed else POSTGRES_BIN_PATH
 
 
 def passwords(text: str) -> str:
