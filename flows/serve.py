@@ -16,6 +16,7 @@ that is none of ours, a full disk, an unreachable registry) is said once, and th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import secrets
@@ -53,7 +54,8 @@ class Follower:
 
     def __init__(self, root: Path, settings: params.ServeParams, alias: str, scores: live.Scores | None = None) -> None:
         self.root, self.settings, self.alias, self.scores = root, settings, alias, scores
-        self.canary: str | None = None  # the version on trial that is loaded
+        self.canary: str | None = None  # the version on trial that is loaded, and its share
+        self.share = 0.0
         self.version, self.adapter = self.look_up()
         self.policy = policy_of(self.version, self.adapter, settings.policy)
         self.reported: set[str] = set()  # why the alias cannot be followed at the moment
@@ -108,30 +110,35 @@ class Follower:
     def write(self, champion: str | None) -> None:
         """Say in the file of trial.py what is served: this champion, None while it is swapped, and the canary."""
         name = f"{self.settings.model}-v{self.canary}" if self.canary else ""
-        share = self.settings.serve.canary if self.canary else 0.0
-        trial.Served(self.settings.model, champion, self.canary, name, share).write(self.root / STATE)
+        trial.Served(self.settings.model, champion, self.canary, name, self.share).write(self.root / STATE)
 
     def try_canary(self, server: Server) -> None:
         """Serve the version on trial as well, or no longer. UserError where the server cannot."""
         model = read_registry(self.root, self.settings.model)
         wanted = model.aliases.get(CANARY) if self.settings.serve.canary else None
-        if wanted == self.canary:
+        share = self.settings.serve.canary if wanted else 0.0
+        if (wanted, share) == (self.canary, self.share):
             return
         if wanted is not None:
             version = model.version(wanted)
             adapter = fetched(model, version, self.root / SERVED / tagged_adapter(version))
             self.fits(version, adapter)
             server.swap(adapter, f"{self.settings.model}-v{wanted}")
-            share = f"{self.settings.serve.canary:.0%} of the conversations"
-            say(f"version {wanted} is on trial: it gets {share}")
+            say(f"version {wanted} is on trial: it gets {share:.0%} of the conversations")
             if self.scores is None:
                 say(
                     "nothing is captured (CAPTURE=1), so nobody can say how the version on trial does: it stays on trial"
                 )
         else:
             say(f"version {self.canary} is on trial no longer")
-        self.canary = wanted
+        self.canary, self.share = wanted, share
         self.write(str(self.version.version))
+
+    def read_settings(self) -> None:
+        """Take the section `serve` of params.yaml as it is now. One that is being changed, or is wrong, is left for later."""
+        with contextlib.suppress(UserError):
+            new = params.load(self.root / "params.yaml", params.ServeParams).serve
+            self.settings = self.settings.model_copy(update={"serve": new})
 
     def decide(self) -> None:
         """Act on what people say of the versions."""
@@ -204,6 +211,7 @@ def serve(root: Path, alias: str, host: str, port: int, seconds: float, captured
         is_full = False
         while services.running["serve"].poll() is None:
             time.sleep(seconds)
+            follower.read_settings()
             follower.follow(server)
             if captured and not is_full and store.Store(root / store.FOLDER).counts().get(store.FULL):
                 is_full = True

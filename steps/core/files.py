@@ -21,7 +21,9 @@ def write_text(path: Path, text: str, lasting: bool = True) -> None:
     `lasting` waits until the disk has the content. Without that a file system may put the new name in place first, and find
     only later that it has no room for the content. It is off for what is written often and worth nothing after a crash.
     """
-    temporary = path.with_name(f".tmp-{os.getpid()}-{get_native_id()}.{path.name}")  # two threads may write the same file
+    temporary = path.with_name(
+        f".tmp-{os.getpid()}-{get_native_id()}.{path.name}"
+    )  # two threads may write the same file
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
