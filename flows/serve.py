@@ -135,7 +135,7 @@ class Follower:
         self.write(str(self.version.version))
 
     def read_settings(self) -> None:
-        """Take the section `serve` of params.yaml as it is now. One that is being changed, or is wrong, is left for later."""
+        """Take the section `serve` of params.yaml as it is now; one that is wrong, or half-written, is left for later."""
         with contextlib.suppress(UserError):
             new = params.load(self.root / "params.yaml", params.ServeParams).serve
             self.settings = self.settings.model_copy(update={"serve": new})
