@@ -28,7 +28,8 @@ def test_looking_again_and_again_finds_a_difference_that_is_none_rarely(share: f
     """300 simulated canaries that are as good as the champion, each looked at up to six times; half of the scores graded."""
     rng, errors, wrong = Random(1), 0.05, 0
     for trial in range(300):
-        own, other = [], []
+        own: list[float] = []
+        other: list[float] = []
         for look in range(1, 7):
             while not live.is_due(look - 1, len(own), len(other), 10):
                 for scores in (own, other):

@@ -69,7 +69,7 @@ class Loop:
         text = self.run(words[0], "tests.support.visitors", *words, codes=codes)
         return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
-    def serve(self) -> subprocess.Popen[bytes]:
+    def serve(self) -> subprocess.Popen[str]:
         """`make serve CAPTURE=1`, once it answers."""
         began = time.monotonic()
         with (self.folder / ".flywheel/closed_loop_serve.log").open("wb") as log:
@@ -80,20 +80,21 @@ class Loop:
                 env=self.variables,
                 stdout=log,
                 stderr=log,
+                text=True,
                 start_new_session=True,
             )
-        self.until(lambda: "serving:" in self.said(), served)
+        self.until(lambda: "serving:" in self.printed(), served)
         self.seconds["serve"] = round(time.monotonic() - began, 1)
         return served
 
-    def said(self) -> str:
+    def printed(self) -> str:
         return (self.folder / ".flywheel/closed_loop_serve.log").read_text(errors="replace")
 
-    def until(self, is_done: Any, served: subprocess.Popen[bytes], seconds: float = 300) -> None:
+    def until(self, is_done: Any, served: subprocess.Popen[str], seconds: float = 300) -> None:
         until = time.monotonic() + seconds
         while not is_done():
             if served.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"the server said:\n{self.said()[-3000:]}")
+                raise RuntimeError(f"the server said:\n{self.printed()[-3000:]}")
             time.sleep(0.5)
 
 
@@ -122,11 +123,11 @@ def play(loop: Loop) -> bool:
                 ]
             }
         )
-        loop.until(lambda: "canary" in loop.said(), served)
+        loop.until(lambda: "is on trial:" in loop.printed(), served)
         [trial] = loop.visitors("ask", "--count", str(ON_TRIAL), "--offset", str(ASKED), "--port", str(loop.port))
         report(trial)
-        loop.until(lambda: re.search(r"promoted|withdrawn", loop.said()), served, 60)
-        report({"server": loop.said().splitlines()[-6:]})
+        loop.until(lambda: re.search(r"is (promoted|withdrawn),", loop.printed()), served, 60)
+        report({"server": loop.printed().splitlines()[-6:]})
     finally:
         served.send_signal(signal.SIGINT)
         end(served)
@@ -134,7 +135,9 @@ def play(loop: Loop) -> bool:
     for row in judged:
         report(row)
     gains = {row["on"]: row for row in judged}
-    is_promoted = re.search(r"version 2 .*promoted|promoted.* version 2", loop.said()) is not None
+    if missing := {"asked", "before"} - gains.keys():
+        raise RuntimeError(f"`visitors judge` said nothing of {', '.join(sorted(missing))}")
+    is_promoted = "version 2 is promoted," in loop.printed()
     is_better = gains["asked"]["gain"] >= 0.15 and gains["asked"]["ci95"][0] > 0
     is_well = is_promoted and is_better and gains["before"]["gain"] >= -0.1
     report(

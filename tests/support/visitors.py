@@ -33,7 +33,7 @@ from steps.llm.messages import wire
 FOLDER = Path("tasks_data/email_search")
 INBOXES, SEED = 26, 20260101
 ASKED = ("latest",)  # kinds of questions that people ask, and that the data do not hold
-JUDGED = 160  # questions of each set
+JUDGED = 160  # questions of each set at most
 TOOLS = [tool.schema for tool in EmailSearch.tools().values()]
 
 
@@ -151,7 +151,8 @@ def judge(versions: list[str]) -> bool:
     is_well = True
     for name, kinds in (("asked", ASKED), ("before", ("sender", "month"))):
         of_kind = [row for row in rows if row["kind"] in kinds]
-        scenarios = [EmailSearch.from_question("test", row) for row in Random(SEED).sample(of_kind, JUDGED)]
+        chosen = Random(SEED).sample(of_kind, min(JUDGED, len(of_kind)))
+        scenarios = [EmailSearch.from_question("test", row) for row in chosen]
         (root / name).mkdir(parents=True, exist_ok=True)
         write_records(scenarios, root / name / "test.parquet")
         sides = []
@@ -164,7 +165,7 @@ def judge(versions: list[str]) -> bool:
         first, last = sides[0], sides[-1]
         clusters_N = paired.numbered([str(scenario.data["owner"]) for scenario in scenarios])
         gain, low, high = paired.paired_interval(last.success_N, first.success_N, clusters_N)
-        row = {"on": name, "n": JUDGED, "success": [round(float(side.success_N.mean()), 3) for side in sides]}
+        row = {"on": name, "n": len(scenarios), "success": [round(float(side.success_N.mean()), 3) for side in sides]}
         print(json.dumps(row | {"gain": round(gain, 3), "ci95": [round(low, 3), round(high, 3)]}), flush=True)
         is_well &= gain >= 0.15 and low > 0 if name == "asked" else gain >= -parameters.promote.max_slice_drop
     return bool(is_well)
