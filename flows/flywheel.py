@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -196,8 +197,8 @@ def deployed(settings: FlywheelSettings) -> list[str]:
             display.say(lines[-1])
             show(lines)
     else:
-        with contextlib.chdir(root):
-            workspace.remove(root, path)
+        os.chdir(root)  # out of the worktree, which goes
+        workspace.remove(root, path)
         show(lines)
     return lines
 

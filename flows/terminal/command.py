@@ -29,6 +29,7 @@ HEALTH = 10.0  # seconds for Prefect's server to say that it works
 
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+signals_received: list[int] = []  # by the command that runs in this process
 
 
 class Stopped(KeyboardInterrupt):
@@ -43,10 +44,10 @@ def run_command(work: Callable[[], int | None], writes: bool = True) -> int:
     With `writes`, no other such command runs in this folder meanwhile. The workers that ran this command's stages end with
     it. Signals to stop are ignored from then on, because the process has nothing left to do but end.
     """
-    received: list[int] = []
+    signals_received.clear()
 
     def stop(number: int, _: object) -> None:
-        received.append(number)
+        signals_received.append(number)
         if number != signal.SIGINT:
             signal.signal(number, signal.SIG_IGN)  # make passes on a SIGTERM that this process has already had
         raise Stopped
@@ -64,10 +65,17 @@ def run_command(work: Callable[[], int | None], writes: bool = True) -> int:
                 for number in STOPPING:
                     signal.signal(number, signal.SIG_IGN)
         except BaseException as problem:
-            return print_problem(problem, received)
+            return print_problem(problem, signals_received)
         finally:
             logging.getLogger("prefect").setLevel(logging.WARNING)  # hides that Prefect's own server ends as well
             handover.end_own_workers()
+
+
+def stop_if_signalled() -> None:
+    """Raise Stopped where a signal to stop has arrived. The Stopped of its handler is lost where it is raised in a destructor or
+    a callback, whose exceptions Python drops; a command that runs for long asks again here."""
+    if signals_received:
+        raise Stopped
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from flows.repro import folder_lock
 from flows.repro.parameters import set_params
 from flows.repro.pipeline import Pipeline
 from flows.terminal import health, report
-from flows.terminal.command import LOG, explained, prepare, undisturbed
+from flows.terminal.command import LOG, explained, prepare, stop_if_signalled, undisturbed
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
 from flows.training import start
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 @task(task_run_name="{stage}", cache_policy=NO_CACHE)
 def run_stage(stage: str, pipeline: Pipeline, display: RunDisplay) -> bool:
     """Run one stage of dvc.yaml if it is stale: whether it ran."""
+    stop_if_signalled()
     display.begin(stage)
     return pipeline.reproduce(stage)
 

@@ -24,6 +24,7 @@ INTERNAL = {
     "FLYWHEEL_POOL": "a work pool's template, and flows/deploy.py for prefect.yaml",
     "FLYWHEEL_PROGRESS": "a flow, for its stages",
     "FLYWHEEL_ROOT": "flows/ui.py, for the worker's flow runs",
+    "FLYWHEEL_SERVED": "flows/serving/server.py, for the split of trial.py in vLLM's process",
     "FLYWHEEL_SERVE_HOST": "flows/serving/server.py, for the guard in vLLM's process",
     "FLYWHEEL_SERVE_KEY": "flows/ask.py, for itself",
     "FLYWHEEL_SWAP_TOKEN": "flows/serving/server.py, for the guard in vLLM's process",

@@ -65,6 +65,35 @@ def test_being_told_to_end_is_as_ctrl_c(tmp_path: Path, name: str, code: int) ->
     assert process.stderr == "Stopped. The same command goes on from here.\n"
 
 
+SWALLOWED = """
+import os, signal, sys
+from flows.terminal import command
+
+class Destroyed:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(100_000):  # the handler runs in here, where Python drops exceptions
+            pass
+
+def work():
+    sys.unraisablehook = lambda unraisable: print(unraisable.exc_type.__name__, "was dropped", flush=True)
+    Destroyed()
+    command.stop_if_signalled()
+    print("went on")
+
+command.handover.end_own_workers = lambda: None
+sys.exit(command.run_command(work))
+"""
+
+
+def test_ctrl_c_in_a_destructor_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "swallowed_work.py").write_text(SWALLOWED)
+    path = os.pathsep.join((os.fspath(tmp_path), os.fspath(ROOT)))
+    process = run(python("swallowed_work"), tmp_path, PYTHONPATH=path)
+    assert (process.returncode, process.stdout) == (130, "Stopped was dropped\n")
+    assert process.stderr == "Stopped. The same command goes on from here.\n"
+
+
 def test_only_the_first_signal_stops() -> None:
     from flows.terminal import command
 
