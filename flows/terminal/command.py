@@ -72,8 +72,10 @@ def run_command(work: Callable[[], int | None], writes: bool = True) -> int:
 
 
 def stop_if_signalled() -> None:
-    """Raise Stopped where a signal to stop has arrived. The Stopped of its handler is lost where it is raised in a destructor or
-    a callback, whose exceptions Python drops; a command that runs for long asks again here."""
+    """Raise Stopped where a signal to stop has arrived.
+
+    The handler's own Stopped is lost where it is raised in a destructor or a callback, whose exceptions Python drops.
+    """
     if signals_received:
         raise Stopped
 
