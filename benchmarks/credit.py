@@ -13,22 +13,24 @@ reach it counts with all its episodes, and in `unreached`: its ratio is then a l
 `ratio` is GiGPO's episodes over GRPO's, the geometric mean over seeds; `ratio_low` and `ratio_high` end its 95 % interval by
 Student's t on the logarithms of the paired ratios. `gain` is the difference of test success, GiGPO's minus GRPO's, with its
 interval, also paired. `turns_in_groups` and `later_turns_in_groups` are the shares of turns, and of turns after the first,
-that had another turn to be compared with. Writes benchmarks/credit.json, a line for each run, but not with --quick.
+that had another turn to be compared with. Writes benchmarks/credit.json, a line for each run as soon as it has ended, but
+not with --quick; with --go-on, runs whose lines are there already are not repeated.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks import _common
 
-HERE = Path(__file__).parent
+FILE = Path(__file__).with_suffix(".json")
 TASKS = ("tic_tac_toe", "game_2048", "email_search")
 SEEDS = [1, 2, 3, 4, 5]
 WAYS = ("grpo", "gigpo")
@@ -36,16 +38,15 @@ LAST = 3  # iterations whose mean is the final success
 QUICK: dict[str, object] = {"train.iterations": 3}
 
 
-def run_seed(task: str, seed: int, folder: Path, settings: dict[str, object]) -> list[dict[str, Any]]:
+def run_seed(task: str, seed: int, folder: Path, settings: dict[str, object]) -> Iterator[dict[str, Any]]:
     """Both runs of a seed: {"task", "seed", "way", "curve": validation success by iteration, "test", "episodes", …}."""
     root = _common.clone(folder / f"{task}-{seed}")
-    runs = []
     for way in WAYS:
         chosen = {"seed": seed, "update.advantages": way, "train.patience": 999} | settings
         words = [*_common.training(chosen), "--name", f"{way}{seed}", "--task", task]
         seconds, _ = _common.show(root, words)
-        runs.append({"task": task, "seed": seed, "way": way, "seconds": round(seconds)} | measured(root / "run"))
-    return runs
+        yield {"task": task, "seed": seed, "way": way, "seconds": round(seconds)} | measured(root / "run")
+    shutil.rmtree(root)
 
 
 def measured(run: Path) -> dict[str, Any]:
@@ -134,20 +135,25 @@ def main() -> None:
     parser = _common.parser("credit", __doc__, f"{TASKS[0]}, seed 1, {QUICK['train.iterations']} iterations, no file")
     parser.add_argument("--tasks", nargs="+", help=f"default: {' '.join(TASKS)}; quick: {TASKS[0]}")
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
+    parser.add_argument("--go-on", action="store_true", help=f"keep the runs in {FILE.name}, and make only those it lacks")
     options = parser.parse_args()
     usual = TASKS[:1] if options.quick else TASKS
     seeds, tasks = options.seeds or (SEEDS[:1] if options.quick else SEEDS), options.tasks or usual
     rows = _common.begin("credit", options, len(seeds) * len(tasks) / len(usual) / (1 if options.quick else len(SEEDS)))
-    kept = []
+    kept: list[dict[str, Any]] = []
+    if options.go_on and not options.quick and FILE.exists():
+        kept = [json.loads(line) for line in FILE.read_text().splitlines()]
     with tempfile.TemporaryDirectory(prefix="credit-") as temporary:
         for task in tasks:
-            runs = []
             for seed in seeds:
-                runs += run_seed(task, seed, Path(temporary), QUICK if options.quick else {})
-            kept += runs
-            rows.add(row(task, runs))
-    if not options.quick:
-        (HERE / "credit.json").write_text("".join(json.dumps(run) + "\n" for run in kept))
+                if sum((run["task"], run["seed"]) == (task, seed) for run in kept) == len(WAYS):
+                    continue
+                kept = [run for run in kept if (run["task"], run["seed"]) != (task, seed)]
+                for run in run_seed(task, seed, Path(temporary), QUICK if options.quick else {}):
+                    kept.append(run)
+                    if not options.quick:
+                        FILE.write_text("".join(json.dumps(run) + "\n" for run in kept))
+            rows.add(row(task, [run for run in kept if run["task"] == task and run["seed"] in seeds]))
 
 
 if __name__ == "__main__":
