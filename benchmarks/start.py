@@ -9,7 +9,8 @@ with the same settings, a fresh one and one with policy.start_from: run:champion
 sender; changed, for one of a month and for the latest one, which no training question asked for before. multiplication as it
 was has factors up to 49, changed from 50 on. `final` is the fresh run's success on validation in its last iteration, and
 `needed` the first iteration from the champion that reaches it (0: the champion itself did). `ratio` is the fresh run's
-iterations / `needed`, at least 1; null where it was not reached. The point holds where every ratio is 2 at least.
+iterations / `needed`, at least 1; null where it was not reached. The point holds where every ratio is 2 at least. Names with
+`sampled_` are the same by the success of attempts at temperature 1, where a habit that is tipped over does not make a jump.
 """
 
 from __future__ import annotations
@@ -54,18 +55,31 @@ CHANGES: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
 }
 
 
-def train(root: Path, task: str, name: str, settings: dict[str, Any]) -> dict[int, float]:
-    """A run; success on validation by iteration, 0 being what its first iteration continued."""
+Curve = dict[int, float]  # success on validation by iteration, 0 being what the first iteration continued
+
+
+def train(root: Path, task: str, name: str, settings: dict[str, Any]) -> tuple[Curve, Curve]:
+    """A run: its greedy curve and its sampled one."""
     words = [*_common.training(SETTINGS[task] | settings), "--task", task, "--name", name]
     _common.show(root, words)
     summary = json.loads((root / "run/summary.json").read_text())
-    first = "start" if "start" in summary.get("before", {}) else "base"
-    begun = (
-        summary["before"]["start"]
-        if first == "start"
-        else json.loads((root / "run/000/evaluation/summary.json").read_text())
-    )
-    return {0: begun["success"]} | {row["iteration"]: row["success"] for row in summary["iterations"]}
+    base = json.loads((root / "run/000/evaluation/summary.json").read_text())
+    rows = {0: summary.get("before", {}).get("start", base)} | {row["iteration"]: row for row in summary["iterations"]}
+    greedy, sampled = ({place: row[key] for place, row in rows.items()} for key in ("success", "sampled_success"))
+    return greedy, sampled
+
+
+def compared(fresh: Curve, begun: Curve, iterations: int) -> dict[str, Any]:
+    """After how many iterations the second curve first reaches the end of the first."""
+    final = fresh[iterations]
+    needed = next((place for place, success in begun.items() if success >= final), None)
+    return {
+        "ratio": None if needed is None else round(iterations / max(needed, 1), 2),
+        "final": round(final, 3),
+        "needed": needed,
+        "fresh": {place: round(success, 3) for place, success in fresh.items()},
+        "begun": {place: round(success, 3) for place, success in begun.items()},
+    }
 
 
 def measure(task: str, seed: int, folder: Path, iterations: int) -> dict[str, Any]:
@@ -78,18 +92,13 @@ def measure(task: str, seed: int, folder: Path, iterations: int) -> dict[str, An
     is_now(root)
     fresh = train(root, task, "fresh", settings)
     begun = train(root, task, "begun", settings | {"policy.start_from": "run:champion"})
-    final = fresh[iterations]
-    needed = next((iteration for iteration, success in begun.items() if success >= final), None)
+    sampled = compared(fresh[1], begun[1], iterations)
     return {
         "name": f"{task} seed {seed}",
-        "ratio": None if needed is None else round(iterations / max(needed, 1), 2),
-        "final": round(final, 3),
-        "needed": needed,
+        **compared(fresh[0], begun[0], iterations),
+        **{f"sampled_{key}": value for key, value in sampled.items()},
         "iterations": iterations,
-        "fresh": {number: round(success, 3) for number, success in fresh.items()},
-        "begun": {number: round(success, 3) for number, success in begun.items()},
-        "champion_on_its_own": round(max(champion.values()), 3),
-        "begun_final": round(begun[iterations], 3),
+        "champion_on_its_own": round(max(champion[0].values()), 3),
     }
 
 
