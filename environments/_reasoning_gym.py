@@ -15,6 +15,7 @@ from random import Random
 from typing import Any, ClassVar
 
 from environments import base
+from environments._packages import check_versions
 from environments.base import Component, Env, Message, Outcome, Scenario, Split, words
 
 SYSTEM = "Answer the question with the final answer alone."
@@ -55,7 +56,8 @@ class ReasoningGym(Env):
 
     @classmethod
     def load(cls, folder: Path) -> None:
-        """There are no files: the package makes the questions."""
+        """The package makes the questions; the folder says of which version."""
+        check_versions(cls.task, folder)
 
     @classmethod
     def scenarios(cls, data: Any, split: Split, count: int, seed: int) -> list[Scenario]:

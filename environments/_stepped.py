@@ -18,10 +18,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from environments import base
+from environments._packages import check_versions
 from environments.base import Component, Env, Message, Scenario, Split, tool
 
 SEEDS = 100_000
@@ -91,8 +93,9 @@ class Stepped(Env):
         self._solution: list[str] | None = None
 
     @classmethod
-    def load(cls, folder: Any) -> None:
-        """There are no files: the package makes the scenarios."""
+    def load(cls, folder: Path) -> None:
+        """The package makes the scenarios; the folder says of which version."""
+        check_versions(cls.task, folder)
 
     @classmethod
     def scenarios(cls, data: Any, split: Split, count: int, seed: int) -> list[Scenario]:

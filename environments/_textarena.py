@@ -136,4 +136,3 @@ def make(name: str) -> type[Stepped]:
             return self.scripted(messages, rng)
 
     return TextArena
-
