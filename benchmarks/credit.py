@@ -135,7 +135,9 @@ def main() -> None:
     parser = _common.parser("credit", __doc__, f"{TASKS[0]}, seed 1, {QUICK['train.iterations']} iterations, no file")
     parser.add_argument("--tasks", nargs="+", help=f"default: {' '.join(TASKS)}; quick: {TASKS[0]}")
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
-    parser.add_argument("--go-on", action="store_true", help=f"keep the runs in {FILE.name}, and make only those it lacks")
+    parser.add_argument(
+        "--go-on", action="store_true", help=f"keep the runs in {FILE.name}, and make only those it lacks"
+    )
     options = parser.parse_args()
     usual = TASKS[:1] if options.quick else TASKS
     seeds, tasks = options.seeds or (SEEDS[:1] if options.quick else SEEDS), options.tasks or usual

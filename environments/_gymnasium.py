@@ -1,7 +1,7 @@
 """gymnasium's environments with discrete actions as tasks, minigrid's among them: `task: gymnasium:Taxi-v4`.
 
-What is shown is a text of ours for the environments in `VIEWS`, the environment's own text (`render_mode="ansi"`) where it has
-one, and otherwise the observation's numbers. An episode is won when its last reward is above 0. `name?key=value` gives
+What is shown is a text of ours for the environments in `VIEWS`, the environment's own text (`render_mode="ansi"`) where it
+has one, and otherwise the observation's numbers. An episode is won when its last reward is above 0. `name?key=value` gives
 arguments of `gymnasium.make`: `gymnasium:FrozenLake-v1?map_name=8x8`. Unlike the package, FrozenLake draws a map from the
 seed and is not slippery unless so asked: with one map there would be nothing to hold out.
 """
@@ -30,9 +30,13 @@ RULES = {
     "Row 0 is in the north, column 0 in the west. Walls (|) between cells cannot be crossed.",
     "CliffWalking": "Walk to T. C is a cliff, x is you.",
     "Blackjack": "Get nearer to 21 than the dealer, and not above.",
-    "MiniGrid": "Reach what the mission names. Two letters are a cell: WG is a wall, GG the goal, and >>, VV, << or ^^ is you, "
-    "by the way you look.",
+    "MiniGrid": "Reach what the mission names. Two letters are a cell: WG is a wall, GG the goal, and >>, VV, << or ^^ is "
+    "you, by the way you look.",
 }
+
+
+# State -> action -> outcomes: (probability, next state, reward, whether that ends it).
+Table = Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]
 
 
 def taxi(env: Any) -> str:
@@ -103,10 +107,8 @@ class GymnasiumGame(Game):
             self.score, self.is_won = float(min(1.0, max(0.0, reward))), bool(reward > 0)
 
 
-def way(
-    table: Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]], state: int, names: list[str]
-) -> list[str]:
-    """The shortest actions to a last reward above 0 in a table state -> action -> [(probability, next state, reward, end)]."""
+def way(table: Table, state: int, names: list[str]) -> list[str]:
+    """The shortest actions to an end with a reward above 0; empty where there are none, or chance decides."""
     waiting, seen = deque([(int(state), list[str]())]), {int(state)}
     while waiting:
         here, path = waiting.popleft()

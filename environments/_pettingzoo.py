@@ -16,10 +16,10 @@ from environments._stepped import Game, Generators, Stepped, after, solution
 SYMBOLS = ".XO"
 MOVES = 400  # that the search for a win may try
 RULES = {
-    "tictactoe": "Tic-tac-toe: three in a row win. You are X. Call act with the number of an empty cell; they are numbered 0 to 8, "
-    "column by column from the left, each from the top.",
-    "connect_four": "Connect four: four in a row, in any direction, win. You are X. Call act with the number of a column, 0 to 6; a "
-    "piece falls to the lowest free cell.",
+    "tictactoe": "Tic-tac-toe: three in a row win. You are X. Call act with the number of an empty cell, 0 to 8: column by "
+    "column from the left, each from the top.",
+    "connect_four": "Connect four: four in a row, in any direction, win. You are X. Call act with the number of a column, "
+    "0 to 6; a piece falls to the lowest free cell.",
 }
 
 

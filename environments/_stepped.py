@@ -5,7 +5,8 @@ module makes an `Env` of it: scenarios by seed, the tool `act`, players, and a r
 package says when the transcript's actions are played again from the scenario's seed; words in the transcript claim nothing.
 
 Where the text that an episode starts with tells all that the seed decides (`by_opening`), it decides the split, and each is
-used once, so that splits share no opening; elsewhere, as with hidden numbers and opponents, the seed decides. Left out: actions that are no text, pictures, and rewards before the end.
+used once, so that splits share no opening; elsewhere, as with hidden numbers and opponents, the seed decides. Left out:
+actions that are no text, pictures, and rewards before the end.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Game(ABC):
         return []
 
     def solution(self) -> list[str] | None:
-        """Actions that win from the opening, for the gold player, where the adapter knows them; None: they are searched for."""
+        """Actions that win from the opening, for the gold player, where the adapter knows them; None: search for them."""
         return None
 
 

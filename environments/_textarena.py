@@ -1,8 +1,8 @@
 """textarena's games for one player as tasks: `task: textarena:TowerOfHanoi-v0`.
 
-The agent's action is the text that the package asks for, such as `[A C]`. The score is the package's reward. `SOLVED` has
-what the package does not: how the games of `SOLVED` are won, for the players gold and scripted; others can be trained on and
-evaluated, and their gold player gives up. Games that need word lists from elsewhere (Wordle, Hangman) want nltk's data first.
+The agent's action is the text that the package asks for, such as `[A C]`. The score is the package's reward. `SOLVED` says
+how some games are won, for the gold player. The others can be trained on and evaluated, and their gold player gives up.
+Games that need word lists from elsewhere (Wordle, Hangman) want nltk's data first.
 """
 
 from __future__ import annotations
