@@ -47,8 +47,8 @@ def load(task: str) -> type[Env]:
         made: type[Env] = adapter.make(name)
     except ModuleNotFoundError as problem:
         raise ModuleNotFoundError(
-            f"{task} needs the package {problem.name}: install this project's extra `environments` "
-            "(pip install 'agent-flywheel[environments]')",
+            f"{task} needs the package {problem.name}, of this project's extra `environments`: install it with "
+            "`make install DEV=1`, or `uv pip install --override requirements/overrides.txt '.[environments]'`",
             name=problem.name,
         ) from None
     return made
