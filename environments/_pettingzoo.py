@@ -92,8 +92,8 @@ def winning(env: type[Stepped], seed: int, path: list[str], budget: list[int]) -
         game = after(env, seed, [*path, action])
         if game.is_won:
             return [*path, action]
-        if not game.is_over and (found := winning(env, seed, [*path, action], budget)):
-            return found
+        if not game.is_over and (moves := winning(env, seed, [*path, action], budget)):
+            return moves
     return None
 
 
