@@ -39,7 +39,7 @@ RANDOM = (
     ],
 )
 def test_a_name_that_is_none_is_a_sentence(task: str, problem: str) -> None:
-    with pytest.raises(UserError, match="^task: ") as raised:
+    with pytest.raises(UserError, match=r"^task: ") as raised:
         check_task(task)
     assert problem in str(raised.value)
 
@@ -49,7 +49,7 @@ def test_a_missing_package_names_what_installs_it(monkeypatch: pytest.MonkeyPatc
         raise ModuleNotFoundError("No module named 'gymnasium'", name="gymnasium")
 
     monkeypatch.setattr(_gymnasium, "make", make)
-    with pytest.raises(UserError, match="needs the package gymnasium, .*`make install DEV=1`"):
+    with pytest.raises(UserError, match=r"needs the package gymnasium, .*`make install DEV=1`"):
         check_task("gymnasium:Elsewhere-v0")
 
 
