@@ -237,7 +237,7 @@ ray: install  ## start a Ray cluster on this machine, for policy.cluster: auto, 
 lock: install  ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade)
 	@echo "lock: requirements/cpu.txt, dev.txt"
 	@new=$$(mktemp requirements/new.XXXXXX); trap 'rm -f "$$new"' EXIT; \
-	$(COMPILE) $(FOR_CPU) -o requirements/cpu.txt $(ARGS) >/dev/null; \
+	$(COMPILE) $(FOR_CPU) -o requirements/cpu.txt $(ARGS) >/dev/null; sed -i '/^ *#   --override /d' requirements/cpu.txt; \
 	$(PINS) requirements/cpu.txt requirements/dev.txt > "$$new"; \
 	$(COMPILE) $(FOR_CPU) --extra dev --extra browser --no-annotate -c requirements/cpu.txt -o "$$new" $(ARGS) >/dev/null; \
 	{ echo "# What checks and tests need beside cpu.txt or gpu.txt; made by 'make lock'."; \
@@ -245,7 +245,7 @@ lock: install  ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade)
 	@echo "lock: requirements/gpu.txt"
 	@new=$$(mktemp requirements/gpu.XXXXXX); trap 'rm -f "$$new"' EXIT; \
 	$(PINS) requirements/cpu.txt requirements/gpu.txt > "$$new"; \
-	$(COMPILE) --extra gpu -c requirements/dev.txt -o "$$new" >/dev/null; sed -i '/^ *#   -c /d' "$$new"; chmod 644 "$$new"; mv "$$new" requirements/gpu.txt
+	$(COMPILE) --extra gpu -c requirements/dev.txt -o "$$new" >/dev/null; sed -i '/^ *#   \(-c\|--override\) /d' "$$new"; chmod 644 "$$new"; mv "$$new" requirements/gpu.txt
 	@git --no-pager diff --stat -- requirements || true
 
 clean:  ## remove run/ and the caches of tools

@@ -1,7 +1,8 @@
 """The tasks: one module each, found by name.
 
 `load("email_search")` returns the `Env` class that environments/email_search.py defines. A dotted name loads a module of
-your own (`load("my_package.my_task")`). A module with a function `rollout` in place of an `Env` is an agent of your own
+your own (`load("my_package.my_task")`), and `package:name` an environment of another package (environments/_packages.py;
+`load("gymnasium:Taxi-v4")`). A module with a function `rollout` in place of an `Env` is an agent of your own
 (environments/_agents.py); `from environments import Result` is what such a function may return.
 """
 
@@ -40,6 +41,10 @@ def load(task: str) -> type[Env]:
     """The environment class of a task. A ModuleNotFoundError or ValueError says what is missing and where."""
     from environments.base import Env
 
+    if ":" in task:
+        from environments import _packages
+
+        return _packages.load(task)
     name = task if "." in task else f"environments.{task}"
     module = importlib.import_module(name)
     classes = [

@@ -122,7 +122,7 @@ def learnt(root: Path, turn: KeptTurn) -> set[str]:
 def registered(root: Path, task: str) -> RegisteredModel | None:
     """The registered model of params.yaml, or of the task where that is of another one; None where there is no version."""
     parameters = params.load(root / "params.yaml", PromoteParams)
-    name = parameters.model if parameters.task == task else task.rpartition(".")[2]
+    name = parameters.model if parameters.task == task else params.short_name(task)
     try:
         return read_registry(root, name)
     except UserError as problem:

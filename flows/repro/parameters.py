@@ -56,6 +56,11 @@ def set_params(
             whose = "another run's settings" if begin else f"the preset of {checked.task}"
             say(f"{path} now begins with {whose}; your settings are kept in {copy}")
         write_text(path, text)
+    folder = path.parent / "tasks_data" / checked.task
+    if ":" in checked.task and not folder.exists() and not dry_run:
+        from environments import _packages
+
+        _packages.write(checked.task, folder)
     return checked
 
 

@@ -1,4 +1,4 @@
-"""A sentence about the name of a task that does not exist. No task's module is run."""
+"""A sentence about the name of a task that does not exist. No task's module is run, but a package's that has the task."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from steps.core.errors import UserError
 
 def check_task(name: str) -> None:
     """UserError with the nearest name and all others where there is no such task."""
+    if ":" in name:
+        try:
+            environments.load(name)
+        except (ValueError, ModuleNotFoundError) as problem:
+            raise UserError(f"task: {problem}") from None
+        return
     if "." in name:
         if not is_importable(name):
             raise UserError(

@@ -138,7 +138,7 @@ def choose(task: str, env: type[Env], data: Any, words: argparse.Namespace) -> t
     kept = words.run / "scenarios" / f"{words.split}.parquet"
     if kept.is_file():
         scenarios = read_records(Scenario, kept)
-        if scenarios and scenarios[0].task == task.rpartition(".")[2]:
+        if scenarios and scenarios[0].task in (task, task.rpartition(".")[2]):
             if (words.count or 0) > len(scenarios):
                 raise UserError(f"--count {words.count}: {kept} holds {len(scenarios)} scenarios; ask for no more")
             return scenarios[: words.count or COUNT], True

@@ -67,10 +67,10 @@ class Params(Section):
     @classmethod
     def check_task(cls, task: str) -> str:
         """dvc.yaml writes the name into the commands and paths of stages, so it holds nothing that a shell would read."""
-        if not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*", task):
+        if not re.fullmatch(r"\w+(\.\w+)*|\w+:[\w-]+(\?[\w=.&-]+)?", task, re.ASCII):
             raise ValueError(
                 f"task: {task[:80]!r} is no name of a task: letters, digits and _ only, with dots for a module elsewhere "
-                "(email_search, my_package.my_task)"
+                "(email_search, my_package.my_task), or a package's environment (gymnasium:Taxi-v4)"
             )
         return task
 
@@ -206,6 +206,11 @@ class EvaluateParams(Section):
     score: Score
 
 
+def short_name(task: str) -> str:
+    """A task's name where dots, colons and the like have a meaning of their own, as in the registry."""
+    return re.sub(r"[^\w-]+", "_", task) if ":" in task else task.rpartition(".")[2]
+
+
 class RegisterParams(Learning):
     task: str
     policy: Policy
@@ -214,7 +219,7 @@ class RegisterParams(Learning):
     @property
     def model(self) -> str:
         """The registry entry's name."""
-        return self.register_.name or self.task.rpartition(".")[2]
+        return self.register_.name or short_name(self.task)
 
 
 class PromoteParams(RegisterParams):

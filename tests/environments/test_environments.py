@@ -40,6 +40,12 @@ OUTPUTS = 500  # malformed turns
 HANGS = 5.0  # seconds: a thousand times what a turn should take
 LONGEST_ERROR = 5_000  # characters
 LOW, HIGH = -5, 5  # rewards: groups of any task are comparable in size
+PACKAGED = (  # one task of each package; more of them: docs/environments.md
+    "gymnasium:FrozenLake-v1",
+    "pettingzoo:tictactoe_v3",
+    "reasoning_gym:chain_sum",
+    "textarena:TowerOfHanoi-v0",
+)
 SLOW = {"code_repair"}  # a call starts a process: most malformed turns are made such that it is refused before
 
 
@@ -78,7 +84,7 @@ class Task:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "task" in metafunc.fixturenames:
-        chosen = metafunc.config.getoption("--task") or ["_template", *tasks(agents=False)]
+        chosen = metafunc.config.getoption("--task") or ["_template", *tasks(agents=False), *PACKAGED]
         metafunc.parametrize("task", chosen, indirect=True, scope="module")
 
 

@@ -1,0 +1,101 @@
+"""Tasks that other packages have: `package:name`, such as reasoning_gym:chain_sum or gymnasium:Taxi-v4.
+
+Each package has an adapter, environments/_<package>.py, whose `make` gives the environment class of a name. The packages are
+an extra of this project. A task's data are two files that `write` makes (`make train TASK=gymnasium:Taxi-v4` does): a rubric
+for judges, and package.json with the package's version, so that another version, which may make other scenarios of the same
+seeds, is another run and not the same with other bytes.
+
+    python -m environments._packages gymnasium:Taxi-v4     # writes tasks_data/gymnasium:Taxi-v4/
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from environments.base import Env, TaskProblem, read_text
+
+ADAPTERS = {  # the adapter of each name, and the packages that decide what it makes
+    "gymnasium": ("gymnasium", "minigrid"),
+    "pettingzoo": ("pettingzoo",),
+    "reasoning_gym": ("reasoning-gym",),
+    "textarena": ("textarena",),
+}
+VERSIONS = "package.json"
+RUBRIC = """# {task}
+
+An attempt is better the more of the goal it reaches by the package's own score, and among equals the fewer turns it takes.
+Turns without an action make it worse.
+"""
+
+
+@cache  # each name has a single class
+def load(task: str) -> type[Env]:
+    """The environment class of `package:name`. ValueError for another package or name; ModuleNotFoundError with the command
+    that installs a package."""
+    package, _, name = task.partition(":")
+    if package not in ADAPTERS or not name:
+        raise ValueError(
+            f"{task} is no task: before the colon stands one of {', '.join(ADAPTERS)}, and after it a name"
+        )
+    adapter = importlib.import_module(f"environments._{package}")
+    try:
+        made: type[Env] = adapter.make(name)
+    except ModuleNotFoundError as problem:
+        raise ModuleNotFoundError(
+            f"{task} needs the package {problem.name}, of this project's extra `environments`: install it with "
+            "`make install DEV=1`, or `uv pip install --override requirements/overrides.txt '.[environments]'`",
+            name=problem.name,
+        ) from None
+    return made
+
+
+def versions(task: str) -> dict[str, str]:
+    """The installed versions of the packages that make a task's scenarios."""
+    installed = {}
+    for package in ADAPTERS[task.partition(":")[0]]:
+        try:
+            installed[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return installed
+
+
+def check_versions(task: str, folder: Path) -> None:
+    """TaskProblem where a task's data were written with another version of a package than the installed one."""
+    file = folder / VERSIONS
+    if not file.is_file():
+        return
+    written, installed = json.loads(read_text(file)), versions(task)
+    for package, version in written.items():
+        if installed.get(package) != version:
+            raise TaskProblem(
+                f"{file} is of {package} {version}, and {installed.get(package, 'none')} is installed: its scenarios may be "
+                f"others. Install that version, or write the file anew with `python -m environments._packages '{task}'`"
+            )
+
+
+def write(task: str, folder: Path) -> None:
+    """Write a task's data."""
+    load(task)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / VERSIONS).write_text(json.dumps(versions(task), indent=2) + "\n", encoding="utf-8")
+    if not (folder / "rubric.md").exists():
+        (folder / "rubric.md").write_text(RUBRIC.format(task=task), encoding="utf-8")
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m environments._packages PACKAGE:NAME")
+    try:
+        write(sys.argv[1], Path("tasks_data") / sys.argv[1])
+    except (ValueError, ModuleNotFoundError) as problem:
+        sys.exit(f"error: {problem}")
+
+
+if __name__ == "__main__":
+    main()

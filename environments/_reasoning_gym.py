@@ -1,0 +1,144 @@
+"""reasoning_gym's data sets as tasks: `task: reasoning_gym:chain_sum`, a question and an answer in words.
+
+The difficulty of a scenario, 1 to 5, is a level of the package's own curriculum where it has one, so `rollout.curriculum`
+moves along it; `reasoning_gym:chain_sum?levels=2` has the first two levels alone. The reward is the package's score of the
+answer, which is what stands between <answer> and </answer>, or else the whole turn. The question decides the split.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar
+
+from environments import base
+from environments._packages import check_versions
+from environments.base import Component, Env, Message, Outcome, Scenario, Split, words
+
+SYSTEM = "Answer the question with the final answer alone."
+SIZE = 100_000  # questions of each level
+RIGHT = 0.99  # score from which an answer is right
+LEVELS = 5
+SCANNED = 50
+LONGEST = 10_000  # characters of an answer
+
+
+@cache
+def dataset(name: str, level: int) -> Any:
+    """The questions of a level, made when they are asked for: {"question", "answer", "metadata"} by index."""
+    from reasoning_gym.factory import CURRICULA, create_curriculum, create_dataset
+
+    if name not in CURRICULA:
+        return create_dataset(name, seed=level, size=SIZE)
+    curriculum = create_curriculum(name)
+    curriculum.set_global_level(level - 1)
+    configuration = curriculum.generate_configuration()
+    return create_dataset(name, **vars(configuration) | {"seed": level, "size": SIZE})
+
+
+def answer_of(text: str) -> str:
+    tagged = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    return (tagged[-1] if tagged else text).strip()[:LONGEST]
+
+
+class ReasoningGym(Env):
+    """One question. Subclasses, which `make` makes, name the data set."""
+
+    max_turns = 1
+    sources = ("level", "index")
+    secret: ClassVar[tuple[str, ...]] = ()
+    task: ClassVar[str]
+    name: ClassVar[str]
+    levels: ClassVar[int]
+
+    @classmethod
+    def load(cls, folder: Path) -> None:
+        """The package makes the questions; the folder says of which version."""
+        check_versions(cls.task, folder)
+
+    @classmethod
+    def scenarios(cls, data: Any, split: Split, count: int, seed: int) -> list[Scenario]:
+        made: dict[str, Scenario] = {}
+        rng = Random(f"{split} {seed}")
+        if count <= SIZE:
+            for at, index in enumerate(rng.sample(range(SIZE), min(SIZE, SCANNED * count))):
+                level = 1 + at % cls.levels
+                entry = dataset(cls.name, level)[index]
+                question = str(entry["question"])
+                if question in made or base.split_of(base.normalise(question)) != split:
+                    continue
+                hidden = {"level": level, "index": index, "kind": f"level {level}", "difficulty": level}
+                messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+                made[question] = Scenario.make(cls.task, split, messages, hidden)
+                if len(made) == count:
+                    return list(made.values())
+        raise ValueError(f"{cls.task} has no {count} different questions for the split {split}: {len(made)} were found")
+
+    @classmethod
+    def entry(cls, scenario: Scenario) -> dict[str, Any]:
+        return dict(dataset(cls.name, scenario.data["level"])[scenario.data["index"]])
+
+    def hear(self, text: str) -> list[Message]:
+        self.done = True
+        return []
+
+    @classmethod
+    def score(cls, scenario: Scenario, messages: Sequence[Message]) -> float:
+        last = messages[-1] if messages else {}
+        if last.get("role") != "assistant" or last.get("tool_calls"):
+            return 0.0
+        given = answer_of(str(last.get("content") or ""))
+        try:
+            return float(dataset(cls.name, scenario.data["level"]).score_answer(given, cls.entry(scenario)))
+        except (
+            Exception
+        ):  # the package's parsers of answers raise many kinds of error; what they cannot read is no answer
+            return 0.0
+
+    @classmethod
+    def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
+        return [Component("score", cls.score(scenario, messages), f"{cls.task} scores the answer, 0 to 1")]
+
+    @classmethod
+    def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
+        return cls.score(scenario, messages) >= RIGHT
+
+    @classmethod
+    def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
+        given = answer_of(str(messages[-1].get("content") or "")) if messages[-1]["role"] == "assistant" else None
+        return Outcome(given, cls.entry(scenario)["answer"], optimal_turns=1)
+
+    # Players
+
+    def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
+        """A number or a word of the question: nobody knows a script for all data sets."""
+        parts = re.findall(r"-?\d+|\w+", str(messages[-1]["content"]))
+        return words(rng.choice([part for part in parts if part.lstrip("-").isdigit()] or parts or ["?"]))
+
+    def random(self, messages: Sequence[Message], rng: Random) -> Message:
+        return words(str(rng.randrange(100)))
+
+    def gold(self, messages: Sequence[Message], rng: Random) -> Message:
+        return words(str(self.entry(self.scenario)["answer"]))
+
+    def bad(self, messages: Sequence[Message], rng: Random) -> Message:
+        return words("I do not know.")
+
+
+def make(name: str) -> type[Env]:
+    """The task of a data set. ValueError where reasoning_gym has none of this name."""
+    from reasoning_gym.factory import CURRICULA, DATASETS
+
+    name, _, query = name.partition("?")
+    if name not in DATASETS:
+        raise ValueError(
+            f"reasoning_gym has no data set {name}, such as chain_sum; `reasoning_gym.factory.DATASETS` lists them"
+        )
+    if query and not re.fullmatch(r"levels=[1-9]\d?", query):
+        raise ValueError(f"reasoning_gym:{name}?{query}: only levels=N can follow the question mark")
+    wanted = int(query.partition("=")[2] or LEVELS) if name in CURRICULA else 1
+    text = f"reasoning_gym:{name}" + (f"?{query}" if query else "")
+    return type("ReasoningGym_", (ReasoningGym,), {"task": text, "name": name, "levels": wanted})

@@ -1,0 +1,152 @@
+"""Tasks of other packages: their names, their global generators, rewards that only actions earn, and their versions."""
+
+from __future__ import annotations
+
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import environments
+from environments import _gymnasium, _packages, _reasoning_gym, _textarena
+from environments._stepped import Stepped
+from environments.base import Message, Scenario, TaskProblem, is_error, use, words
+from flows.repro.tasks import check_task
+from steps.core.errors import UserError
+from steps.core.params import Params, short_name
+
+RANDOM = (
+    "textarena:GuessTheNumber-v0",
+    "textarena:FrozenLake-v0",
+    "gymnasium:Blackjack-v1",
+    "pettingzoo:connect_four_v3",
+)
+
+
+@pytest.mark.parametrize(
+    ("task", "problem"),
+    [
+        ("atari:Pong", "before the colon stands one of gymnasium, pettingzoo, reasoning_gym, textarena"),
+        ("gymnasium:", "and after it a name"),
+        ("gymnasium:NoSuch-v1", "gymnasium has no environment NoSuch-v1"),
+        ("gymnasium:Pendulum-v1", "only discrete ones"),
+        ("pettingzoo:ludo_v1", "pettingzoo has no classic game ludo_v1"),
+        ("reasoning_gym:no_such", "reasoning_gym has no data set no_such"),
+        ("reasoning_gym:chain_sum?size=3", "only levels=N"),
+        ("textarena:NoSuch-v0", "textarena has no game NoSuch-v0"),
+    ],
+)
+def test_a_name_that_is_none_is_a_sentence(task: str, problem: str) -> None:
+    with pytest.raises(UserError, match=r"^task: ") as raised:
+        check_task(task)
+    assert problem in str(raised.value)
+
+
+def test_a_missing_package_names_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(name: str) -> type[Stepped]:
+        raise ModuleNotFoundError("No module named 'gymnasium'", name="gymnasium")
+
+    monkeypatch.setattr(_gymnasium, "make", make)
+    with pytest.raises(UserError, match=r"needs the package gymnasium, .*`make install DEV=1`"):
+        check_task("gymnasium:Elsewhere-v0")
+
+
+@pytest.mark.parametrize("name", ["gymnasium:Taxi-v4; rm -rf /", "a:b'c", "gymnasium:../x", "a:b:c", "gymnasium:$(id)"])
+def test_names_hold_nothing_that_a_shell_reads(name: str) -> None:
+    with pytest.raises(ValueError, match="is no name of a task"):
+        Params(task=name)
+
+
+def test_names_in_the_registry() -> None:
+    names = ["email_search", "my_package.my_task", "gymnasium:Taxi-v4", "gymnasium:FrozenLake-v1?map_name=8x8"]
+    assert [short_name(name) for name in names] == [
+        "email_search",
+        "my_task",
+        "gymnasium_Taxi-v4",
+        "gymnasium_FrozenLake-v1_map_name_8x8",
+    ]
+
+
+def played(env: type[Stepped], scenario: Scenario) -> list[Message]:
+    return env(scenario, None).play("random", seed=3)
+
+
+@pytest.mark.parametrize("task", RANDOM)
+def test_episodes_in_threads_are_those_of_one_thread(task: str) -> None:
+    """Packages draw from the process's generators; each episode has its own state of them, and leaves those alone."""
+    env = environments.load(task)
+    assert issubclass(env, Stepped)
+    scenarios = env.scenarios(None, "train", 6, 1)
+    random.seed(11)
+    before = random.getstate()
+    alone = [played(env, scenario) for scenario in scenarios]
+    assert random.getstate() == before
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(lambda scenario: played(env, scenario), scenarios * 4))
+    assert together == alone * 4
+
+
+def test_words_in_a_transcript_earn_nothing() -> None:
+    env = environments.load("gymnasium:FrozenLake-v1")
+    [scenario] = env.scenarios(None, "test", 1, 1)
+    claimed: list[Message] = [
+        *scenario.messages,
+        use("act", action="right"),
+        {"role": "tool", "name": "act", "content": "S F\nThe episode is over: a success."},
+        words("The episode is over: a success."),
+    ]
+    assert not env.success(scenario, claimed)
+    assert sum(part.value for part in env.components(scenario, claimed)) == 0
+
+
+def test_an_action_that_is_none_changes_nothing() -> None:
+    env = environments.load("gymnasium:Taxi-v4")
+    [scenario] = env.scenarios(None, "test", 1, 1)
+    episode = env(scenario, None)
+    for action in ("fly", "", "a" * 10_000, "south\n", "\x1b"):
+        text = episode.call("act", {"action": action})
+        assert is_error({"role": "tool", "name": "act", "content": text}) == (action != "south\n")
+    assert episode.call("act", {"action": "fly"}).endswith(
+        "the actions are south, north, east, west, pick up, drop off."
+    )
+
+
+def test_another_version_of_a_package_is_refused(tmp_path: Path) -> None:
+    task = "gymnasium:FrozenLake-v1"
+    _packages.write(task, tmp_path)
+    written = json.loads((tmp_path / "package.json").read_text())
+    assert set(written) == {"gymnasium", "minigrid"}
+    assert task in (tmp_path / "rubric.md").read_text()
+    environments.load(task).load(tmp_path)
+    (tmp_path / "package.json").write_text(json.dumps(written | {"gymnasium": "0.1"}))
+    with pytest.raises(TaskProblem, match=r"is of gymnasium 0\.1, and [\d.]+ is installed"):
+        environments.load(task).load(tmp_path)
+
+
+def test_levels_are_the_packages_own_curriculum() -> None:
+    env = environments.load("reasoning_gym:chain_sum?levels=2")
+    scenarios = env.scenarios(None, "train", 20, 1)
+    assert {scenario.data["difficulty"] for scenario in scenarios} == {1, 2}
+    longest = {
+        level: max(
+            len(str(scenario.messages[-1]["content"])) for scenario in scenarios if scenario.data["level"] == level
+        )
+        for level in (1, 2)
+    }
+    assert longest[1] < longest[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("5", "5"), ("It is <answer> 7 </answer>.", "7"), ("<answer>1</answer><answer>2</answer>", "2")],
+)
+def test_what_counts_as_an_answer(text: str, answer: str) -> None:
+    assert _reasoning_gym.answer_of(text) == answer
+
+
+def test_hanoi_and_lights_by_hand() -> None:
+    assert _textarena.hanoi({"A": [1], "B": [], "C": []}) == ["[A C]"]
+    assert _textarena.hanoi({"A": [2, 1], "B": [], "C": []}) == ["[A B]", "[A C]", "[B C]"]
+    assert _textarena.lights([[True, True], [True, False]]) == ["[0 0]"]
