@@ -177,6 +177,12 @@ class Env(ABC):
         return None
 
     @classmethod
+    def decisions(cls, scenario: Scenario, messages: Sequence[Message]) -> list[tuple[str, bool]]:
+        """(kind of decision, whether it was right) of each decision in a transcript, for the table of skills that an
+        evaluation makes; by default none. The kinds are the table's rows, in the order in which they first occur."""
+        return []
+
+    @classmethod
     def describe(cls, data: Any) -> str:
         """The task in words, for a model that writes scenarios; by default the docstring of its module or class."""
         return (sys.modules[cls.__module__].__doc__ or cls.__doc__ or cls.__name__).strip()

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from environments import _email_served, base
+from environments import _email_decisions, _email_served, base
 from environments.base import Component, Env, Message, Outcome, Scenario, Split, tool
 
 ROWS_SHOWN = 5
@@ -252,6 +252,12 @@ class EmailSearch(Env):
         return "\n\n".join(sorted(shown))
 
     @classmethod
+    def decisions(cls, scenario: Scenario, messages: Sequence[Message]) -> list[tuple[str, bool]]:
+        query = cls._query(str(messages[1]["content"]))
+        calls = base.tool_calls(messages)
+        return _email_decisions.decisions(calls, query, scenario.data["source_ids"], cls.success(scenario, messages))
+
+    @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
         sources, answer = set(scenario.data["source_ids"]), base.accepted(messages, "return_final_answer")
         calls = [call for call in base.tool_calls(messages) if not base.is_error(call[2])]
@@ -300,7 +306,8 @@ class EmailSearch(Env):
     def _open(self, name: str) -> Message:
         return base.use("read_email", id=name)
 
-    def _query(self, question: str) -> dict[str, Any]:
+    @classmethod
+    def _query(cls, question: str) -> dict[str, Any]:
         """The arguments of a search for the answer to a question."""
         words = re.match(r"What (?:is|was) the (?:latest )?(\w+) for (\w+)", question)
         query: dict[str, Any] = {"keywords": [words[2], words[1]] if words else re.findall(r"\w{4,}", question)}

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, ClassVar, Literal
 
 from environments._languages import LANGUAGES, is_korean, stems, unified
-from environments.base import Message, error, normalise, tool, use
+from environments.base import Message, Scenario, error, normalise, tool, use
 from environments.email_search import LONGEST, MONTHS, EmailSearch, days_of, is_unknown, seen_ids, shown, with_inboxes
 
 CUT = 200  # characters of each email in a thread
@@ -201,7 +201,12 @@ class EmailSearchPlus(EmailSearch):
         kind, _ = _take_apart(str(self.scenario.messages[1]["content"]))
         return use("read_thread" if kind == "thread" else "read_email", id=name)
 
-    def _query(self, question: str) -> dict[str, Any]:
+    @classmethod
+    def decisions(cls, scenario: Scenario, messages: Sequence[Message]) -> list[tuple[str, bool]]:
+        return []  # its tools narrow and sort in other ways
+
+    @classmethod
+    def _query(cls, question: str) -> dict[str, Any]:
         kind, parts = _take_apart(question)
         query: dict[str, Any] = {"keywords": [parts["project"], *parts["matter"].split()]}
         if "sender" in parts:

@@ -72,6 +72,10 @@ def evaluate(
         if params.policy.has_adapter and adapter:
             sampled = sample(env, task_data, data, held_out, adapter, params)
         results = by_success(held_out, rewards) | sampled_summary(sampled, len(held_out))
+        results["decisions"] = by_decision(env, held_out, played)
+        is_base = split == "val" and against is not None and against.is_file() and params.policy.has_adapter
+        if params.evaluate.references and is_base and adapter is not None and not env.is_agent:
+            results["references"] = references(env, task_data, data, held_out, adapter, params)
         if (judge := params.evaluate.judge) is not None and against is None:
             say("evaluate.judge is not asked: --against names no evaluation of the base policy to compare with")
         elif judge is not None:
@@ -132,6 +136,32 @@ def by_kind(held_out: Sequence[Scenario], values: Sequence[float]) -> dict[str, 
     for scenario, value in zip(held_out, values, strict=True):
         slices.setdefault(str(scenario.data.get("kind", "all")), []).append(value)
     return {name: mean(inside) for name, inside in sorted(slices.items())}
+
+
+def by_decision(
+    env: type[Env], held_out: Sequence[Scenario], played: Sequence[Trajectory]
+) -> dict[str, tuple[int, int]]:
+    """(right decisions, all) by kind, of the episodes that did not fail."""
+    counts: dict[str, tuple[int, int]] = {}
+    for scenario, trajectory in zip(held_out, played, strict=True):
+        if env.is_agent or trajectory.stop_reason == "error":
+            continue
+        for kind, is_right in env.decisions(scenario, trajectory.messages(scenario)):
+            right, made = counts.get(kind, (0, 0))
+            counts[kind] = right + is_right, made + 1
+    return counts
+
+
+def references(
+    env: type[Env], task_data: Path, data: Any, held_out: list[Scenario], adapter: Path, params: EvaluateParams
+) -> dict[str, float]:
+    """Success on these scenarios of the task's script, and of the base policy with the best bias on one token."""
+    from steps.analytics.token_bias import BiasedPolicy
+
+    scripted = [env.success(scenario, env(scenario, data).play("scripted")) for scenario in held_out]
+    policy = BiasedPolicy(params.policy, params.evaluate, adapter, env, task_data, data)
+    bias = policy.choose(held_out)
+    return {"script": mean(scripted), "base with the best bias on a token": policy.success(held_out, bias)}
 
 
 def by_policy(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -123,6 +125,29 @@ def fates(analysis: Analysis) -> Chart | None:
     shares = {name: waste.shares for name, waste in analysis.waste.items()}
     order = [fate for fate in TOKEN_FATES if any(parts[fate] for parts in shares.values())]
     return stacked("Sampled tokens: what became of them", shares, order) if order else None
+
+
+def decisions(run: Path) -> Chart | None:
+    """Which decisions were right on validation by iteration, a line per kind; None for a task that counts none."""
+    from steps.core.records import Evaluation
+
+    counts: dict[str, dict[str, tuple[int, int]]] = {}  # by iteration, as evaluate wrote them
+    for path in sorted(run.glob("*/evaluation/summary.json")):
+        with suppress(OSError, ValueError):  # being written, or of another version: the page's other numbers say so
+            counts[path.parent.parent.name] = Evaluation.model_validate_json(path.read_text()).decisions
+    names, scale = list(counts), Scale(0.0, 1.0)
+    kinds = list(dict.fromkeys(kind for by_kind in counts.values() for kind in by_kind))
+    series = []
+    for colour, kind in enumerate(kinds):
+        dots = []
+        for place, (name, by_kind) in enumerate(counts.items()):
+            right, made = by_kind.get(kind, (0, 0))
+            if made:
+                about = f"{kind} {name}: {right} of {made} right"
+                dots.append(Dot(across(place, len(names)), scale.y(right / made), about))
+        series.append(Series(kind, colour % COLOURS, dots))
+    legend = [(entry.colour, entry.name) for entry in series]
+    return Chart("Right decisions: evaluation", below(names), scale.ticks(True), series, [], legend) if kinds else None
 
 
 def search(pattern: Pattern) -> dict[str, str]:

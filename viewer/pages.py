@@ -208,7 +208,11 @@ class Pages:
             if run not in self.counted or self.counted[run][0] != version:
                 self.counted[run] = version, analysis.analyse(run, "iteration,split")
             result = self.counted[run][1]
-        pictures = [charts.actions(result, split) for split in charts.SPLITS] + [charts.fates(result)]
+        pictures = [
+            charts.decisions(run),
+            *(charts.actions(result, split) for split in charts.SPLITS),
+            charts.fates(result),
+        ]
         return self.html(
             "analytics.html",
             request,

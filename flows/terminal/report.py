@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from steps.core.records import OUTPUTS, Evaluation
 from steps.project.chain import BASE, iteration_name, origins
 
 RUN = Path("run")
+COLUMNS = 13  # of the table of decisions: the base policy and iterations
 
 
 class Point(NamedTuple):
@@ -30,6 +32,26 @@ def point(iteration: int) -> Point:
     evaluation = Evaluation.model_validate_json(text)
     share, sampled = evaluation.share, evaluation.sampled_success
     return Point(iteration, share, evaluation.interval, evaluation.reward, sampled, evaluation.measure)
+
+
+def decision_table(iterations: int) -> list[str]:
+    """Which decisions were right on validation, in % by iteration: which skill moved when. Empty where the task has none."""
+    evaluations = [
+        Evaluation.model_validate_json((RUN / iteration_name(number) / "evaluation" / "summary.json").read_text())
+        for number in range(iterations + 1)
+    ]
+    kinds = list(dict.fromkeys(kind for evaluation in evaluations for kind in evaluation.decisions))
+    if not kinds:
+        return []
+    shown = [
+        round(place * iterations / min(iterations, COLUMNS - 1)) for place in range(min(iterations, COLUMNS - 1) + 1)
+    ]
+    rows = [f"{'right decisions, %':>20}{'base':>6}" + "".join(f"{number:>5}" for number in shown[1:])]
+    for kind in kinds:
+        counts = [evaluations[number].decisions.get(kind, (0, 0)) for number in shown]
+        shares = [f"{100 * right / made:.0f}" if made else "-" for right, made in counts]
+        rows.append(f"{kind:>20}{shares[0]:>6}" + "".join(f"{share:>5}" for share in shares[1:]))
+    return rows
 
 
 def origin_line(name: str) -> str:
@@ -104,9 +126,14 @@ def summary(task: str, best: int, iterations: int, version: str | None, wall: fl
     }
 
 
-def draw(points: list[Point], best: int, path: Path) -> None:
-    """Draw the learning curve: validation success with its 95 % interval, beside it that of sampled attempts, and below the
-    mean reward on validation."""
+def references() -> dict[str, float]:
+    """Success of others on validation, by name, where the base policy's evaluation has measured them."""
+    return dict(read(RUN / BASE / "evaluation" / "summary.json").get("references", {}))
+
+
+def draw(points: list[Point], best: int, path: Path, lines: Mapping[str, float] | None = None) -> None:
+    """Draw the learning curve: validation success with its 95 % interval, beside it that of sampled attempts and `lines` for
+    the success of others, and below the mean reward on validation."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -126,6 +153,10 @@ def draw(points: list[Point], best: int, path: Path) -> None:
             label="sampled",
         )
         upper.legend(loc="lower right")
+    for place, (name, success) in enumerate((lines or {}).items()):
+        upper.axhline(success, linestyle=(0, (1, 1 + place)), color="grey", label=f"{name}: {success:.2f}")
+    if lines:
+        upper.legend(loc="lower right", fontsize="small")
     upper.axvline(best, linestyle=":", color="grey")
     upper.annotate(f"best: {best}", (best, 0.03), xytext=(4, 0), textcoords="offset points", color="grey")
     label = f"share of validation scenarios\n{measures[-1]} (95 %)" if is_judged else "validation success (95 %)"

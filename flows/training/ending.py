@@ -57,6 +57,7 @@ def result_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(
             f"{who:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {result['n']} scenarios{sampled}"
         )
+    lines += report.decision_table(len(summary["iterations"]))
     iteration = summary["trained"]["iteration"]
     if (entry := summary["registered"]) and entry["version"] is None:
         lines.append(f"Registered iteration {iteration} in {entry['name']}; `make mlflow` shows the version's number.")

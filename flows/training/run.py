@@ -240,7 +240,7 @@ def _iterations(
     for stage in ("test@base", "test@best"):
         run(stage)
     registered = run("register")
-    report.draw(curve, chosen, RUN / "learning_curve.png")
+    report.draw(curve, chosen, RUN / "learning_curve.png", report.references())
     for tracker in trackers:
         tracker.finish()
     mlflow.log_artifact(RUN / "learning_curve.png")

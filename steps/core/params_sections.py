@@ -215,6 +215,9 @@ class Evaluate(Sharded):
     reasons first, and at most a quarter of policy.context."""
     max_turns: int | None = Field(None, ge=1)
     """Most turns of an episode. null: the environment's own limit."""
+    references: bool = False
+    """With the base policy's validation, also play the task's script, and the base policy with the best bias on one token
+    (docs/tasks.md#baselines). The learning curve shows both as lines. Takes about 30 times as long as a validation."""
     judge: Ruler | None = None
     """A judge that training never asks, with the fields of score.ruler: it compares attempts with the base policy's. Without
     a rule its preference is the result, in place of score.ruler's. With a rule it stands beside success, and can refuse a

@@ -257,6 +257,10 @@ class Evaluation(Record):
     turns: float  # mean
     tokens: float  # mean of sampled tokens
     slices: dict[str, float] = {}  # success by slice
+    references: dict[
+        str, float
+    ] = {}  # with the base policy's validation: success of others, by name (evaluate.references)
+    decisions: dict[str, tuple[int, int]] = {}  # kind of decision -> (right ones, all), where the task has them
     sampled_attempts: int = 0  # at each scenario, at temperature 1; 0: none were made
     sampled_success: float | None = None  # share of those attempts
     sampled_ci95: tuple[float, float] | None = None  # Wilson interval, as if each scenario counted once
@@ -285,8 +289,8 @@ class Evaluation(Record):
         return interval
 
     def text(self) -> str:
-        """The contents of summary.json. It speaks of no judge where none was asked."""
-        unasked = {name for name in ("judged", "held_out") if getattr(self, name) is None}
+        """The contents of summary.json, without the fields that this evaluation has nothing for."""
+        unasked = {name for name in ("judged", "held_out", "decisions", "references") if not getattr(self, name)}
         return self.model_dump_json(indent=2, exclude=unasked) + "\n"
 
     def sentence(self) -> str:

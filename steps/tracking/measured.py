@@ -75,6 +75,8 @@ class MeasuredRun:
         values = {measure: summary.share, **rewards, "turns": summary.turns, "tokens": summary.tokens}
         values |= {"scenarios": summary.n, "ci95_low": low, "ci95_high": high}
         values |= {f"{measure}_{kind}": share for kind, share in summary.slices.items()}
+        values |= {f"success_of_{name}": success for name, success in summary.references.items()}
+        values |= {f"right_{kind}": right / made for kind, (right, made) in summary.decisions.items()}
         if judged := summary.judged:
             counts = ("wins", "ties", "losses", "disagreements", "unjudged")
             values |= {f"judge_{name}": getattr(judged, name) for name in counts}

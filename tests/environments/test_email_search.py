@@ -731,3 +731,67 @@ def test_a_scenario_refuses_unknown_fields_and_changes() -> None:
         Scenario.model_validate(made.model_dump() | {"more": 1})
     with pytest.raises(ValueError, match="frozen"):
         made.task = "other"  # type: ignore[misc]
+
+
+# --- Decisions
+
+QUERY = {"keywords": ["falcon", "Budget"], "sender": "Carl Cook"}
+ANSWERED: dict[str, Any] = {"answer": "4100 dollars", "source_ids": ["m1"]}
+
+
+@pytest.mark.parametrize(
+    ("calls", "right", "wrong"),
+    [
+        (
+            [("search_emails", QUERY), ("read_email", {"id": "m1"}), ("return_final_answer", ANSWERED)],
+            ["query", "filter", "go on", "row", "answer", "cite"],
+            [],
+        ),
+        (
+            [
+                ("search_emails", {"keywords": ["Falcon"]}),
+                ("read_email", {"id": "m2"}),
+                ("return_final_answer", {"answer": "5200 dollars", "source_ids": ["m2"]}),
+            ],
+            ["go on"],
+            ["query", "filter", "row", "go on"],
+        ),
+        (
+            [
+                ("search_emails", QUERY),
+                ("read_email", {"id": "m1"}),
+                ("return_final_answer", {"answer": "I don't know", "source_ids": ["m1"]}),
+            ],
+            ["query", "filter", "go on", "row"],
+            ["answer"],
+        ),
+        (
+            [
+                ("search_emails", QUERY),
+                ("read_email", {"id": "m1"}),
+                ("return_final_answer", ANSWERED | {"source_ids": []}),
+            ],
+            ["query", "filter", "go on", "row", "answer"],
+            ["cite"],
+        ),
+        ([("read_email", {}), "nothing"], [], []),
+        ([("return_final_answer", {"answer": "4100 dollars", "source_ids": []})], [], ["cite"]),
+    ],
+    ids=["careful", "another mail", "gives up after reading", "cites nothing", "errors only", "guesses"],
+)
+def test_decisions_by_hand(small: Mailbox, calls: list[Call | str], right: list[str], wrong: list[str]) -> None:
+    env = episode(small)
+    made = EmailSearch.decisions(env.scenario, transcript(env, calls))
+    assert sorted(kind for kind, is_right in made if is_right) == sorted(right)
+    assert sorted(kind for kind, is_right in made if not is_right) == sorted(wrong)
+
+
+def test_the_scripted_players_decisions(committed: Mailbox) -> None:
+    """It is always right but for the rows: mails that state nothing look like those that do."""
+    counts: dict[str, list[bool]] = {}
+    for scenario in EmailSearch.scenarios(committed, "val", 60, 1):
+        for kind, is_right in EmailSearch.decisions(scenario, EmailSearch(scenario, committed).play("scripted")):
+            counts.setdefault(kind, []).append(is_right)
+    shares = {kind: sum(made) / len(made) for kind, made in counts.items()}
+    assert 0.7 < shares.pop("row") < 0.9
+    assert shares == dict.fromkeys(("query", "filter", "go on", "answer", "cite"), 1.0)

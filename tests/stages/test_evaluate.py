@@ -42,7 +42,8 @@ class FakeEngine:
         logit_bias: Any = None,
     ) -> list[Trajectory]:
         self.calls.append((limits.temperature, prefix, seed))
-        return [self.episode(scenario, number, prefix, limits.temperature > 0) for scenario, number in attempts]
+        is_right = limits.temperature > 0 or logit_bias == {2: 1.0}
+        return [self.episode(scenario, number, prefix, is_right) for scenario, number in attempts]
 
     def episode(self, scenario: Scenario, number: int, prefix: str, is_sampled: bool) -> Trajectory:
         answer = scenario.data["answer"] if is_sampled and number % 2 == 0 else -1
@@ -62,14 +63,14 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     return fake
 
 
-def evaluated(folder: Path, **settings: Any) -> tuple[Evaluation, Path]:
+def evaluated(folder: Path, against: Path | None = None, **settings: Any) -> tuple[Evaluation, Path]:
     scenarios: Sequence[Scenario] = Multiplication.scenarios(Multiplication.load(DATA), "val", SCENARIOS, 1)
     (folder / "scenarios").mkdir(exist_ok=True)
     write_records(scenarios, folder / "scenarios/val.parquet")
     sections = {"evaluate": Evaluate(**settings), "agents": Agents(), "score": Score()}
     params = EvaluateParams(task="multiplication", policy=Policy(), **sections)
     out = folder / f"evaluation-{len(settings)}-{settings.get('sampled_attempts')}"
-    evaluate(DATA, folder / "scenarios", out, params, adapter=folder / "adapter")
+    evaluate(DATA, folder / "scenarios", out, params, adapter=folder / "adapter", against=against)
     return Evaluation.model_validate_json((out / "summary.json").read_text()), out
 
 
@@ -117,3 +118,36 @@ def test_the_curve_and_the_summary_show_it(tmp_path: Path, engine: FakeEngine, m
     report.draw(points, 1, tmp_path / "with.png")
     report.draw([point._replace(sampled=None) for point in points], 1, tmp_path / "without.png")
     assert (tmp_path / "with.png").read_bytes() != (tmp_path / "without.png").read_bytes()
+
+
+def test_the_table_of_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares in % by iteration; a long run shows its first, its last, and some between; without decisions there is none."""
+    common: dict[str, Any] = {"split": "val", "adapter_hash": "a", "n": 4, "success": 0.5, "ci95": (0, 1), "reward": 0}
+    monkeypatch.chdir(tmp_path)
+    for number in range(31):
+        counts = {"query": (number, 30)} | ({"cite": (1, 2)} if number else {})
+        summary = Evaluation(**common, turns=1, tokens=1, decisions=counts)
+        Path(f"run/{number:03d}/evaluation").mkdir(parents=True)
+        Path(f"run/{number:03d}/evaluation/summary.json").write_text(summary.text())
+    assert report.decision_table(2) == [
+        "  right decisions, %  base    1    2",
+        "               query     0    3    7",
+        "                cite     -   50   50",
+    ]
+    heading = report.decision_table(30)[0].split()[3:]
+    assert (heading[:2], heading[-1], len(heading)) == (["base", "2"], "30", report.COLUMNS)
+    bare = Evaluation(**common, turns=1, tokens=1).text()
+    assert "decisions" not in bare
+    for number in range(2):
+        Path(f"run/{number:03d}/evaluation/summary.json").write_text(bare)
+    assert report.decision_table(1) == []
+
+
+def test_references_stand_in_the_base_policys_evaluation_alone(tmp_path: Path, engine: FakeEngine) -> None:
+    """The script multiplies rightly; with +1 on token 2, and no other bias, the fake policy does, too."""
+    base = tmp_path / "base.json"
+    base.write_text(json.dumps({"adapter_hash": "0" * 16}))
+    summary, _ = evaluated(tmp_path, base, references=True)
+    assert summary.references == {"script": 1.0, "base with the best bias on a token": 1.0}
+    for place, (against, references) in enumerate(((None, True), (tmp_path, True), (base, False))):
+        assert evaluated(tmp_path, against, references=references, sampled_attempts=place)[0].references == {}

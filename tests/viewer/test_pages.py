@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from environments.base import Message, Scenario, Split
 from steps.analytics.analysis import Analysis, GroupSummary, Pattern, Percentiles
-from steps.core.records import Judgement, Order, Reward, Trajectory, Turn, write_records
+from steps.core.records import Evaluation, Judgement, Order, Reward, Trajectory, Turn, write_records
 from tests.conftest import ROOT
 from viewer import app, charts, group, index, pages
 from viewer.index import parse
@@ -579,6 +579,36 @@ def test_where_the_marks_of_a_chart_stand() -> None:
     ]
     assert charts.actions(found, "test") is None
     assert charts.fates(found) is None
+
+
+def test_the_chart_of_decisions(tmp_path: Path) -> None:
+    """A line per kind; an iteration without such a decision has no mark; a summary that is being written is left out."""
+    assert charts.decisions(tmp_path) is None
+    counts = ({"query": (1, 4)}, {"query": (4, 4), "cite": (1, 2)})
+    for number, decisions in enumerate(counts):
+        summary = Evaluation(
+            split="val",
+            adapter_hash="a",
+            n=4,
+            success=0.5,
+            ci95=(0, 1),
+            reward=0,
+            turns=1,
+            tokens=1,
+            decisions=decisions,
+        )
+        folder = tmp_path / f"{number:03d}" / "evaluation"
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(summary.text())
+    (tmp_path / "002" / "evaluation").mkdir(parents=True)
+    (tmp_path / "002" / "evaluation" / "summary.json").write_text("{")
+    chart = charts.decisions(tmp_path)
+    assert chart is not None
+    assert [(series.name, series.points) for series in chart.series] == [
+        ("query", "147.0,134.5 349.0,10.0"),
+        ("cite", "349.0,93.0"),
+    ]
+    assert chart.series[0].dots[0].about == "query 000: 1 of 4 right"
 
 
 @pytest.mark.parametrize(
