@@ -242,6 +242,24 @@ class Judged(Record):
         return "; ".join([f"judge {self.judge}: {counts}{unjudged}", asked, *faults])
 
 
+class TaskResult(Record):
+    """A policy on the scenarios of one of several tasks."""
+
+    n: int
+    success: float  # share of the scenarios
+    ci95: tuple[float, float]  # Wilson interval
+    reward: float  # mean
+    turns: float  # mean
+    tokens: float  # mean of sampled tokens
+    sampled_success: float | None  # share of the attempts at temperature 1
+
+    def sentence(self, task: str) -> str:
+        """The result in words."""
+        low, high = self.ci95
+        sampled = "" if self.sampled_success is None else f", sampled {self.sampled_success:.3f}"
+        return f"{task} {self.success:.3f} [{low:.3f}, {high:.3f}] of {self.n}{sampled}"
+
+
 class Evaluation(Record):
     """A policy on a split: one attempt at each scenario, greedy by default, and beside it sampled ones.
 
@@ -256,7 +274,8 @@ class Evaluation(Record):
     reward: float | None  # mean
     turns: float  # mean
     tokens: float  # mean of sampled tokens
-    slices: dict[str, float] = {}  # success by slice
+    slices: dict[str, float] = {}  # success by slice; of several tasks, by task
+    by_task: dict[str, TaskResult] = {}  # of several tasks
     sampled_attempts: int = 0  # at each scenario, at temperature 1; 0: none were made
     sampled_success: float | None = None  # share of those attempts
     sampled_ci95: tuple[float, float] | None = None  # Wilson interval, as if each scenario counted once
@@ -285,8 +304,9 @@ class Evaluation(Record):
         return interval
 
     def text(self) -> str:
-        """The contents of summary.json. It speaks of no judge where none was asked."""
+        """The contents of summary.json. It speaks of no judge where none was asked, and of no tasks where there is one."""
         unasked = {name for name in ("judged", "held_out") if getattr(self, name) is None}
+        unasked |= set() if self.by_task else {"by_task"}
         return self.model_dump_json(indent=2, exclude=unasked) + "\n"
 
     def sentence(self) -> str:

@@ -75,6 +75,8 @@ class MeasuredRun:
         values = {measure: summary.share, **rewards, "turns": summary.turns, "tokens": summary.tokens}
         values |= {"scenarios": summary.n, "ci95_low": low, "ci95_high": high}
         values |= {f"{measure}_{kind}": share for kind, share in summary.slices.items()}
+        for task, result in summary.by_task.items():
+            values |= {f"reward_{task}": result.reward, f"turns_{task}": result.turns, f"scenarios_{task}": result.n}
         if judged := summary.judged:
             counts = ("wins", "ties", "losses", "disagreements", "unjudged")
             values |= {f"judge_{name}": getattr(judged, name) for name in counts}

@@ -82,7 +82,7 @@ def test_an_empty_file_is_the_recipe(tmp_path: Path) -> None:
 def test_a_stage_gets_what_it_declares_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("seed: 7\nrollout: {attempts: 4}\nregister: {name: mine}\n")
     read = load(tmp_path / "params.yaml", RolloutParams)
-    assert set(read.model_dump()) == {"task", "seed", "policy", "rollout", "agents"}
+    assert set(read.model_dump()) == {"task", "tasks", "seed", "policy", "rollout", "agents"}
     assert (read.seed, read.rollout.attempts, read.rollout.scenarios) == (7, 4, 16)
     assert load(tmp_path / "params.yaml", RegisterParams).register_.name == "mine"
 
