@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """`Result`, which is imported only where it is used."""
+    """`Result`, which is imported only where it is used; and the class of several tasks by its name, as another process
+    looks it up."""
+    if PLUS in name:
+        return load(name)
     if name != "Result":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from environments._agents import Result
@@ -53,7 +56,7 @@ def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
     if PLUS in task:
         from environments._mixed import mixed
 
-        return mixed(task.split(PLUS), weights)
+        return mixed(load, task.split(PLUS), weights)
     name = task if "." in task else f"environments.{task}"
     module = importlib.import_module(name)
     classes = [

@@ -12,13 +12,12 @@ elsewhere, which do not say of which task they are. Each task can still be train
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from environments import load as load_single
 from environments._shares import PLUS, interleaved, shares
 from environments.base import Component, Env, Message, Outcome, Scenario, Split, TaskProblem
 
@@ -101,8 +100,8 @@ class Mixed(Env):
 
 
 @cache
-def _made(names: tuple[str, ...], weights: tuple[int, ...]) -> type[Mixed]:
-    loaded = {name: load_single(name) for name in names}
+def _made(load: Callable[[str], type[Env]], names: tuple[str, ...], weights: tuple[int, ...]) -> type[Mixed]:
+    loaded = {name: load(name) for name in names}
     parts = {name.rpartition(".")[2]: env for name, env in loaded.items()}
     for name, env in loaded.items():
         if env.is_agent or not env.has_rule:
@@ -114,7 +113,7 @@ def _made(names: tuple[str, ...], weights: tuple[int, ...]) -> type[Mixed]:
         )
     title = PLUS.join(names)
     fields = {
-        "__module__": __name__,
+        "__module__": "environments",  # where another process finds it by its name
         "__qualname__": title,
         "__doc__": "\n\n".join(f"{task}: {env.describe(None)}" for task, env in parts.items()),
         "parts": parts,
@@ -126,20 +125,15 @@ def _made(names: tuple[str, ...], weights: tuple[int, ...]) -> type[Mixed]:
     return type(title, (Mixed,), fields)
 
 
-def mixed(names: Sequence[str], weights: Mapping[str, int] | None = None) -> type[Mixed]:
-    """The environment of several tasks, by their full names; without `weights` all count the same. The same tasks and
-    weights give the same class. TaskProblem for a task that cannot be one of several."""
+def mixed(
+    load: Callable[[str], type[Env]], names: Sequence[str], weights: Mapping[str, int] | None = None
+) -> type[Mixed]:
+    """The environment of several tasks, which `load` loads by their full names; without `weights` all count the same. The
+    same tasks and weights give the same class. TaskProblem for a task that cannot be one of several."""
     names = sorted(names)
-    return _made(tuple(names), tuple((weights or {}).get(name, 1) for name in names))
+    return _made(load, tuple(names), tuple((weights or {}).get(name, 1) for name in names))
 
 
 def parts(env: type[Env]) -> Mapping[str, type[Env]]:
     """The environments of several tasks, by the name that a task's scenarios carry; empty for a single task."""
     return env.parts if issubclass(env, Mixed) else {}
-
-
-def __getattr__(name: str) -> type[Mixed]:
-    """The class by its qualified name, as another process looks it up."""
-    if PLUS not in name:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return mixed(name.split(PLUS))

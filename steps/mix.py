@@ -15,7 +15,8 @@ def mix(task_data: Input, copy: Output) -> None:
     """Copy the folder `task_data`."""
     import shutil
 
-    shutil.copytree(task_data, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    # A rubric is no part of a task's data, as .dvcignore has it: a judge model scores no mixed run.
+    shutil.copytree(task_data, copy, ignore=shutil.ignore_patterns("__pycache__", "rubric.md"))
     say(f"{sum(path.is_file() for path in copy.rglob('*'))} files of {task_data}")
 
 

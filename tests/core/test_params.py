@@ -112,7 +112,8 @@ def test_every_stage_is_among_them() -> None:
         (
             {"rolout": {}},
             "rolout is not a known key (known: "
-            "agents, evaluate, policy, promote, register, rollout, scenarios, score, seed, serve, sft, task, train, update)",
+            "agents, evaluate, policy, promote, register, rollout, scenarios, score, seed, serve, sft, task, tasks, "
+            "train, update)",
         ),
         (
             {"rollout": {"attempt": 4}},
@@ -409,10 +410,10 @@ def test_presets_are_whole_and_the_default_tasks_is_params_yaml() -> None:
         assert set(yaml.safe_load(path.read_text())) == {
             field.alias or name
             for name, field in Params.model_fields.items()
-            if name not in ("promote", "serve", "sft")
+            if name not in ("promote", "serve", "sft", "task" if "+" in task else "tasks")
         }  # which no stage of dvc.yaml reads, or one that is there only with it
         assert (ROOT / "tasks_data" / task).is_dir()
-        assert (ROOT / "environments" / f"{task}.py").is_file()
+        assert all((ROOT / "environments" / f"{name}.py").is_file() for name in task.split("+"))
 
 
 START = {"policy": {"start_from": "run:nightly/003"}}
