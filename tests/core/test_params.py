@@ -273,6 +273,43 @@ def test_every_stage_is_among_them() -> None:
             {"update": {"gigpo_discount": 0.9}},
             "update.gigpo_discount would have no effect: it is read with advantages: gigpo alone; take it out",
         ),
+        # several tasks
+        (
+            {"task": "a", "tasks": {"a": 1, "b": 1}},
+            "task (a) and tasks (a+b) cannot both be set: take one of the two out",
+        ),
+        ({"task": "a+b"}, "task: 'a+b' are several tasks: write `tasks: {a: 1, b: 1}` in its place"),
+        ({"tasks": {"a": 1}}, "tasks: name two tasks at least, each with its weight; a single one is `task: <name>`"),
+        ({"tasks": {"a": 0, "b": 1}}, "tasks: the weights must be whole numbers from 1 on, not 0"),
+        ({"tasks": {"a": 0.5, "b": 1}}, "tasks.a: Input should be a valid integer"),
+        ({"tasks": {"a": 1, "b; x": 1}}, "tasks: 'b; x' is no name of a task"),
+        ({"tasks": ["a", "b"]}, "tasks: Input should be a valid dictionary"),
+        (
+            {"tasks": {"a": 19, "b": 1}},
+            "rollout.scenarios (16) leaves b less than one scenario, by its weight in tasks: raise rollout.scenarios to 20",
+        ),
+        ({"tasks": {"a": 1, "b": 1}, "scenarios": {"test": 1}}, "scenarios.test (1) leaves a less than one scenario"),
+        (
+            {"tasks": {"a": 1, "b": 1}, "scenarios": {"train": 15}, "rollout": {"scenarios": 15}},
+            "rollout.scenarios (15) takes up to 8 of b, which has 7 of scenarios.train (15): raise scenarios.train",
+        ),
+        (
+            {"tasks": {"a": 1, "b": 1}, "sft": {"demonstrations": ["x"]}},
+            "sft speaks of a single task, and does not go with tasks: take one of the two out",
+        ),
+        ({"tasks": {"a": 1, "b": 1}, "scenarios": {"generated": "x"}}, "scenarios.generated speaks of a single task"),
+        ({"tasks": {"a": 1, "b": 1}, "scenarios": {"ingested": {}}}, "scenarios.ingested speaks of a single task"),
+        (
+            {"tasks": {"a": 1, "b": 1}, "evaluate": {"judge": {"endpoint": {"model": "m"}}}},
+            "evaluate.judge speaks of a single task",
+        ),
+        (
+            {
+                "tasks": {"a": 1, "b": 1},
+                "score": {"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": "m"}}},
+            },
+            "score.ruler speaks of a single task",
+        ),
         # no YAML
         ("rollout: [1", "is not valid YAML: while parsing a flow sequence"),
         ("seed: 1\n\tbad", "is not valid YAML: while scanning"),
@@ -581,3 +618,11 @@ def test_servers_need_no_shards(refused: Any) -> None:
         {"policy": policy, "rollout": {"shards": 2}}
     )
     assert Params.model_validate({"policy": policy}).policy.has_adapter
+
+
+def test_several_tasks_have_one_name_whatever_their_order() -> None:
+    params = Params.model_validate({"tasks": {"my_team.tic": 1, "email_search": 2}})
+    assert params.task == "email_search+my_team.tic"
+    assert Params.model_validate(params.model_dump(by_alias=True)) == params, "what is written can be read again"
+    shown = {"task": params.task, "tasks": params.tasks, "policy": params.policy, "register": params.register_}
+    assert RegisterParams.model_validate(shown).model == "email_search+tic"

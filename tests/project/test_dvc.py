@@ -371,6 +371,38 @@ def test_a_run_that_starts_from_something_has_two_more_stages(
     assert {"run/sft/judge.json", "run/sft/successes.json"} <= stages["score@001"][0]
 
 
+def test_a_run_of_several_tasks_depends_on_the_data_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: dict[str, dict[str, Any]]
+) -> None:
+    """By copies side by side, which a stage for each task makes. A run of a single task has no such stage."""
+    from dvc.repo import Repo
+
+    from steps.project.chain import write_chain
+
+    both = "multiplication+tic_tac_toe"
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    shutil.copy(ROOT / f"tasks_data/{both}.yaml", tmp_path / "params.yaml")
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    write_chain(1, 1, tasks=both)
+    with Repo.init(os.fspath(tmp_path), subdir=False) as repo:
+        stages = {stage.name: stage for stage in repo.index.stages}
+        made = {name: [os.path.relpath(out.fs_path) for out in stage.outs] for name, stage in stages.items()}
+        read = {name: {os.path.relpath(dep.fs_path) for dep in stage.deps} for name, stage in stages.items()}
+        keys = {
+            name: {key for dep in stage.deps for key in getattr(dep, "params", ())} for name, stage in stages.items()
+        }
+        before = {each.name for each in repo.index.graph.successors(stages["rollout@001"])}
+    for task in both.split("+"):
+        assert made[f"mix@{task}"] == [f"tasks_data/{both}/{task}"]
+        assert read[f"mix@{task}"] == {"steps/mix.py", f"tasks_data/{task}"}
+        assert f"mix@{task}" in before, "whose copies it waits for"
+    reading = {name for name, paths in read.items() if f"tasks_data/{both}" in paths}
+    assert reading == {name for name in stages if name.partition("@")[0] not in ("embedded_policy", "mix", "register")}
+    assert {"tasks"} == keys["score@001"] & {"task", "tasks"}
+    assert not [name for name in listed if name.startswith("mix")]
+
+
 def test_the_committed_chain_is_one() -> None:
     chain = yaml.safe_load((ROOT / "chain.yaml").read_text())
     numbers = list(chain["iterations"])
