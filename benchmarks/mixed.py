@@ -18,7 +18,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import _common
 from steps.core.params import Params, load
@@ -58,38 +58,50 @@ def settings_of(preset: Params, seed: int, iterations: int, parts: int) -> dict[
     }
 
 
-def measure(seed: int, folder: Path, iterations: int, share: int) -> list[dict[str, Any]]:
-    """The runs of a seed, in a clone; a row for each task. `share`: 1 / share of the scenarios of an iteration."""
+class Both(NamedTuple):
+    """A seed's mixed run, in its clone."""
+
+    root: Path
+    preset: Params
+    summary: dict[str, Any]
+    seed: int
+    iterations: int
+    share: int  # of the scenarios of an iteration, 1 / share are played
+
+
+def both(seed: int, folder: Path, iterations: int, share: int) -> Both:
+    """The mixed run of a seed, in a new clone."""
     root = _common.clone(folder / f"seed{seed}")
     preset = load(root / f"tasks_data/{TASKS}.yaml", Params)
-    tasks = TASKS.split("+")
-    fewer = {"rollout.scenarios": preset.rollout.scenarios // share}
-    mixed = train(root, TASKS, settings_of(preset, seed, iterations, 1) | fewer)
-    rows = []
-    for task in tasks:
-        own = {"rollout.scenarios": preset.rollout.scenarios // share // len(tasks)}
-        alone = train(root, task, settings_of(preset, seed, iterations, len(tasks)) | own)
-        both = mixed["trained"]["by_task"][task]["sampled_success"], alone["trained"]["sampled_success"]
-        rows.append(
-            {
-                "name": f"{task} seed {seed}",
-                "ratio": round(both[0] / both[1], 3) if both[1] else None,
-                "base": round(alone["base"]["sampled_success"], 3),
-                "mixed": round(both[0], 3),
-                "alone": round(both[1], 3),
-                "difference": round(both[0] - both[1], 3),
-                "scenarios": mixed["trained"]["by_task"][task]["n"],
-                "episodes": iterations * own["rollout.scenarios"] * preset.rollout.attempts,
-                "iterations": iterations,
-                "mixed_iteration": mixed["trained"]["iteration"],
-                "alone_iteration": alone["trained"]["iteration"],
-                "mixed_curve": [round(row["by_task"][task], 3) for row in mixed["iterations"]],
-                "alone_curve": [round(row["success"], 3) for row in alone["iterations"]],
-                "mixed_seconds": round(mixed["wall_seconds"]),
-                "alone_seconds": round(alone["wall_seconds"]),
-            }
-        )
-    return rows
+    settings = settings_of(preset, seed, iterations, 1) | {"rollout.scenarios": preset.rollout.scenarios // share}
+    return Both(root, preset, train(root, TASKS, settings), seed, iterations, share)
+
+
+def compare(mixed: Both, task: str) -> dict[str, Any]:
+    """The row of a task, which is trained on alone."""
+    parts = len(TASKS.split("+"))
+    scenarios = mixed.preset.rollout.scenarios // mixed.share // parts
+    settings = settings_of(mixed.preset, mixed.seed, mixed.iterations, parts) | {"rollout.scenarios": scenarios}
+    alone = train(mixed.root, task, settings)
+    tested = mixed.summary["trained"]["by_task"][task]
+    success, own = tested["sampled_success"], alone["trained"]["sampled_success"]
+    return {
+        "name": f"{task} seed {mixed.seed}",
+        "ratio": round(success / own, 3) if own else None,
+        "base": round(alone["base"]["sampled_success"], 3),
+        "mixed": round(success, 3),
+        "alone": round(own, 3),
+        "difference": round(success - own, 3),
+        "scenarios": tested["n"],
+        "episodes": mixed.iterations * scenarios * mixed.preset.rollout.attempts,
+        "iterations": mixed.iterations,
+        "mixed_iteration": mixed.summary["trained"]["iteration"],
+        "alone_iteration": alone["trained"]["iteration"],
+        "mixed_curve": [round(row["by_task"][task], 3) for row in mixed.summary["iterations"]],
+        "alone_curve": [round(row["success"], 3) for row in alone["iterations"]],
+        "mixed_seconds": round(mixed.summary["wall_seconds"]),
+        "alone_seconds": round(alone["wall_seconds"]),
+    }
 
 
 def main() -> None:
@@ -106,8 +118,9 @@ def main() -> None:
     os.environ["DVC_NO_ANALYTICS"] = "1"
     with tempfile.TemporaryDirectory(prefix="mixed-") as temporary:
         for seed in seeds:
-            for row in measure(seed, options.folder or Path(temporary), iterations, 2 if options.quick else 1):
-                rows.add(row)
+            mixed = both(seed, options.folder or Path(temporary), iterations, 2 if options.quick else 1)
+            for task in TASKS.split("+"):
+                rows.add(compare(mixed, task))
 
 
 if __name__ == "__main__":
