@@ -125,7 +125,7 @@ environment:
 ready:
 	@[ -e .git ] || { \
 		echo "This folder is no git repository (a ZIP download is none), and DVC needs one: 'git init && git add --all && git commit --message start', then the same command again." >&2; exit 1; }
-	@case "$(TASK)" in ''|*.*) ;; *) [ -e "environments/$(TASK).py" ] || { \
+	@case "$(TASK)" in ''|*.*|*+*) ;; *) [ -e "environments/$(TASK).py" ] || { \
 		echo "There is no task $(TASK). The tasks are $(ALL_TASKS); 'make new-task NAME=$(TASK)' makes it." >&2; exit 1; };; esac
 
 plan: install  ## say what a run needs: memory, seconds, money (TASK=name, ARGS="--gpu h100-80 --price 2.5 --set policy.dtype=bfloat16")

@@ -57,7 +57,7 @@ def play(folder: str, count: int, sizes: Sequence[int]) -> list[Episodes]:
     params: Any = load(ROOT / "params.yaml", Params).model_copy(update={"task": TASK})
     adapter = Path(folder, "adapter")
     pool = read_records(Scenario, Path(folder, "scenarios", "train.parquet"))
-    attempts = [(scenario, attempt) for scenario in choose(pool, 1, count // 8, params.seed) for attempt in range(8)]
+    attempts = [(scenario, attempt) for scenario in choose(pool, [count // 8], params.seed) for attempt in range(8)]
     env = environments.load(TASK)
     data = env.load(ROOT / "tasks_data" / TASK)
     played = []

@@ -3,15 +3,19 @@
 `load("email_search")` returns the `Env` class that environments/email_search.py defines. A dotted name loads a module of
 your own (`load("my_package.my_task")`), and `package:name` an environment of another package (environments/_packages.py;
 `load("gymnasium:Taxi-v4")`). A module with a function `rollout` in place of an `Env` is an agent of your own
-(environments/_agents.py); `from environments import Result` is what such a function may return.
+(environments/_agents.py); `from environments import Result` is what such a function may return. Names with a plus between
+them are several tasks at once (environments/_mixed.py).
 """
 
 from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from environments._shares import PLUS
 
 # A module with an agent (a function `rollout` in place of an Env), or with an MCP server's tools.
 NO_PLAYERS = re.compile(r"^((async )?def rollout\(|class \w+\(Mcp\))", re.MULTILINE)
@@ -22,7 +26,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """`Result`, which is imported only where it is used."""
+    """`Result`, which is imported only where it is used; and the class of several tasks by its name, as another process
+    looks it up."""
+    if PLUS in name:
+        return load(name)
     if name != "Result":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from environments._agents import Result
@@ -37,10 +44,20 @@ def tasks(agents: bool = True) -> list[str]:
     return sorted(path.stem for path in files if agents or not NO_PLAYERS.search(path.read_text(encoding="utf-8")))
 
 
-def load(task: str) -> type[Env]:
-    """The environment class of a task. A ModuleNotFoundError or ValueError says what is missing and where."""
+def data_of(task: str) -> Path:
+    """The folder with a task's data. Of several tasks it is the one in which each has its own folder."""
+    return Path("tasks_data") if PLUS in task else Path("tasks_data") / task
+
+
+def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
+    """The environment class of a task, or of several with these weights. A ModuleNotFoundError or ValueError says what is
+    missing and where."""
     from environments.base import Env
 
+    if PLUS in task:
+        from environments._mixed import mixed
+
+        return mixed(load, task.split(PLUS), weights)
     if ":" in task:
         from environments import _packages
 

@@ -124,8 +124,8 @@ def ask(root: Path, host: str, port: int, number: int, question: str | None) -> 
         )
     import environments
 
-    env = environments.load(settings.task)
-    data = env.load(root / "tasks_data" / settings.task)
+    env = environments.load(settings.task, settings.tasks)
+    data = env.load(root / environments.data_of(settings.task))
     scenario = scenario_of(env, data, settings, number, question)
     print(f"{name}, adapter {Path(served[name]).name}, at {server.page}/v1; test scenario {number}", flush=True)
     for line in lines(env, scenario, play(server, settings, env, data, scenario), question is not None):

@@ -132,6 +132,10 @@ def write_settings(source: Path, assignments: Sequence[str], rubric: Path | None
     settings = params.parse(changed_text, source, params.Params)
     if params.load("params.yaml", params.Params).task != settings.task:
         raise UserError(f"{source} is of another task than params.yaml, which run/ was made with")
+    if settings.tasks:
+        raise UserError(
+            f"{source} is of several tasks, and no rubric is of all of them: rescore works on a single task"
+        )
     rubric_text = read_text(rubric or Path("tasks_data") / settings.task / "rubric.md")
     judged_by = json.dumps([settings.score.model_dump(mode="json"), rubric_text], sort_keys=True)
     weights = settings.score.judges.model_dump()

@@ -3,6 +3,7 @@
     python -m flows.train                                   # what params.yaml says
     python -m flows.train --set seed=2 --set train.iterations=6
     python -m flows.train --preset smollm2 --task multiplication   # a pretrained model's settings with any task's
+    python -m flows.train --task multiplication+tic_tac_toe   # several tasks at once
     python -m flows.train --name second                     # in Prefect, in MLflow, and as refs/runs/second
     python -m flows.train --from nightly-7/003 --set update.learning_rate=2e-4   # a fork of a kept run, from that iteration
     python -m flows.train --dry-run                         # the resolved parameters, and nothing else
@@ -28,7 +29,10 @@ from steps.planning import plan
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.train", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--task", help="the task to train on; another than before begins with its preset")
+    parser.add_argument(
+        "--task",
+        help="the task to train on, or several with + between them; another than before begins with its preset",
+    )
     parser.add_argument("--preset", help="a model's settings, on top of the task's: tasks_data/_models/<preset>.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change params.yaml first")
     parser.add_argument(

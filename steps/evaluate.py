@@ -76,6 +76,7 @@ def evaluate(
         is_base = split == "val" and against is not None and against.is_file() and params.policy.has_adapter
         if params.evaluate.references and is_base and adapter is not None and not env.is_agent:
             results["references"] = references(env, task_data, data, held_out, adapter, params)
+        results["by_task"] = by_task(held_out, rewards, played, tokens, sampled)
         if (judge := params.evaluate.judge) is not None and against is None:
             say("evaluate.judge is not asked: --against names no evaluation of the base policy to compare with")
         elif judge is not None:
@@ -117,6 +118,8 @@ def say_result(summary: Evaluation) -> None:
         say(summary.judged.faults())
     if (other := summary.held_out) is not None:
         say(f"{summary.split}: {other.sentence(summary.n)}; {other.faults()}")
+    for task, result in summary.by_task.items():
+        say(f"{summary.split}: {result.sentence(task)}")
 
 
 def by_success(held_out: Sequence[Scenario], rewards: Sequence[Reward]) -> dict[str, Any]:
@@ -131,10 +134,12 @@ def by_success(held_out: Sequence[Scenario], rewards: Sequence[Reward]) -> dict[
 
 
 def by_kind(held_out: Sequence[Scenario], values: Sequence[float]) -> dict[str, float]:
-    """The mean value of the scenarios of each kind."""
+    """The mean value of the scenarios of each kind; of each task, where there are several."""
+    several = len({scenario.task for scenario in held_out}) > 1
     slices: dict[str, list[float]] = {}
     for scenario, value in zip(held_out, values, strict=True):
-        slices.setdefault(str(scenario.data.get("kind", "all")), []).append(value)
+        name = scenario.task if several else str(scenario.data.get("kind", "all"))
+        slices.setdefault(name, []).append(value)
     return {name: mean(inside) for name, inside in sorted(slices.items())}
 
 
@@ -162,6 +167,33 @@ def references(
     policy = BiasedPolicy(params.policy, params.evaluate, adapter, env, task_data, data)
     bias = policy.choose(held_out)
     return {"script": mean(scripted), "base with the best bias on a token": policy.success(held_out, bias)}
+
+
+def by_task(
+    held_out: Sequence[Scenario],
+    rewards: Sequence[Reward],
+    played: Sequence[Trajectory],
+    tokens: Sequence[int],
+    sampled: Sequence[Reward],
+) -> dict[str, dict[str, Any]]:
+    """The results of each of several tasks, as fields of a TaskResult; nothing for a single task. `sampled` are the rewards
+    of the sampled attempts."""
+    tasks = {scenario.id: scenario.task for scenario in held_out}
+    results = {}
+    for task in sorted(set(tasks.values())) if len(set(tasks.values())) > 1 else ():
+        places = [place for place, scenario in enumerate(held_out) if scenario.task == task]
+        wins = [bool(rewards[place].success) for place in places]
+        again = [bool(reward.success) for reward in sampled if tasks[reward.scenario_id] == task]
+        results[task] = {
+            "n": len(places),
+            "success": mean(wins),
+            "ci95": wilson(sum(wins), len(wins)),
+            "reward": mean([score for place in places if (score := rewards[place].score) is not None]),
+            "turns": mean([len(played[place].turns) for place in places]),
+            "tokens": mean([tokens[place] for place in places]),
+            "sampled_success": mean(again) if again else None,
+        }
+    return results
 
 
 def by_policy(

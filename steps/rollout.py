@@ -2,7 +2,8 @@
 
 Trajectories keep the exact token ids, which of them were sampled, and the logprobs of the policy that sampled them. The
 scenarios follow from the seed and the iteration's number: each is played once before any is played again. With
-`rollout.curriculum` they follow from earlier successes, too. drawn.json lists them, and their weights.
+`rollout.curriculum` they follow from earlier successes, too. drawn.json lists them, and their weights. Of several tasks
+each has its share of every batch (environments/_shares.py), drawn from its own scenarios as if it were the only one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from steps.core.progress import say
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from environments.base import Scenario
     from steps.core.params import RolloutParams
 
@@ -32,26 +35,24 @@ def rollout(
     import json
 
     import environments
+    from environments._shares import interleaved
     from environments.base import Scenario
     from steps.core.records import read_records, write_records
-    from steps.sampling import curriculum
 
-    pool = read_records(Scenario, scenarios / "train.parquet")
     settings = params.rollout.curriculum
-    if settings is None:
-        chosen = choose(pool, int(iteration), params.rollout.scenarios, params.seed)
-        record = [{"id": scenario.id} for scenario in chosen]
-    elif successes is None:
+    if settings is not None and successes is None:
         raise UserError(
             "rollout.curriculum needs --successes: the file that the stage score (at first initialise) writes"
         )
-    else:
-        standings = curriculum.weigh(pool, json.loads(successes.read_text()), settings)
-        places = curriculum.draw(standings, params.rollout.scenarios, int(iteration), params.seed)
-        chosen = [pool[place] for place in places]
-        record = [standings[place]._asdict() for place in places]
-    attempts = [(scenario, attempt) for scenario in chosen for attempt in range(params.rollout.attempts)]
+    history = json.loads(successes.read_text()) if settings is not None and successes is not None else []
     env = environments.load(params.task)
+    pool = read_records(Scenario, scenarios / "train.parquet")
+    drawn_by_task = {
+        task: draw([scenario for scenario in pool if task in ("", scenario.task)], counts, history, params)
+        for task, counts in counts_by_task(int(iteration), params).items()
+    }
+    chosen, record = zip(*interleaved(drawn_by_task), strict=True)
+    attempts = [(scenario, attempt) for scenario in chosen for attempt in range(params.rollout.attempts)]
     data, seed = env.load(task_data), params.seed * 1000 + int(iteration)
     if env.is_agent:
         from steps.gateway.play import play as play_agents
@@ -71,8 +72,34 @@ def rollout(
     say(f"{len(played)} episodes" + (f", {failed} of them failed" if failed else ""))
 
 
-def choose(scenarios: list[Scenario], iteration: int, count: int, seed: int) -> list[Scenario]:
-    """The scenarios of an iteration (counted from 1): the next `count` of an endless sequence of seeded shuffles.
+def counts_by_task(iteration: int, params: RolloutParams) -> dict[str, list[int]]:
+    """By the name that a task's scenarios carry, how many each iteration has up to this one. "" is a single task."""
+    from environments._shares import by_batch
+
+    count = params.rollout.scenarios
+    if params.tasks is None:
+        return {"": [count] * iteration}
+    weights = {name.rpartition(".")[2]: weight for name, weight in sorted(params.tasks.items())}
+    batches = by_batch(weights, count, iteration)
+    return {task: [batch[task] for batch in batches] for task in weights}
+
+
+def draw(
+    pool: list[Scenario], counts: list[int], history: list[Any], params: RolloutParams
+) -> list[tuple[Scenario, dict[str, Any]]]:
+    """The scenarios of a task that the last iteration of `counts` plays, each with its entry in drawn.json."""
+    from steps.sampling import curriculum
+
+    if (settings := params.rollout.curriculum) is None:
+        return [(scenario, {"id": scenario.id}) for scenario in choose(pool, counts, params.seed)]
+    standings = curriculum.weigh(pool, history, settings)
+    places = curriculum.draw(standings, counts[-1], len(counts), params.seed)
+    return [(pool[place], standings[place]._asdict()) for place in places]
+
+
+def choose(scenarios: list[Scenario], counts: list[int], seed: int) -> list[Scenario]:
+    """The scenarios of the last of several iterations, which have so many each: the next ones of an endless sequence of
+    seeded shuffles.
 
     None comes twice in an iteration: where one shuffle ends in it and the next begins, those from the first are put last in
     the second.
@@ -82,7 +109,7 @@ def choose(scenarios: list[Scenario], iteration: int, count: int, seed: int) -> 
     chosen: list[Scenario] = []
     waiting: list[Scenario] = []
     epoch = 0
-    for _ in range(iteration):
+    for count in counts:
         chosen, waiting = waiting[:count], waiting[count:]
         if len(chosen) < count:
             shuffled = random.Random(f"rollout {seed} {epoch}").sample(scenarios, len(scenarios))

@@ -29,7 +29,7 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
     from steps.data import contamination, ingested
     from steps.data.generated import read_generated
 
-    env = environments.load(params.task)
+    env = environments.load(params.task, params.tasks)
     data = env.load(task_data)
     drawn: dict[Split, list[Scenario]] = {}
     for split in SPLITS:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from steps.core.progress import say
+from steps.core.stats import mean
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def score(
         by["ruler"] = compared(answers, played, by["rule"])
     scored = [combine(parts, weights.model_dump()) for parts in zip(*by.values(), strict=True)]
     write_records(scored, rewards)
-    measured = report.components(scored)
+    measured = report.components(scored) | by_task(by_id, by["rule"] if has_rule else scored)
     if answers:
         measured |= {f"judge_{name}": value for name, value in report.report(answers, scored).items()}
     if judge is not None:
@@ -80,6 +81,19 @@ def score(
     say(f"{len(scored)} rewards, {sum(reward.score is None for reward in scored)} unscored")
     if answers:
         say_judged(answers, measured)
+
+
+def by_task(by_id: Mapping[str, Scenario], rewards: Sequence[Reward]) -> dict[str, float]:
+    """Of each of several tasks: its episodes, their mean reward by the rule and their success; nothing for a single task."""
+    tasks: dict[str, list[Reward]] = {}
+    for reward in rewards:
+        tasks.setdefault(by_id[reward.scenario_id].task, []).append(reward)
+    measured: dict[str, float] = {}
+    for task, own in sorted(tasks.items()) if len(tasks) > 1 else ():
+        measured[f"task/{task}/episodes"] = len(own)
+        measured[f"task/{task}/reward"] = mean([reward.score for reward in own if reward.score is not None])
+        measured[f"task/{task}/success"] = mean([bool(reward.success) for reward in own])
+    return measured
 
 
 def rule_of(env: type[Env], rewards: Sequence[Reward], played: Sequence[Trajectory], settings: Score) -> bool:

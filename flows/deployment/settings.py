@@ -42,7 +42,10 @@ class TrainSettings(Form):
         json_schema_extra={"enum": [*tasks()]},
     )
     own_task: str | None = Field(
-        None, min_length=1, description="instead of `task`: the dotted name of your own module, such as my_team.my_task"
+        None,
+        min_length=1,
+        description="instead of `task`: the dotted name of your own module, such as my_team.my_task, or names of several "
+        "tasks with + between them",
     )
     name: str | None = Field(
         None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+import environments
 from flows.deployment import workspace
 from flows.repro.pipeline import StageFailed
 from flows.terminal.report import RUN
@@ -84,14 +85,14 @@ def evaluated(
     import yaml
 
     settings = {
-        "task": parameters.task,
+        **({"tasks": parameters.tasks} if parameters.tasks else {"task": parameters.task}),
         "policy": policy.model_dump(mode="json", exclude_defaults=True),
         "evaluate": parameters.evaluate.model_dump(mode="json"),
     }
     if rival is not None:
         settings["score"] = parameters.score.model_dump(mode="json", exclude_unset=True)
     key, evaluation = folder / f"{who}.key", folder / who
-    data = Path("tasks_data") / parameters.task
+    data = environments.data_of(parameters.task)
     files_read = [scenarios / "test.parquet", *([] if rival is None else sorted(rival.iterdir()))]
     inputs = inputs_of(settings, data, adapter, files_read)
     if evaluation.is_dir() and key.exists() and key.read_text() == inputs:

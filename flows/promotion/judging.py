@@ -198,7 +198,7 @@ def clusters_of(task: str, scenarios: list[Scenario]) -> list[str] | None:
 
     try:
         env = environments.load(task)
-        data = env.load(Path("tasks_data") / task)
+        data = env.load(environments.data_of(task))
         return [env.cluster(scenario, data) for scenario in scenarios]
     except (FileNotFoundError, ValueError) as problem:  # of the task's data
         raise UserError(str(problem)) from None

@@ -56,11 +56,12 @@ def set_params(
             whose = "another run's settings" if begin else f"the preset of {checked.task}"
             say(f"{path} now begins with {whose}; your settings are kept in {copy}")
         write_text(path, text)
-    folder = path.parent / "tasks_data" / checked.task
-    if ":" in checked.task and not folder.exists() and not dry_run:
-        from environments import _packages
+    for name in checked.task.split("+"):
+        folder = path.parent / "tasks_data" / name
+        if ":" in name and not folder.exists() and not dry_run:
+            from environments import _packages
 
-        _packages.write(checked.task, folder)
+            _packages.write(name, folder)
     return checked
 
 
@@ -72,7 +73,7 @@ def is_preset(text: str, path: Path) -> bool:
 
 
 def preset_of(task: str) -> Path:
-    """The file with a task's own settings, where it has any."""
+    """The file with the settings of a task, or of several, where there is one."""
     return Path("tasks_data") / f"{task}.yaml"
 
 
@@ -98,19 +99,26 @@ def model_settings(preset: str) -> dict[str, Any]:
 def with_task(text: str, path: Path, task: str) -> str:
     """params.yaml's text for a task: the same where it is of that task, else its preset, tasks_data/<task>.yaml.
 
-    Where the task has no preset, only the key `task` changes.
+    Where the task has no preset, only the key `task` changes. Several tasks, with + between their names, are the key `tasks`
+    in its place; without a preset each has the weight 1.
     """
+    task = "+".join(sorted(task.split("+")))
     if text and params.parse(text, path, Params).task == task:
         return text
     preset = preset_of(task)
     if preset.is_file():
         text = params.read_text(preset)
         params.parse(text, preset, Params)
-    return changed(text, path, [f"task={task}"])
+    if "+" not in task:
+        return changed(text, path, [f"task={task}"], "tasks")
+    if preset.is_file():
+        return text
+    return changed(text, path, [f"tasks={json.dumps(dict.fromkeys(task.split('+'), 1))}"], "task")
 
 
-def changed(text: str, path: Path, assignments: list[str]) -> str:
-    """The text of a params file with `key=value` pairs set and all comments kept; the values are not checked."""
+def changed(text: str, path: Path, assignments: list[str], removed: str = "") -> str:
+    """The text of a params file with `key=value` pairs set, the key `removed` taken out, and all comments kept; the values
+    are not checked."""
     from ruamel.yaml import YAML, YAMLError
 
     read_mapping(text, path)  # says what is wrong with a damaged file
@@ -120,6 +128,7 @@ def changed(text: str, path: Path, assignments: list[str]) -> str:
         content = yaml.load(text) or {}
     except YAMLError as problem:  # it refuses more than the other reader, such as a key that comes twice
         raise UserError(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from None
+    content.pop(removed, None)
     for key, value in values(assignments).items():
         *sections, last = key.split(".")
         section = content

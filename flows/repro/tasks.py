@@ -10,7 +10,11 @@ from steps.core.errors import UserError
 
 
 def check_task(name: str) -> None:
-    """UserError with the nearest name and all others where there is no such task."""
+    """UserError with the nearest name and all others where there is no such task. Several have a + between their names."""
+    if "+" in name:
+        for each in name.split("+"):
+            check_task(each)
+        return
     if ":" in name:
         try:
             environments.load(name)

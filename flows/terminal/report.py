@@ -25,13 +25,21 @@ class Point(NamedTuple):
     reward: float | None  # mean; None without a rule
     sampled: float | None = None  # success of attempts at temperature 1, where they were made
     measure: str = "success"  # what `success` is, in words
+    by_task: Mapping[str, float] = {}  # success on each of several tasks
 
 
 def point(iteration: int) -> Point:
     text = (RUN / iteration_name(iteration) / "evaluation" / "summary.json").read_text()
     evaluation = Evaluation.model_validate_json(text)
     share, sampled = evaluation.share, evaluation.sampled_success
-    return Point(iteration, share, evaluation.interval, evaluation.reward, sampled, evaluation.measure)
+    by_task = {task: result.success for task, result in evaluation.by_task.items()}
+    return Point(iteration, share, evaluation.interval, evaluation.reward, sampled, evaluation.measure, by_task)
+
+
+def task_line(point: Point) -> str:
+    """A policy's validation success on each of several tasks, for a person; empty for a single task."""
+    shown = ", ".join(f"{task} {success:.3f}" for task, success in point.by_task.items())
+    return shown and f"  by task: {shown}"
 
 
 def decision_table(iterations: int) -> list[str]:
@@ -107,6 +115,7 @@ def iteration_row(iteration: int) -> dict[str, Any]:
         "tokens_per_second": round(tokens / spent["rollout"], 1) if spent.get("rollout") else None,
         "seconds": spent,
         "overhead_seconds": read(overhead)["seconds"] if overhead.exists() else None,
+        **({"by_task": dict(measured.by_task)} if measured.by_task else {}),
     }
 
 
@@ -114,7 +123,8 @@ def summary(task: str, best: int, iterations: int, version: str | None, wall: fl
     """The content of run/summary.json, which is a report and not an output of a DVC stage. `wall` is in seconds."""
     base, trained = (read(RUN / folder / "test" / "summary.json") for folder in (BASE, iteration_name(best)))
     receipt = read(RUN / "receipt.json")
-    keys = ("success", "ci95", "n", "sampled_success", "sampled_ci95", *(("judged",) if trained.get("judged") else ()))
+    keys = ["success", "ci95", "n", "sampled_success", "sampled_ci95"]
+    keys += [key for key in ("judged", "by_task") if trained.get(key)]
     return {
         "task": task,
         "base": {key: base.get(key) for key in keys},
@@ -140,7 +150,7 @@ def draw(points: list[Point], best: int, path: Path, lines: Mapping[str, float] 
     import matplotlib.pyplot as plt
 
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(7, 5), sharex=True, height_ratios=(2, 1), layout="constrained")
-    steps, successes, intervals, rewards, sampled, measures = zip(*points, strict=True)
+    steps, successes, intervals, rewards, sampled, measures, by_task = zip(*points, strict=True)
     is_judged = measures[-1] != "success"
     upper.fill_between(steps, *zip(*intervals, strict=True), alpha=0.2, linewidth=0)
     upper.plot(steps, successes, marker="o", label="as evaluated: greedy by default")
@@ -152,6 +162,9 @@ def draw(points: list[Point], best: int, path: Path, lines: Mapping[str, float] 
             marker=".",
             label="sampled",
         )
+    for task in by_task[-1]:
+        upper.plot(steps, [own[task] for own in by_task], linewidth=1, marker=".", label=task)
+    if len(upper.lines) > 1:
         upper.legend(loc="lower right")
     for place, (name, success) in enumerate((lines or {}).items()):
         upper.axhline(success, linestyle=(0, (1, 1 + place)), color="grey", label=f"{name}: {success:.2f}")

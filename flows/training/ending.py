@@ -12,7 +12,7 @@ from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN
 from steps.core.errors import UserError
 from steps.core.files import write_text
-from steps.core.records import Judged
+from steps.core.records import Judged, TaskResult
 from steps.project.chain import iteration_name
 
 NEXT = {  # commands to go on with, and what each is for
@@ -57,6 +57,8 @@ def result_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(
             f"{who:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {result['n']} scenarios{sampled}"
         )
+        for task, fields in result.get("by_task", {}).items():
+            lines.append(f"{'':>10}{TaskResult.model_validate(fields).sentence(task)}")
     lines += report.decision_table(len(summary["iterations"]))
     iteration = summary["trained"]["iteration"]
     if (entry := summary["registered"]) and entry["version"] is None:

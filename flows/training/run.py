@@ -201,13 +201,18 @@ def _iterations(
     params = mlflow.params
     overlap, iterations = params.train.overlap, params.train.iterations
     origins = start.origins(params)
-    chain.write_chain(1, 1, overlap, origins)
+    tasks = params.task if params.tasks else ""
+    chain.write_chain(1, 1, overlap, origins, tasks)
     run = partial(run_stage, pipeline=pipeline, display=display)
+    for name in params.tasks or ():
+        run(f"mix@{name}")
     run("scenarios")
     run("initialise")
     run(f"evaluate@{chain.BASE}")
     curve = [report.point(0)]
     display.row(curve[0], None, None)
+    if by_task := report.task_line(curve[0]):
+        display.say(by_task)
     warn(0, display)
     for origin in origins:
         run(f"{origin}@{origin}")
@@ -222,7 +227,7 @@ def _iterations(
     with system_metrics.sampled() as drain, Ahead(params, pipeline, partial(submit, pipeline, display)) as ahead:
         for iteration in range(1, iterations + 1):
             begun = min(iteration + overlap, iterations)
-            chain.write_chain(begun, best(curve).iteration or iteration, overlap, origins)
+            chain.write_chain(begun, best(curve).iteration or iteration, overlap, origins, tasks)
             display.begin_iteration(iteration, iterations)
             if pipeline.beside:
                 ahead.begin(iteration)
@@ -234,7 +239,7 @@ def _iterations(
     if tracked is not None:
         tracked.result()
     chosen = best(curve).iteration
-    chain.write_chain(len(curve) - 1, chosen, overlap, origins)
+    chain.write_chain(len(curve) - 1, chosen, overlap, origins, tasks)
     if overlap:
         settle(len(curve) - 1, params.train)
     for stage in ("test@base", "test@best"):
@@ -290,6 +295,8 @@ def iterate(
     row = report.iteration_row(iteration)
     pages.iteration(curve, row, iterations)
     display.row(curve[-1], row["reward"], sum(seconds.values()) + (row["overhead_seconds"] or 0))
+    if by_task := report.task_line(curve[-1]):
+        display.say(by_task)
     warn(iteration, display)
     return future
 

@@ -150,7 +150,7 @@ def choose(task: str, env: type[Env], data: Any, words: argparse.Namespace) -> t
 
 def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> list[PlayerResult]:
     """The results of all players at one task."""
-    folder = Path("tasks_data") / task
+    folder = environments.data_of(task)
     try:
         env = environments.load(task)
     except (ModuleNotFoundError, ValueError) as problem:

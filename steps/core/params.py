@@ -13,8 +13,9 @@ import re
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from environments._shares import PLUS, shares
 from steps.core.errors import UserError
 from steps.core.params_policy import Endpoint, Lora, Policy, Section
 from steps.core.params_sections import (
@@ -47,7 +48,9 @@ class Params(Section):
     """The whole of params.yaml."""
 
     task: str = Field("email_search", min_length=1)
-    """A module of environments/, or an importable module anywhere else."""
+    """A module of environments/, or an importable module anywhere else. With `tasks`: their names with + between them."""
+    tasks: dict[str, int] | None = None
+    """Several tasks at once, in place of `task`: the weight of each, by which scenarios and batches are shared out."""
     seed: int = Field(1, ge=0)
     """From which every random choice of the run is derived."""
     policy: Policy = Policy()
@@ -63,19 +66,9 @@ class Params(Section):
     serve: Serve = Serve()
     train: Train = Train()
 
-    @field_validator("task")
-    @classmethod
-    def check_task(cls, task: str) -> str:
-        """dvc.yaml writes the name into the commands and paths of stages, so it holds nothing that a shell would read."""
-        if not re.fullmatch(r"\w+(\.\w+)*|\w+:[\w-]+(\?[\w=.&-]+)?", task, re.ASCII):
-            raise ValueError(
-                f"task: {task[:80]!r} is no name of a task: letters, digits and _ only, with dots for a module elsewhere "
-                "(email_search, my_package.my_task), or a package's environment (gymnasium:Taxi-v4)"
-            )
-        return task
-
     @model_validator(mode="after")
     def check(self) -> Params:
+        self._check_tasks()
         if self.rollout.scenarios > self.scenarios.train:
             raise ValueError(
                 f"rollout.scenarios ({self.rollout.scenarios}) is more than scenarios.train ({self.scenarios.train})"
@@ -101,6 +94,53 @@ class Params(Section):
             )
         object.__setattr__(self, "update", self.update.of_dtype(self.policy.dtype))  # the section is frozen for others
         return self
+
+    def _check_tasks(self) -> None:
+        """ValueError for what is no name, for a task beside `tasks`, and for settings that speak of a single task."""
+        if self.tasks is None:
+            if PLUS in self.task:
+                each = ", ".join(f"{name}: 1" for name in self.task.split(PLUS))
+                raise ValueError(f"task: {self.task[:80]!r} are several tasks: write `tasks: {{{each}}}` in its place")
+            check_name("task", self.task)
+            return
+        for name in self.tasks:
+            check_name("tasks", name)
+        if len(self.tasks) < 2:
+            raise ValueError("tasks: name two tasks at least, each with its weight; a single one is `task: <name>`")
+        if min(self.tasks.values()) < 1:
+            raise ValueError(f"tasks: the weights must be whole numbers from 1 on, not {min(self.tasks.values())}")
+        joined = PLUS.join(sorted(self.tasks))
+        if "task" in self.model_fields_set and self.task != joined:
+            raise ValueError(
+                f"task ({self.task[:80]}) and tasks ({joined}) cannot both be set: take one of the two out"
+            )
+        object.__setattr__(self, "task", joined)
+        for key, value in {
+            "scenarios.generated": self.scenarios.generated,
+            "scenarios.ingested": self.scenarios.ingested,
+            "sft": self.sft,
+            "score.ruler": self.score.ruler,
+            "evaluate.judge": self.evaluate.judge,
+        }.items():
+            if value is not None:
+                raise ValueError(f"{key} speaks of a single task, and does not go with tasks: take one of the two out")
+        weights = dict(sorted(self.tasks.items()))
+        for key, count in {
+            "rollout.scenarios": self.rollout.scenarios,
+            **{f"scenarios.{split}": getattr(self.scenarios, split) for split in ("train", "val", "test")},
+        }.items():
+            if forgotten := [name for name, weight in weights.items() if count * weight < sum(weights.values())]:
+                raise ValueError(
+                    f"{key} ({count}) leaves {forgotten[0]} less than one scenario, by its weight in tasks: raise {key} to "
+                    f"{-(-sum(weights.values()) // weights[forgotten[0]])} at least, or the weight"
+                )
+        of_train = shares(weights, self.scenarios.train)
+        for name, weight in weights.items():
+            if (most := -(-self.rollout.scenarios * weight // sum(weights.values()))) > of_train[name]:
+                raise ValueError(
+                    f"rollout.scenarios ({self.rollout.scenarios}) takes up to {most} of {name}, which has {of_train[name]} "
+                    f"of scenarios.train ({self.scenarios.train}): raise scenarios.train"
+                )
 
     def _check_start(self) -> None:
         """ValueError for a reference that is the base policy, and for optimiser state that training would not carry on."""
@@ -134,8 +174,19 @@ class Params(Section):
                 )
 
 
+def check_name(key: str, name: str) -> None:
+    """ValueError for what is no name of a task. dvc.yaml writes it into the commands and paths of stages, so it holds
+    nothing that a shell would read."""
+    if not re.fullmatch(r"\w+(\.\w+)*|\w+:[\w-]+(\?[\w=.&-]+)?", name, re.ASCII):
+        raise ValueError(
+            f"{key}: {name[:80]!r} is no name of a task: letters, digits and _ only, with dots for a module elsewhere "
+            "(email_search, my_package.my_task), or a package's environment (gymnasium:Taxi-v4)"
+        )
+
+
 class ScenariosParams(Section):
     task: str
+    tasks: dict[str, int] | None = None
     seed: int
     scenarios: Scenarios
 
@@ -179,6 +230,7 @@ class SftParams(Learning):
 
 class RolloutParams(Learning):
     task: str
+    tasks: dict[str, int] | None = None
     seed: int
     policy: Policy
     rollout: Rollout
@@ -213,13 +265,14 @@ def short_name(task: str) -> str:
 
 class RegisterParams(Learning):
     task: str
+    tasks: dict[str, int] | None = None
     policy: Policy
     register_: Register = Field(alias="register")
 
     @property
     def model(self) -> str:
         """The registry entry's name."""
-        return self.register_.name or short_name(self.task)
+        return self.register_.name or PLUS.join(map(short_name, self.task.split(PLUS)))
 
 
 class PromoteParams(RegisterParams):

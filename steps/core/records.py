@@ -242,6 +242,24 @@ class Judged(Record):
         return "; ".join([f"judge {self.judge}: {counts}{unjudged}", asked, *faults])
 
 
+class TaskResult(Record):
+    """A policy on the scenarios of one of several tasks."""
+
+    n: int
+    success: float  # share of the scenarios
+    ci95: tuple[float, float]  # Wilson interval
+    reward: float  # mean
+    turns: float  # mean
+    tokens: float  # mean of sampled tokens
+    sampled_success: float | None  # share of the attempts at temperature 1
+
+    def sentence(self, task: str) -> str:
+        """The result in words."""
+        low, high = self.ci95
+        sampled = "" if self.sampled_success is None else f", sampled {self.sampled_success:.3f}"
+        return f"{task} {self.success:.3f} [{low:.3f}, {high:.3f}] of {self.n}{sampled}"
+
+
 class Evaluation(Record):
     """A policy on a split: one attempt at each scenario, greedy by default, and beside it sampled ones.
 
@@ -256,11 +274,10 @@ class Evaluation(Record):
     reward: float | None  # mean
     turns: float  # mean
     tokens: float  # mean of sampled tokens
-    slices: dict[str, float] = {}  # success by slice
-    references: dict[
-        str, float
-    ] = {}  # with the base policy's validation: success of others, by name (evaluate.references)
+    slices: dict[str, float] = {}  # success by slice; of several tasks, by task
+    by_task: dict[str, TaskResult] = {}  # of several tasks
     decisions: dict[str, tuple[int, int]] = {}  # kind of decision -> (right ones, all), where the task has them
+    references: dict[str, float] = {}  # in the base policy's validation: success of others (evaluate.references)
     sampled_attempts: int = 0  # at each scenario, at temperature 1; 0: none were made
     sampled_success: float | None = None  # share of those attempts
     sampled_ci95: tuple[float, float] | None = None  # Wilson interval, as if each scenario counted once
@@ -290,8 +307,10 @@ class Evaluation(Record):
 
     def text(self) -> str:
         """The contents of summary.json, without the fields that this evaluation has nothing for."""
-        unasked = {name for name in ("judged", "held_out", "decisions", "references") if not getattr(self, name)}
-        return self.model_dump_json(indent=2, exclude=unasked) + "\n"
+        empty = {
+            name for name in ("judged", "held_out", "by_task", "decisions", "references") if not getattr(self, name)
+        }
+        return self.model_dump_json(indent=2, exclude=empty) + "\n"
 
     def sentence(self) -> str:
         """The result in words: what is measured, and how much of it."""

@@ -31,10 +31,15 @@ def wilson(successes: float, n: float, z: float = 1.959964) -> tuple[float, floa
 
 
 def slices_of(scenarios: Sequence[Scenario]) -> dict[str, list[int]]:
-    """Name of a slice ("key=value") -> positions of the scenarios with that value in their hidden data."""
+    """Name of a slice ("key=value") -> positions of the scenarios with that value in their hidden data. Where scenarios are
+    of several tasks, each task is a slice, too."""
     slices: dict[tuple[int, str], list[int]] = {}
+    several = len({scenario.task for scenario in scenarios}) > 1
     for place, scenario in enumerate(scenarios):
+        if several:
+            slices.setdefault((-1, scenario.task), []).append(place)
         for order, key in enumerate(SLICED_BY):
             if isinstance(value := scenario.data.get(key), str | int):
                 slices.setdefault((order, str(value)), []).append(place)
-    return {f"{SLICED_BY[order]}={value}": places for (order, value), places in sorted(slices.items())}
+    names = (*SLICED_BY, "task")  # the last at -1, which comes first
+    return {f"{names[order]}={value}": places for (order, value), places in sorted(slices.items())}

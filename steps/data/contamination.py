@@ -23,6 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from environments import _mixed as mixed
 from steps.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class SimilarPair(NamedTuple):
 
 def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]], params: Scenarios) -> dict[str, Any]:
     """The contents of contamination.json. UserError, which lists the first pairs, where there is any contamination."""
-    if env.openings_repeat and not env.sources:
+    if env.openings_repeat and not env.sources and not mixed.parts(env):
         raise UserError(f"task {task}: openings_repeat without sources leaves nothing that could tell its splits apart")
     pairs, overlaps, measured = _compared(env, task, splits, params)
     if pairs:
@@ -65,7 +66,7 @@ def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]],
         "passed": True,
         "scenarios": {split: len(scenarios) for split, scenarios in splits.items()},
         "found": dict.fromkeys(RULES, 0),
-        "sources": list(env.sources),
+        "sources": list(env.sources) or sorted({key for part in mixed.parts(env).values() for key in part.sources}),
         "ngram": params.ngram,
         "max_overlap": params.max_overlap,
         "overlap_applies": not env.openings_repeat,
@@ -97,7 +98,10 @@ def conflict(
 def _compared(
     env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]], params: Scenarios
 ) -> tuple[list[SimilarPair], list[SimilarPair], int]:
-    """(pairs that are too much alike, then as `by_overlap`)."""
+    """(pairs that are too much alike, then as `by_overlap`). Of several tasks, each is compared by its own rules, and texts
+    are compared across all tasks whose openings do not repeat."""
+    if of_several := mixed.parts(env):
+        return _compared_by_task(of_several, splits, params)
     train = list(splits["train"])
     held = [scenario for split in ("val", "test") for scenario in splits[split]]
     pairs = [
@@ -106,6 +110,23 @@ def _compared(
     ]
     overlaps, measured = ([], 0) if env.openings_repeat else by_overlap(train, held, params.ngram)
     return [*pairs, *(pair for pair in overlaps if pair.share > params.max_overlap)], overlaps, measured
+
+
+def _compared_by_task(
+    parts: Mapping[str, type[Env]], splits: Mapping[Split, Sequence[Scenario]], params: Scenarios
+) -> tuple[list[SimilarPair], list[SimilarPair], int]:
+    """As `_compared`, of several tasks."""
+    pairs, overlaps, measured = list[SimilarPair](), list[SimilarPair](), 0
+    for task, env in parts.items():
+        own = {split: [each for each in scenarios if each.task == task] for split, scenarios in splits.items()}
+        result = _compared(env, task, own, params)
+        pairs, overlaps, measured = pairs + result[0], overlaps + result[1], measured + result[2]
+        others = [each for each in splits["train"] if each.task != task and not parts[each.task].openings_repeat]
+        if not env.openings_repeat:
+            across, _ = by_overlap(others, [*own["val"], *own["test"]], params.ngram)
+            pairs += [pair for pair in across if pair.share > params.max_overlap]
+            overlaps += across
+    return pairs, overlaps, measured
 
 
 def _sharing(

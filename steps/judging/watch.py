@@ -204,7 +204,7 @@ class Watch:
         self.error = params.promote.false_alarms
         if self.error is not None:
             self.env = environments.load(params.task)
-            data = self.env.load(Path("tasks_data") / params.task)
+            data = self.env.load(environments.data_of(params.task))
             scenarios = read_records(Scenario, run / "scenarios/val.parquet")
             self.clusters = {scenario.id: self.env.cluster(scenario, data) for scenario in scenarios}
 

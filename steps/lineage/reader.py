@@ -369,8 +369,13 @@ def code_judge(name: str, entry: dict[str, Any]) -> str:
     if own is None:
         missing = f"dvc.lock records no code of the judge {name} ({paths[0]} under the deps of score)"
         raise UserError(f"{missing}: the judge cannot be identified; `dvc repro` scores again")
-    parts = [code.get("environments"), own, parameters.get("task")]
+    parts = [code.get("environments"), own, task_of(parameters)]
     return f"{name}-{digest([*parts, (parameters.get('score') or {}).get(name)])}"
+
+
+def task_of(parameters: dict[str, Any]) -> str | None:
+    """The task by a stage's parameters in dvc.lock; of several tasks their names, with + between them."""
+    return "+".join(sorted(parameters.get("tasks") or ())) or parameters.get("task")
 
 
 def describe(root: Path, lock: Lock) -> dict[str, Any]:
@@ -382,6 +387,6 @@ def describe(root: Path, lock: Lock) -> dict[str, Any]:
     state, _ = git.git_state(root)
     path = root / "start" / "origin.json"
     origin = json.loads(path.read_text()) if chain.origins(root) and path.is_file() else {}
-    data = {"task": parameters.get("task"), "seed": parameters.get("seed"), "params": digest(parameters)}
+    data = {"task": task_of(parameters), "seed": parameters.get("seed"), "params": digest(parameters)}
     data |= {"start": {key: origin[key] for key in ("policy", "demonstrations") if key in origin}} if origin else {}
     return data | {"git_commit": state.get("git_commit"), "git_dirty": state.get("git_dirty") == "true"}

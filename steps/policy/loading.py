@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from environments import _mixed as mixed
 from steps.core.errors import UserError
 from steps.policy import chat_templates
 from steps.policy.chat import Chat, rendered_turn
@@ -49,7 +50,11 @@ def load_tokenizer(policy: Policy) -> Any:
 
 
 def load_chat(policy: Policy, env: type[Env]) -> Chat:
-    """What renders and reads a task for a policy. UserError where template or parsers do not fit the task's tools."""
+    """What renders and reads a task for a policy. UserError where template or parsers do not fit the task's tools.
+
+    Of several tasks it is that of the first with tools, which is enough to serve all of them; each is checked."""
+    if of_several := [load_chat(policy, part) for part in mixed.parts(env).values()]:
+        return next((chat for chat in of_several if chat.tools), of_several[0])
     tools = [tool.schema for tool in env.tools().values()]
     tokenizer, options = load_tokenizer(policy), policy.chat_template_kwargs
     try:

@@ -5,7 +5,8 @@ adapter from elsewhere (run/start) or with supervised training (run/sft), which 
 001. Beside each iteration it names `prev`, whose checkpoint the
 update continues, and `policy`, whose adapter samples: an older one than `prev` with train.overlap. Beside each evaluation it
 says with what in run/000 it is compared where the task has no rule: with the base policy's evaluation, or for the base
-policy itself the file that names it.
+policy itself the file that names it. `of` says by which key params.yaml names the task, and where its rubric is; of
+several tasks, `task` has their names, with + between them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ BASE = "000"  # the policy before any iteration
 ITSELF = "base.json"  # in run/000: names the base policy's adapter
 AGAINST = (ITSELF, "evaluation", "test")  # in run/000: what an evaluation may be compared with
 START, SFT = "start", "sft"  # policies that iteration 001 may continue in place of the base: run/start, run/sft
+OF_ONE, OF_SEVERAL = (
+    "{param: task, rubric: /rubric.md}",
+    '{param: tasks, rubric: ""}',
+)  # several have one in each folder
+TASKS = re.compile(r"[\w.]+(\+[\w.]+)+", re.ASCII)
 NAME = re.compile(rf"\d{{3}}|{START}|{SFT}", re.ASCII)  # of an iteration
 
 
@@ -43,10 +49,11 @@ def sampler_of(iteration: int, overlap: int) -> int:
     return max(iteration - 1 - overlap, 0)
 
 
-def write_chain(iterations: int, best: int, overlap: int = 0, origins: Sequence[str] = ()) -> None:
+def write_chain(iterations: int, best: int, overlap: int = 0, origins: Sequence[str] = (), tasks: str = "") -> None:
     """Write a chain of iterations 1 … `iterations`, of which `best` is tested and offered to the registry. Each samples with
     the adapter that is `overlap` iterations older than the one it continues, or with the first one. `origins`: which of
-    START and SFT come before iteration 001, in this order; it continues the last of them, or the base policy."""
+    START and SFT come before iteration 001, in this order; it continues the last of them, or the base policy. `tasks`: the
+    names of several tasks, with + between them; empty for a single one."""
     before = [BASE, *origins]
 
     def name(iteration: int) -> str:
@@ -63,6 +70,7 @@ def write_chain(iterations: int, best: int, overlap: int = 0, origins: Sequence[
     tested = {"base": BASE, "best": iteration_name(best)}
     tests = "\n".join(compared(key, name, "test") for key, name in tested.items())
     pair = ", ".join(f'{key}: "{name}"' for key, name in tested.items())
+    begun = [f"task: {tasks}\nof: {OF_SEVERAL}\n" if tasks else f"of: {OF_ONE}\n", *begun]
     text = (
         f"{HEADER}{''.join(begun)}iterations:\n{links}\nevaluated:\n{evaluated}\ntested: {{{pair}}}\ntests:\n{tests}\n"
     )
@@ -132,6 +140,11 @@ def _listed(path: Path, *_: int) -> frozenset[str] | None:
 
 def misshapen(chain: dict[str, Any]) -> str:
     """What in a chain does not have the form that `write_chain` gives it; empty where all has."""
+    tasks, of = chain.get("task"), chain.get("of")
+    if tasks is not None and not (isinstance(tasks, str) and TASKS.fullmatch(tasks)):
+        return f"{str(tasks)[:40]!r} are no names of several tasks, such as multiplication+tic_tac_toe"
+    if of is not None and of not in ({"param": "task", "rubric": "/rubric.md"}, {"param": "tasks", "rubric": ""}):
+        return f"of must be {OF_ONE} or {OF_SEVERAL}, not {str(of)[:60]}"
     for key in ("started", "warmed", "iterations", "evaluated", "tested", "tests"):
         if key == "evaluated" and isinstance(chain.get(key), list):  # of runs from before they could be compared
             continue

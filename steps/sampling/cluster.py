@@ -21,6 +21,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from environments import _mixed as mixed
 from steps.core.errors import UserError
 from steps.core.progress import measure, measure_turns, progress, say
 from steps.policy import raycluster
@@ -345,7 +346,7 @@ def play(
     """The trajectories of all shards by the policy with this adapter, in their order."""
     from steps.core.records import Trajectory
 
-    fleet = fleet_of(policy, [env.__module__])
+    fleet = fleet_of(policy, [part.__module__ for part in mixed.parts(env).values()] or [env.__module__])
     limits = limits.model_copy(update={"max_tokens": turn_limit(policy, limits.max_tokens)})
     request = {
         "module": env.__module__,

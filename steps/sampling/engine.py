@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from environments import _mixed as mixed
 from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.progress import say
 from steps.policy import cuda
@@ -301,7 +302,9 @@ def play(
     make_sampler: Callable[..., episodes.Sampler] = EngineSampler,
 ) -> list[Trajectory]:
     """The trajectories of all attempts by the policy with this adapter, in the same order."""
-    chat, max_tokens = load_chat(policy, env), turn_limit(policy, limits.max_tokens)
+    chats = {task: load_chat(policy, part) for task, part in mixed.parts(env).items()}
+    chat = next(iter(chats.values())) if chats else load_chat(policy, env)  # all end a turn with the same token
+    max_tokens = turn_limit(policy, limits.max_tokens)
     return episodes.play(
         make_sampler(policy, adapter, limits.temperature, max_tokens, chat.end, logit_bias),
         chat,
@@ -316,6 +319,7 @@ def play(
         max_turns=limits.max_turns,
         slow=limits,
         free=getattr(limits, "order", None) == "free",
+        chats=chats,
     )
 
 

@@ -57,6 +57,8 @@ class Action(NamedTuple):
 class Episode:
     """One attempt at one scenario, while it is played."""
 
+    chat: Chat  # with the tools of the scenario's task; not where the policy is asked in messages
+
     def __init__(
         self,
         env: type[Env],
@@ -69,9 +71,9 @@ class Episode:
     ) -> None:
         self.name = f"{prefix}-{scenario.id}-{attempt}"
         self.scenario, self.attempt, self.env = scenario, attempt, env(scenario, data)
-        if env.lag():
+        if self.env.lag():
             self.env.limit = Limited(tool_timeout)
-        self.max_turns = max_turns or env.max_turns
+        self.max_turns = max_turns or self.env.max_turns
         self.messages = list(scenario.messages)  # the transcript so far
         self.ids: list[int] = []  # [P] all tokens so far: the next prompt; empty where the policy is asked in messages
         self.turns: list[Turn] = []
@@ -148,6 +150,8 @@ def play(
     max_turns: int | None = None,
     slow: SlowTools | None = None,  # limits of slow environments; None: the defaults
     free: bool = False,  # take slow answers as they come
+    chats: Mapping[str, Chat]
+    | None = None,  # of several tasks, by the name that their scenarios carry: each with its tools
 ) -> list[Trajectory]:
     """Play all attempts and return their trajectories in the same order."""
     slow = slow or SlowTools()
@@ -158,9 +162,10 @@ def play(
     began, start = time.time(), time.perf_counter()
     for key, episode in enumerate(episodes):
         scenario = episode.scenario
-        episode.env.call_hint = chat.call_hint or episode.env.call_hint
+        episode.chat = chats[scenario.task] if chats else chat
+        episode.env.call_hint = episode.chat.call_hint or episode.env.call_hint
         if scenario.id not in prompts:
-            prompts[scenario.id] = chat.prompt_ids(scenario.messages)
+            prompts[scenario.id] = episode.chat.prompt_ids(scenario.messages)
         episode.ids = list(prompts[scenario.id])
         _ask(sampler, key, episode, seed, context, max_tokens)
     finished = sum(episode.stop_reason is not None for episode in episodes)
@@ -175,7 +180,7 @@ def play(
                 answered = time.perf_counter()
                 for sampled in finished_turns:
                     episodes[sampled.key].answered = answered
-                    answering[sampled.key] = step, _answer(episodes[sampled.key], sampled, chat, threads)
+                    answering[sampled.key] = step, _answer(episodes[sampled.key], sampled, threads)
             elif not free:  # nothing to sample before the oldest answer
                 step = next(iter(answering.values()))[0] + lag
             while (taken := _next(answering, None if free else step - lag, not sampler.pending)) is not None:
@@ -184,7 +189,7 @@ def play(
                     answer.result()
                 episode = episodes[taken]
                 with episode.recording_errors():
-                    _extend(episode, chat)
+                    _extend(episode)
                 if episode.stop_reason is None:
                     _ask(sampler, taken, episode, seed, context, max_tokens)
                 if episode.stop_reason is not None:
@@ -231,10 +236,10 @@ def _next(answering: Mapping[int, tuple[int, Future[None] | None]], due: int | N
     return next((key for key, (_, answer) in answering.items() if answer is None or answer.done()), None)
 
 
-def _answer(episode: Episode, sampled: Sampled, chat: Chat, threads: ThreadPoolExecutor) -> Future[None] | None:
+def _answer(episode: Episode, sampled: Sampled, threads: ThreadPoolExecutor) -> Future[None] | None:
     """Have the environment answer a sampled turn: here, or in a thread where the environment is slow."""
     with episode.recording_errors():
-        parsed = chat.parse(sampled.completion_ids)
+        parsed = episode.chat.parse(sampled.completion_ids)
         is_cut_off = sampled.finish_reason != "stop"
         action = Action(parsed.message, parsed.problems, is_cut_off, sampled.completion_ids, sampled.logprobs)
         if episode.env.limit and not is_cut_off:
@@ -248,11 +253,11 @@ def _advance(episode: Episode, action: Action) -> None:
         episode.advance(action)
 
 
-def _extend(episode: Episode, chat: Chat) -> None:
+def _extend(episode: Episode) -> None:
     """Extend the prompt by the latest turn, where the episode goes on."""
     if episode.stop_reason is None:
         turn = episode.turns[-1]
-        suffix = chat.suffix_ids(turn.observations, turn.message)
+        suffix = episode.chat.suffix_ids(turn.observations, turn.message)
         episode.ids = [*episode.ids, *turn.completion_ids, *suffix]
 
 

@@ -81,7 +81,7 @@ def play(
     began, start = time.time(), perf_counter()
     with ThreadPoolExecutor(slow.tool_workers) as threads, closing(episodes):  # starts no thread before it has work
         if policy.endpoint is not None:
-            asyncio.run(_ask(policy.endpoint, env, episodes, threads))
+            asyncio.run(_ask(policy.endpoint, episodes, threads))
         else:
             each = threads.map if env.lag() else map
             for count, _ in enumerate(each(partial(_act, policy.kind), episodes), 1):
@@ -109,15 +109,15 @@ def _act(player: str, episode: MessageEpisode) -> None:
     episode.env.release()
 
 
-async def _ask(endpoint: Endpoint, env: type[Env], episodes: list[MessageEpisode], threads: ThreadPoolExecutor) -> None:
+async def _ask(endpoint: Endpoint, episodes: list[MessageEpisode], threads: ThreadPoolExecutor) -> None:
     """Play episodes by a model behind a server; each episode is a task of its own."""
     from steps.llm.client import Client, Request, together
 
-    tools = [tool.schema for tool in env.tools().values()]
     finished = 0
 
     async def converse(client: Client, episode: MessageEpisode) -> None:
         nonlocal finished
+        tools = [tool.schema for tool in episode.env.tools().values()]
         while episode.stop_reason is None:
             episode.asked = perf_counter()
             with episode.recording_errors():

@@ -1,4 +1,4 @@
-"""Builds a small policy for one task from demonstrations by the task's own players, good and sloppy ones.
+"""Builds a small policy for a task, or for several, from demonstrations by the tasks' own players, good and sloppy ones.
 
 In the demonstrations a player is drawn by the given shares for each turn or for a whole episode. The policy learns to do the
 task, but unreliably, so that reinforcement learning can improve it. With --observations yes it also learns to predict the
@@ -9,6 +9,11 @@ of the training split only. Run once; the result is committed:
     python -m steps.supervised.small_policy --task tic_tac_toe --players "scripted=0.4 random=0.6" \
         --task-data tasks_data/tic_tac_toe --policy tasks_data/tic_tac_toe/policy
 
+For several tasks, with shares of players for each, one tokenizer serves all, and each step learns from a batch of each:
+
+    python -m steps.supervised.small_policy --task multiplication+tic_tac_toe --task-data tasks_data --digits one \
+        --players "multiplication: scripted=0.45 bad=0.55; tic_tac_toe: scripted=0.3 random=0.68 bad=0.02" --policy FOLDER
+
 What every prompt repeats (the system message, each tool, the head of a call) is one token, and numbers are split into
 digits or kept whole.
 """
@@ -17,9 +22,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from environments import _mixed as mixed
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.runner.stage import Input, Output, main
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
 SEED = 11
 SCENARIOS = 2000  # most scenarios that demonstrations play, again and again
 CORPUS = 1000  # episodes that the tokenizer is trained on
-BATCH_TOKENS = 8192  # per step, padding included
+BATCH_TOKENS = 8192  # per step, padding included; each task has an equal part
 LEARNING_RATE = 2e-3
 DRAWN = ("turn", "episode")  # how often another player may move
 DIGITS = {"one": r"\p{N}", "all": r" ?\p{N}+"}
@@ -61,25 +67,34 @@ def small_policy(
     env = environments.load(task)
     if env.is_agent:
         raise UserError(f"--task {task} is an agent of your own, which has no players whose episodes could be learnt")
-    data = env.load(task_data)
-    shares = read_shares(players)
+    parts = mixed.parts(env) or {"": env}
+    loaded = env.load(task_data)
+    data = loaded if mixed.parts(env) else {"": loaded}
+    shares = shares_by_task(players, list(parts))
     if drawn not in DRAWN:
         raise UserError(f"--drawn: a player is drawn for each {' or '.join(DRAWN)}, not {drawn!r}")
     if observations not in ("yes", "no"):
         raise UserError(f"--observations: yes or no, not {observations!r}")
-    corpus = list(itertools.islice(demonstrations(env, data, shares, SEED, drawn), CORPUS))
-    first = corpus[0]
+    corpus: list[list[Message]] = []
     fixed = [*embedded_policy.FIXED_TEXTS]
-    for tool in env.tools().values():
-        fixed += [f"\n{_json(tool.schema)}", _head_of_call(tool)]
-    if first[0]["role"] == "system":
-        fixed.append(str(first[0]["content"]))
+    for name, part in parts.items():
+        played = list(itertools.islice(demonstrations(part, data[name], shares[name], SEED, drawn), CORPUS))
+        for tool in part.tools().values():
+            fixed += [f"\n{_json(tool.schema)}", _head_of_call(tool)]
+        if played[0][0]["role"] == "system":
+            fixed.append(str(played[0][0]["content"]))
+        corpus += played
     tokenizer = embedded_policy.make_tokenizer(_texts(corpus), WORDS % DIGITS[digits], fixed)
     torch.manual_seed(SEED)
     torch.set_num_threads(int(threads))
     model = embedded_policy.make_model(len(tokenizer))
     say(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens")
-    rows = embedded_policy.tokenized(tokenizer, env, demonstrations(env, data, shares, SEED + 1, drawn))
+    rows = {
+        name: embedded_policy.tokenized(
+            tokenizer, part, demonstrations(part, data[name], shares[name], SEED + 1, drawn)
+        )
+        for name, part in parts.items()
+    }
     train(model, rows, int(steps), observations == "yes")
     policy.mkdir()
     model.save_pretrained(policy)
@@ -96,6 +111,21 @@ def read_shares(text: str) -> dict[str, float]:
     if not shares or set(shares) - set(names) or min(shares.values()) < 0 or not abs(sum(shares.values()) - 1) < 1e-6:
         raise UserError(f"--players: give shares that sum to 1 of {', '.join(names)}, as in 'scripted=0.4 random=0.6'")
     return shares
+
+
+def shares_by_task(text: str, tasks: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The shares of each task: "a: scripted=1; b: random=1", or without names for a single one. UserError where a task has
+    none, or what has shares is no task."""
+    if len(tasks) == 1:
+        return {tasks[0]: read_shares(text)}
+    given = [part.partition(":") for part in text.split(";") if part.strip()]
+    names = [name.strip() for name, _, _ in given]
+    if sorted(names) != sorted(tasks):
+        raise UserError(
+            f"--players: give the shares of each task once, as in '{'; '.join(f'{task}: scripted=1' for task in tasks)}', "
+            f"not those of {', '.join(name[:40] for name in names) or 'none'}"
+        )
+    return {name: read_shares(shares) for name, (_, _, shares) in zip(names, given, strict=True)}
 
 
 def demonstrations(
@@ -153,17 +183,20 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def train(model: Any, rows: Iterator[LabelledTokens], steps: int, observations: bool = False) -> None:
-    """Learn the assistants' tokens, and if asked for, those of the observations."""
+def train(model: Any, rows: Mapping[str, Iterator[LabelledTokens]], steps: int, observations: bool = False) -> None:
+    """Learn the assistants' tokens of each task's rows, and if asked for, those of the observations."""
 
     def losses(step: int) -> dict[str, Any]:
+        return {f"loss of {name}" if name else "loss": loss(step, own) for name, own in rows.items()}
+
+    def loss(step: int, own: Iterator[LabelledTokens]) -> Any:
         batch: list[LabelledTokens] = []
-        while not batch or max(len(ids) for ids, _ in batch) * (len(batch) + 1) <= BATCH_TOKENS:
-            batch.append(next(rows))
+        while not batch or max(len(ids) for ids, _ in batch) * (len(batch) + 1) <= BATCH_TOKENS // len(rows):
+            batch.append(next(own))
         if observations:
             batch = list(map(_with_answers, batch))
         # The weight of the environment's tokens falls to 0; otherwise the policy would write them itself.
-        return {"loss": embedded_policy.batch_loss(model, batch, 1 - step / steps)}
+        return embedded_policy.batch_loss(model, batch, 1 - step / steps)
 
     embedded_policy.fit(model, steps, LEARNING_RATE, losses)
 

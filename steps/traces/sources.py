@@ -185,6 +185,8 @@ def load_task(root: Path, settings: Params) -> Task:
     import environments
     from steps.data.generated import read_generated
 
+    if "+" in settings.task:
+        raise UserError(f"{settings.task} are several tasks: name that of these conversations with --task")
     env = environments.load(settings.task)
     path = root / "tasks_data" / settings.task
     data = env.load(path)

@@ -77,6 +77,8 @@ class MeasuredRun:
         values |= {f"{measure}_{kind}": share for kind, share in summary.slices.items()}
         values |= {f"success_of_{name}": success for name, success in summary.references.items()}
         values |= {f"right_{kind}": right / made for kind, (right, made) in summary.decisions.items()}
+        for task, result in summary.by_task.items():
+            values |= {f"reward_{task}": result.reward, f"turns_{task}": result.turns, f"scenarios_{task}": result.n}
         if judged := summary.judged:
             counts = ("wins", "ties", "losses", "disagreements", "unjudged")
             values |= {f"judge_{name}": getattr(judged, name) for name in counts}

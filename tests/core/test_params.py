@@ -82,7 +82,7 @@ def test_an_empty_file_is_the_recipe(tmp_path: Path) -> None:
 def test_a_stage_gets_what_it_declares_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("seed: 7\nrollout: {attempts: 4}\nregister: {name: mine}\n")
     read = load(tmp_path / "params.yaml", RolloutParams)
-    assert set(read.model_dump()) == {"task", "seed", "policy", "rollout", "agents"}
+    assert set(read.model_dump()) == {"task", "tasks", "seed", "policy", "rollout", "agents"}
     assert (read.seed, read.rollout.attempts, read.rollout.scenarios) == (7, 4, 16)
     assert load(tmp_path / "params.yaml", RegisterParams).register_.name == "mine"
 
@@ -112,7 +112,8 @@ def test_every_stage_is_among_them() -> None:
         (
             {"rolout": {}},
             "rolout is not a known key (known: "
-            "agents, evaluate, policy, promote, register, rollout, scenarios, score, seed, serve, sft, task, train, update)",
+            "agents, evaluate, policy, promote, register, rollout, scenarios, score, seed, serve, sft, task, tasks, "
+            "train, update)",
         ),
         (
             {"rollout": {"attempt": 4}},
@@ -272,6 +273,43 @@ def test_every_stage_is_among_them() -> None:
             {"update": {"gigpo_discount": 0.9}},
             "update.gigpo_discount would have no effect: it is read with advantages: gigpo alone; take it out",
         ),
+        # several tasks
+        (
+            {"task": "a", "tasks": {"a": 1, "b": 1}},
+            "task (a) and tasks (a+b) cannot both be set: take one of the two out",
+        ),
+        ({"task": "a+b"}, "task: 'a+b' are several tasks: write `tasks: {a: 1, b: 1}` in its place"),
+        ({"tasks": {"a": 1}}, "tasks: name two tasks at least, each with its weight; a single one is `task: <name>`"),
+        ({"tasks": {"a": 0, "b": 1}}, "tasks: the weights must be whole numbers from 1 on, not 0"),
+        ({"tasks": {"a": 0.5, "b": 1}}, "tasks.a: Input should be a valid integer"),
+        ({"tasks": {"a": 1, "b; x": 1}}, "tasks: 'b; x' is no name of a task"),
+        ({"tasks": ["a", "b"]}, "tasks: Input should be a valid dictionary"),
+        (
+            {"tasks": {"a": 19, "b": 1}},
+            "rollout.scenarios (16) leaves b less than one scenario, by its weight in tasks: raise rollout.scenarios to 20",
+        ),
+        ({"tasks": {"a": 1, "b": 1}, "scenarios": {"test": 1}}, "scenarios.test (1) leaves a less than one scenario"),
+        (
+            {"tasks": {"a": 1, "b": 1}, "scenarios": {"train": 15}, "rollout": {"scenarios": 15}},
+            "rollout.scenarios (15) takes up to 8 of b, which has 7 of scenarios.train (15): raise scenarios.train",
+        ),
+        (
+            {"tasks": {"a": 1, "b": 1}, "sft": {"demonstrations": ["x"]}},
+            "sft speaks of a single task, and does not go with tasks: take one of the two out",
+        ),
+        ({"tasks": {"a": 1, "b": 1}, "scenarios": {"generated": "x"}}, "scenarios.generated speaks of a single task"),
+        ({"tasks": {"a": 1, "b": 1}, "scenarios": {"ingested": {}}}, "scenarios.ingested speaks of a single task"),
+        (
+            {"tasks": {"a": 1, "b": 1}, "evaluate": {"judge": {"endpoint": {"model": "m"}}}},
+            "evaluate.judge speaks of a single task",
+        ),
+        (
+            {
+                "tasks": {"a": 1, "b": 1},
+                "score": {"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": "m"}}},
+            },
+            "score.ruler speaks of a single task",
+        ),
         # no YAML
         ("rollout: [1", "is not valid YAML: while parsing a flow sequence"),
         ("seed: 1\n\tbad", "is not valid YAML: while scanning"),
@@ -409,10 +447,10 @@ def test_presets_are_whole_and_the_default_tasks_is_params_yaml() -> None:
         assert set(yaml.safe_load(path.read_text())) == {
             field.alias or name
             for name, field in Params.model_fields.items()
-            if name not in ("promote", "serve", "sft")
+            if name not in ("promote", "serve", "sft", "task" if "+" in task else "tasks")
         }  # which no stage of dvc.yaml reads, or one that is there only with it
         assert (ROOT / "tasks_data" / task).is_dir()
-        assert (ROOT / "environments" / f"{task}.py").is_file()
+        assert all((ROOT / "environments" / f"{name}.py").is_file() for name in task.split("+"))
 
 
 START = {"policy": {"start_from": "run:nightly/003"}}
@@ -580,3 +618,11 @@ def test_servers_need_no_shards(refused: Any) -> None:
         {"policy": policy, "rollout": {"shards": 2}}
     )
     assert Params.model_validate({"policy": policy}).policy.has_adapter
+
+
+def test_several_tasks_have_one_name_whatever_their_order() -> None:
+    params = Params.model_validate({"tasks": {"my_team.tic": 1, "email_search": 2}})
+    assert params.task == "email_search+my_team.tic"
+    assert Params.model_validate(params.model_dump(by_alias=True)) == params, "what is written can be read again"
+    shown = {"task": params.task, "tasks": params.tasks, "policy": params.policy, "register": params.register_}
+    assert RegisterParams.model_validate(shown).model == "email_search+tic"

@@ -238,3 +238,42 @@ def test_a_folder_without_git_is_one_sentence_before_anything_starts(folder: Pat
     assert (process.returncode, process.stdout) == (2, "")
     assert process.stderr.startswith(f"error: {folder} is no git repository (a ZIP download is none)")
     assert not (folder / ".flywheel/mlflow.db").exists()
+
+
+# --- Several tasks
+
+BOTH = "multiplication+tic_tac_toe"
+
+
+def test_several_tasks_begin_with_their_preset_whatever_their_order(folder: Path) -> None:
+    parameters = set_params(["seed=3", "tasks.multiplication=2"], task="tic_tac_toe+multiplication")
+    assert (parameters.task, parameters.tasks) == (BOTH, {"multiplication": 2, "tic_tac_toe": 1})
+    preset = yaml.safe_load((folder / f"tasks_data/{BOTH}.yaml").read_text())
+    written = yaml.safe_load((folder / "params.yaml").read_text())
+    assert written == preset | {"seed": 3, "tasks": {"multiplication": 2, "tic_tac_toe": 1}}
+    before = (folder / "params.yaml").read_bytes()
+    set_params([], task=BOTH)
+    assert (folder / "params.yaml").read_bytes() == before, "the same tasks keep their settings"
+
+
+def test_several_tasks_without_a_preset_change_the_tasks_alone(folder: Path) -> None:
+    before = yaml.safe_load((folder / "params.yaml").read_text())
+    assert set_params([], task="email_search+tic_tac_toe").task == "email_search+tic_tac_toe"
+    written = yaml.safe_load((folder / "params.yaml").read_text())
+    assert written.pop("tasks") == {"email_search": 1, "tic_tac_toe": 1}
+    assert before.pop("task") == "email_search"
+    assert written == before
+    assert (folder / "params.yaml").read_text().splitlines()[0].startswith("# Every knob"), "comments stay"
+    assert set_params([], task="code_repair").tasks is None, "and back"
+    assert yaml.safe_load((folder / "params.yaml").read_text()) == before | {"task": "code_repair"}
+
+
+def test_an_unknown_one_of_several_tasks_is_refused(folder: Path) -> None:
+    before = files(folder)
+    with pytest.raises(UserError, match=r"task: there is no task tictactoe; did you mean tic_tac_toe\? The tasks are"):
+        set_params([], task="email_search+tictactoe")
+    with pytest.raises(
+        UserError, match=r"task \(email_search\) and tasks \(email_search\+tic_tac_toe\) cannot both be set"
+    ):
+        set_params(["tasks={email_search: 1, tic_tac_toe: 1}"])
+    assert files(folder) == before

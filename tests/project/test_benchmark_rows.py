@@ -50,6 +50,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "pretrained": {"measure": ROW},
     "sft": {"measure": ROW},
     "start": {"measure": ROW},
+    "mixed": {"both": None, "compare": ROW},
 }
 ROWS = {
     "environments": len(import_module("benchmarks.environments").tasks(agents=False)),
@@ -68,6 +69,7 @@ ROWS |= {
     "gate": 8,
     "iteration": 2,
     "learning": 2,
+    "mixed": 2,
     "pretrained": 4,
 }  # the others have one
 WORDS = {"learning": ["--seeds", "1", "2"]}  # more than the quick form's one row

@@ -76,3 +76,21 @@ def test_a_chain_of_a_fresh_run_says_nothing_of_starts(tmp_path: Path, monkeypat
     (tmp_path / "chain.yaml").write_text("warmed: {sft: {prev: '$(id)'}}\n")
     with pytest.raises(UserError, match="is no name of an iteration"):
         origins(tmp_path)
+
+
+def test_a_chain_says_by_which_key_the_task_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_chain(1, 1)
+    assert "task" not in read_chain(tmp_path), "a single task is named in params.yaml alone"
+    assert read_chain(tmp_path)["of"] == {"param": "task", "rubric": "/rubric.md"}
+    write_chain(1, 1, tasks="multiplication+tic_tac_toe")
+    assert read_chain(tmp_path)["task"] == "multiplication+tic_tac_toe"
+    assert read_chain(tmp_path)["of"] == {"param": "tasks", "rubric": ""}
+    for text, words in (
+        ("task: $(id)+x\n", "are no names of several tasks"),
+        ("task: single\n", "are no names of several tasks"),
+        ("of: {param: $(id), rubric: ''}\n", "of must be"),
+    ):
+        (tmp_path / "chain.yaml").write_text(text)
+        with pytest.raises(UserError, match=words):
+            read_chain(tmp_path)

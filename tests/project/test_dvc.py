@@ -86,6 +86,7 @@ def params_faults(stage: Stage) -> set[str]:
     """Keys that dvc.yaml or the stage's *Params class has and the other has not."""
     kind = declared(stage)
     expected = {field.alias or name for name, field in kind.model_fields.items()} if kind else set()
+    expected = {"${of.param}" if key in ("task", "tasks") else key for key in expected}  # one of the two
     return expected ^ set(stage.get("params", ()))
 
 
@@ -96,7 +97,7 @@ def test_params_are_what_the_stage_declares(name: str) -> None:
 
 def test_the_rule_of_params_can_fail() -> None:
     bad = copy.deepcopy(STAGES["rollout"])
-    bad["params"] = ["task", "seed", "policy", "update"]
+    bad["params"] = ["${of.param}", "seed", "policy", "update"]
     assert params_faults(bad) == {"rollout", "agents", "update"}
 
 
@@ -270,6 +271,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     for name in ("dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, folder)
     chain = {
+        "of": {"param": "task", "rubric": "/rubric.md"},
         "iterations": {
             "001": {"prev": "000", "policy": "000"},
             "002": {"prev": "001", "policy": "001"},
@@ -367,6 +369,38 @@ def test_a_run_that_starts_from_something_has_two_more_stages(
     assert {"run/sft/adapter", "run/sft/successes.json"} <= stages["rollout@001"][0]
     assert {"run/sft/checkpoint", "run/sft/adapter"} <= stages["update@001"][0]
     assert {"run/sft/judge.json", "run/sft/successes.json"} <= stages["score@001"][0]
+
+
+def test_a_run_of_several_tasks_depends_on_the_data_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: dict[str, dict[str, Any]]
+) -> None:
+    """By copies side by side, which a stage for each task makes. A run of a single task has no such stage."""
+    from dvc.repo import Repo
+
+    from steps.project.chain import write_chain
+
+    both = "multiplication+tic_tac_toe"
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    shutil.copy(ROOT / f"tasks_data/{both}.yaml", tmp_path / "params.yaml")
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    write_chain(1, 1, tasks=both)
+    with Repo.init(os.fspath(tmp_path), subdir=False) as repo:
+        stages = {stage.name: stage for stage in repo.index.stages}
+        made = {name: [os.path.relpath(out.fs_path) for out in stage.outs] for name, stage in stages.items()}
+        read = {name: {os.path.relpath(dep.fs_path) for dep in stage.deps} for name, stage in stages.items()}
+        keys = {
+            name: {key for dep in stage.deps for key in getattr(dep, "params", ())} for name, stage in stages.items()
+        }
+        before = {each.name for each in repo.index.graph.successors(stages["rollout@001"])}
+    for task in both.split("+"):
+        assert made[f"mix@{task}"] == [f"tasks_data/{both}/{task}"]
+        assert read[f"mix@{task}"] == {"steps/mix.py", f"tasks_data/{task}"}
+        assert f"mix@{task}" in before, "whose copies it waits for"
+    reading = {name for name, paths in read.items() if f"tasks_data/{both}" in paths}
+    assert reading == {name for name in stages if name.partition("@")[0] not in ("embedded_policy", "mix", "register")}
+    assert {"tasks"} == keys["score@001"] & {"task", "tasks"}
+    assert not [name for name in listed if name.startswith("mix")]
 
 
 def test_the_committed_chain_is_one() -> None:

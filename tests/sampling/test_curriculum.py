@@ -255,7 +255,7 @@ def test_where_it_is_off_each_is_played_once_before_any_is_played_again(played: 
     history = [{one.id: [8, 8] for one in played.known[:20]}]
     chosen = [played.rollout(f"{iteration:03d}", None, history) for iteration in range(1, 6)]
     assert sorted(name for part in chosen for name in part) == sorted(one.id for one in played.known)
-    assert chosen == [[one.id for one in choose(played.known, iteration, 8, 3)] for iteration in range(1, 6)]
+    assert chosen == [[one.id for one in choose(played.known, [8] * iteration, 3)] for iteration in range(1, 6)]
     assert json.loads((played.folder / "drawn.json").read_text()) == {
         "curriculum": None,
         "scenarios": [{"id": name} for name in chosen[-1]],
@@ -266,7 +266,7 @@ def test_where_it_is_off_each_is_played_once_before_any_is_played_again(played: 
 def test_what_choose_gives_has_not_changed() -> None:
     """Three iterations, the third across the end of a shuffle, of ten scenarios at seed 1."""
     ten = [toy(str(number)) for number in range(10)]
-    assert ["".join(one.id for one in choose(ten, iteration, 4, 1)) for iteration in (1, 2, 3)] == [
+    assert ["".join(one.id for one in choose(ten, [4] * iteration, 1)) for iteration in (1, 2, 3)] == [
         "5168",
         "7930",
         "2495",
@@ -277,7 +277,7 @@ def test_what_choose_gives_has_not_changed() -> None:
 def test_no_scenario_is_twice_in_an_iteration(count: int, size: int) -> None:
     """Two of the same name would be two trajectories of the same name. Over the iterations all come equally often."""
     known = [toy(str(number)) for number in range(size)]
-    drawn = [[one.id for one in choose(known, iteration, count, 1)] for iteration in range(1, size + 1)]
+    drawn = [[one.id for one in choose(known, [count] * iteration, 1)] for iteration in range(1, size + 1)]
     assert all(len(set(names)) == count for names in drawn)
     assert {sum(names.count(one.id) for names in drawn) for one in known} == {count}
 

@@ -96,6 +96,18 @@ def play(env: Any, sampler: FakeSampler | None = None, chat: Any = CHAT, **more:
     )
 
 
+def test_each_of_several_tasks_has_a_chat_of_its_own() -> None:
+    """Its prompt, its suffixes and its hint: each has the tools of one task."""
+    others = [scenario.model_copy(update={"task": "other"}) for scenario in SCENARIOS[1::2]]
+    attempts = [(scenario, 0) for pair in zip(SCENARIOS[::2], others, strict=True) for scenario in pair]
+    other: Any = SimpleNamespace(**vars(CHAT) | {"prompt_ids": lambda messages: [2, 2], "suffix_ids": lambda *_: [600]})
+    limits: Any = {"prefix": "x", "seed": 1, "adapter_hash": "a", "context": 99, "max_tokens": 4}
+    played = episodes.play(FakeSampler(), CHAT, Inline, None, attempts, chats={"slow": CHAT, "other": other}, **limits)
+    for (scenario, _), trajectory in zip(attempts, played, strict=True):
+        assert (trajectory.turns[0].prompt_ids == (2, 2)) is (scenario.task == "other")
+        assert (600 in trajectory.turns[1].prompt_ids) is (scenario.task == "other")
+
+
 def test_slow_environments_answer_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """All episodes of a kind finish a turn in the same engine step: each answer waits for the others."""
     barriers = [threading.Barrier(EPISODES // 2) for _ in range(2)]
