@@ -44,10 +44,10 @@ def task_line(point: Point) -> str:
 
 def decision_table(iterations: int) -> list[str]:
     """Which decisions were right on validation, in % by iteration: which skill moved when. Empty where the task has none."""
-    evaluations = [
-        Evaluation.model_validate_json((RUN / iteration_name(number) / "evaluation" / "summary.json").read_text())
-        for number in range(iterations + 1)
-    ]
+    paths = [RUN / iteration_name(number) / "evaluation" / "summary.json" for number in range(iterations + 1)]
+    if not all(path.exists() for path in paths):
+        return []  # the curve and the summary speak of them
+    evaluations = [Evaluation.model_validate_json(path.read_text()) for path in paths]
     kinds = list(dict.fromkeys(kind for evaluation in evaluations for kind in evaluation.decisions))
     if not kinds:
         return []

@@ -159,9 +159,10 @@ class StageRun:
                 started = time.perf_counter()
                 self.function(**values | outputs.temporary)
                 seconds = time.perf_counter() - started
+            with outputs.lock:  # else `abandon` would end the process while a file is being written, and leave half of it
+                self._keep_timings(seconds, outputs)
         finally:
             self.outputs = None
-        self._keep_timings(seconds, outputs)
         return seconds
 
     def _values(self) -> tuple[dict[str, object], list[Path], dict[str, Path]]:

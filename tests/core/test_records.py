@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from environments._agents import Result
 from environments.base import Scenario
 from steps.core.errors import UserError
-from steps.core.records import Evaluation, Reward, Row, Trajectory, Turn, read_records, write_records
+from steps.core.records import Evaluation, Reward, Row, TaskResult, Trajectory, Turn, read_records, write_records
 
 
 def turn(
@@ -65,6 +65,11 @@ EVALUATION = Evaluation(
     turns=3.0,
     tokens=60.0,
     slices={"a": 1.0},
+    by_task={
+        "a": TaskResult(n=3, success=1 / 3, ci95=(0.06, 0.79), reward=0.1, turns=3.0, tokens=60.0, sampled_success=None)
+    },
+    decisions={"query": (1, 3)},
+    references={"script": 1.0},
 )
 
 
