@@ -25,7 +25,7 @@ from steps.core.params import Params, load
 
 SEEDS = [1, 2, 3]
 TASKS = "multiplication+tic_tac_toe"
-ITERATIONS, QUICK = 10, 2
+ITERATIONS, QUICK = 6, 2
 ATTEMPTS = 4  # at each scenario of val and test, at temperature 1
 
 

@@ -19,7 +19,7 @@ from environments.tic_tac_toe import TicTacToe
 from steps.core.errors import UserError
 from steps.supervised import small_policy
 from steps.supervised.embedded_policy import tokenized
-from steps.supervised.small_policy import DIGITS, WORDS, demonstrations, read_shares
+from steps.supervised.small_policy import DIGITS, WORDS, demonstrations, read_shares, shares_by_task
 from tests.conftest import ROOT
 
 TASKS: dict[str, type[Env]] = {
@@ -283,3 +283,49 @@ def test_a_short_run_writes_a_folder_that_loads_and_two_give_the_same_bytes(
     assert {one.dtype for one in model.parameters()} == {torch.float32}
     ids = torch.tensor([tokenizer.encode("You are X.", add_special_tokens=False)])
     assert bool(torch.isfinite(model(ids).logits).all())
+
+
+# --- Several tasks
+
+
+def test_each_of_several_tasks_has_shares_of_its_own() -> None:
+    text = "tic_tac_toe: scripted=0.4 random=0.6;  multiplication: gold=1"
+    shares = {"tic_tac_toe": {"scripted": 0.4, "random": 0.6}, "multiplication": {"gold": 1.0}}
+    assert shares_by_task(text, ["multiplication", "tic_tac_toe"]) == shares
+    assert shares_by_task("gold=1", ["multiplication"]) == {"multiplication": {"gold": 1.0}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "gold=1", "multiplication: gold=1", "multiplication: gold=1; multiplication: gold=1", "a: gold=1; b: gold=1"],
+)
+def test_shares_of_other_tasks_end_in_a_sentence(text: str) -> None:
+    with pytest.raises(
+        UserError, match=r"^--players: give the shares of each task once, as in 'multiplication: scripted=1"
+    ):
+        shares_by_task(text, ["multiplication", "tic_tac_toe"])
+
+
+def test_a_policy_for_several_tasks_reads_all_of_their_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    import torch
+    from transformers import AutoTokenizer
+
+    from steps.policy.chat import Chat
+
+    monkeypatch.setattr(small_policy, "CORPUS", 40)
+    monkeypatch.setattr(small_policy, "BATCH_TOKENS", 2048)
+    names = "multiplication+tic_tac_toe"
+    players = "multiplication: scripted=1; tic_tac_toe: random=1"
+    with monkeypatch.context() as here:
+        here.setattr(torch, "set_num_threads", lambda _: None)
+        small_policy.small_policy(ROOT / "tasks_data", tmp_path / "made", names, players, steps="3", digits="one")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "made")
+    for task in names.split("+"):
+        env = TASKS[task]
+        scenario = env.scenarios(data_of(task), "val", 1, 1)[0]
+        chat = Chat(tokenizer, [tool.schema for tool in env.tools().values()])
+        prompt = chat.prompt_ids(scenario.messages)
+        assert str(scenario.messages[-1]["content"]) in tokenizer.decode(prompt)
+        assert len(prompt) < 60, "what each prompt repeats is one token"
