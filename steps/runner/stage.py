@@ -159,7 +159,7 @@ class StageRun:
                 started = time.perf_counter()
                 self.function(**values | outputs.temporary)
                 seconds = time.perf_counter() - started
-            with outputs.lock:  # else `abandon` would end the process while a file is being written, and leave half of it
+            with outputs.lock:  # else `abandon` would end the process while a file is half written
                 self._keep_timings(seconds, outputs)
         finally:
             self.outputs = None
