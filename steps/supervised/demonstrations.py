@@ -1,51 +1,45 @@
-"""Scripted demonstrations of email_search: every part of the task, and many of them sloppy on purpose.
+"""Scripted demonstrations of email_search: every part of the task, and each of its skills unreliable on purpose.
 
 A demonstrator plays episodes in the real environment, over inboxes made for it and not those of the task. At each decision
-it is careful or sloppy by chance, independently. A policy trained on this can do everything, and does little of it reliably:
-it uses vague queries, takes the first hit, gives up early, and sometimes makes a malformed call. Left out: any other task,
-and a demonstrator that plans further than the next call.
+it is careful or sloppy by chance; how likely it is to be careful depends on the skill and on the project that is asked
+about, so that no single habit explains its failures. A policy trained on this can do everything, and does little of it
+reliably: it forgets a keyword, leaves out the filter, takes the first row, gives up early, doubts what it has read, cites
+nothing, and sometimes makes a malformed call. Left out: any other task, and a demonstrator that plans further than the next
+call.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from math import exp, inf
 from typing import Any, NamedTuple
 
 from environments._mailbox import FIRST_NAMES, LAST_NAMES, make_mailbox
 from environments.base import Message
-from environments.email_search import EmailSearch, Mailbox, build_index
+from environments.email_search import KINDS, EmailSearch, Mailbox, build_index
 
 
 class Habits(NamedTuple):
-    """Probabilities of the careful choice at each decision; otherwise the choice is sloppy."""
+    """How often a demonstrator is careful: the log-odds of each skill (inf: always) and how far projects differ in them."""
 
-    query: dict[
-        str, tuple[float, float, float]
-    ]  # by kind of question: with a filter, with both keywords, with one word
-    one_is_project: float  # the single word is the project's name, else the matter
-    take_match: float  # a matching row is listed: take it, else the first row
-    search_again: float = 0.35  # no row matches: search with a filter, else take the first row or give up
-    give_up: float = 0.25
-    answer: float = 0.85  # the mail that was read holds the value: answer it, else "I don't know"
-    look_further: float = 0.45  # the mail that was read is another one: go on, else answer with it, or "I don't know"
-    malformed: float = 0.02  # a call with an error in it, corrected in the next turn
+    query: float  # a search has both keywords, else the project's name alone
+    filter: float  # a search is narrowed to the sender or the month, or sorted by date, as the question asks
+    row: float  # the mail that is read is one whose row matches the question, else the first row
+    go_on: float  # without an answer at hand it searches or reads on, else it answers with what it has, or gives up
+    answer: float  # the mail that was read holds the value: it is answered, else "I don't know"
+    cite: float  # an answer names the mail that was read, else none
+    spread: float  # standard deviation of a project's log-odds around those above
+    malformed: float  # probability of a call with an error in it, which is corrected in the next turn
+
+    def is_careful(self, skill: str, project: str, rng: random.Random) -> bool:
+        """Decide by chance. The leaning of a project in a skill is always the same."""
+        leaning = random.Random(f"{skill} {project}").gauss(0, 1)
+        return rng.random() < 1 / (1 + exp(-(getattr(self, skill) + self.spread * leaning)))
 
 
-# For learning the skills: every way is shown often.
-MIXED = Habits(
-    query={"sender": (0.45, 0.30, 0.25), "month": (0.27, 0.25, 0.48), "latest": (0.27, 0.25, 0.48)},
-    one_is_project=0.7,
-    take_match=0.62,
-)
-# For learning the habits that reinforcement learning is to change: only questions about a sender are mostly searched for
-# carefully.
-SLOPPY = Habits(
-    query={"sender": (0.50, 0.10, 0.40), "month": (0.30, 0.10, 0.60), "latest": (0.30, 0.10, 0.60)},
-    one_is_project=1.0,
-    take_match=0.6,
-    look_further=0.65,
-)
+CAREFUL = Habits(query=inf, filter=inf, row=inf, go_on=inf, answer=inf, cite=inf, spread=0.0, malformed=0.0)
+SLOPPY = Habits(query=-0.3, filter=-0.8, row=-0.3, go_on=-0.6, answer=0.0, cite=0.6, spread=1.3, malformed=0.02)
 
 UNKNOWN = "I don't know"
 Hit = tuple[str, str, str, str]  # a row of search results: date, sender, subject, id
@@ -59,7 +53,7 @@ def demonstrations(seed: int, habits: Habits, questions_per_inbox: int = 40) -> 
         mails, questions = make_mailbox([owner], rng)
         data = Mailbox(build_index(mails), {})
         bodies = {mail["id"]: mail for mail in mails}
-        by_kind = [[question for question in questions if question["kind"] == kind] for kind in habits.query]
+        by_kind = [[question for question in questions if question["kind"] == kind] for kind in KINDS]
         for _ in range(questions_per_inbox):
             question = rng.choice(rng.choice(by_kind))
             env = EmailSearch(EmailSearch.from_question("train", question), data)
@@ -78,8 +72,7 @@ class Demonstrator:
         self.has_read: set[str] = set()
 
     def play(self) -> list[Message]:
-        weights = self.habits.query[self.question["kind"]]
-        rows = self._search(self.rng.choices(("full", "both", "vague"), weights)[0])
+        rows = self._search(self._careful("query"), self._careful("filter"))
         last: str | None = None
         while not self.env.done:
             if self.calls >= self.env.max_turns - 1:
@@ -87,7 +80,7 @@ class Demonstrator:
                 break
             pick = self._pick(rows)
             if pick == "again":
-                rows = self._search("full")
+                rows = self._search(True, True)
                 continue
             if pick is None:
                 self._give_up(last)
@@ -98,15 +91,16 @@ class Demonstrator:
             self._after_reading(pick)
         return self.messages
 
+    def _careful(self, skill: str) -> bool:
+        return self.habits.is_careful(skill, self.question["project"], self.rng)
+
     def _after_reading(self, name: str) -> None:
         """Answer, or do nothing, which leaves the episode open for the next search."""
         mail, question = self.mails[name], self.question
-        right = name in question["source_ids"]
         value = next((v for v in (question["answer"], *question["conflicting"]) if f" {v}." in mail["body"]), None)
-        chance = self.rng.random()
-        if right:
-            self._answer(question["answer"] if chance < self.habits.answer else UNKNOWN, name)
-        elif chance >= self.habits.look_further:
+        if name in question["source_ids"]:
+            self._answer(question["answer"] if self._careful("answer") else UNKNOWN, name)
+        elif not self._careful("go_on"):
             self._answer(value or UNKNOWN, name)
 
     def _pick(self, rows: list[Hit]) -> str | None:
@@ -116,14 +110,13 @@ class Demonstrator:
         matching.sort(key=lambda row: not row[2].startswith("Re: "))  # replies hold answers
         if self.question["kind"] == "latest":
             matching.sort(key=lambda row: row[0], reverse=True)
-        if matching and self.rng.random() < self.habits.take_match:
-            return matching[0][3]
-        chance = self.rng.random()
-        if not matching and chance < self.habits.search_again and not self._searched_fully:
-            return "again"
-        if not unread or (not matching and chance > 1 - self.habits.give_up):
+        if matching:
+            return matching[0][3] if self._careful("row") else unread[0][3]
+        if not self._careful("go_on"):
             return None
-        return unread[0][3]
+        if not self._searched_fully:
+            return "again"
+        return unread[0][3] if unread else None
 
     def _matches(self, row: Hit) -> bool:
         day, sender, subject, _ = row
@@ -136,24 +129,23 @@ class Demonstrator:
             return day[:7] == question["date"][:7]
         return self._searched_fully
 
-    def _search(self, style: str) -> list[Hit]:
+    def _search(self, is_whole: bool, is_narrow: bool) -> list[Hit]:
+        """Search, with both keywords where it is whole, and filtered or sorted as the question asks where it is narrow."""
         question, kind = self.question, self.question["kind"]
-        vague = question["project"] if self.rng.random() < self.habits.one_is_project else question["matter"]
-        arguments: dict[str, Any] = {
-            "keywords": [vague] if style == "vague" else [question["project"], question["matter"]]
-        }
-        if style == "full" and kind == "sender":
+        arguments: dict[str, Any] = {"keywords": [question["project"], *([question["matter"]] if is_whole else [])]}
+        if is_narrow and kind == "sender":
             arguments["sender"] = question["sender"]
-        if style == "full" and kind == "month":
+        if is_narrow and kind == "month":
             arguments |= {"after": question["date"][:8] + "01", "before": question["date"][:8] + "31"}
-        if style == "full" and kind == "latest":
+        if is_narrow and kind == "latest":
             arguments["sort"] = "newest"
-        self._searched_fully = style == "full"
+        self._searched_fully = is_whole and is_narrow
         lines = self._call("search_emails", arguments).splitlines()[1:]
         return [tuple(line.split(" | ")) for line in lines]  # type: ignore[misc]
 
     def _answer(self, answer: str, name: str | None) -> None:
-        self._call("return_final_answer", {"answer": answer, "source_ids": [name] if name else []})
+        sources = [name] if name and self._careful("cite") else []
+        self._call("return_final_answer", {"answer": answer, "source_ids": sources})
 
     def _give_up(self, last: str | None) -> None:
         self._answer(UNKNOWN, last)

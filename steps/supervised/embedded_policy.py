@@ -1,9 +1,9 @@
 """Builds the embedded policy from nothing: tokenizer, chat template and a small Qwen3-architecture model.
 
-It is trained on scripted demonstrations of email_search (steps/supervised/demonstrations.py), many of them sloppy, and on
-random token sequences that repeat, from which a small transformer learns to copy from its context (induction; without them
-it picks rows by chance). It can then do every part of the task, but unreliably, so that reinforcement learning can improve
-it. Run once; the result is committed:
+It is trained on scripted demonstrations of email_search (steps/supervised/demonstrations.py), each of whose skills is
+unreliable, and on random token sequences that repeat, from which a small transformer learns to copy from its context
+(induction; without them it picks rows by chance). It can then do every part of the task, but unreliably, so that
+reinforcement learning can improve it. Run once; the result is committed:
 
     dvc unfreeze embedded_policy && dvc repro --single-item --force embedded_policy
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
     from environments.base import Env, Message
-    from steps.supervised.demonstrations import Habits
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Texts that every prompt or call repeats are one token each: there is nothing to choose in them, and a small model would
@@ -56,27 +55,23 @@ WORDS = r" ?[a-z_]+|\p{Lu}?\p{L}+|\p{L}|\p{N}{1,3}|[^\p{L}\p{N}]+"
 WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, INNER = 128, 4, 4, 2, 32, 384
 CONTEXT = 2048
 SEED = 7
-STEPS = 1800  # on mixed demonstrations: skills
-HABIT_STEPS = 250  # then on sloppy ones: habits
+STEPS = 2400
 DEMONSTRATIONS = 16  # per step
 REPEATS = 64  # per step: random sequences that repeat
-LEARNING_RATE, HABIT_LEARNING_RATE, WARM_UP, WEIGHT_DECAY = 1.5e-3, 5e-4, 100, 0.05
+LEARNING_RATE, WARM_UP, WEIGHT_DECAY = 1.5e-3, 100, 0.05
 CORPUS = 2000  # demonstrations that the tokenizer is trained on
 
 
-def embedded_policy(policy: Output, steps: int = STEPS, habit_steps: int = HABIT_STEPS) -> None:
+def embedded_policy(policy: Output, steps: int = STEPS) -> None:
     """Write the policy's folder: weights (float32 safetensors), configuration, tokenizer and chat template."""
     import torch
-
-    from steps.supervised.demonstrations import MIXED, SLOPPY
 
     torch.manual_seed(SEED)
     torch.set_num_threads(2)
     tokenizer = make_tokenizer(corpus())
     model = make_model(len(tokenizer))
     say(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens")
-    train(model, tokenizer, steps, LEARNING_RATE, MIXED)
-    train(model, tokenizer, habit_steps, HABIT_LEARNING_RATE, SLOPPY)
+    train(model, tokenizer, steps)
     policy.mkdir()
     model.save_pretrained(policy)
     tokenizer.save_pretrained(policy)
@@ -114,14 +109,14 @@ def make_tokenizer(
 def corpus() -> Iterator[str]:
     from environments import _mailbox
     from environments.email_search import SYSTEM, EmailSearch
-    from steps.supervised.demonstrations import MIXED, demonstrations
+    from steps.supervised.demonstrations import SLOPPY, demonstrations
 
     numbers = [f"{number:0{width}d}" for width in (1, 2, 3) for number in range(10**width)]
     names = [*_mailbox.FIRST_NAMES, *_mailbox.LAST_NAMES, *_mailbox.PROJECTS, *_mailbox.CITIES, *_mailbox.COMPANIES]
     yield " ".join((numbers + names + _mailbox.MONTHS) * 3)
     yield "system user assistant " * 3
     yield SYSTEM + json.dumps([tool.schema for tool in EmailSearch.tools().values()])
-    for messages in itertools.islice(demonstrations(SEED + 1, MIXED), CORPUS):
+    for messages in itertools.islice(demonstrations(SEED + 1, SLOPPY), CORPUS):
         for message in messages:
             yield message["content"]
             yield json.dumps(message.get("tool_calls") or "")
@@ -148,14 +143,12 @@ def make_model(tokens: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def train(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, learning_rate: float, habits: Habits
-) -> None:
+def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int) -> None:
     """Learn the assistants' turns of demonstrations, and to repeat."""
     from environments.email_search import EmailSearch
-    from steps.supervised.demonstrations import demonstrations
+    from steps.supervised.demonstrations import SLOPPY, demonstrations
 
-    demonstrated = tokenized(tokenizer, EmailSearch, demonstrations(SEED, habits))
+    demonstrated = tokenized(tokenizer, EmailSearch, demonstrations(SEED, SLOPPY))
     rng = random.Random(SEED)
 
     def losses(step: int) -> dict[str, Any]:
@@ -166,7 +159,7 @@ def train(
         repeats = batch_loss(model, [repeated_sequence(rng, len(tokenizer)) for _ in range(REPEATS)])
         return {"loss": first + second, "of repeats": repeats}
 
-    fit(model, steps, learning_rate, losses)
+    fit(model, steps, LEARNING_RATE, losses)
 
 
 def fit(model: Qwen3ForCausalLM, steps: int, learning_rate: float, losses: Callable[[int], Mapping[str, Any]]) -> None:
