@@ -31,20 +31,10 @@ def params() -> Params:
 def prepare(folder: str, count: int) -> dict[str, Any]:
     """Write `count` careful demonstrations of email_search, over inboxes that no split has, and the adapter that both sides
     start from."""
-    from steps.supervised.demonstrations import Habits, demonstrations
+    from steps.supervised.demonstrations import CAREFUL, demonstrations
     from steps.training import grpo
 
-    careful = Habits(
-        query=dict.fromkeys(("sender", "month", "latest"), (1.0, 0.0, 0.0)),
-        one_is_project=1.0,
-        take_match=1.0,
-        search_again=1.0,
-        give_up=0.0,
-        answer=1.0,
-        look_further=1.0,
-        malformed=0.0,
-    )
-    made = itertools.islice(demonstrations(SEED, careful), count)
+    made = itertools.islice(demonstrations(SEED, CAREFUL), count)
     lines = [json.dumps({"messages": messages, "source": f"careful {place}"}) for place, messages in enumerate(made)]
     out = Path(folder)
     (out / "demonstrations.jsonl").write_text("".join(f"{line}\n" for line in lines))

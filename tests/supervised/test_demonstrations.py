@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
+from math import inf
 from pathlib import Path
 
 import pytest
 
+from environments._mailbox import PROJECTS
 from environments.base import Message, accepted, is_error, tool_calls
 from environments.email_search import EmailSearch
-from steps.supervised.demonstrations import MIXED, SLOPPY, Demonstrator, Habits, demonstrations
+from steps.supervised.demonstrations import CAREFUL, SLOPPY, Demonstrator, Habits, demonstrations
 
 FOLDER = Path(__file__).parent.parent.parent / "tasks_data" / "email_search"
-CAREFUL = Habits(
-    query=dict.fromkeys(("sender", "month", "latest"), (1.0, 0.0, 0.0)),
-    one_is_project=0.0,
-    take_match=1.0,
-    search_again=1.0,
-    give_up=0.0,
-    answer=1.0,
-    look_further=1.0,
-    malformed=0.0,
-)
+SKILLS = ("query", "filter", "row", "go_on", "answer", "cite")
 
 
 def take(seed: int, habits: Habits, count: int) -> list[list[Message]]:
@@ -48,27 +42,27 @@ class Played:
         done = [EmailSearch.success(one.env.scenario, one.messages) for one in self.players]
         return sum(done) / len(done)
 
-    def first_keywords(self, kind: str) -> list[list[str]]:
-        """The keywords of each episode's first well-formed search."""
-        return [
-            next(arguments["keywords"] for name, arguments, _ in tool_calls(one.messages) if "keywords" in arguments)
-            for one in self.players
-            if one.question["kind"] == kind
-        ]
+    def decisions(self) -> dict[str, float]:
+        """How often each decision was right."""
+        made: dict[str, list[bool]] = {}
+        for one in self.players:
+            for name, is_right in EmailSearch.decisions(one.env.scenario, one.messages):
+                made.setdefault(name, []).append(is_right)
+        return {name: sum(rights) / len(rights) for name, rights in made.items()}
 
 
 def test_the_same_seed_gives_the_same_transcripts() -> None:
-    for habits in (MIXED, SLOPPY):
+    for habits in (CAREFUL, SLOPPY):
         assert take(1, habits, 100) == take(1, habits, 100)
         assert take(1, habits, 100) != take(2, habits, 100)
-    assert take(1, MIXED, 100) != take(1, SLOPPY, 100)
+    assert take(1, CAREFUL, 100) != take(1, SLOPPY, 100)
 
 
 def test_a_seed_gives_them_one_after_the_other() -> None:
-    assert take(1, MIXED, 100)[:30] == take(1, MIXED, 30)
+    assert take(1, SLOPPY, 100)[:30] == take(1, SLOPPY, 30)
 
 
-@pytest.mark.parametrize("habits", [MIXED, SLOPPY, CAREFUL], ids=["mixed", "sloppy", "careful"])
+@pytest.mark.parametrize("habits", [SLOPPY, CAREFUL], ids=["sloppy", "careful"])
 def test_every_transcript_ends_with_an_answer_in_time(habits: Habits) -> None:
     turns = set()
     for messages in take(1, habits, 1500):
@@ -89,24 +83,37 @@ def test_a_careful_demonstrator_is_nearly_always_right(monkeypatch: pytest.Monke
     assert Played(CAREFUL, 600, monkeypatch).success() > 0.97
 
 
-def test_sloppy_is_sloppier_than_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vaguer first searches, and right less often than a careful one by far. Between the two, success hardly differs."""
-    mixed, sloppy = (Played(habits, 2000, monkeypatch) for habits in (MIXED, SLOPPY))
-    for kind in ("sender", "month", "latest"):
-        vague = []
-        for played in (mixed, sloppy):
-            words = played.first_keywords(kind)
-            vague.append(sum(len(one) == 1 for one in words) / len(words))
-        assert vague[0] + 0.05 < vague[1]
-    assert 0.4 < sloppy.success() < 0.6
-    assert 0.4 < mixed.success() < 0.6
+def test_a_sloppy_one_lacks_every_skill_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No decision explains the failures by itself, and together they leave little."""
+    sloppy = Played(SLOPPY, 2000, monkeypatch)
+    assert set(sloppy.decisions()) == {skill.replace("_", " ") for skill in SKILLS}
+    assert all(0.35 < share < 0.75 for share in sloppy.decisions().values()), sloppy.decisions()
+    assert 0.15 < sloppy.success() < 0.3
+    for skill in SKILLS:
+        cured = Played(SLOPPY._replace(**{skill: inf}), 1000, monkeypatch)
+        assert cured.success() - sloppy.success() < 0.4 * (1 - sloppy.success()), skill
 
 
-@pytest.mark.parametrize("habits", [MIXED, SLOPPY], ids=["mixed", "sloppy"])
-def test_every_way_is_demonstrated(habits: Habits, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Full and vague searches, giving up, wrong answers, and malformed calls that are mended."""
-    played = Played(habits, 1000, monkeypatch)
-    assert {len(words) for kind in habits.query for words in played.first_keywords(kind)} == {1, 2}
+def test_projects_differ_and_a_project_stays_the_same() -> None:
+    """Each project leans its own way in each skill, so no single habit is to be flipped."""
+
+    def share(skill: str, project: str, seed: int) -> float:
+        rng = random.Random(seed)
+        return sum(SLOPPY.is_careful(skill, project, rng) for _ in range(400)) / 400
+
+    for skill in SKILLS:
+        shares = [share(skill, project, 1) for project in PROJECTS]
+        assert min(shares) < 0.3
+        assert max(shares) > 0.6
+        assert all(
+            abs(first - share(skill, project, 2)) < 0.15 for project, first in zip(PROJECTS, shares, strict=True)
+        )
+    assert len({round(share(skill, "Falcon", 1), 1) for skill in SKILLS}) > 2
+
+
+def test_every_way_is_demonstrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right and wrong answers, giving up, and malformed calls that are mended."""
+    played = Played(SLOPPY, 1000, monkeypatch)
     seen = {
         part.name for one in played.players for part in EmailSearch.reward(one.env.scenario, one.messages) if part.value
     }
@@ -123,7 +130,7 @@ def test_no_demonstration_is_over_an_inbox_of_the_task() -> None:
     }
     shown = [
         tuple(line.split(" | "))
-        for messages in take(7, MIXED, 400)
+        for messages in take(7, SLOPPY, 400)
         for name, _, observation in tool_calls(messages)
         if name == "search_emails" and not is_error(observation)
         for line in str(observation["content"]).splitlines()[1:]

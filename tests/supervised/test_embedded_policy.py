@@ -18,7 +18,7 @@ import pytest
 from environments.base import Message
 from environments.email_search import EmailSearch
 from steps.policy.chat_templates import CHATML
-from steps.supervised.demonstrations import MIXED, demonstrations
+from steps.supervised.demonstrations import SLOPPY, demonstrations
 from steps.supervised.embedded_policy import (
     CONTEXT,
     FIXED_TEXTS,
@@ -105,7 +105,7 @@ def test_its_weights_are_trained_for_its_tokens(model: Any, tokenizer: Any) -> N
     import torch
 
     torch.set_num_threads(1)
-    rows = list(itertools.islice(tokenized(tokenizer, EmailSearch, demonstrations(SEED, MIXED)), 4))
+    rows = list(itertools.islice(tokenized(tokenizer, EmailSearch, demonstrations(SEED, SLOPPY)), 4))
     rng = random.Random(SEED + 1)
     with torch.no_grad():
         told = float(batch_loss(model, rows))
@@ -153,7 +153,7 @@ def test_fixed_texts_are_one_token_each(tokenizer: Any) -> None:
 
 
 def test_the_assistants_tokens_are_learnt_and_no_others(tokenizer: Any) -> None:
-    transcripts = list(itertools.islice(demonstrations(SEED, MIXED), 50))
+    transcripts = list(itertools.islice(demonstrations(SEED, SLOPPY), 50))
     for messages, (ids, learnt) in zip(transcripts, tokenized(tokenizer, EmailSearch, transcripts), strict=True):
         assert len(ids) == len(learnt) <= CONTEXT
         runs = [list(run) for value, run in itertools.groupby(zip(ids, learnt, strict=True), lambda p: p[1]) if value]

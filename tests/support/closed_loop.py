@@ -27,7 +27,7 @@ from typing import Any
 
 from tests.conftest import ROOT, copy_project, end, environment
 
-CHAMPION = ["train.iterations=1", "rollout.scenarios=8"]
+CHAMPION = ["train.iterations=6", "evaluate.references=false"]
 ASKED, ON_TRIAL = 300, 150
 LONGEST = 900.0  # seconds of a part
 
@@ -114,8 +114,8 @@ def play(loop: Loop) -> bool:
     try:
         [asked] = loop.visitors("ask", "--count", str(ASKED), "--port", str(loop.port))
         report(asked)
-        turn = ["--set", "serve.canary=0.5", "--set", "serve.min_feedback=20", "--set", "train.iterations=5"]
-        text = loop.run("turn", "flows.flywheel", *turn, "--set", "rollout.scenarios=16", "--name", "turn-1")
+        turn = ["--set", "serve.canary=0.5", "--set", "serve.min_feedback=20", "--set", "train.iterations=6"]
+        text = loop.run("turn", "flows.flywheel", *turn, "--name", "turn-1")
         report(
             {
                 "flywheel": [
