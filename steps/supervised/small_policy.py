@@ -3,8 +3,9 @@
 In the demonstrations a player is drawn by the given shares for each turn or for a whole episode. The policy learns to do the
 task, but unreliably, so that reinforcement learning can improve it. With --observations yes it also learns to predict the
 environment's answers, which teaches it to read a board sooner than moves alone do. This works for any task with players.
-Left out: a vocabulary of the size of mails, and copying, which steps/supervised/embedded_policy.py has. Scenarios are those
-of the training split only. Run once; the result is committed:
+With --body FOLDER it begins with the layers of another small policy, the embeddings of the tokens that both have, and its
+way of cutting texts into words, and goes on learning to copy: where answers are read out of long texts, that saves most
+of the training. Scenarios are those of the training split only. Run once; the result is committed:
 
     python -m steps.supervised.small_policy --task tic_tac_toe --players "scripted=0.4 random=0.6" \
         --task-data tasks_data/tic_tac_toe --policy tasks_data/tic_tac_toe/policy
@@ -32,6 +33,8 @@ from steps.runner.stage import Input, Output, main
 from steps.supervised import embedded_policy
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from environments.base import Env, Message, Scenario, Tool
     from steps.supervised.embedded_policy import LabelledTokens
 
@@ -41,6 +44,8 @@ CORPUS = 1000  # episodes that the tokenizer is trained on
 BATCH_TOKENS = 8192  # per step, padding included; each task has an equal part
 LEARNING_RATE = 2e-3
 DRAWN = ("turn", "episode")  # how often another player may move
+STORED = ("float32", "bfloat16")
+COPIES = 16  # per step with --body: random sequences that repeat
 DIGITS = {"one": r"\p{N}", "all": r" ?\p{N}+"}
 WORDS = r" ?[^\s\p{N}\p{P}\p{S}]+|%s| ?[\p{P}\p{S}]|\s"
 
@@ -55,8 +60,11 @@ def small_policy(
     digits: str = "all",
     observations: str = "no",
     threads: str = "2",
+    body: Input | None = None,
+    stored: str = "float32",
 ) -> None:
-    """Write the policy's folder: weights (float32 safetensors), configuration, tokenizer and chat template.
+    """Write the policy's folder: weights (safetensors, `stored` as float32 or bfloat16), configuration, tokenizer and chat
+    template.
 
     Because of rounding, the bytes depend on the number of threads; 1 leaves the other core of a small machine free.
     """
@@ -75,6 +83,8 @@ def small_policy(
         raise UserError(f"--drawn: a player is drawn for each {' or '.join(DRAWN)}, not {drawn!r}")
     if observations not in ("yes", "no"):
         raise UserError(f"--observations: yes or no, not {observations!r}")
+    if stored not in STORED:
+        raise UserError(f"--stored: {' or '.join(STORED)}, not {stored!r}")
     corpus: list[list[Message]] = []
     fixed = [*embedded_policy.FIXED_TEXTS]
     for name, part in parts.items():
@@ -84,21 +94,50 @@ def small_policy(
         if played[0][0]["role"] == "system":
             fixed.append(str(played[0][0]["content"]))
         corpus += played
-    tokenizer = embedded_policy.make_tokenizer(_texts(corpus), WORDS % DIGITS[digits], fixed)
+    words = embedded_policy.WORDS if body else WORDS % DIGITS[digits]
+    tokenizer = embedded_policy.make_tokenizer(_texts(corpus), words, fixed)
     torch.manual_seed(SEED)
     torch.set_num_threads(int(threads))
     model = embedded_policy.make_model(len(tokenizer))
     say(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens")
+    if body:
+        say(f"{take_body(model, tokenizer, body):,} of its tokens are those of {body}")
     rows = {
         name: embedded_policy.tokenized(
             tokenizer, part, demonstrations(part, data[name], shares[name], SEED + 1, drawn)
         )
         for name, part in parts.items()
     }
-    train(model, rows, int(steps), observations == "yes")
+    train(model, rows, int(steps), observations == "yes", copies=body is not None)
     policy.mkdir()
-    model.save_pretrained(policy)
+    model.to(getattr(torch, stored)).save_pretrained(policy)
     tokenizer.save_pretrained(policy)
+
+
+def take_body(model: Any, tokenizer: Any, body: Path) -> int:
+    """Copy another policy's layers, and its embeddings of the tokens that both have; their number. UserError where the other
+    has another shape."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    other = AutoModelForCausalLM.from_pretrained(body, dtype=torch.float32)
+    layers = {
+        name: value
+        for name, value in other.state_dict().items()
+        if "embed_tokens" not in name and "lm_head" not in name
+    }
+    try:
+        model.load_state_dict(layers, strict=False)
+    except RuntimeError as problem:
+        raise UserError(
+            f"--body: {body} has layers of another shape than a small policy; give one of this project's"
+        ) from problem
+    places = AutoTokenizer.from_pretrained(body).get_vocab()
+    shared = {place: places[token] for token, place in tokenizer.get_vocab().items() if token in places}
+    with torch.no_grad():
+        own = model.get_input_embeddings().weight
+        own[list(shared)] = other.get_input_embeddings().weight[list(shared.values())]
+    return len(shared)
 
 
 def read_shares(text: str) -> dict[str, float]:
@@ -183,11 +222,22 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def train(model: Any, rows: Mapping[str, Iterator[LabelledTokens]], steps: int, observations: bool = False) -> None:
-    """Learn the assistants' tokens of each task's rows, and if asked for, those of the observations."""
+def train(
+    model: Any,
+    rows: Mapping[str, Iterator[LabelledTokens]],
+    steps: int,
+    observations: bool = False,
+    copies: bool = False,
+) -> None:
+    """Learn the assistants' tokens of each task's rows, and if asked for, those of the observations, and to copy."""
+    rng = random.Random(SEED)
 
     def losses(step: int) -> dict[str, Any]:
-        return {f"loss of {name}" if name else "loss": loss(step, own) for name, own in rows.items()}
+        parts = {f"loss of {name}" if name else "loss": loss(step, own) for name, own in rows.items()}
+        if copies:
+            repeats = [embedded_policy.repeated_sequence(rng, model.vocab_size) for _ in range(COPIES)]
+            parts["of repeats"] = embedded_policy.batch_loss(model, repeats)
+        return parts
 
     def loss(step: int, own: Iterator[LabelledTokens]) -> Any:
         batch: list[LabelledTokens] = []

@@ -17,10 +17,11 @@ from environments.multiplication import Multiplication
 from environments.support_dialogue import SupportDialogue
 from environments.tic_tac_toe import TicTacToe
 from steps.core.errors import UserError
-from steps.supervised import small_policy
+from steps.supervised import embedded_policy, small_policy
 from steps.supervised.embedded_policy import tokenized
 from steps.supervised.small_policy import DIGITS, WORDS, demonstrations, read_shares, shares_by_task
 from tests.conftest import ROOT
+from tests.support import tiny
 
 TASKS: dict[str, type[Env]] = {
     "multiplication": Multiplication,  # plain words, one turn
@@ -283,6 +284,43 @@ def test_a_short_run_writes_a_folder_that_loads_and_two_give_the_same_bytes(
     assert {one.dtype for one in model.parameters()} == {torch.float32}
     ids = torch.tensor([tokenizer.encode("You are X.", add_special_tokens=False)])
     assert bool(torch.isfinite(model(ids).logits).all())
+
+
+def test_a_body_gives_its_layers_and_the_tokens_that_both_have(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    body = ROOT / "tasks_data/embedded_policy"
+    tokenizer = embedded_policy.make_tokenizer(["Falcon budget zyzzyva"] * 9, embedded_policy.WORDS, [])
+    model = embedded_policy.make_model(len(tokenizer))
+    shared = small_policy.take_body(model, tokenizer, body)
+    assert 0 < shared < len(tokenizer)
+    other = AutoModelForCausalLM.from_pretrained(body, dtype=torch.float32)
+    assert torch.equal(model.model.layers[3].mlp.up_proj.weight, other.model.layers[3].mlp.up_proj.weight)
+    theirs = AutoTokenizer.from_pretrained(body)
+    own, others = model.get_input_embeddings().weight, other.get_input_embeddings().weight
+    for token in ("F", "<|im_end|>"):
+        assert torch.equal(own[tokenizer.convert_tokens_to_ids(token)], others[theirs.convert_tokens_to_ids(token)]), (
+            token
+        )
+    with pytest.raises(UserError, match=r"--body: .* has layers of another shape"):
+        small_policy.take_body(model, tokenizer, Path(tiny.make_policy(tmp_path).base_model))
+
+
+def test_weights_stored_in_bfloat16_are_half_as_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    monkeypatch.setattr(small_policy, "CORPUS", 40)
+    monkeypatch.setattr(small_policy, "BATCH_TOKENS", 1024)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    data, body = ROOT / "tasks_data/tic_tac_toe", ROOT / "tasks_data/embedded_policy"
+    words = ("tic_tac_toe", "scripted=1")
+    small_policy.small_policy(data, tmp_path / "half", *words, steps="1", body=body, stored="bfloat16")
+    weights = load_file(tmp_path / "half/model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    with pytest.raises(UserError, match="--stored: float32 or bfloat16, not 'int4'"):
+        small_policy.small_policy(data, tmp_path / "no", *words, stored="int4")
 
 
 # --- Several tasks
