@@ -155,9 +155,11 @@ test: check  ## run make check and all tests (ARGS="-k name")
 	@echo "test: pytest"
 	@OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 $(ARGS)
 
-faults: dev  ## test runs that are stopped at any of 600 places (ARGS="--points 50"), and servers that are killed
-	@$(RUN) python -m tests.support.interrupted --points 300 $(ARGS)
+faults: dev  ## test every fault of tests/faults/README.md, DVC stopped at 600 places, and random kills of real runs
+	@OMP_WAIT_POLICY=passive $(RUN) python -m tests.faults.test_table
+	@$(RUN) python -m tests.support.interrupted --points 300
 	@$(RUN) python -m tests.support.swaps
+	@$(RUN) python -m tests.support.kills $(ARGS)
 
 bench: dev  ## run the quick form of every benchmark and write one table (ARGS="gate judge")
 	@$(RUN) python -m benchmarks $(ARGS)

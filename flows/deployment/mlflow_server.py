@@ -188,6 +188,8 @@ def serve(root: Path, port: int, host: str = LOOPBACK) -> None:
     uri = os.environ["_MLFLOW_SERVER_FILE_STORE"]
     if uri.startswith("sqlite:") and not (state / "mlflow.db").exists():
         store.make_store(state / "mlflow.db")
+    elif uri.startswith("sqlite:"):
+        store.plan_for_many_runs(state / "mlflow.db")
     people.read(root)  # a damaged file is refused now
     import uvicorn
     from mlflow.server import handlers

@@ -33,3 +33,14 @@ def write_text(path: Path, text: str, lasting: bool = True) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def flush(path: Path) -> None:
+    """Wait until the disk has a file, or a folder with all that is in it, so that no crash empties what is then renamed."""
+    for place in (path, *path.rglob("*")) if path.is_dir() else (path,):
+        if not place.is_symlink():
+            number = os.open(place, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)

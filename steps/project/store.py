@@ -31,6 +31,14 @@ SETTINGS = {"HTTP_REQUEST_MAX_RETRIES": "2", "HTTP_REQUEST_BACKOFF_FACTOR": "1",
 SETTINGS |= {"DISABLE_TELEMETRY": "true", "SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 SETTINGS |= {"ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
 
+MANY_RUNS = {  # SQLite's statistics by index: rows of the table, and how many of them an entry of each column has
+    "sqlite_autoindex_runs_1": "10000 1",
+    "sqlite_autoindex_latest_metrics_1": "1000000 10000 1",
+    "index_latest_metrics_run_uuid": "1000000 100",
+    "sqlite_autoindex_params_1": "1000000 10000 1",
+    "index_params_run_uuid": "1000000 100",
+}
+
 
 def address(root: Path) -> str:
     """MLFLOW_TRACKING_URI, else the project's own store. A bare postgresql:// gets the driver that is installed."""
@@ -83,11 +91,30 @@ def make_store(database: Path) -> None:
         with engine.connect() as link:
             link.exec_driver_sql("PRAGMA journal_mode=WAL")
         engine.dispose()
+        plan_for_many_runs(temporary)
         with contextlib.suppress(FileExistsError):  # another process made it first, and may have written to it
             os.link(temporary, database)
     finally:
         for path in database.parent.glob(f"{temporary.name}*"):
             path.unlink()
+
+
+def plan_for_many_runs(database: Path) -> None:
+    """Give SQLite the statistics of a store with many runs.
+
+    Without any, it compares every run with every metric to sort runs by one: 7 s with 10,000 runs in place of 1 s. Its own
+    (ANALYZE) would be those of the few runs of that day. A store that is locked now is left as it is.
+    """
+    import sqlite3
+
+    with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(sqlite3.connect(database)) as link, link:
+        link.execute("PRAGMA analysis_limit=100")
+        link.execute("ANALYZE")
+        link.execute("DELETE FROM sqlite_stat1")
+        link.executemany(
+            "INSERT INTO sqlite_stat1 SELECT tbl_name, name, :rows FROM sqlite_master WHERE name = :name",
+            [{"name": name, "rows": rows} for name, rows in MANY_RUNS.items()],
+        )
 
 
 def experiment(client: MlflowClient, root: Path, task: str) -> str:

@@ -1,4 +1,4 @@
-"""A stage's outputs have temporary names until all are complete; then they are renamed."""
+"""A stage's outputs have temporary names until all are complete and on the disk; then they are renamed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from steps.core import errors
+from steps.core import errors, files
 from steps.runner import handover
 
 
@@ -48,6 +48,7 @@ class Outputs:
         for name, path in self.temporary.items():
             if not path.exists():
                 raise RuntimeError(f"the stage returned without writing --{name} ({self.finals[name]})")
+            files.flush(path)
         for name, final in self.finals.items():
             aside = final.with_name(f".old-{os.getpid()}.{final.name}")
             if final.is_dir() or (self.temporary[name].is_dir() and os.path.lexists(final)):

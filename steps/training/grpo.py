@@ -23,7 +23,7 @@ from steps.policy.adapter import adapter_hash
 from steps.policy.machine import before_sampling, deterministic
 from steps.training import memory, packing, probe
 from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
-from steps.training.loss import RatioMeter, SamplerCheck, TrlLoss, sampler_ratio
+from steps.training.loss import RatioMeter, SamplerCheck, TrlLoss, clip_gradient, sampler_ratio
 from steps.training.model import WEIGHTS, adapter_of, load_model
 from steps.training.processes import gathered, join, process, shard
 from steps.training.schedule import check_schedule, set_rate
@@ -144,7 +144,7 @@ class Trainer:
         tokens of trajectories that have a gradient. `behaviour`: the folder of the adapter that sampled the trajectories,
         where it is an older one: the loss is then corrected by importance sampling.
 
-        UserError where the trajectories were sampled by another policy, or the schedule ends too early.
+        UserError where another policy sampled the trajectories, the schedule ends too early, or a gradient is not finite.
         """
         settings = (settings.lagging() if behaviour else settings).of_dtype(self.policy.dtype)
         with deterministic(self.policy.deterministic):
@@ -153,8 +153,6 @@ class Trainer:
     def _train(
         self, examples: Sequence[Example], settings: Update, temperature: float, seed: int, behaviour: Path | None
     ) -> dict[str, float]:
-        import torch
-
         steps = self._steps(examples, settings, seed)
         planned, begun = settings.num_iterations * len(steps), self.steps
         check_schedule(settings, begun + planned)
@@ -194,8 +192,8 @@ class Trainer:
                 whole = [sum(values) for values in zip(*gathered(sampler.sums), strict=True)]
                 common |= sampler.check(whole, settings.sampler_limit(self.layers), temperature)
             self._sum_gradients()
-            norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), settings.max_grad_norm)
-            sums["grad_norm"] += norm.item() / planned
+            norm = clip_gradient(self.weights.values(), settings.max_grad_norm, number + 1, step.groups)
+            sums["grad_norm"] += norm / planned
             optimizer.step()
             optimizer.zero_grad()
             self.steps += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -199,3 +199,19 @@ def check_sampler(kl: float, limit: float, hint: str = "") -> float:
             f"this{hint}"
         )
     return kl
+
+
+def clip_gradient(weights: Iterable[Any], most: float, step: int, groups: Collection[str]) -> float:
+    """Scale the weights' gradient to a norm of `most` at most; the norm that it had. UserError where that is infinite or no
+    number: such a step would make every weight useless, without a word. `groups`: scenarios that the step learns from."""
+    import torch
+
+    norm = float(torch.nn.utils.clip_grad_norm_(weights, most))
+    if not math.isfinite(norm):
+        some = ", ".join(sorted(groups)[:5]) + (", …" if len(groups) > 5 else "")
+        raise UserError(
+            f"the gradient of optimiser step {step} has a norm of {norm}: no weight was changed by it, nothing of this "
+            "update is kept, and its batch stays in the iteration's folder for study (the step's scenarios: "
+            f"{some or 'none'}). Lower update.learning_rate or set policy.dtype: float32, then run the same command again"
+        )
+    return norm

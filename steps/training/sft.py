@@ -8,11 +8,13 @@ of TRL's trainer: its preparation and packing of data, and its evaluation.
 
 from __future__ import annotations
 
+import math
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from steps.core.errors import UserError
 from steps.core.params_update import Update
 from steps.core.progress import progress
 from steps.core.records import Row
@@ -75,6 +77,11 @@ def _fit(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, s
                 loss = -logps.sum() / tokens
                 loss.backward()
                 total += float(loss.detach())
+            if not math.isfinite(total):
+                raise UserError(
+                    f"the loss of step {len(losses) + 1} is {total}: nothing of this training is kept. Lower "
+                    "sft.learning_rate or set policy.dtype: float32, then run the same command again"
+                )
             losses.append(total)
             return torch.tensor(total)
 

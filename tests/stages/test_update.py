@@ -536,6 +536,14 @@ def test_two_trajectories_with_one_id_are_refused(batch: Batch) -> None:
 # --- Nothing to learn from
 
 
+def test_a_rate_that_breaks_the_weights_stops_with_the_batch_kept(batch: Batch) -> None:
+    with pytest.raises(UserError, match=r"optimiser step 2 has a norm of (nan|inf).*the step's scenarios: "):
+        batch.update(learning_rate=1e30, steps_per_generation=2)
+    assert not (batch.folder / "new/adapter").exists()
+    assert not (batch.folder / "new/metrics.json").exists()
+    assert (batch.folder / "trajectories.parquet").exists()
+
+
 def test_flat_groups_leave_the_adapter_as_it_was_where_they_are_dropped(batch: Batch) -> None:
     for name in batch.rewards:
         batch.score(name, float(name[1]))

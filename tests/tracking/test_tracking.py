@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -28,7 +29,7 @@ from steps.policy import adapter
 from steps.project.chain import read_chain
 from steps.project.git import git_state
 from steps.project.lock import read_lock
-from steps.project.store import explained, make_store
+from steps.project.store import MANY_RUNS, explained, make_store, plan_for_many_runs
 from steps.tracking.measured import MeasuredRun
 from steps.tracking.system_metrics import Sample
 from steps.tracking.tracker import MlflowTracker
@@ -522,6 +523,28 @@ def test_git_is_recorded(project: Project) -> None:
 
 def test_without_git_there_is_no_commit(tmp_path: Path) -> None:
     assert git_state(tmp_path) == ({}, "")
+
+
+def test_a_store_plans_for_many_runs(tmp_path: Path) -> None:
+    """To sort runs by a metric, SQLite looks each up; without statistics it compares every run with every metric."""
+    database = tmp_path / "mlflow.db"
+    make_store(database)
+    metrics = "SELECT run_uuid, value FROM latest_metrics WHERE key = 'a'"
+    query = f"SELECT DISTINCT runs.*, m.value FROM runs LEFT JOIN ({metrics}) AS m ON runs.run_uuid = m.run_uuid"
+
+    def plan() -> str:
+        with contextlib.closing(sqlite3.connect(database)) as link:
+            rows = link.execute(f"EXPLAIN QUERY PLAN {query} WHERE experiment_id = 1 ORDER BY m.value, runs.run_uuid")
+            return str(rows.fetchall())
+
+    looks_up = "SEARCH m USING AUTOMATIC COVERING INDEX (run_uuid=?)"
+    assert looks_up in plan()
+    with contextlib.closing(sqlite3.connect(database)) as link, link:
+        assert {row[0] for row in link.execute("SELECT idx FROM sqlite_stat1")} == set(MANY_RUNS)
+        link.execute("DELETE FROM sqlite_stat1")
+    assert looks_up not in plan()
+    plan_for_many_runs(database)  # as when the server starts
+    assert looks_up in plan()
 
 
 def test_the_store_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,6 +230,17 @@ def test_what_has_no_gradient_is_counted_and_not_computed(
     assert measured["sampler_kl"] < 1e-9
 
 
+def test_a_gradient_that_is_no_number_stops_before_any_weight_changes(policy: Policy) -> None:
+    trainer = moved(Trainer(policy, seed=4))
+    before = {name: value.detach().clone() for name, value in trainer.weights.items()}
+    first, *others = with_advantages(random_rows(6, 1))
+    broken = [first._replace(advantage=float("nan")), *others]
+    with pytest.raises(UserError, match=r"optimiser step 1 has a norm of nan.* Lower update\.learning_rate"):
+        trainer.train(broken, Update(steps_per_generation=1, **LOOSE), 1.0, seed=5)
+    assert all((value == before[name]).all() for name, value in trainer.weights.items())
+    assert trainer.steps == 0
+
+
 def test_a_step_without_a_gradient_is_a_step_of_adamw(policy: Policy) -> None:
     """Its moments go on moving the weights, as they do in TRL, where such a gradient is zero."""
     import torch
