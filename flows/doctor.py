@@ -5,10 +5,10 @@
     python -m flows.doctor --json          # the findings, for programs
     python -m flows.doctor --thorough      # reads all versioned files, however large they are
 
-Exit codes: 0 where nothing is bad, 1 where something is. Looking changes nothing and takes a few seconds: each check is given
-up after its time limit. --mend removes locks and temporary files of processes that have ended, brings back missing outputs
-that DVC's cache has whole, writes damaged files of the cache again from whole copies, and closes files with keys to others.
-It ends no process, changes no output that is there, and does nothing while another command is at work in the folder.
+Exit codes: 0 where nothing is bad, 1 where something is. Looking changes nothing and takes a few seconds, because each check
+is given up after its time limit. --mend removes locks and temporary files of processes that have ended, brings back missing
+outputs that DVC's cache has whole, writes damaged files of the cache again from whole copies, and closes files with keys to
+others. It ends no process, changes no output that is there, and does nothing while another command is at work in the folder.
 """
 
 from __future__ import annotations

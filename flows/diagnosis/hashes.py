@@ -188,15 +188,15 @@ def described(root: Path, out: Output, members: list[Member], extra: int) -> lis
     rescued = [member for member in spoilt if member.here == WHOLE]
     findings = []
     if rescued:
-        text = f"{files(len(rescued))} of {out.path} damaged in DVC's cache, and whole in the folder"
+        text = f"{files(len(rescued), out)} damaged in DVC's cache, and whole in the folder"
         findings.append(Finding("hashes", BAD, text, MEND, partial(stored_again, root, rescued)))
     if rest := [member for member in spoilt if member.here != WHOLE]:
-        text = f"{files(len(rest))} of {out.path} damaged in DVC's cache, and not whole in the folder"
+        text = f"{files(len(rest), out)} damaged in DVC's cache, and not whole in the folder"
         gone = " ".join(os.path.relpath(member.stored, root) for member in rest[:5])
         return [*findings, Finding("hashes", BAD, text, f"rm {gone} && {remade(root, out)}")]
     lost = [member for member in members if member.here != WHOLE and member.cached == MISSING]
     if lost:
-        text = f"{files(len(lost))} of {out.path} missing or changed, and DVC's cache does not have them"
+        text = f"{files(len(lost), out)} missing or changed, and DVC's cache does not have them"
         return [*findings, Finding("hashes", BAD, text, remade(root, out))]
     if here[CHANGED] or extra:
         first = next((member.path for member in members if member.here == CHANGED), root / out.path)
@@ -206,18 +206,18 @@ def described(root: Path, out: Output, members: list[Member], extra: int) -> lis
         text = f"{out.path} is not as dvc.lock has it: {', '.join(parts)}; DVC's cache has it whole"
         return [*findings, Finding("hashes", BAD, text, f"dvc checkout --force {out.path}")]
     if here[MISSING]:
-        text = f"{here[MISSING]} of {files(len(members), False)} of {out.path} missing; DVC's cache has them whole"
+        text = f"{files(here[MISSING], out)} missing (of {len(members)}); DVC's cache has them whole"
         cure = f"dvc checkout {out.path}"
         return [*findings, Finding("hashes", WARN, text, cure, partial(checked_out, root, [out.path]))]
     if cached[MISSING]:
-        text = f"{files(cached[MISSING])} of {out.path} missing in DVC's cache, and whole in the folder"
+        text = f"{files(cached[MISSING], out)} missing in DVC's cache, and whole in the folder"
         return [*findings, Finding("hashes", WARN, text, f"dvc commit -q -f {out.path}")]
     return findings
 
 
-def files(count: int, with_verb: bool = True) -> str:
-    noun = "1 file" if count == 1 else f"{count} files"
-    return f"{noun} {'is' if count == 1 else 'are'}" if with_verb else noun
+def files(count: int, out: Output) -> str:
+    """The beginning of a sentence about so many files of an output."""
+    return f"1 file of {out.path} is" if count == 1 else f"{count} files of {out.path} are"
 
 
 def short(root: Path, path: Path) -> str:

@@ -107,7 +107,7 @@ def versions(where: Place) -> list[Finding]:
         Finding(
             name,
             OK,
-            f"Python {python} and {len(wanted)} packages are as {lists} {'has' if len(locks) == 1 else 'have'} them",
+            f"Python {python} and {len(wanted)} packages are as {lists}",
         )
     ]
 
