@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("environments", "steps", "flows", "viewer")
 STAGES = ("mix", "scenarios", "initialise", "start", "sft", "rollout", "score", "update", "evaluate", "register")
 FLOWS = """train evaluate promote rescore rollback reproduce prune export ask ui deploy plan vllm_server ingest
-    forget doctor""".split()
+    forget doctor audit""".split()
 RUN_FLOWS = ("flywheel", "serve")  # flows that run other flows
 # A room imports rooms of lower levels only, never a peer. Stages are above all rooms of steps/, flows above all of theirs.
 LEVELS = {
