@@ -1,4 +1,4 @@
-"""The doctor beside databases of several revisions, servers that answer, refuse, hang or want another key, and DVC's remotes."""
+"""The doctor beside databases of several revisions, servers that answer, refuse or hang, and DVC's remotes."""
 
 from __future__ import annotations
 
