@@ -58,9 +58,9 @@ def test_the_first_iteration_continues_what_was_there_before_it(
     chain = read_chain(tmp_path)
     assert origins(tmp_path) == before
     assert chain["iterations"] == {
-        "001": {"prev": continued, "policy": continued},
-        "002": {"prev": "001", "policy": continued},
-        "003": {"prev": "002", "policy": "001"},
+        "001": {"prev": continued, "policy": continued, "opponent": f"run/{continued}/adapter"},
+        "002": {"prev": "001", "policy": continued, "opponent": f"run/{continued}/adapter"},
+        "003": {"prev": "002", "policy": "001", "opponent": "run/001/adapter"},
     }
     assert list(chain["evaluated"]) == ["000", *before, "001", "002", "003"]
     assert {side["against"] for side in chain["evaluated"].values()} == {"base.json", "evaluation"}
