@@ -196,7 +196,8 @@ def play(
                 for sampled in finished_turns:
                     key, is_opponents = rivals.key_of(sampled)
                     if is_opponents:
-                        answering[key] = step, _hear(rival, key, episodes[key], sampled)
+                        _hear(rival, key, episodes[key], sampled)
+                        answering[key] = step, None
                         continue
                     episodes[key].answered = answered
                     answering[key] = step, _answer(episodes[key], sampled, threads)

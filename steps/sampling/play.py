@@ -50,7 +50,7 @@ def play(
     played: list[Trajectory] = []
     for shard in parts:
         with part(len(played), len(attempts)):
-            more = {} if opponent is None else {"opponent": opponent}
+            more: dict[str, Any] = {} if opponent is None else {"opponent": opponent}
             played += engine.play(policy, limits, adapter, env, data, shard, prefix, seed, logit_bias, **more)
     return played
 
