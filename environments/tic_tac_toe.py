@@ -304,9 +304,9 @@ class TicTacToe(TwoSided):
 
     @classmethod
     def decisions(cls, scenario: Scenario, messages: Sequence[Message]) -> list[tuple[str, bool]]:
-        """Whether the game was drawn or won, by the opponent, for the table of an evaluation: against minimax, which loses
-        none of its scenarios, nobody does better than to draw all of them."""
-        return [(f"draw or win against {scenario.data['opponent']}", result(messages) in ("win", "draw"))]
+        """Whether the game was drawn or won, by the opponent, for the table of an evaluation. Against minimax, which loses
+        none of its scenarios, nobody does better than to draw all of them. An illegal move is a loss here."""
+        return [(f"not lost to {scenario.data['opponent']}", result(messages) in ("win", "draw"))]
 
     @classmethod
     def anchor_state(cls, scenario: Scenario, messages: Sequence[Message]) -> str:
