@@ -2,7 +2,7 @@
 
     python -m benchmarks.selfplay              # seeds 1, 2 and 3
     python -m benchmarks.selfplay --seeds 1    # one seed alone
-    python -m benchmarks.selfplay --quick      # seed 1, two iterations of a quarter of the scenarios
+    python -m benchmarks.selfplay --quick      # seed 1, an iteration of a quarter of the scenarios
 
 For each seed, in a clone: two runs of the preset that differ in `rollout.opponent` alone. Both have the same base policy and
 scenarios, and are evaluated alike, against the opponents of the task's data. What is compared is the share of the test
@@ -26,7 +26,7 @@ SEEDS = [1, 2, 3]
 TASK = "tic_tac_toe"
 KIND = "not lost to minimax"  # of TicTacToe.decisions
 GOAL = 0.95
-ITERATIONS, QUICK = 24, 2
+ITERATIONS, QUICK = 24, 1
 EVERY = 4  # iterations after which a newer self is the opponent
 
 
@@ -90,7 +90,7 @@ def measure(seed: int, folder: Path, iterations: int, share: int) -> dict[str, A
 
 
 def main() -> None:
-    quick = f"seed 1, {QUICK} iterations of a quarter of the scenarios in place of {ITERATIONS}"
+    quick = f"seed 1, {QUICK} iteration of a quarter of the scenarios in place of {ITERATIONS}"
     parser = _common.parser("selfplay", __doc__, quick)
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--iterations", type=int, help=f"of each run (default: {ITERATIONS}; quick: {QUICK})")

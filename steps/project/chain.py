@@ -136,15 +136,6 @@ def sampled_with(root: Path, number: str) -> str:
     return str(link.get("policy", link.get("prev", before)))
 
 
-def opponent_at(root: Path, number: str) -> str | None:
-    """The folder of the adapter that an iteration's games were played against, by the chain.yaml in `root`; None where that
-    names none."""
-    if not (root / CHAIN).exists():
-        return None
-    link = (read_chain(root).get("iterations") or {}).get(number) or {}
-    return link.get("opponent")
-
-
 def policy_lag(root: Path, number: str) -> int:
     """How many iterations older the adapter that sampled for an iteration is than the one that the update continued."""
     sampler = sampled_with(root, number)
