@@ -296,5 +296,5 @@ def check(folder: str) -> None:
 def test_self_play_on_the_real_engine(tmp_path: Path) -> None:
     """In a process of its own: it would keep this one's only engine."""
     text = f"from tests.sampling import test_rivals as t; t.check({os.fspath(tmp_path)!r})"
-    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]
