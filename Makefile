@@ -82,7 +82,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev environment ready plan train flywheel new-task new-agent new-mcp check-task test faults bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock clean distclean
+.PHONY: help install dev environment ready plan train flywheel new-task new-agent new-mcp check-task test faults bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -249,6 +249,13 @@ lock: install  ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade)
 	$(PINS) requirements/cpu.txt requirements/gpu.txt > "$$new"; \
 	$(COMPILE) --extra gpu -c requirements/dev.txt -o "$$new" >/dev/null; sed -i '/^ *#   \(-c\|--override\) /d' "$$new"; chmod 644 "$$new"; mv "$$new" requirements/gpu.txt
 	@git --no-pager diff --stat -- requirements || true
+
+doctor: install  ## say whether this folder and machine are well, and how to mend what is not (ARGS=--mend)
+	@$(RUN) python -m flows.doctor --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT) --serve-port $(SERVE_PORT) \
+		--viewer-port $(VIEW_PORT) $(ARGS)
+
+audit: install  ## look the locked packages up in a database of vulnerabilities (exit code 3: none could be reached)
+	@$(RUN) python -m flows.audit $(ARGS)
 
 clean:  ## remove run/ and the caches of tools
 	rm -rf run .pytest_cache .mypy_cache .ruff_cache

@@ -73,6 +73,7 @@ BENCHMARKS = {
     "sft": Benchmark(600, 90, "TRL's seconds / ours"),
     "start": Benchmark(1800, 240, "iterations of a fresh run / those from the champion to the same success"),
     "mixed": Benchmark(2400, 90, "test success of one policy for two tasks / for each alone"),
+    "selfplay": Benchmark(3000, 45, "games drawn or won against minimax, after self-play / after random opponents"),
     "pretrained": Benchmark(2400, 300, "ours / theirs, as benchmarks.update, iteration and rollout have it"),
 }
 REFERENCE = 6000.0  # rounds of `slowness` per second of a core there (6,181 were measured)

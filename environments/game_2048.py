@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from statistics import fmean as mean
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from environments import base
 from environments.base import Component, Env, Message, Outcome, Scenario, Split, tool
@@ -51,7 +51,7 @@ def slide(row: Row) -> tuple[Row, int]:
             tiles[at : at + 2] = [2 * tiles[at]]
             score += tiles[at]
         at += 1
-    return (*tiles, *(0,) * (4 - len(tiles))), score
+    return (*tiles, *(0,) * (len(row) - len(tiles))), score
 
 
 @cache
@@ -65,9 +65,8 @@ def swipe(board: Board, direction: Direction) -> tuple[Board, int]:
     """The board before the next tile appears, and the score gained. An invalid move gives the same board."""
     is_column = direction in ("up", "down")
     lines = zip(*board, strict=True) if is_column else board
-    (a, e), (b, f), (c, g), (d, h) = map(slide if direction in ("up", "left") else slide_back, lines)
-    moved = (a, b, c, d)
-    return (tuple(zip(*moved, strict=True)) if is_column else moved), e + f + g + h
+    moved, scores = zip(*map(slide if direction in ("up", "left") else slide_back, lines), strict=True)
+    return (tuple(zip(*moved, strict=True)) if is_column else moved), sum(scores)
 
 
 def legal(board: Board) -> list[Direction]:
@@ -79,7 +78,7 @@ def largest(board: Board) -> int:
 
 
 def empty_cells(board: Board) -> list[tuple[int, int]]:
-    return [(row, column) for row in range(4) for column in range(4) if not board[row][column]]
+    return [(row, column) for row, tiles in enumerate(board) for column, tile in enumerate(tiles) if not tile]
 
 
 def put(board: Board, row: int, column: int, tile: int) -> Board:
@@ -92,9 +91,10 @@ def spawn(board: Board, number: int, seed: int) -> Board:
     return put(board, *rng.choice(empty_cells(board)), 4 if rng.random() < FOURS else 2)
 
 
-def start(seed: int, opening: int = 0) -> Board:
+def start(seed: int, opening: int = 0, size: int = 4) -> Board:
     """A board with two tiles after `opening` random moves, or fewer if no move is left."""
-    board, rng = spawn(spawn(EMPTY, 0, seed), 1, seed), Random(f"opening {seed}")
+    empty = EMPTY if size == 4 else ((0,) * size,) * size
+    board, rng = spawn(spawn(empty, 0, seed), 1, seed), Random(f"opening {seed}")
     for number in range(opening):
         if not (possible := legal(board)):
             break
@@ -140,7 +140,7 @@ def corner(board: Board) -> Direction:
 
 def can_be_won(data: dict[str, Any], seed: int) -> bool:
     """Whether expectimax reaches the target in this game. With a tight limit of moves some games cannot be won."""
-    board = start(seed, data["opening"])
+    board = start(seed, data["opening"], data.get("size", 4))
     for number in range(data["max_moves"]):
         if largest(board) >= data["target"]:
             return number > 0  # but not in the opening
@@ -159,8 +159,9 @@ def read_board(message: Message) -> Board | None:
     """The board that a message shows, or None."""
     if message["role"] not in ("user", "tool") or base.is_error(message):
         return None
-    rows = re.findall(r"^(\d+) (\d+) (\d+) (\d+)$", str(message["content"]), re.MULTILINE)
-    return tuple(tuple(map(int, row)) for row in rows) if len(rows) == 4 else None
+    rows = re.findall(r"^\d+(?: \d+)+$", str(message["content"]), re.MULTILINE)
+    board = tuple(tuple(map(int, row.split())) for row in rows)
+    return board if rows and {len(row) for row in board} == {len(rows)} else None
 
 
 def boards_of(messages: Sequence[Message]) -> list[Board]:
@@ -192,14 +193,16 @@ def smoothness(board: Board) -> float:
 class Game2048(Env):
     """One game. Plain words, unreadable calls and invalid moves are turns without a move."""
 
+    task: ClassVar[str] = "game_2048"
     sources = ("seed",)
     openings_repeat = True  # boards of few tiles
     max_turns = 250  # sixty moves, each after three turns without one, and a few more; also bounds max_moves
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
         super().__init__(scenario, data)
-        self.board: Board = start(scenario.data["seed"], scenario.data["opening"])
+        self.board: Board = start(scenario.data["seed"], scenario.data["opening"], scenario.data.get("size", 4))
         self.moves = 0
+        self.score = 0  # as the game counts it: the sum of all merged tiles
         self.idle = 0  # turns in a row without a move
 
     @classmethod
@@ -225,17 +228,22 @@ class Game2048(Env):
     @classmethod
     def scenarios(cls, data: dict[str, Any], split: Split, count: int, seed: int) -> list[Scenario]:
         if count > len(seeds := seeds_of(split)):
-            raise ValueError(f"{count} scenarios need as many seeds, and game_2048 has {len(seeds)}")
+            raise ValueError(f"{count} scenarios need as many seeds, and {cls.task} has {len(seeds)}")
         scenarios: list[Scenario] = []
         for number in Random(f"{split} {seed}").sample(seeds, len(seeds)):
             if len(scenarios) == count:
                 break
-            if can_be_won(data, number):
+            if cls.is_winnable(data, number):
                 scenarios.append(cls.from_seed(data, split, number))
         if len(scenarios) < count:
             held = len(scenarios)
-            raise ValueError(f"{count} scenarios need as many games that can be won, and game_2048 has {held}")
+            raise ValueError(f"{count} scenarios need as many games that can be won, and {cls.task} has {held}")
         return scenarios
+
+    @classmethod
+    def is_winnable(cls, data: dict[str, Any], number: int) -> bool:
+        """Whether `gold` succeeds in the game of this seed."""
+        return can_be_won(data, number)
 
     @classmethod
     def from_seed(cls, data: dict[str, Any], split: Split, number: int) -> Scenario:
@@ -251,7 +259,7 @@ class Game2048(Env):
             {"role": "system", "content": system},
             {"role": "user", "content": show(start(number, data["opening"]))},
         ]
-        return Scenario.make("game_2048", split, messages, hidden)
+        return Scenario.make(cls.task, split, messages, hidden)
 
     @tool
     def move(self, direction: Direction) -> str:
@@ -262,18 +270,27 @@ class Game2048(Env):
         """
         if self.done:
             return base.error("the game is over")
-        moved, _ = swipe(self.board, direction)
+        moved, score = swipe(self.board, direction)
         if moved == self.board:
             return base.error(f"no tile can move {direction}")
         hidden = self.scenario.data
         self.moves += 1
+        self.score += score
         self.board = spawn(moved, hidden["opening"] + self.moves + 1, hidden["seed"])
-        if largest(self.board) >= hidden["target"]:
-            ending = f"\nYou reached {hidden['target']}."
-        else:
-            ending = "\nGame over." if self.moves >= hidden["max_moves"] or not legal(self.board) else ""
+        ending = self.ending()
         self.done = bool(ending)
-        return show(self.board) + ending
+        return self.state() + ending
+
+    def state(self) -> str:
+        """What the policy sees of the game."""
+        return show(self.board)
+
+    def ending(self) -> str:
+        """The last line of the game's last observation; empty while it goes on."""
+        hidden = self.scenario.data
+        if largest(self.board) >= hidden["target"]:
+            return f"\nYou reached {hidden['target']}."
+        return "\nGame over." if self.moves >= hidden["max_moves"] or not legal(self.board) else ""
 
     def step(self, message: Message, problems: Sequence[str] = ()) -> list[Message]:
         """As in every task, but the game also ends after IDLE_TURNS turns without a move."""

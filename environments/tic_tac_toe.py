@@ -1,10 +1,12 @@
 """Tic-tac-toe against a seeded opponent: one move per turn, as X or O, until three in a row or a full board.
 
 A board is a text of nine characters, row by row: X, O or a dot. The opponents (their shares are set in
-tasks_data/tic_tac_toe/game.json) are `random`, `minimax`, and `self`, which plays by the rules of the scripted player (in
-true self-play the policy would play both sides). Minimax plays perfectly, from openings that perfect play draws, so that it
-never loses: against it a draw is a success, against the others a win. The opponent's moves depend only on the scenario's
-seed and the board, so that all attempts at a scenario meet the same opponent.
+tasks_data/tic_tac_toe/game.json) are `random`, `minimax`, and `self`, which plays by the rules of the scripted player.
+Minimax plays perfectly. It never loses from the empty board, and a random opening can be lost for it before its first move;
+its scenarios are openings that perfect play draws, so that it loses none of them. Against it a draw is a success, against
+the others a win. The moves of these opponents depend only on the scenario's seed and the board, so that all attempts at a
+scenario meet the same opponent. In training `rollout.opponent` seats another one, such as an earlier adapter of the same run
+(docs/games.md); evaluations keep those of the scenarios.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from random import Random
 from typing import Any
 
 from environments import base
-from environments.base import Component, Env, Message, Outcome, Scenario, Split, tool
+from environments._two_sided import WAITING, TwoSided, early
+from environments.base import Component, Message, Outcome, Scenario, Split, tool
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 PREFERRED = ((4,), (0, 2, 6, 8), (1, 3, 5, 7))  # centre, corners, sides: ordered by the number of lines through them
@@ -126,6 +129,11 @@ def show(board: str) -> str:
     return "\n".join(" ".join(board[start : start + 3]) for start in (0, 3, 6))
 
 
+def opening(side: str, board: str) -> list[Message]:
+    """The messages that begin a game for the side that moves next."""
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"You are {side}.\n{show(board)}"}]
+
+
 def read_board(message: Message) -> str:
     """The board that a message shows; an empty text if it shows none."""
     if message["role"] not in ("user", "tool") or base.is_error(message):
@@ -139,8 +147,8 @@ def last_board(messages: Sequence[Message]) -> str:
 
 
 def seen_side(messages: Sequence[Message]) -> str:
-    opening = next(str(message["content"]) for message in messages if message["role"] == "user")
-    return opening.removeprefix("You are ")[0]
+    first = next(str(message["content"]) for message in messages if message["role"] == "user")
+    return first.removeprefix("You are ")[0]
 
 
 def result(messages: Sequence[Message]) -> str:
@@ -156,8 +164,10 @@ def result(messages: Sequence[Message]) -> str:
     return "unfinished"
 
 
-class TicTacToe(Env):
+class TicTacToe(TwoSided):
     """One game."""
+
+    opponents = tuple(OPPONENTS)
 
     sources = ("seed",)
     openings_repeat = True  # a board with no more than two marks
@@ -167,6 +177,7 @@ class TicTacToe(Env):
         super().__init__(scenario, data)
         self.side: str = scenario.data["kind"]
         self.board: str = scenario.data["board"]
+        self.opponent = scenario.data["opponent"]
 
     @classmethod
     def load(cls, folder: Path) -> dict[str, Any]:
@@ -215,8 +226,7 @@ class TicTacToe(Env):
             "seed": number,
             "board": board,
         }
-        user = {"role": "user", "content": f"You are {side}.\n{show(board)}"}
-        return [Scenario.make("tic_tac_toe", split, [{"role": "system", "content": SYSTEM}, user], hidden)]
+        return [Scenario.make("tic_tac_toe", split, opening(side, board), hidden)]
 
     @tool
     def move(self, cell: int) -> str:
@@ -227,17 +237,40 @@ class TicTacToe(Env):
         """
         if self.done:
             return base.error("the game is over")
+        if self.waits:
+            return early()
         if not 1 <= cell <= 9 or self.board[cell - 1] != ".":
             self.done = True
             return base.error(f"cell {cell} is {'taken' if 1 <= cell <= 9 else 'not on the board'}: {ILLEGAL}")
         self.board = put(self.board, cell - 1, self.side)
         if not is_over(self.board):
-            self.board = reply(self.board, OTHER[self.side], self.scenario.data["opponent"], self.scenario.data["seed"])
+            if self.opponent is None:
+                self.waits = True
+                return WAITING
+            self.board = reply(self.board, OTHER[self.side], self.opponent, self.scenario.data["seed"])
+        return self.observe()
+
+    def observe(self) -> str:
+        """The board as the policy sees it, and how the game ended if it is over."""
         if not is_over(self.board):
             return show(self.board)
         self.done = True
         ending = {self.side: "You win.", None: "Draw."}.get(winner(self.board), "You lose.")
         return f"{show(self.board)}\n{ending}"
+
+    def view(self, is_first: bool) -> list[Message]:
+        if is_first:
+            return opening(OTHER[self.side], self.board)
+        return [{"role": "tool", "name": "move", "content": show(self.board)}]
+
+    def counter(self, turn: Message | None) -> tuple[str, bool]:
+        move = self.called(turn, "move")
+        is_legal = move is not None and move.cell - 1 in empty_cells(self.board)
+        if is_legal:
+            self.board = put(self.board, move.cell - 1, OTHER[self.side])
+        else:
+            self.board = reply(self.board, OTHER[self.side], "random", self.scenario.data["seed"])
+        return self.observe(), is_legal
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """Wins if possible, else blocks, else plays centre, corner or side."""
@@ -268,6 +301,12 @@ class TicTacToe(Env):
         """Whether the game was won; a draw is enough against minimax, which nobody beats."""
         enough = ("win", "draw") if scenario.data["opponent"] == "minimax" else ("win",)
         return result(messages) in enough
+
+    @classmethod
+    def decisions(cls, scenario: Scenario, messages: Sequence[Message]) -> list[tuple[str, bool]]:
+        """Whether the game was drawn or won, by the opponent, for the table of an evaluation. Against minimax, which loses
+        none of its scenarios, nobody does better than to draw all of them. An illegal move is a loss here."""
+        return [(f"not lost to {scenario.data['opponent']}", result(messages) in ("win", "draw"))]
 
     @classmethod
     def anchor_state(cls, scenario: Scenario, messages: Sequence[Message]) -> str:

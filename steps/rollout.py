@@ -3,7 +3,8 @@
 Trajectories keep the exact token ids, which of them were sampled, and the logprobs of the policy that sampled them. The
 scenarios follow from the seed and the iteration's number: each is played once before any is played again. With
 `rollout.curriculum` they follow from earlier successes, too. drawn.json lists them, and their weights. Of several tasks
-each has its share of every batch (environments/_shares.py), drawn from its own scenarios as if it were the only one.
+each has its share of every batch (environments/_shares.py), drawn from its own scenarios as if it were the only one. With
+`rollout.opponent` another adapter plays the other side of a game (steps/sampling/rivals.py): drawn.json names it, too.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from steps.core.progress import say
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Any
 
     from environments.base import Scenario
     from steps.core.params import RolloutParams
+    from steps.sampling.rivals import Opponent
 
 
 def rollout(
@@ -29,6 +32,7 @@ def rollout(
     iteration: str,
     params: RolloutParams,
     successes: Input | None = None,
+    opponent: Input | None = None,
     drawn: Output | None = None,
 ) -> None:
     """Play `rollout.scenarios` × `rollout.attempts` episodes and write one trajectory each."""
@@ -54,7 +58,10 @@ def rollout(
     chosen, record = zip(*interleaved(drawn_by_task), strict=True)
     attempts = [(scenario, attempt) for scenario in chosen for attempt in range(params.rollout.attempts)]
     data, seed = env.load(task_data), params.seed * 1000 + int(iteration)
+    other = seated(params, opponent)
     if env.is_agent:
+        if other is not None:
+            raise UserError(f"rollout.opponent: {params.task} is an agent of your own, and no game; take it out")
         from steps.gateway.play import play as play_agents
 
         played = play_agents(
@@ -63,13 +70,54 @@ def rollout(
     else:
         from steps.sampling.play import play
 
-        played = play(params.policy, params.rollout, adapter, env, task_data, data, attempts, iteration, seed)
+        played = play(
+            params.policy,
+            params.rollout,
+            adapter,
+            env,
+            task_data,
+            data,
+            attempts,
+            iteration,
+            seed,
+            opponent=other,
+        )
     write_records(played, trajectories)
     if drawn is not None:
         content = {"curriculum": settings and settings.model_dump(), "scenarios": record}
+        if other is not None:
+            content["opponent"] = described(other)
         drawn.write_text(json.dumps(content, indent=2) + "\n")
     failed = sum(trajectory.stop_reason == "error" for trajectory in played)
     say(f"{len(played)} episodes" + (f", {failed} of them failed" if failed else ""))
+
+
+def seated(params: RolloutParams, adapter: Path | None) -> Opponent | None:
+    """The opponent of rollout.opponent; `adapter` is the one that chain.yaml names. None: those of the scenarios."""
+    from collections import Counter
+
+    from steps.sampling.rivals import Opponent
+
+    if (asked := params.rollout.opponent) is None:
+        return None
+    if not asked.is_adapter:
+        return Opponent(asked.player, None, Counter())
+    if adapter is None:
+        raise UserError(
+            f"rollout.opponent.player: {asked.player} needs --opponent: the folder of the opponent's adapter"
+        )
+    return Opponent(None, adapter, Counter())
+
+
+def described(opponent: Opponent) -> dict[str, Any]:
+    """The opponent, for drawn.json: its name, or its adapter's hash and how many of its moves random ones replaced."""
+    from steps.policy.adapter import adapter_hash
+
+    if opponent.adapter is None:
+        return {"name": opponent.name}
+    name, moves, replaced = adapter_hash(opponent.adapter), opponent.counts["moves"], opponent.counts["replaced"]
+    say(f"opponent: adapter {name}, {moves} moves, {replaced} of them illegal and replaced by random ones")
+    return {"adapter": name, "moves": moves, "replaced": replaced}
 
 
 def counts_by_task(iteration: int, params: RolloutParams) -> dict[str, list[int]]:

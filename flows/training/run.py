@@ -202,7 +202,8 @@ def _iterations(
     overlap, iterations = params.train.overlap, params.train.iterations
     origins = start.origins(params)
     tasks = params.task if params.tasks else ""
-    chain.write_chain(1, 1, overlap, origins, tasks)
+    extend = partial(chain.write_chain, overlap=overlap, origins=origins, tasks=tasks, opponent=start.opponent(params))
+    extend(1, 1)
     run = partial(run_stage, pipeline=pipeline, display=display)
     for name in params.tasks or ():
         run(f"mix@{name}")
@@ -227,7 +228,7 @@ def _iterations(
     with system_metrics.sampled() as drain, Ahead(params, pipeline, partial(submit, pipeline, display)) as ahead:
         for iteration in range(1, iterations + 1):
             begun = min(iteration + overlap, iterations)
-            chain.write_chain(begun, best(curve).iteration or iteration, overlap, origins, tasks)
+            extend(begun, best(curve).iteration or iteration)
             display.begin_iteration(iteration, iterations)
             if pipeline.beside:
                 ahead.begin(iteration)
@@ -239,7 +240,7 @@ def _iterations(
     if tracked is not None:
         tracked.result()
     chosen = best(curve).iteration
-    chain.write_chain(len(curve) - 1, chosen, overlap, origins, tasks)
+    extend(len(curve) - 1, chosen)
     if overlap:
         settle(len(curve) - 1, params.train)
     for stage in ("test@base", "test@best"):

@@ -21,7 +21,7 @@ from flows.deployment import workspace
 from flows.deployment.checkout import restore, source
 from flows.deployment.workspace import dvc, dvc_output
 from steps.core.errors import UserError
-from steps.core.params import Params, Policy
+from steps.core.params import Params, Policy, short_name
 from steps.planning import models
 from steps.policy.adapter import FILES, adapter_hash
 from steps.project import lock
@@ -56,6 +56,21 @@ def bring(root: Path, params: Params, to: Path) -> dict[str, Any]:
     else:
         brought = from_hub(address, to, policy.start_optimizer)
     check(to, policy, brought)
+    return {"from": address, "resolved": brought.resolved, "adapter": adapter_hash(to), "about": brought.about}
+
+
+def champion_of(params: Params) -> str:
+    """The address of the champion of the run's registered model."""
+    name = params.register_.name or short_name(params.task)
+    return f"models:/{name}@champion"
+
+
+def bring_champion(root: Path, params: Params, to: Path) -> dict[str, Any]:
+    """Copy the champion's adapter to the folder `to`, for rollout.opponent; what it is. UserError where there is none, or
+    where it does not fit the policy, whose engine plays it."""
+    address = champion_of(params)
+    brought = from_registry(root, address, to)
+    check(to, params.policy, brought, "rollout.opponent")
     return {"from": address, "resolved": brought.resolved, "adapter": adapter_hash(to), "about": brought.about}
 
 
@@ -216,10 +231,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def check(folder: Path, policy: Policy, brought: Brought) -> None:
+def check(folder: Path, policy: Policy, brought: Brought, key: str = "policy.start_from") -> None:
     """UserError where the adapter in a folder is not one of this policy: kind, rank, scale, base model or layers."""
     config, name = read_config(folder), brought.resolved
-    where = f"policy.start_from: {name}"
+    where = f"{key}: {name}"
     if config.get("peft_type") != "LORA" or (used := [key for key in UNKNOWN if config.get(key)]):
         kind = (
             config.get("peft_type") if config.get("peft_type") != "LORA" else f"a LoRA adapter with {', '.join(used)}"

@@ -1,11 +1,11 @@
 """What a run starts from, brought together in start/, which DVC versions: the adapter of policy.start_from, the
-demonstrations of sft, and the scenarios from production of scenarios.ingested.
+champion that rollout.opponent seats, the demonstrations of sft, and the scenarios from production of scenarios.ingested.
 
 An address such as models:/email_search@champion means another adapter tomorrow. So it is resolved once, before anything of
-the run is made: the adapter is copied to start/policy, demonstrations to start/demonstrations.jsonl, scenarios to
-start/scenarios.jsonl, and origin.json says where they are from. start.dvc, which is kept with the run, holds their hash:
-`dvc checkout start.dvc` brings them back, and the stages that read them depend on them. A run that starts from nothing has
-neither.
+the run is made: the adapter is copied to start/policy, the champion to start/champion, demonstrations to
+start/demonstrations.jsonl, scenarios to start/scenarios.jsonl, and origin.json says where they are from. start.dvc, which is
+kept with the run, holds their hash: `dvc checkout start.dvc` brings them back, and the stages that read them depend on them.
+A run that starts from nothing has neither.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from steps.core.errors import UserError
 from steps.core.params import Params
 from steps.core.yaml_text import read_mapping
 from steps.data import ingested
-from steps.project.chain import SFT, START
+from steps.project.chain import CHAMPION, SFT, START
 from steps.project.git import git
 
 FOLDER, POINTER = Path("start"), Path(workspace.STARTED)
@@ -34,6 +34,15 @@ ORIGIN = "origin.json"
 def origins(params: Params) -> list[str]:
     """The stages before iteration 001 that make what it continues: START, SFT, both or none."""
     return [START] * (params.policy.start_from is not None) + [SFT] * (params.sft is not None)
+
+
+def opponent(params: Params) -> int | str | None:
+    """What the chain needs to know of rollout.opponent: after how many iterations it changes, or its folder; None: no
+    adapter plays the other side."""
+    asked = params.rollout.opponent
+    if asked is None or not asked.is_adapter:
+        return None
+    return CHAMPION if asked.player == "champion" else asked.every
 
 
 def prepare(params: Params, keep: bool = False) -> list[str]:
@@ -63,6 +72,8 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
         origin: dict[str, Any] = {"asked": asked}
         if params.policy.start_from is not None:
             origin["policy"] = sources.bring(root, params, temporary / "policy")
+        if opponent(params) == CHAMPION:
+            origin["opponent"] = sources.bring_champion(root, params, temporary / Path(CHAMPION).name)
         if params.sft is not None:
             origin["demonstrations"] = collect(root, params, temporary / "demonstrations.jsonl")
         if params.scenarios.ingested is not None:
@@ -116,6 +127,8 @@ def asked_for(params: Params) -> dict[str, Any]:
     asked: dict[str, Any] = {}
     if params.policy.start_from is not None:
         asked |= {"start_from": params.policy.start_from, "start_optimizer": params.policy.start_optimizer}
+    if opponent(params) == CHAMPION:
+        asked["opponent"] = sources.champion_of(params)
     if params.sft is not None:
         kept = {"demonstrations", "from_runs", "min_reward"}
         asked["sft"] = params.sft.model_dump(mode="json", include=kept)
@@ -139,6 +152,8 @@ def described(origin: dict[str, Any]) -> list[str]:
         lines.append(
             f"starts from {policy['resolved']}{named}: adapter {policy['adapter']}{optimizer}{policy['about']}"
         )
+    if champion := origin.get("opponent"):
+        lines.append(f"plays against {champion['resolved']}: adapter {champion['adapter']}{champion['about']}")
     if demonstrations := origin.get("demonstrations"):
         counts = ", ".join(f"{count} of {name}" for name, count in demonstrations["from"].items())
         lines.append(f"learns from {demonstrations['rows']} demonstrations first: {counts}")

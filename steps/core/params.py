@@ -25,6 +25,7 @@ from steps.core.params_sections import (
     Evaluate,
     Ingested,
     Judges,
+    Opponent,
     Promote,
     Register,
     Rollout,
@@ -39,8 +40,8 @@ from steps.core.params_update import Update
 from steps.core.yaml_text import read_mapping
 
 __all__ = [  # sections that others import from here
-    "Agents", "Criteria", "Curriculum", "Endpoint", "Evaluate", "Ingested", "Judges", "Lora", "Policy", "Promote",
-    "Register", "Rollout", "Ruler", "Scenarios", "Score", "Section", "Serve", "Sft", "Train", "Update",
+    "Agents", "Criteria", "Curriculum", "Endpoint", "Evaluate", "Ingested", "Judges", "Lora", "Opponent", "Policy",
+    "Promote", "Register", "Rollout", "Ruler", "Scenarios", "Score", "Section", "Serve", "Sft", "Train", "Update",
 ]  # fmt: skip
 
 
@@ -92,6 +93,11 @@ class Params(Section):
                 f"update.vllm_importance_sampling_correction: false does not go with train.overlap: {self.train.overlap}, "
                 "whose batches an older adapter samples; take one of the two out"
             )
+        if self.rollout.opponent is not None and self.policy.kind in ("ray", "server"):
+            raise ValueError(
+                f"rollout.opponent does not go with policy.kind: {self.policy.kind}: only the engine in the stage's own "
+                "process holds both adapters; set policy.kind: vllm, or take it out"
+            )
         object.__setattr__(self, "update", self.update.of_dtype(self.policy.dtype))  # the section is frozen for others
         return self
 
@@ -118,6 +124,7 @@ class Params(Section):
         for key, value in {
             "scenarios.generated": self.scenarios.generated,
             "scenarios.ingested": self.scenarios.ingested,
+            "rollout.opponent": self.rollout.opponent,
             "sft": self.sft,
             "score.ruler": self.score.ruler,
             "evaluate.judge": self.evaluate.judge,

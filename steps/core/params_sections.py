@@ -62,6 +62,20 @@ class Curriculum(Section):
         return self
 
 
+class Opponent(Section):
+    """Who plays the other side of a game in training, in place of the opponents of the task's data (docs/games.md)."""
+
+    player: str = Field("iteration", pattern=r"^[a-z_]+$")
+    """iteration: an earlier adapter of the run, frozen for a while. champion: the registry's, resolved as the run begins.
+    Or one of the task's own opponents by its name, such as random."""
+    every: int = Field(4, ge=1)
+    """Iterations after which a newer adapter takes the seat, with player: iteration."""
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.player in ("iteration", "champion")
+
+
 class SlowTools(Section):
     """Of tools that answer beside the engine: those of tasks with `overlap`, `async def` ones, and those of MCP servers."""
 
@@ -95,6 +109,8 @@ class Rollout(Sharded):
     """Most turns of an episode. null: the environment's own limit."""
     curriculum: Curriculum | None = None
     """null: each scenario comes once before any comes again. {}: a curriculum with its defaults."""
+    opponent: Opponent | None = None
+    """Of games of two sides, in training alone. null: the opponents of the task's data."""
     order: Literal["lockstep", "free"] = "lockstep"
     """Of the calls of your own agents. lockstep: the calls of all episodes under way are collected, and sampled in the order
     of their episodes, so that deterministic agents give the same bytes again. free: as they come, which is fastest; the

@@ -5,7 +5,7 @@ Both questions walk an unknown depth over things of many kinds. With two tables 
 SQLite and PostgreSQL, with an index for each direction; a table per kind would need a join for each. The edges, with
 their roles in brackets, parents first:
 
-    run [made] adapter [sampled] batch [trained] adapter; adapter [continued] adapter
+    run [made] adapter [sampled, or faced: the other side of its games] batch [trained] adapter; adapter [continued] adapter
     scenario [attempted] trajectory [collected] batch; trajectory [scored] rewards [trained] adapter
     rule, criteria: judge [judged] rewards. A model: judge [judged] judgement [counted, or beside: weight 0] rewards
     scenario [compared] judgement; reply [answered, or probed: a test of the judge itself] judgement
@@ -166,6 +166,10 @@ class Reader:
             rows.edge(key, "collected", batch.key)
         for name in batch.adapters:
             rows.edge(("adapter", name), "sampled", batch.key)
+        drawn = f"run/{number}/drawn.json"
+        listed = self.json(drawn) if (self.root / drawn).exists() and self.md5(drawn) else {}
+        if opponent := (listed.get("opponent") or {}).get("adapter"):
+            rows.edge(("adapter", opponent), "faced", batch.key)
         return batch
 
     def rewards(self, rows: Rows, number: str, batch: SampledBatch) -> NodeKey | None:

@@ -2,11 +2,12 @@
 
 The flow writes it as the run goes on, and dvc.yaml reads it. `started` and `warmed` are there where a run begins with an
 adapter from elsewhere (run/start) or with supervised training (run/sft), which stand between the base policy and iteration
-001. Beside each iteration it names `prev`, whose checkpoint the
-update continues, and `policy`, whose adapter samples: an older one than `prev` with train.overlap. Beside each evaluation it
-says with what in run/000 it is compared where the task has no rule: with the base policy's evaluation, or for the base
-policy itself the file that names it. `of` says by which key params.yaml names the task, and where its rubric is; of
-several tasks, `task` has their names, with + between them.
+001. Beside each iteration it names `prev`, whose checkpoint the update continues, and `policy`, whose adapter samples: an
+older one than `prev` with train.overlap. `opponent` is the adapter on the other side of a game (rollout.opponent); where
+none plays there it is the policy's own, so that nothing else is read. Beside each evaluation it says with what in run/000
+it is compared where the task has no rule: with the base policy's evaluation, or for the base policy itself the file that
+names it. `of` says by which key params.yaml names the task, and where its rubric is; of several tasks, `task` has their
+names, with + between them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ OF_ONE, OF_SEVERAL = (
     '{param: tasks, rubric: ""}',
 )  # several have one in each folder
 TASKS = re.compile(r"[\w.]+(\+[\w.]+)+", re.ASCII)
+CHAMPION = "start/champion"  # the registry's champion, where it is the opponent: flows/training/start.py copies it
+OPPONENT = re.compile(rf"run/(\d{{3}}|{START}|{SFT})/adapter|{CHAMPION}", re.ASCII)
 NAME = re.compile(rf"\d{{3}}|{START}|{SFT}", re.ASCII)  # of an iteration
 
 
@@ -49,18 +52,39 @@ def sampler_of(iteration: int, overlap: int) -> int:
     return max(iteration - 1 - overlap, 0)
 
 
-def write_chain(iterations: int, best: int, overlap: int = 0, origins: Sequence[str] = (), tasks: str = "") -> None:
+def opponent_of(iteration: int, overlap: int, every: int) -> int:
+    """The iteration whose adapter is the opponent of this one (rollout.opponent): the newest multiple of `every` that is
+    not newer than the one that samples."""
+    return sampler_of(iteration, overlap) // every * every
+
+
+def write_chain(
+    iterations: int,
+    best: int,
+    overlap: int = 0,
+    origins: Sequence[str] = (),
+    tasks: str = "",
+    opponent: int | str | None = None,
+) -> None:
     """Write a chain of iterations 1 … `iterations`, of which `best` is tested and offered to the registry. Each samples with
     the adapter that is `overlap` iterations older than the one it continues, or with the first one. `origins`: which of
     START and SFT come before iteration 001, in this order; it continues the last of them, or the base policy. `tasks`: the
-    names of several tasks, with + between them; empty for a single one."""
+    names of several tasks, with + between them; empty for a single one. `opponent`: after how many iterations a newer
+    adapter becomes the opponent, or the opponent's folder, such as CHAMPION; None: there is none."""
     before = [BASE, *origins]
 
     def name(iteration: int) -> str:
         return iteration_name(iteration) if iteration else before[-1]
 
+    def against(iteration: int) -> str:
+        if isinstance(opponent, str):
+            return opponent
+        played = opponent_of(iteration, overlap, opponent) if opponent else sampler_of(iteration, overlap)
+        return f"run/{name(played)}/adapter"
+
     links = "\n".join(
-        f'  "{iteration_name(i)}": {{prev: "{name(i - 1)}", policy: "{name(sampler_of(i, overlap))}"}}'
+        f'  "{iteration_name(i)}": {{prev: "{name(i - 1)}", policy: "{name(sampler_of(i, overlap))}", '
+        f"opponent: {against(i)}}}"
         for i in range(1, iterations + 1)
     )
     begun = [f'started: {{{START}: {{name: "{START}"}}}}\n'] if START in origins else []
@@ -159,6 +183,10 @@ def misshapen(chain: dict[str, Any]) -> str:
         for link in [*iterations.values(), *begun]
         for key in ("prev", "policy")
     ]
+    for link in iterations.values():
+        against = link.get("opponent", f"run/{BASE}/adapter") if isinstance(link, dict) else f"run/{BASE}/adapter"
+        if not isinstance(against, str) or not OPPONENT.fullmatch(against):
+            return f"{str(against)[:40]!r} is no adapter of an opponent, such as run/000/adapter"
     sides = [*(evaluated.values() if isinstance(evaluated, dict) else ()), *tests.values()]
     if not all(isinstance(side, dict) and side.get("against") in AGAINST for side in sides):
         return f"an evaluation must have a name, and be against one of {', '.join(AGAINST)}"

@@ -26,7 +26,8 @@ from steps.policy import cuda
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import adapted_layers, explained, load_chat, load_tokenizer, local, turn_limit
 from steps.policy.machine import before_training, own_cores, prepare_deterministic, prepare_sampling
-from steps.sampling import draws_cpu, episodes
+from steps.sampling import draws_cpu, episodes, rivals
+from steps.sampling.rivals import Rival
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from environments.base import Env, Scenario
     from steps.core.params import Evaluate, Policy, Rollout
     from steps.core.records import Trajectory
+    from steps.sampling.rivals import Opponent
 
 # The engine of this process, by policy; at most one. Global, because stages are plain functions, and a warm process keeps
 # its engine from one stage to the next instead of starting another.
@@ -142,6 +144,7 @@ class Engine:
             enable_lora=True,
             max_lora_rank=next(allowed for allowed in RANKS if allowed >= self.policy.lora.rank),
             max_loras=1,
+            max_cpu_loras=2,  # of games: the policy's adapter and its opponent's take turns (steps/sampling/rivals.py)
             lora_target_modules=layers,
             enable_prefix_caching=True,
             enforce_eager=not on_gpu,
@@ -226,6 +229,7 @@ class EngineSampler:
         max_tokens: int,
         stop: int,
         logit_bias: dict[int, float] | None = None,  # nats, by token id
+        opponent: Path | None = None,  # the adapter that plays the other side
     ) -> None:
         engine = get(policy)  # before vLLM is imported: see compile_nothing and use_invariant_batches
         from vllm import SamplingParams
@@ -235,6 +239,7 @@ class EngineSampler:
         self.on_gpu = engine.on_gpu
         self.engine = engine.llm
         self.lora = engine.lora(adapter)
+        self.opponent = engine.lora(opponent) if opponent is not None else None
         self.keys: dict[str, int] = {}
         self.ranked: dict[str, int] = {}  # requests whose most probable tokens are asked for, and how many of each
         self.sampling = partial(
@@ -252,17 +257,20 @@ class EngineSampler:
     def pending(self) -> int:
         return len(self.keys)
 
-    def submit(self, key: int, prompt_ids: list[int], seed: int, limits: Limits | None = None) -> None:
-        """Queue one turn; its result has the same `key`. `seed`, an integer of 63 bits, decides what is drawn. ValueError
-        for what vLLM refuses, such as a schema that it does not know."""
+    def submit(
+        self, key: int, prompt_ids: list[int], seed: int, limits: Limits | None = None, against: bool = False
+    ) -> None:
+        """Queue one turn; its result has the same `key`. `seed`, an integer of 63 bits, decides what is drawn. `against`: it
+        is the opponent's turn. ValueError for what vLLM refuses, such as a schema that it does not know."""
         self.keys[str(key)] = key
         if limits and limits.top_logprobs:
             self.ranked[str(key)] = limits.top_logprobs
         prompt: Any = {"prompt_token_ids": prompt_ids}
         draws = {"seed": seed} if self.on_gpu else draws_cpu.seeded(seed)
         more = limits.parameters() if limits else {}
+        lora = self.opponent if against else self.lora
         try:
-            self.engine.add_request(str(key), prompt, self.sampling(**draws, **more), lora_request=self.lora)
+            self.engine.add_request(str(key), prompt, self.sampling(**draws, **more), lora_request=lora)
         except ValueError:
             del self.keys[str(key)]
             self.ranked.pop(str(key), None)
@@ -300,13 +308,19 @@ def play(
     seed: int,
     logit_bias: dict[int, float] | None = None,
     make_sampler: Callable[..., episodes.Sampler] = EngineSampler,
+    opponent: Opponent | None = None,
 ) -> list[Trajectory]:
     """The trajectories of all attempts by the policy with this adapter, in the same order."""
     chats = {task: load_chat(policy, part) for task, part in mixed.parts(env).items()}
     chat = next(iter(chats.values())) if chats else load_chat(policy, env)  # all end a turn with the same token
     max_tokens = turn_limit(policy, limits.max_tokens)
+    rival, more = None, {}
+    if opponent is not None:
+        rivals.seat(env, opponent.name)
+        if opponent.adapter is not None:
+            rival, more = Rival(policy.context, max_tokens, opponent.counts), {"opponent": opponent.adapter}
     return episodes.play(
-        make_sampler(policy, adapter, limits.temperature, max_tokens, chat.end, logit_bias),
+        make_sampler(policy, adapter, limits.temperature, max_tokens, chat.end, logit_bias, **more),
         chat,
         env,
         data,
@@ -320,6 +334,8 @@ def play(
         slow=limits,
         free=getattr(limits, "order", None) == "free",
         chats=chats,
+        opponent=opponent.name if opponent else None,
+        rival=rival,
     )
 
 

@@ -27,6 +27,8 @@ from steps.core.errors import UserError
 from steps.core.params_sections import SlowTools
 from steps.core.progress import measure_turns, progress
 from steps.core.records import StopReason, Trajectory, Turn
+from steps.sampling import rivals
+from steps.sampling.rivals import Rival
 
 if TYPE_CHECKING:
     from steps.policy.chat import Chat
@@ -83,7 +85,8 @@ class Episode:
         self.error: str | None = None
 
     def advance(self, action: Action) -> None:
-        """Append a turn, let the environment answer it, and decide whether the episode ends.
+        """Append a turn, let the environment answer it, and decide whether the episode ends. Where the other side of a game
+        is to move first, `observe` is called once it has.
 
         Where the environment raises, the turn is kept without observations.
         """
@@ -100,9 +103,15 @@ class Episode:
             observations = [] if action.is_cut_off else self.env.step(action.message, action.problems)
         finally:
             self.times.append((self.asked, self.answered, time.perf_counter()))
-        self.turns[-1] = turn.model_copy(update={"observations": tuple(observations)})
-        self.messages += [action.message, *observations]
-        if action.is_cut_off:
+        self.messages.append(action.message)
+        if not rivals.is_waiting(self):
+            self.observe(observations, action.is_cut_off)
+
+    def observe(self, observations: Sequence[Message], is_cut_off: bool = False) -> None:
+        """Complete the latest turn by its observations, and decide whether the episode ends."""
+        self.turns[-1] = self.turns[-1].model_copy(update={"observations": tuple(observations)})
+        self.messages += observations
+        if is_cut_off:
             self.stop_reason = "length"
         elif self.env.done:
             self.stop_reason = "done"
@@ -152,12 +161,18 @@ def play(
     free: bool = False,  # take slow answers as they come
     chats: Mapping[str, Chat]
     | None = None,  # of several tasks, by the name that their scenarios carry: each with its tools
+    opponent: str | None = None,  # who plays the other side in place of the scenario's opponent: a scripted one
+    rival: Rival | None = None,  # or a frozen adapter
 ) -> list[Trajectory]:
     """Play all attempts and return their trajectories in the same order."""
     slow = slow or SlowTools()
     episodes = [
         Episode(env, data, scenario, attempt, prefix, max_turns, slow.tool_timeout) for scenario, attempt in attempts
     ]
+    if opponent is not None or rival is not None:
+        rivals.seat(env, opponent)
+        for episode in episodes:
+            rivals.two_sided(episode).against(opponent)
     prompts: dict[str, list[int]] = {}
     began, start = time.time(), time.perf_counter()
     for key, episode in enumerate(episodes):
@@ -179,8 +194,13 @@ def play(
                 finished_turns = sampler.step()
                 answered = time.perf_counter()
                 for sampled in finished_turns:
-                    episodes[sampled.key].answered = answered
-                    answering[sampled.key] = step, _answer(episodes[sampled.key], sampled, threads)
+                    key, is_opponents = rivals.key_of(sampled)
+                    if is_opponents:
+                        _hear(rival, key, episodes[key], sampled)
+                        answering[key] = step, None
+                        continue
+                    episodes[key].answered = answered
+                    answering[key] = step, _answer(episodes[key], sampled, threads)
             elif not free:  # nothing to sample before the oldest answer
                 step = next(iter(answering.values()))[0] + lag
             while (taken := _next(answering, None if free else step - lag, not sampler.pending)) is not None:
@@ -189,6 +209,10 @@ def play(
                     answer.result()
                 episode = episodes[taken]
                 with episode.recording_errors():
+                    if rival is not None and episode.stop_reason is None and rivals.is_waiting(episode):
+                        number = f"opponent {len(episode.turns)}"
+                        rival.ask(sampler, taken, episode, turn_seed(seed, episode.scenario.id, 0, number))
+                        continue
                     _extend(episode)
                 if episode.stop_reason is None:
                     _ask(sampler, taken, episode, seed, context, max_tokens)
@@ -246,6 +270,15 @@ def _answer(episode: Episode, sampled: Sampled, threads: ThreadPoolExecutor) -> 
             return threads.submit(_advance, episode, action)
         episode.advance(action)
     return None
+
+
+def _hear(rival: Rival | None, key: int, episode: Episode, sampled: Sampled) -> None:
+    """Complete the policy's turn by the opponent's move."""
+    assert rival is not None
+    with episode.recording_errors():
+        episode.observe(rival.hear(key, episode, sampled))
+        asked, answered, _ = episode.times[-1]
+        episode.times[-1] = asked, answered, time.perf_counter()
 
 
 def _advance(episode: Episode, action: Action) -> None:

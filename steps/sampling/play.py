@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from environments.base import Env, Scenario
     from steps.core.params import Evaluate, Policy, Rollout
     from steps.core.records import Trajectory
+    from steps.sampling.rivals import Opponent
 
 
 def play(
@@ -33,6 +34,8 @@ def play(
     prefix: str,  # of the trajectories' ids
     seed: int,
     logit_bias: dict[int, float] | None = None,  # nats, by token id
+    opponent: Opponent
+    | None = None,  # on the other side of a game, in place of the scenarios' own; with kind vllm alone
 ) -> list[Trajectory]:
     """The trajectories of all attempts by the policy with this adapter, in the same order."""
     parts = shards.cut(attempts, limits.shards)
@@ -47,7 +50,8 @@ def play(
     played: list[Trajectory] = []
     for shard in parts:
         with part(len(played), len(attempts)):
-            played += engine.play(policy, limits, adapter, env, data, shard, prefix, seed, logit_bias)
+            more: dict[str, Any] = {} if opponent is None else {"opponent": opponent}
+            played += engine.play(policy, limits, adapter, env, data, shard, prefix, seed, logit_bias, **more)
     return played
 
 

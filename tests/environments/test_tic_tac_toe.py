@@ -146,6 +146,27 @@ def test_minimax_never_loses_from_any_of_its_openings() -> None:
     assert can_win("XO.......", "X", "X")  # an opening that was in use
 
 
+def test_minimax_loses_where_a_random_opening_is_lost_for_it_already() -> None:
+    """Seated in the games of another opponent (`rollout.opponent.player: minimax`) it meets such openings; no scenario of
+    its own has one."""
+    one = scenario("XO.......", "X", opponent="random")
+    assert value("XO.......", "X") > 0
+    env = TicTacToe(one, None)
+    env.against("minimax")
+    messages = list(one.messages)
+    while not env.done:
+        move = use("move", cell=perfect_cells(env.board, "X")[0] + 1)
+        messages += [move, *env.step(move)]
+    assert result(messages) == "win"
+
+
+def test_a_table_says_which_games_were_not_lost() -> None:
+    one = scenario("XX.OO....", "X", opponent="minimax")
+    assert TicTacToe.decisions(one, told(one, use("move", cell=3))) == [("not lost to minimax", True)]
+    assert TicTacToe.decisions(one, told(one, use("move", cell=1))) == [("not lost to minimax", False)]
+    assert TicTacToe.decisions(one, told(one, use("move", cell=9))) == [("not lost to minimax", False)]
+
+
 @pytest.mark.parametrize("opponent", ["random", "minimax", "self"])
 def test_an_opponent_repeats_itself_and_moves_by_its_seed(opponent: str) -> None:
     board = "X........"

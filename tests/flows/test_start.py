@@ -18,9 +18,10 @@ from flows.repro.parameters import set_params
 from flows.training import demonstrations, sources, start
 from flows.training.sources import Brought
 from steps.core.errors import UserError
-from steps.core.params import Lora, Params, Policy, Sft
+from steps.core.params import Lora, Opponent, Params, Policy, Rollout, Sft
 from steps.core.records import Reward, StopReason, Trajectory, Turn, write_records
 from steps.policy.adapter import adapter_hash
+from steps.project.chain import CHAMPION
 from steps.project.lock import file_md5, folder_md5
 from tests.conftest import small_repository
 
@@ -136,6 +137,53 @@ def test_a_kept_runs_iteration_and_its_good_trajectories_come_from_dvcs_cache(pr
         start.prepare(params)
     assert start.prepare(Params(task="multiplication")) == []
     assert not (project / "start").exists() | (project / "start.dvc").exists()
+
+
+class FakeRegistry:
+    """Stands for MLflow: a champion, which another version may become."""
+
+    version = 3
+
+    def bring(self, root: Path, address: str, to: Path) -> sources.Brought:
+        assert address == "models:/tic_tac_toe@champion"
+        adapter(to, note=self.version)
+        return sources.Brought(f"models:/tic_tac_toe/{self.version}", "base", None, ", test success 0.875")
+
+
+def test_a_champion_that_is_the_opponent_is_resolved_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = FakeRegistry()
+    monkeypatch.setattr(sources, "from_registry", registry.bring)
+    policy = Policy(base_model="base", lora=Lora(rank=2, alpha=4))
+    params = Params(task="tic_tac_toe", policy=policy, rollout=Rollout(opponent=Opponent(player="champion")))
+    lines = start.prepare(params)
+    name = adapter_hash(project / "start/champion")
+    assert lines == [f"plays against models:/tic_tac_toe/3: adapter {name}, test success 0.875"]
+    assert start.opponent(params) == CHAMPION == "start/champion"
+    assert yaml.safe_load((project / "start.dvc").read_text())["outs"][0]["md5"] == folder_md5(project / "start")
+    registry.version = 4
+    assert start.prepare(params, keep=True) == lines, "the same run goes on against the same champion"
+    assert "models:/tic_tac_toe/4" in start.prepare(params)[0]
+    assert adapter_hash(project / "start/champion") != name
+
+
+def test_a_champion_of_another_rank_cannot_be_the_opponent(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "from_registry", FakeRegistry().bring)
+    params = Params(
+        task="tic_tac_toe",
+        policy=Policy(base_model="base", lora=Lora(rank=8, alpha=4)),
+        rollout=Rollout(opponent=Opponent(player="champion")),
+    )
+    with pytest.raises(
+        UserError, match=r"rollout\.opponent: models:/tic_tac_toe/3 has r 2, and policy\.lora\.rank is 8"
+    ):
+        start.prepare(params)
+
+
+@pytest.mark.parametrize(("player", "expected"), [("iteration", 3), ("random", None)])
+def test_other_opponents_need_nothing_from_elsewhere(project: Path, player: str, expected: int | None) -> None:
+    params = Params(task="tic_tac_toe", rollout=Rollout(opponent=Opponent(player=player, every=3)))
+    assert start.prepare(params) == []
+    assert start.opponent(params) == expected
 
 
 def test_a_fork_has_its_runs_settings(project: Path) -> None:

@@ -772,6 +772,27 @@ def test_a_batch_is_linked_to_the_older_adapter_that_chain_yaml_names(project: R
     } <= rows.edges.keys()
 
 
+def test_a_batch_is_linked_to_the_adapter_that_it_was_played_against(project: Run) -> None:
+    """The opponent is what drawn.json names, where that is the recorded one."""
+    old, between, _ = project.adapters
+    drawn = project.root / "run/002/drawn.json"
+    drawn.write_text(json.dumps({"scenarios": [], "opponent": {"adapter": old, "moves": 9, "replaced": 1}}))
+    (project.root / "run/001/drawn.json").write_text(json.dumps({"scenarios": [], "opponent": {"name": "random"}}))
+    project.stages["rollout@002"]["outs"].append(
+        {"path": "run/002/drawn.json", "md5": project.md5("run/002/drawn.json")}
+    )
+    project.lock()
+    lineage = reader.Reader(project.root, {})
+    links = (("001", "000"), ("002", "001"))
+    faced = [edge for number, before in links for edge in lineage.iteration(number, before).edges]
+    assert lineage.left_out == []
+    assert [edge for edge in faced if edge[2] == "faced"] == [("adapter", old, "faced", "batch", project.batch("002"))]
+    drawn.write_text(json.dumps({"scenarios": [], "opponent": {"adapter": between}}))  # not what dvc.lock recorded
+    changed = reader.Reader(project.root, {})
+    assert "faced" not in {edge[2] for edge in changed.iteration("002", "001").edges}
+    assert "run/002/drawn.json" in str(changed.left_out)
+
+
 # --- Runs that start from what is known
 
 

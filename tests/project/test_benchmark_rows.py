@@ -51,6 +51,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "sft": {"measure": ROW},
     "start": {"measure": ROW},
     "mixed": {"both": None, "compare": ROW},
+    "selfplay": {"measure": ROW},
 }
 ROWS = {
     "environments": len(import_module("benchmarks.environments").tasks(agents=False)),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from steps.core.errors import UserError
-from steps.project.chain import origins, policy_lag, read_chain, sampled_with, write_chain
+from steps.project.chain import CHAMPION, origins, policy_lag, read_chain, sampled_with, write_chain
 
 
 def links(overlap: int) -> dict[str, tuple[str, str]]:
@@ -34,6 +34,42 @@ def test_an_iteration_samples_with_an_adapter_that_is_so_much_older(
     assert lags == [min(overlap, number - 1) for number in range(1, 5)]
 
 
+@pytest.mark.parametrize(
+    ("every", "overlap", "opponents"),
+    [
+        (1, 0, ["000", "001", "002", "003", "004", "005"]),
+        (2, 0, ["000", "000", "002", "002", "004", "004"]),
+        (4, 0, ["000", "000", "000", "000", "004", "004"]),
+        (2, 1, ["000", "000", "000", "002", "002", "004"]),
+        (None, 1, ["000", "000", "001", "002", "003", "004"]),  # no opponent: the policy's own
+    ],
+)
+def test_the_opponent_is_frozen_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None, overlap: int, opponents: list[str]
+) -> None:
+    """And never newer than the adapter that samples."""
+    monkeypatch.chdir(tmp_path)
+    write_chain(6, 1, overlap, opponent=every)
+    links = read_chain(tmp_path)["iterations"]
+    assert [link["opponent"] for link in links.values()] == [f"run/{name}/adapter" for name in opponents]
+    assert all(link["opponent"] <= f"run/{link['policy']}/adapter" for link in links.values())
+
+
+def test_the_first_opponent_is_what_the_run_starts_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_chain(3, 1, origins=["start"], opponent=2)
+    opponents = [link["opponent"] for link in read_chain(tmp_path)["iterations"].values()]
+    assert opponents == ["run/start/adapter", "run/start/adapter", "run/002/adapter"]
+    write_chain(2, 1, opponent=CHAMPION)
+    assert {link["opponent"] for link in read_chain(tmp_path)["iterations"].values()} == {"start/champion"}
+
+
+def test_an_opponent_elsewhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "chain.yaml").write_text('iterations: {"001": {prev: "000", opponent: "/tmp/x; rm"}}\n')
+    with pytest.raises(UserError, match="is no adapter of an opponent"):
+        read_chain(tmp_path)
+
+
 def test_chains_from_before_have_no_lag(tmp_path: Path) -> None:
     (tmp_path / "chain.yaml").write_text('iterations: {"001": {prev: "000"}, "002": {prev: "001"}}\n')
     assert [sampled_with(tmp_path, number) for number in ("001", "002", "007")] == ["000", "001", "006"]
@@ -58,9 +94,9 @@ def test_the_first_iteration_continues_what_was_there_before_it(
     chain = read_chain(tmp_path)
     assert origins(tmp_path) == before
     assert chain["iterations"] == {
-        "001": {"prev": continued, "policy": continued},
-        "002": {"prev": "001", "policy": continued},
-        "003": {"prev": "002", "policy": "001"},
+        "001": {"prev": continued, "policy": continued, "opponent": f"run/{continued}/adapter"},
+        "002": {"prev": "001", "policy": continued, "opponent": f"run/{continued}/adapter"},
+        "003": {"prev": "002", "policy": "001", "opponent": "run/001/adapter"},
     }
     assert list(chain["evaluated"]) == ["000", *before, "001", "002", "003"]
     assert {side["against"] for side in chain["evaluated"].values()} == {"base.json", "evaluation"}

@@ -273,9 +273,9 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     chain = {
         "of": {"param": "task", "rubric": "/rubric.md"},
         "iterations": {
-            "001": {"prev": "000", "policy": "000"},
-            "002": {"prev": "001", "policy": "001"},
-            "003": {"prev": "002", "policy": "001"},  # with overlap
+            "001": {"prev": "000", "policy": "000", "opponent": "run/000/adapter"},
+            "002": {"prev": "001", "policy": "001", "opponent": "run/000/adapter"},  # of a game
+            "003": {"prev": "002", "policy": "001", "opponent": "run/001/adapter"},  # with overlap
         },
         "evaluated": {name: {"name": name, "against": "evaluation"} for name in ("001", "002", "003")}
         | {"000": {"name": "000", "against": "base.json"}},

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("environments", "steps", "flows", "viewer")
 STAGES = ("mix", "scenarios", "initialise", "start", "sft", "rollout", "score", "update", "evaluate", "register")
 FLOWS = """train evaluate promote rescore rollback reproduce prune export ask ui deploy plan vllm_server ingest
-    forget""".split()
+    forget doctor audit""".split()
 RUN_FLOWS = ("flywheel", "serve")  # flows that run other flows
 # A room imports rooms of lower levels only, never a peer. Stages are above all rooms of steps/, flows above all of theirs.
 LEVELS = {
@@ -33,7 +33,7 @@ LEVELS = {
         "repro": 1,
         "terminal": 2,
         "deployment": 3,
-        **dict.fromkeys(("promotion", "training"), 4),
+        **dict.fromkeys(("diagnosis", "promotion", "training"), 4),
         "serving": 5,
         **dict.fromkeys(FLOWS, 6),
         **dict.fromkeys(RUN_FLOWS, 7),

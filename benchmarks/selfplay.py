@@ -1,0 +1,110 @@
+"""Does self-play teach to lose less? tic_tac_toe trained against frozen earlier selves beside the same against random moves.
+
+    python -m benchmarks.selfplay              # seeds 1, 2 and 3
+    python -m benchmarks.selfplay --seeds 1    # one seed alone
+    python -m benchmarks.selfplay --quick      # seed 1, an iteration of a quarter of the scenarios
+
+For each seed, in a clone: two runs of the preset that differ in `rollout.opponent` alone. Both have the same base policy and
+scenarios, and are evaluated alike, against the opponents of the task's data. What is compared is the share of the test
+split's games against minimax that the adapter chosen on validation draws or wins. Perfect play draws all of them, so
+that the most is 1 and the goal is `GOAL`. A row is a seed: `ratio` is the share after self-play / the one after random.
+The point holds where `difference` is above 0 for every seed, and the goal is met where `self_play` is at least `GOAL`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import _common
+from steps.core.params import Params, load
+
+SEEDS = [1, 2, 3]
+TASK = "tic_tac_toe"
+KIND = "not lost to minimax"  # of TicTacToe.decisions
+GOAL = 0.95
+ITERATIONS, QUICK = 24, 1
+EVERY = 4  # iterations after which a newer self is the opponent
+
+
+class Arm(NamedTuple):
+    """A run, and the games of its test split against minimax."""
+
+    base: float  # the share that the base policy draws or wins
+    trained: float
+    games: int
+    iteration: int  # that was chosen on validation
+    seconds: float
+
+
+def train(root: Path, seed: int, player: str, iterations: int, share: int) -> Arm:
+    """A run against this opponent, in a clone; 1 / `share` of the preset's scenarios."""
+    preset = load(root / f"tasks_data/{TASK}.yaml", Params)
+    settings: dict[str, Any] = {
+        "seed": seed,
+        "scenarios.val": preset.scenarios.val // share,
+        "scenarios.test": preset.scenarios.test // share,
+        "rollout.scenarios": preset.rollout.scenarios // share,
+        "rollout.opponent.player": player,
+        "train.iterations": iterations,
+        "train.patience": iterations,
+    }
+    if player == "iteration":
+        settings["rollout.opponent.every"] = EVERY
+    _common.show(root, [*_common.training(settings), "--task", TASK, "--name", f"against-{player}"])
+    summary = json.loads((root / "run/summary.json").read_text())
+    number = int(summary["trained"]["iteration"])
+    base, games = drawn_or_won(root / "run/000/test/summary.json")
+    trained, _ = drawn_or_won(root / f"run/{number:03d}/test/summary.json")
+    return Arm(base, trained, games, number, summary["wall_seconds"])
+
+
+def drawn_or_won(path: Path) -> tuple[float, int]:
+    """(the share of the games against minimax that were drawn or won, their number) in an evaluation's summary.json."""
+    right, games = json.loads(path.read_text())["decisions"][KIND]
+    return right / games, games
+
+
+def measure(seed: int, folder: Path, iterations: int, share: int) -> dict[str, Any]:
+    """The row of a seed."""
+    root = _common.clone(folder / f"seed{seed}")
+    own, random = (train(root, seed, player, iterations, share) for player in ("iteration", "random"))
+    return {
+        "name": f"{TASK} seed {seed}",
+        "ratio": round(own.trained / random.trained, 3) if random.trained else None,
+        "base": round(own.base, 3),
+        "self_play": round(own.trained, 3),
+        "random": round(random.trained, 3),
+        "difference": round(own.trained - random.trained, 3),
+        "goal": GOAL,
+        "games": own.games,
+        "iterations": iterations,
+        "self_play_iteration": own.iteration,
+        "random_iteration": random.iteration,
+        "self_play_seconds": round(own.seconds),
+        "random_seconds": round(random.seconds),
+    }
+
+
+def main() -> None:
+    quick = f"seed 1, {QUICK} iteration of a quarter of the scenarios in place of {ITERATIONS}"
+    parser = _common.parser("selfplay", __doc__, quick)
+    parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
+    parser.add_argument("--iterations", type=int, help=f"of each run (default: {ITERATIONS}; quick: {QUICK})")
+    parser.add_argument("--folder", type=Path, help="keep the clones here; they are deleted by default")
+    options = parser.parse_args()
+    usual = SEEDS[:1] if options.quick else SEEDS
+    seeds = options.seeds or usual
+    iterations = options.iterations or (QUICK if options.quick else ITERATIONS)
+    rows = _common.begin("selfplay", options, len(seeds) / len(usual) if not options.iterations else None)
+    os.environ["DVC_NO_ANALYTICS"] = "1"
+    with tempfile.TemporaryDirectory(prefix="selfplay-") as temporary:
+        for seed in seeds:
+            rows.add(measure(seed, options.folder or Path(temporary), iterations, 4 if options.quick else 1))
+
+
+if __name__ == "__main__":
+    _common.command(main)

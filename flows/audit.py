@@ -1,0 +1,206 @@
+"""Audit: looks the locked packages up in a database of vulnerabilities, with pip-audit.
+
+    python -m flows.audit                            # cpu.txt, gpu.txt and dev.txt in requirements/ (`make audit`)
+    python -m flows.audit requirements/gpu.txt       # one lock file
+    python -m flows.audit --osv-url http://mirror:8080/v1/query
+
+Exit codes: 0 where no package has a known vulnerability, 1 where one has, 2 where a lock file is missing or damaged, 3 where
+the packages could not be looked up: the database or pip-audit was out of reach. pip-audit is no package of the environment:
+`uv tool run` keeps this version of it, and what it needs, in an environment of its own in uv's cache. Nothing is installed
+from the lock files. Their names and versions go to the database, https://api.osv.dev unless --osv-url names another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flows.diagnosis.machine import canonical
+from steps.core.errors import UserError
+from steps.core.terminal import exit_code
+
+PIP_AUDIT = "pip-audit==2.10.0"
+OSV = "https://api.osv.dev/v1/query"
+LOCKS = ("cpu.txt", "gpu.txt", "dev.txt")
+SECONDS = 10.0  # for the database's first answer
+PATIENCE = 1800.0  # seconds for pip-audit, which asks for each package by itself
+UNCHECKED = 3  # the exit code
+
+
+class Unchecked(UserError):
+    """The packages could not be looked up."""
+
+    code = UNCHECKED
+
+
+class Vulnerability(NamedTuple):
+    package: str
+    version: str
+    names: tuple[str, ...]  # in the database: its own first, then others such as CVE-2026-1
+    fixed: tuple[str, ...]  # versions
+
+    @property
+    def line(self) -> str:
+        cure = f'`make lock ARGS="--upgrade-package {self.package}"`'
+        fixed = f"fixed in {', '.join(self.fixed)}: {cure}" if self.fixed else "no version without it is known"
+        return f"{self.package} {self.version}: {', '.join(self.names)}; {fixed}"
+
+
+def pins(paths: Iterable[Path]) -> list[dict[str, str]]:
+    """Package -> version, each pair once, in as few lists as have one version of each package.
+
+    A build's own part (torch 2.13.0+cpu) is left out, which databases do not know. UserError where a file is missing.
+    """
+    lists: list[dict[str, str]] = [{}]
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"{path} is no lock file: `git checkout -- requirements` brings the project's own back")
+        count = 0
+        for line in path.read_text(errors="replace").splitlines():
+            name, is_pin, rest = line.partition("==")
+            if not is_pin or line.startswith(("#", " ")):
+                continue
+            package, version = canonical(name), (rest.split() or [""])[0].partition(";")[0].partition("+")[0]
+            if not version:
+                raise UserError(f"{path} pins {package} at no version: `git checkout -- {path}` brings the file back")
+            count += 1
+            if all(each.get(package) != version for each in lists):
+                if all(package in each for each in lists):
+                    lists.append({})
+                next(each for each in lists if package not in each)[package] = version
+        if not count:
+            raise UserError(f"{path} pins no package: it is no lock file, or it was cut short")
+    return lists
+
+
+def check_reachable(url: str) -> None:
+    """Unchecked where no database of vulnerabilities answers at the address."""
+    query = json.dumps({"package": {"ecosystem": "PyPI", "name": "pip"}, "version": "0"}).encode()
+    try:
+        request = urllib.request.Request(url, query, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=SECONDS) as reply:
+            is_database = isinstance(json.loads(reply.read()), dict)
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "reason", None) or problem
+        raise Unchecked(
+            f"the packages were not checked, because the database of vulnerabilities at {url} cannot be reached ({reason}): "
+            "try again with a network, or name another with --osv-url"
+        ) from None
+    if not is_database:
+        raise Unchecked(
+            f"the packages were not checked, because what answers at {url} is no database of vulnerabilities"
+        )
+
+
+def uv() -> str:
+    """The environment's uv, or the one on the path."""
+    own = Path(sys.executable).parent / "uv"
+    program = os.fspath(own) if own.exists() else shutil.which("uv")
+    if program is None:
+        raise Unchecked("the packages were not checked, because uv is missing, which runs pip-audit: `make install`")
+    return program
+
+
+def audit(pinned: dict[str, str], url: str) -> dict[str, Any]:
+    """pip-audit's report on these packages. Unchecked where it cannot be run, or ends without one."""
+    with tempfile.TemporaryDirectory() as folder:
+        listed = Path(folder) / "requirements.txt"
+        listed.write_text("".join(f"{package}=={version}\n" for package, version in sorted(pinned.items())))
+        words = [
+            uv(),
+            "tool",
+            "run",
+            "--isolated",
+            "--from",
+            PIP_AUDIT,
+            "pip-audit",
+            "--requirement",
+            os.fspath(listed),
+        ]
+        words += ["--no-deps", "--disable-pip", "--progress-spinner", "off", "--format", "json"]
+        words += ["--vulnerability-service", "osv", "--osv-url", url]
+        hidden = ("VIRTUAL_ENV", "UV_FIND_LINKS", "PYTHONPATH")
+        variables = {name: value for name, value in os.environ.items() if name not in hidden}
+        try:
+            done = subprocess.run(
+                words,
+                cwd=folder,
+                env=variables,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired:
+            raise Unchecked(
+                f"the packages were not checked, because pip-audit had no result after {PATIENCE:g} s"
+            ) from None
+    return report(done.stdout, done.stderr)
+
+
+def report(out: str, err: str) -> dict[str, Any]:
+    """The report that pip-audit has printed. Unchecked where it has not."""
+    try:
+        read = dict(json.loads(out))
+        if isinstance(read["dependencies"], list):
+            return read
+        raise ValueError("no list of packages")
+    except (ValueError, LookupError, TypeError):
+        reason = (err.strip().splitlines() or ["it printed nothing"])[-1][:300]
+        raise Unchecked(f"the packages were not checked, because {PIP_AUDIT} could not be run ({reason})") from None
+
+
+def vulnerabilities(read: dict[str, Any]) -> list[Vulnerability]:
+    return [
+        Vulnerability(
+            entry["name"],
+            entry["version"],
+            (each["id"], *sorted(each.get("aliases") or [])),
+            tuple(each.get("fix_versions") or []),
+        )
+        for entry in read["dependencies"]
+        for each in entry.get("vulns") or []
+    ]
+
+
+def skipped(read: dict[str, Any]) -> list[str]:
+    """What was not looked up, with pip-audit's reason."""
+    return [f"{entry['name']}: {entry['skip_reason']}" for entry in read["dependencies"] if "skip_reason" in entry]
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m flows.audit", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument(
+        "locks", nargs="*", type=Path, metavar="FILE", help="lock files (default: all in requirements/)"
+    )
+    parser.add_argument("--osv-url", default=OSV, metavar="ADDRESS", help=f"the database's (default: {OSV})")
+    options = parser.parse_args(words)
+    problems = list[Vulnerability]()
+
+    def work() -> None:
+        lists = pins(options.locks or [Path("requirements") / name for name in LOCKS])
+        check_reachable(options.osv_url)
+        reports = [audit(pinned, options.osv_url) for pinned in lists]
+        problems.extend(each for read in reports for each in vulnerabilities(read))
+        for line in [line for read in reports for line in skipped(read)]:
+            print(f"not looked up: {line}")
+        for each in problems:
+            print(each.line)
+        packages = len({each.package for each in problems})
+        print(f"{sum(map(len, lists))} packages, {len(problems)} known vulnerabilities in {packages} of them")
+
+    return exit_code(work) or bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

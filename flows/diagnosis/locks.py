@@ -1,0 +1,258 @@
+"""Locks of processes that have ended, processes whose parent has ended, and temporary files that nobody will rename.
+
+A number in a lock says little by itself: its process may have ended, and another one may have that number now
+(flows/diagnosis/processes.py tells). Processes are never ended here, because a person should look at them first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place
+from flows.diagnosis.processes import Process, is_within, processes, read, why_gone
+from flows.repro import folder_lock
+from steps.core.files import write_text
+from steps.runner import handover
+
+MEND = "python -m flows.doctor --mend"
+DVCS = ("lock", "rwlock.lock")  # in .dvc/tmp; the kernel's, so they end with their process
+TEMPORARY = re.compile(r"\.tmp-(\d+)(?=[.-]|$)")
+QUIET_SECONDS = 60.0  # for which nothing was written to a leftover; its writer may be in another container
+SKIPPED = {".git", ".venv", "worktrees", "mlartifacts", "files", "__pycache__", "node_modules", ".mypy_cache"}
+INITS = ("init", "systemd", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan")
+ENGINES = ("VLLM::", "vllm.")
+SERVERS = ("flows.deployment.mlflow_server", "prefect", "viewer", "flows.serve", "flows.vllm_server")
+SPAWNED = ("from multiprocessing.spawn", "from multiprocessing.resource_tracker")
+
+
+# --- Locks
+
+
+def holder(path: Path) -> int | None:
+    """The process that holds the kernel's lock on a file; None where nobody does."""
+    inode = path.stat().st_ino
+    table = Path("/proc/locks")
+    if table.is_file():
+        for line in table.read_text().splitlines():
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
+                return int(fields[4])
+        return None
+    with path.open("r") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 0
+    return None
+
+
+def locks(where: Place) -> list[Finding]:
+    """The folder's lock, DVC's locks, and those of warm workers."""
+    findings = [*command_lock(where.root), *dvc_locks(where.root), *worker_locks(where.root)]
+    return findings or [Finding("locks", OK, "no lock is held or left over")]
+
+
+def command_lock(root: Path) -> list[Finding]:
+    path = root / folder_lock.LOCK
+    if not path.is_file():
+        return []
+    written = path.read_text(errors="replace").strip()
+    with contextlib.suppress(ValueError):
+        owner = json.loads(written)
+        if isinstance(owner, dict) and owner.get("host", socket.gethostname()) != socket.gethostname():
+            where = f"of `{owner.get('command')}` on {owner['host']}"
+            text = f"{folder_lock.LOCK} is {where}: only there its process can be seen"
+            return [Finding("locks", WARN, text)]
+    pid = holder(path)
+    if pid is not None:
+        process = read(pid) if pid else None
+        text = f"process {pid} ({process.command})" if process else "another process"
+        return [Finding("locks", OK, f"{text} is at work in this folder and holds {folder_lock.LOCK}")]
+    if not written:
+        return []
+    number = re.search(r'"pid": (\d+)', written)
+    gone = why_gone(int(number[1]), path.stat().st_mtime) if number else "it names no process"
+    text = f"{folder_lock.LOCK} is left over: {gone or f'process {number[1] if number else 0} does not hold it'}"
+    return [Finding("locks", WARN, text, MEND, partial(emptied, root))]
+
+
+def emptied(root: Path) -> str:
+    """`held` empties the file when it ends; whoever mends holds it already."""
+    return f"{folder_lock.LOCK} no longer names a process that has ended"
+
+
+def dvc_locks(root: Path) -> list[Finding]:
+    findings, folder = [], root / ".dvc" / "tmp"
+    for name in DVCS:
+        path = folder / name
+        if path.is_file() and (pid := holder(path)) is not None:
+            process = read(pid) if pid else None
+            shown = f"process {pid} ({process.command})" if process else "another process"
+            findings.append(Finding("locks", OK, f"{shown} holds DVC's lock .dvc/tmp/{name}"))
+    path = folder / "rwlock"
+    if path.is_file():
+        findings += rwlock(path)
+    return findings
+
+
+def rwlock(path: Path) -> list[Finding]:
+    """What DVC's list of readers and writers says of processes that have ended."""
+    shown, written = ".dvc/tmp/rwlock", path.stat().st_mtime
+    try:
+        content = json.loads(path.read_bytes())
+        gone = sorted({why_gone(info["pid"], written) for _, _, info in entries(content)} - {""})
+    except (ValueError, TypeError, LookupError, AttributeError):
+        text = f"{shown} was cut short or damaged, and a plain `dvc repro` refuses it"
+        return [Finding("locks", BAD, text, f"rm {shown}", partial(removed, path, shown))]
+    if gone:
+        text = f"{shown} holds locks of processes that have ended: {'; '.join(gone)}"
+        return [Finding("locks", WARN, text, f"rm {shown}", partial(released, path))]
+    return []
+
+
+def entries(content: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(read or write, path, process) of each entry."""
+    for mode in ("read", "write"):
+        for path, infos in content.get(mode, {}).items():
+            for info in infos if isinstance(infos, list) else [infos] if infos else []:
+                yield mode, path, {**info, "pid": int(info["pid"])}
+
+
+def released(path: Path) -> str:
+    """Take the entries of processes that have ended out of DVC's list."""
+    written, kept, count = path.stat().st_mtime, dict[str, Any](read={}, write={}), 0
+    for mode, place, info in entries(json.loads(path.read_bytes())):
+        if why_gone(info["pid"], written):
+            count += 1
+        elif mode == "read":
+            kept["read"].setdefault(place, []).append(info)
+        else:
+            kept["write"][place] = info
+    write_text(path, json.dumps(kept))
+    return f".dvc/tmp/rwlock: {count} locks of processes that have ended are released"
+
+
+def removed(path: Path, shown: str) -> str:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    return f"{shown} is removed"
+
+
+def worker_locks(root: Path) -> list[Finding]:
+    """Sockets and locks of warm workers that no longer run; a worker that answers holds its lock."""
+    findings = []
+    for lock in own_worker_locks(root):
+        path = lock.with_suffix(".sock")
+        connection = handover.dial(path)
+        if connection is not None:
+            with connection:
+                pid = handover.peer(connection)[0]
+            text = f"process {pid} is the warm worker of this project; it ends by itself when it has had nothing to do"
+            findings.append(Finding("locks", OK, text))
+        elif holder(lock) is None:
+            text = f"{lock.name} is left over by a warm worker that has ended"
+            findings.append(Finding("locks", WARN, text, MEND, partial(tidied, path)))
+    return findings
+
+
+def own_worker_locks(root: Path) -> list[Path]:
+    prefix = handover._root_hash(root)
+    return sorted(handover.socket_folder().glob(f"{prefix}-*.lock"))
+
+
+def tidied(path: Path) -> str:
+    handover.tidy(path, handover.take_lock(path))
+    return f"the socket and the lock of the worker {path.stem} are removed"
+
+
+# --- Orphans
+
+
+def orphans(where: Place) -> list[Finding]:
+    """Workers, engines and servers of this project whose parent has ended, and temporary files of ended processes."""
+    listed = processes()
+    findings = [
+        Finding(
+            "orphans", WARN, f"{what} has lost its parent: process {process.pid} ({process.command})", cure(process)
+        )
+        for process in listed.values()
+        if is_within(process.folder, where.root)
+        and is_parentless(process, listed)
+        and (what := kind(process, where.root))
+    ]
+    findings += leftovers(where.root)
+    return findings or [Finding("orphans", OK, "no process has lost its parent, and no temporary file is left over")]
+
+
+def kind(process: Process, root: Path) -> str:
+    """What a process of ours is that should have a parent; empty for others, and for a worker that can be reached."""
+    if any(word.startswith(ENGINES) for word in process.words):
+        return "vLLM's engine"
+    if any(mark in word for word in process.words for mark in SPAWNED):
+        return "a process of an engine or a trainer"
+    if "steps.runner.worker" in process.words:
+        socket_path = Path(next((word for word in process.words if word.endswith(".sock")), "/nowhere"))
+        connection = handover.dial(socket_path)
+        if connection is None:
+            return "a warm worker that nobody can reach"
+        connection.close()
+        return ""
+    return "a server" if any(word.startswith(SERVERS) for word in process.words[1:]) else ""
+
+
+def is_parentless(process: Process, listed: dict[int, Process]) -> bool:
+    """Whether the parent has ended, so that the system's first process has taken its place."""
+    if process.parent <= 1:
+        return True
+    parent = listed.get(process.parent)
+    return parent is not None and Path(parent.words[0]).name in INITS
+
+
+def cure(process: Process) -> str:
+    return f"kill {process.pid}"
+
+
+# --- Temporary files
+
+
+def leftovers(root: Path) -> list[Finding]:
+    """Files and folders `.tmp-<process>…` whose writer has ended."""
+    findings = []
+    for path in temporary_files(root):
+        match = TEMPORARY.search(path.name)
+        with contextlib.suppress(OSError):
+            written = newest(path)
+            gone = why_gone(int(match[1] if match else 0), written)
+            if gone and time.time() - written >= QUIET_SECONDS:
+                shown = os.fspath(path.relative_to(root))
+                words = f"rm -r '{shown}'" if path.is_dir() else f"rm '{shown}'"
+                text = f"{shown} is left over: {gone}"
+                findings.append(Finding("orphans", WARN, text, words, partial(removed, path, shown)))
+    return findings
+
+
+def temporary_files(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        for name in (*files, *folders):
+            if TEMPORARY.search(name):
+                yield Path(folder, name)
+        folders[:] = [name for name in folders if name not in SKIPPED and not TEMPORARY.search(name)]
+
+
+def newest(path: Path) -> float:
+    """When anything in a file or folder was last written, in seconds since 1970."""
+    inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()
+    return max(entry.lstat().st_mtime for entry in (path, *inside))
