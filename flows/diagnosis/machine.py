@@ -44,8 +44,6 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "nam
 
 def locked(paths: list[Path]) -> dict[str, str]:
     """Package -> version, as the lock files name them. UserError where one is missing."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
     versions = {}
     for path in paths:
         if not path.is_file():
@@ -53,12 +51,10 @@ def locked(paths: list[Path]) -> dict[str, str]:
         for line in path.read_text(errors="replace").splitlines():
             if "==" not in line or line.lstrip().startswith("#"):
                 continue
-            try:
-                requirement = Requirement(line.partition(" #")[0].strip())
-            except InvalidRequirement:
-                raise UserError(f"{path} holds a damaged line ({line[:80]}): `git checkout -- {path}`") from None
-            if requirement.marker is None or requirement.marker.evaluate():
-                versions[canonical(requirement.name)] = str(requirement.specifier).removeprefix("==")
+            pin = re.fullmatch(r"([A-Za-z0-9][\w.-]*)(?:\[[\w,-]*\])?==([\w.+!-]+)(?:\s*[;#].*)?", line.strip())
+            if pin is None:
+                raise UserError(f"{path} holds a damaged line ({line[:80]}): `git checkout -- {path}`")
+            versions[canonical(pin[1])] = pin[2]
     return versions
 
 

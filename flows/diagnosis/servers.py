@@ -70,7 +70,10 @@ def of_sqlite(title: str, path: Path, package: str, folders: Iterable[str], olde
         return Finding("servers", OK, f"{title}'s database {shown} is at the revision of the installed {package}")
     if revision is None or revision in every:
         named = f"the older revision {revision}" if revision else "no revision"
-        return Finding("servers", BAD, f"{title}'s database {shown} is at {named}, not {', '.join(newest)}", older)
+        text = f"{title}'s database {shown} is at {named}, not {', '.join(newest)}"
+        if package == "prefect":  # its server brings it up to date; MLflow refuses it
+            return Finding("servers", WARN, f"{text}: Prefect's server upgrades it when it starts", older)
+        return Finding("servers", BAD, text, older)
     text = f"{title}'s database {shown} is at revision {revision}, which the installed {package} does not know: it is newer"
     return Finding("servers", BAD, text, "git pull && make install")
 

@@ -86,6 +86,18 @@ def test_databases_of_mlflow_of_every_age(tmp_path: Path, empty_store: Path) -> 
     assert servers.mlflow(at(tmp_path, MLFLOW_TRACKING_URI=f"sqlite:///{empty_store}")).state == OK
 
 
+def test_an_older_database_of_prefect_is_upgraded_by_its_server(tmp_path: Path) -> None:
+    path = tmp_path / ".flywheel/prefect/prefect.db"
+    path.parent.mkdir(parents=True)
+    _, newest = servers.history("prefect", "server", "database", "_migrations", "versions", "sqlite")
+    change(path, "CREATE TABLE alembic_version (version_num TEXT)")
+    assert servers.prefect(at(tmp_path)).state == WARN
+    for revision, state in (("f92143d30c27", WARN), (*newest, OK), ("ffffffffffff", BAD)):
+        change(path, "DELETE FROM alembic_version")
+        change(path, f"INSERT INTO alembic_version VALUES ('{revision}')")
+        assert servers.prefect(at(tmp_path)).state == state
+
+
 @pytest.mark.parametrize("package", ["mlflow", "prefect"])
 def test_the_newest_revision_of_a_package_is_a_single_one(package: str) -> None:
     folders = {"mlflow": ["store", "db_migrations", "versions"]}
