@@ -33,7 +33,6 @@ STORES = ["sqlite", "postgresql and s3"]  # of MLflow, for the fixture `here`
 SMALL: dict[str, dict[str, float]] = {  # a run of a minute or two
     "scenarios": {"train": 24, "val": 24, "test": 30},
     "rollout": {"scenarios": 6, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
-    "evaluate": {"references": False},  # it takes longer than the rest
     "train": {"iterations": 2, "patience": 2},
 }
 

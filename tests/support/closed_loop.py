@@ -27,7 +27,7 @@ from typing import Any
 
 from tests.conftest import ROOT, copy_project, end, environment
 
-CHAMPION = ["train.iterations=6", "evaluate.references=false"]
+CHAMPION = ["train.iterations=6"]
 ASKED, ON_TRIAL = 300, 150
 LONGEST = 900.0  # seconds of a part
 
