@@ -1,4 +1,5 @@
-"""What a person should hear while a run goes on: episodes that failed, and iterations that teach nothing, with the cause.
+"""What a person should hear while a run goes on: episodes that failed, iterations that teach nothing, with the cause, and
+what the tripwires see (steps/analytics/tripwires.py).
 
 It reads what the stages wrote, and changes nothing.
 """
@@ -9,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from flows.terminal.report import RUN, read
+from steps.core.errors import UserError
 from steps.project.chain import iteration_name
 
 LONGEST = 300  # characters shown of an error
@@ -57,6 +59,16 @@ def warnings(iteration: int) -> list[str]:
     if iteration and teaches_nothing(iteration):
         lines.append(f"iteration {iteration} teaches nothing: {cause(folder)}")
     return [f"Warning: {line}" for line in lines]
+
+
+def tripped(iteration: int) -> dict[str, str]:
+    """What the tripwires see in an iteration, by name; also where they cannot look."""
+    from steps.analytics.tripwires import findings
+
+    try:
+        return dict(findings(RUN, iteration))
+    except UserError as problem:
+        return {"not looked at": str(problem)}
 
 
 def at_end(best: int, iterations: int) -> list[str]:

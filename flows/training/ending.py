@@ -39,6 +39,9 @@ def write_summary(task: str, chosen: int, iterations: int, started: float, displ
     summary = report.summary(task, chosen, iterations, version, time.monotonic() - started)
     if is_away:
         summary["registered"] = {"name": receipt["name"], "version": None}
+    seen = {number: list(health.tripped(number)) for number in range(1, iterations + 1)}
+    if any(seen.values()):
+        summary["tripwires"] = {iteration_name(number): names for number, names in seen.items() if names}
     write_text(RUN / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
@@ -67,6 +70,8 @@ def result_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(f"Registered iteration {iteration} as models:/{entry['name']}/{entry['version']}.")
     else:
         lines.append(f"Not registered: {report.read(RUN / 'receipt.json')['reason']}.")
+    for number, names in summary.get("tripwires", {}).items():
+        lines.append(f"Tripwires in iteration {int(number)}: {', '.join(names)} (python -m steps.analytics.tripwires)")
     return [*lines, *health.at_end(iteration, len(summary["iterations"]))]
 
 

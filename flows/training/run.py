@@ -233,6 +233,11 @@ def _iterations(
             if pipeline.beside:
                 ahead.begin(iteration)
             tracked = iterate(iteration, curve, trackers, tracked, drain, iterations, run, display, ahead)
+            if params.train.tripwires == "stop" and (seen := health.tripped(iteration)):
+                raise UserError(
+                    f"iteration {iteration} set off {len(seen)} tripwires ({', '.join(seen)}), and train.tripwires is stop: "
+                    "the lines above say what was seen; mend it, or go on with --set train.tripwires=warn"
+                )
             if why := ending(iteration, curve, watch.add(iteration), params.train.patience):
                 display.say(f"{why}: training ends here.")
                 break
@@ -299,6 +304,8 @@ def iterate(
     if by_task := report.task_line(curve[-1]):
         display.say(by_task)
     warn(iteration, display)
+    for name, text in health.tripped(iteration).items():
+        display.say(f"Tripwire in iteration {iteration}, {name}: {text}")
     return future
 
 

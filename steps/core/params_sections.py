@@ -340,6 +340,9 @@ class Train(Section):
     """Most iterations of a run."""
     patience: int = Field(10, ge=1)
     """Iterations without a better validation success, or share judged better, after which the run ends."""
+    tripwires: Literal["warn", "stop"] = "warn"
+    """What follows where a tripwire sees something wrong that is no error (docs/operate.md#tripwires): a line, or the end of
+    the run with exit code 2."""
     overlap: int = Field(0, ge=0, le=4)
     """Iterations that sampling runs ahead of the updates, beside them: an iteration samples with an adapter that is so many
     iterations older than the one it continues. chain.yaml records it, and each token's weight in the loss is corrected for

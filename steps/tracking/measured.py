@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from steps.analytics.tripwires import findings
 from steps.analytics.waste import waste
 from steps.core.errors import UserError
 from steps.core.records import OUTPUTS, Evaluation
@@ -40,6 +41,7 @@ class MeasuredRun:
                     metrics |= waste(self.root / folder).metrics()
                 except UserError as problem:  # a file is not the one that the iteration's update read
                     self.log_message(f"waste/ is left out: {problem}")
+                metrics |= self.tripped(number)
             if lag := chain.policy_lag(self.root, number):
                 metrics["policy_lag"] = float(lag)
         judge = f"{folder}/judge.json"
@@ -59,6 +61,14 @@ class MeasuredRun:
         if overhead_seconds is not None:
             metrics["overhead_seconds"] = overhead_seconds
         return metrics, seconds
+
+    def tripped(self, number: str) -> dict[str, float]:
+        """How many tripwires see something in the iteration; nothing where none does, or a file is missing."""
+        try:
+            seen = findings(self.root / "run", int(number))
+        except UserError:  # what is missing has a line of its own
+            return {}
+        return {"tripwires": float(len(seen))} if seen else {}
 
     def evaluation(self, prefix: str, number: str, name: str) -> dict[str, float]:
         """Metrics of run/<number>/<name>, unless it evaluated another adapter than the one beside it."""

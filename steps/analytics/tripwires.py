@@ -1,0 +1,343 @@
+"""Tripwires: what a run does wrong without an error, read from what an iteration's stages wrote.
+
+    python -m steps.analytics.tripwires            # all iterations of run/
+    python -m steps.analytics.tripwires other/run
+
+Each tripwire is a plain comparison with a bound that healthy runs keep far from; the sentence says what was seen and what
+to do. flows.train looks after every iteration, says what it sees in the terminal, in MLflow and at the end, and with
+`train.tripwires: stop` ends the run. Nothing is written, and the same files give the same findings. Left out: what ends a
+stage by itself, such as logprobs of another policy, and a success that falls by a little while the reward rises
+(steps/judging/watch.py tests that).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from environments.base import Scenario, is_error
+from steps.analytics.episodes import iterations
+from steps.core.errors import UserError
+from steps.core.records import Evaluation, Reward, Trajectory, read_records
+from steps.policy.adapter import adapter_hash
+
+FLAT = 0.9  # share of the groups whose attempts all earned the same
+FEW = 0.1  # share of the episodes that may be empty, failed, set aside or unscored
+REPEATED = 0.5  # share of the episodes with the very same error
+DRIFT = 10.0, 1e-3  # times the median of earlier iterations, and nats: the logprobs of sampler and trainer
+GROWTH = 3.0  # times the median of earlier iterations: sampled tokens or turns of an episode
+CUT = 0.5  # share of the episodes that were cut off, where it was less than half of that before
+CERTAIN = 0.05  # entropy as a share of the first iteration's, below which a policy that fails has stopped exploring
+SURE_OF = 0.5  # a success above which a policy may be sure of itself
+
+
+class Finding(NamedTuple):
+    name: str
+    text: str  # what was seen, and what to do
+
+
+class Iteration:
+    """The outputs of an iteration, and of those before it; files are read when a tripwire asks for them."""
+
+    def __init__(self, run: Path, number: int) -> None:
+        self.run, self.number = run, number
+        self.folder = run / f"{number:03d}"
+        self.earlier = [run / f"{place:03d}" for place in range(1, number)]
+
+    @cached_property
+    def batch(self) -> list[Trajectory]:
+        return read_records(Trajectory, self.folder / "trajectories.parquet")
+
+    @cached_property
+    def groups(self) -> dict[str, list[Trajectory]]:
+        """The attempts at each scenario."""
+        groups: dict[str, list[Trajectory]] = {}
+        for trajectory in self.batch:
+            groups.setdefault(trajectory.scenario_id, []).append(trajectory)
+        return groups
+
+    @cached_property
+    def rewards(self) -> list[Reward]:
+        return read_records(Reward, self.folder / "rewards.parquet")
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        return metrics(self.folder)
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        return evaluation(self.folder)
+
+    @cached_property
+    def adapters(self) -> set[str]:
+        """The hashes of the adapters from before this iteration: of earlier ones, and of what the run began with."""
+        later = {path for path in self.run.glob("[0-9]*") if path.name >= self.folder.name}
+        folders = [path for path in self.run.iterdir() if path not in later and (path / "adapter").is_dir()]
+        return {adapter_hash(path / "adapter") for path in folders}
+
+    def before(self, name: str) -> list[float]:
+        """A metric of the earlier iterations that have it."""
+        return [float(values[name]) for values in map(metrics, self.earlier) if name in values]
+
+
+def metrics(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "metrics.json").read_text()))
+
+
+def evaluation(folder: Path) -> Evaluation:
+    return Evaluation.model_validate_json((folder / "evaluation/summary.json").read_text())
+
+
+def no_variance(it: Iteration) -> str:
+    flat, groups = it.metrics["zero_variance_groups"], it.metrics["groups"]
+    if groups and flat >= FLAT * groups:
+        return (
+            f"in {flat} of {groups} groups all attempts earned the same, so that hardly anything is learnt from. Take "
+            "scenarios that succeed at times, give partial credit, or raise rollout.attempts"
+        )
+    return ""
+
+
+def missing_episodes(it: Iteration) -> str:
+    sizes = Counter(len(group) for group in it.groups.values())
+    if len(sizes) > 1:
+        whole = max(sizes)
+        lost = sum((whole - size) * count for size, count in sizes.items())
+        return (
+            f"{lost} episodes are missing: some groups have fewer attempts than {whole}. Sample again (`dvc repro -f`)"
+        )
+    return ""
+
+
+def empty_episodes(it: Iteration) -> str:
+    empty = sum(not any(turn.completion_ids for turn in each.turns) for each in it.batch)
+    if empty > FEW * len(it.batch):
+        return (
+            f"{empty} of {len(it.batch)} episodes hold no sampled turn: an agent that does not use the base URL which it is "
+            "given, or fails before its first call, leaves such captures"
+        )
+    return ""
+
+
+def repeated_error(it: Iteration) -> str:
+    errors = Counter(error for each in it.batch for error in errors_of(each))
+    for error, count in errors.most_common(1):
+        if count >= REPEATED * len(it.batch):
+            return f"{count} of {len(it.batch)} episodes have the same error: {error[:200]}. Mend the tool, or what it says"
+    return ""
+
+
+def errors_of(trajectory: Trajectory) -> set[str]:
+    """The different errors of an episode: why it failed, and those that its tools returned."""
+    shown = {str(each["content"]) for turn in trajectory.turns for each in turn.observations if is_error(each)}
+    return shown | ({trajectory.error} if trajectory.error else set())
+
+
+def failed_episodes(it: Iteration) -> str:
+    failed = sum(each.stop_reason == "error" for each in it.batch)
+    if failed > FEW * len(it.batch):
+        return f"{failed} of {len(it.batch)} episodes failed. `make check-task NAME=…` tests a task without a model"
+    return ""
+
+
+def quarantined(it: Iteration) -> str:
+    count, total = it.metrics["quarantined"], it.metrics["collected"]
+    if count > FEW * total:
+        reasons = ", ".join(it.metrics.get("quarantine", {}))
+        return f"{count} of {total} trajectories are quarantined ({reasons}): they are not what was sampled"
+    return ""
+
+
+def unscored(it: Iteration) -> str:
+    failed = {each.id for each in it.batch if each.stop_reason == "error"}
+    count = sum(reward.score is None and reward.trajectory_id not in failed for reward in it.rewards)
+    if count > FEW * len(it.rewards):
+        return (
+            f"{count} of {len(it.rewards)} episodes have no score, for the reasons in {it.folder / 'judgements.jsonl'}"
+        )
+    return ""
+
+
+def judge_alike(it: Iteration) -> str:
+    scores = [reward.score for reward in it.rewards if reward.name != "rule" and reward.score is not None]
+    if len(scores) > 1 and len(set(scores)) == 1:
+        return f"the judge gave all {len(scores)} episodes the same score, {scores[0]:g}: read what it is asked and answers"
+    return ""
+
+
+def same_attempts(it: Iteration) -> str:
+    several = [group for group in it.groups.values() if len(group) > 1]
+    equal = sum(len({spoken(each) for each in group}) == 1 for group in several)
+    if several and equal >= FLAT * len(several):
+        return (
+            f"in {equal} of {len(several)} groups all attempts are the same to the token: the sampler is greedy, or "
+            "repeats its seed. Look at rollout.temperature, and at the server's settings"
+        )
+    return ""
+
+
+def spoken(trajectory: Trajectory) -> tuple[tuple[int, ...], ...]:
+    return tuple(turn.completion_ids for turn in trajectory.turns)
+
+
+def stale_sampler(it: Iteration) -> str:
+    adapters = {each.adapter_hash for each in it.batch}
+    if strange := adapters - it.adapters:
+        return (
+            f"adapter {min(strange)} sampled this batch, which no earlier iteration of this run wrote: sample it again"
+        )
+    if len(adapters) > 1:
+        return f"{len(adapters)} adapters sampled this batch. Restart the servers that sample, and sample it again"
+    return ""
+
+
+def logprob_drift(it: Iteration) -> str:
+    now, before = it.metrics.get("sampler_kl"), it.before("sampler_kl")
+    times, nats = DRIFT
+    if now is not None and before and now > max(nats, times * median(before)):
+        return (
+            f"sampler and trainer differ by {now:.2g} nats a token, and by {median(before):.2g} before: another dtype, "
+            "kernel or temperature on one of the two sides"
+        )
+    return ""
+
+
+def adapter_unchanged(it: Iteration) -> str:
+    if it.metrics["trained"] and adapter_hash(it.folder / "adapter") in it.adapters:
+        return f"{it.metrics['trained']} trajectories were trained on, and the adapter has not changed: is the rate 0?"
+    return ""
+
+
+def zero_gradient(it: Iteration) -> str:
+    if it.metrics["trained"] and it.metrics.get("grad_norm", 1.0) == 0.0:
+        return f"{it.metrics['trained']} trajectories were trained on with a gradient of 0: a mask or a clip takes all of it"
+    return ""
+
+
+def explosion(it: Iteration, name: str, words: str) -> str:
+    now, before = it.metrics.get(name), it.before(name)
+    if now is not None and before and now > GROWTH * median(before):
+        return (
+            f"episodes have {now:.0f} {words} on average, and had {median(before):.0f} before: the policy rambles. "
+            "A penalty for length, update.truncated_completions: penalise or a larger update.beta holds it"
+        )
+    return ""
+
+
+def truncation(it: Iteration) -> str:
+    shares = [share_cut(metrics(folder)) for folder in it.earlier]
+    if (now := share_cut(it.metrics)) >= CUT and shares and median(shares) < CUT / 2:
+        return f"{100 * now:.0f} % of the episodes were cut off, and {100 * median(shares):.0f} % before: read them"
+    return ""
+
+
+def share_cut(values: dict[str, Any]) -> float:
+    return float(values["truncated"] / max(1, values["collected"]))
+
+
+def certainty(it: Iteration) -> str:
+    now, before, success = it.metrics.get("entropy"), it.before("entropy"), it.metrics.get("success")
+    if now is not None and before and success is not None and now < CERTAIN * before[0] and success < SURE_OF:
+        return (
+            f"the entropy fell from {before[0]:.3g} to {now:.2g} nats a token while {100 * success:.0f} % of the episodes "
+            "succeed: the policy has stopped exploring. Lower update.learning_rate, or raise update.beta"
+        )
+    return ""
+
+
+def collapse(it: Iteration) -> str:
+    base, now = evaluation(it.run / "000"), it.evaluation
+    if now.interval[1] < base.interval[0]:
+        return f"{now.measure} on validation fell to {now.share:.3f}, below the base policy's {base.share:.3f}"
+    return ""
+
+
+def reward_hacking(it: Iteration) -> str:
+    now, reward = it.evaluation, it.metrics["reward_mean"]
+    for folder in it.earlier:
+        then = evaluation(folder)
+        if now.interval[1] < then.interval[0] and reward > metrics(folder)["reward_mean"]:
+            return (
+                f"since iteration {int(folder.name)} {now.measure} on validation fell from {then.share:.3f} to "
+                f"{now.share:.3f} while the reward of training rose: it pays for something else. Read the transcripts"
+            )
+    return ""
+
+
+def other_adapter(it: Iteration) -> str:
+    if (own := adapter_hash(it.folder / "adapter")) != it.evaluation.adapter_hash:
+        return (
+            f"the validation is of adapter {it.evaluation.adapter_hash}, and not of this iteration's {own}: `dvc repro`"
+        )
+    return ""
+
+
+def trained_on_held_out(it: Iteration) -> str:
+    held_out = {
+        scenario.id: split
+        for split in ("val", "test")
+        for scenario in read_records(Scenario, it.run / f"scenarios/{split}.parquet")
+    }
+    if leaked := sorted(held_out[name] for name in it.groups if name in held_out):
+        return (
+            f"{len(leaked)} of the scenarios that were trained on belong to the split {leaked[0]}: what is measured "
+            "there is no evidence. Look at the task's scenarios, or at what was ingested"
+        )
+    return ""
+
+
+TRIPWIRES: dict[str, Callable[[Iteration], str]] = {
+    "no variance": no_variance,
+    "missing episodes": missing_episodes,
+    "empty episodes": empty_episodes,
+    "repeated error": repeated_error,
+    "failed episodes": failed_episodes,
+    "quarantine": quarantined,
+    "unscored": unscored,
+    "judge alike": judge_alike,
+    "same attempts": same_attempts,
+    "stale sampler": stale_sampler,
+    "logprob drift": logprob_drift,
+    "adapter unchanged": adapter_unchanged,
+    "zero gradient": zero_gradient,
+    "length": lambda it: explosion(it, "tokens", "sampled tokens"),
+    "turns": lambda it: explosion(it, "turns", "turns"),
+    "truncation": truncation,
+    "certainty": certainty,
+    "collapse": collapse,
+    "reward hacking": reward_hacking,
+    "other adapter": other_adapter,
+    "held-out scenarios": trained_on_held_out,
+}
+
+
+def findings(run: Path, number: int) -> list[Finding]:
+    """What the tripwires see in an iteration of the run, in a fixed order. UserError where a file of it is missing."""
+    iteration = Iteration(run, number)
+    try:
+        return [Finding(name, text) for name, look in TRIPWIRES.items() if (text := look(iteration))]
+    except FileNotFoundError as problem:
+        raise UserError(f"{problem.filename} is missing: run the iteration again (`dvc repro`)") from problem
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the findings of all iterations; 1 where there is one."""
+    run = Path(words[0] if words else "run")
+    lines = [
+        f"iteration {int(folder.name)}, {finding.name}: {finding.text}"
+        for folder in iterations(run)
+        if folder.name != "000"
+        for finding in findings(run, int(folder.name))
+    ]
+    print("\n".join(lines) or "No tripwire sees anything.")
+    return int(bool(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
