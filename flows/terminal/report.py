@@ -49,7 +49,7 @@ def decision_table(iterations: int) -> list[str]:
         return []  # the curve and the summary speak of them
     evaluations = [Evaluation.model_validate_json(path.read_text()) for path in paths]
     kinds = list(dict.fromkeys(kind for evaluation in evaluations for kind in evaluation.decisions))
-    if not kinds:
+    if not kinds or not iterations:
         return []
     shown = [
         round(place * iterations / min(iterations, COLUMNS - 1)) for place in range(min(iterations, COLUMNS - 1) + 1)

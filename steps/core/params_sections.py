@@ -336,9 +336,9 @@ class Serve(Section):
 class Train(Section):
     """The flow `make train`."""
 
-    iterations: int = Field(10, ge=1, le=999)
+    iterations: int = Field(14, ge=1, le=999)
     """Most iterations of a run."""
-    patience: int = Field(10, ge=1)
+    patience: int = Field(14, ge=1)
     """Iterations without a better validation success, or share judged better, after which the run ends."""
     tripwires: Literal["warn", "stop"] = "warn"
     """What follows where a tripwire sees something wrong that is no error (docs/operate.md#tripwires): a line, or the end of

@@ -47,7 +47,7 @@ class Update(Section):
     """Passes over the batch."""
     steps_per_generation: int = Field(8, ge=1)
     """Optimiser steps of each pass."""
-    learning_rate: float = Field(5e-4, gt=0)
+    learning_rate: float = Field(3e-4, gt=0)
     """Step size of AdamW, after the warm-up."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate falls to 0 until `max_steps`."""

@@ -70,14 +70,14 @@ def test_engines_are_counted_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_own_code_is_shipped_and_installed_code_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "my_package").mkdir()
-    (tmp_path / "my_package" / "__init__.py").touch()
-    (tmp_path / "my_module.py").touch()
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "__init__.py").touch()
+    (tmp_path / "own_module.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert raycluster.is_own("my_package")
-    assert raycluster.is_own("my_module")
+    assert raycluster.is_own("own_package")
+    assert raycluster.is_own("own_module")
     assert not raycluster.is_own("json")
     assert not raycluster.is_own("no_such_package")
-    assert raycluster.folder("my_package") == tmp_path / "my_package"
-    assert raycluster.folder("my_module") == tmp_path / "my_module.py"
+    assert raycluster.folder("own_package") == tmp_path / "own_package"
+    assert raycluster.folder("own_module") == tmp_path / "own_module.py"

@@ -196,7 +196,7 @@ def test_building_it_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     """The whole build, with few steps: two processes, the same hashes."""
     made = []
     for place in (tmp_path / "one", tmp_path / "two"):
-        words = ["--policy", str(place), "--steps", "3", "--habit-steps", "3"]  # the fewest that the schedule takes
+        words = ["--policy", str(place), "--steps", "3"]  # the fewest that the schedule takes
         subprocess.run(
             [sys.executable, "-m", "steps.supervised.embedded_policy", *words],
             check=True,

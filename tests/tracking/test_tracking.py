@@ -370,7 +370,7 @@ def test_a_flow_that_does_not_get_to_its_end_leaves_no_run_running(
     from flows.training import run as train
     from steps.project import chain
 
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise problem
 
     tracker, _ = project.log("001", finish=False)
