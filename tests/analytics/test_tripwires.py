@@ -158,7 +158,7 @@ def test_a_silent_failure_is_seen_in_its_iteration(
     assert len(seen[name]) > 40
     assert findings(run, 1) == []
     monkeypatch.chdir(run.parent)
-    assert health.tripped(2) == seen
+    assert health.tripped(2).keys() == seen.keys()
     assert tripwires.main([]) == 1
     assert f"iteration 2, {name}: " in capsys.readouterr().out
 
