@@ -322,8 +322,13 @@ def findings(run: Path, number: int) -> list[Finding]:
     iteration = Iteration(run, number)
     try:
         return [Finding(name, text) for name, look in TRIPWIRES.items() if (text := look(iteration))]
+    except UserError:  # also for a parquet file that is missing
+        raise
     except FileNotFoundError as problem:
         raise UserError(f"{problem.filename} is missing: run the iteration again (`dvc repro`)") from problem
+    except (ValueError, KeyError) as problem:
+        reason = (str(problem).splitlines() or [""])[0]
+        raise UserError(f"{iteration.folder} cannot be read ({reason}): make it again (`dvc repro`)") from problem
 
 
 def main(words: Sequence[str]) -> int:

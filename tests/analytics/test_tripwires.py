@@ -170,7 +170,9 @@ def test_each_tripwire_has_a_fault() -> None:
 
 def test_a_missing_file_is_a_sentence(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / "002/rewards.parquet").unlink()
-    with pytest.raises(UserError, match=r"rewards\.parquet.* run the iteration again"):
+    with pytest.raises(UserError, match=r"rewards\.parquet does not exist: make it"):
         findings(run, 2)
     monkeypatch.chdir(run.parent)
     assert list(health.tripped(2)) == ["not looked at"]
+    (run / "002/metrics.json").write_text("{}")
+    assert "run/002 cannot be read ('zero_variance_groups')" in health.tripped(2)["not looked at"]
