@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import binascii
 import json
 import os
 import re
@@ -28,11 +27,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+from starlette.datastructures import Headers
+
 from flows.deployment import databases, people
 from flows.deployment.keys import key
 from flows.deployment.services import MASK, private
 from steps.core.errors import UserError
 from steps.core.terminal import served
+from steps.core.web import is_foreign
 from steps.project import store
 
 KEY = Path(".flywheel/mlflow.key")
@@ -83,14 +85,13 @@ class Guard:
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
         """The status and the sentence with which a request is refused, if it is."""
-        if scope["path"] == "/health":  # says no more than that the server runs
+        if scope["path"] == "/health" and scope["method"] in ("GET", "HEAD"):  # says no more than that the server runs
             return None
-        headers = {name.lower(): value for name, value in scope["headers"]}
-        user, password = credentials(headers.get(b"authorization", b""))
+        headers = Headers(scope=scope)
+        user, password = credentials(headers.get("authorization", ""))
         if not (self.opened_by(password) or self.person(user, password)):
             return 401, ASK
-        origin = headers.get(b"origin")  # a browser sends it with what another page asks for
-        if origin is not None and origin.partition(b"://")[2] != headers.get(b"host"):
+        if is_foreign(headers.getlist("origin"), headers.getlist("host")):
             return 403, "Pages of other sites are not answered."
         if ASSISTANT.search(scope["path"]):
             return 403, "MLflow's assistant is switched off here, because it runs commands on this machine."
@@ -109,20 +110,19 @@ class Guard:
 
     def is_promoter(self, scope: Scope) -> bool:
         """Whether the request may move the alias of the served version; it has been let in before."""
-        headers = {name.lower(): value for name, value in scope["headers"]}
-        user, password = credentials(headers.get(b"authorization", b""))
+        user, password = credentials(Headers(scope=scope).get("authorization", ""))
         person = self.person(user, password)
         return self.opened_by(password) or bool(person and person.is_promoter)
 
 
-def credentials(authorization: bytes) -> tuple[str, bytes]:
+def credentials(authorization: str) -> tuple[str, bytes]:
     """(user name, password) of a header of basic authentication; both empty where it is none."""
-    scheme, _, encoded = authorization.partition(b" ")
+    scheme, _, encoded = authorization.partition(" ")
     try:
         user, colon, password = base64.b64decode(encoded, validate=True).partition(b":")
-    except binascii.Error:
+    except ValueError:  # not base64, or not ASCII
         return "", b""
-    return (user.decode(errors="replace"), password) if colon and scheme.lower() == b"basic" else ("", b"")
+    return (user.decode(errors="replace"), password) if colon and scheme.lower() == "basic" else ("", b"")
 
 
 async def whole(receive: Receive) -> bytes:

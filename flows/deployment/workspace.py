@@ -158,6 +158,7 @@ def keep_described(root: Path, name: str) -> None:
 
     Neither a branch nor git's index changes. Uncommitted changes to code are not kept, which is said.
     """
+    kept = ref(name)
     with tempfile.TemporaryDirectory(prefix="flywheel-") as folder:
         index = Path(folder) / "index"
         git(root, "read-tree", "HEAD", index=index)
@@ -165,6 +166,6 @@ def keep_described(root: Path, name: str) -> None:
         if gone := [file for file in KEPT if not (root / file).exists()]:
             git(root, "rm", "--cached", "--quiet", "--ignore-unmatch", "--", *gone, index=index)
         commit = git(root, "commit-tree", git(root, "write-tree", index=index), "-p", "HEAD", "-m", f"run {name}")
-    git(root, "update-ref", ref(name), commit)
+    git(root, "update-ref", kept, commit)
     if git(root, "status", "--porcelain", "--", ".", *[f":!{file}" for file in KEPT]):
-        say(f"{ref(name)} holds the last commit without your uncommitted changes; those are with the run in MLflow")
+        say(f"{kept} holds the last commit without your uncommitted changes; those are with the run in MLflow")

@@ -2,8 +2,9 @@
 
 vLLM's own check of the key covers only some paths (`/v1` and a few more), while `/invocations`, `/adapters`, `/metrics` and
 others answer anybody. Here every request needs the key, and must name this server as its host, against DNS rebinding: a
-foreign page whose name points at 127.0.0.1 still sends that name. Only `/health` needs neither. Adapters are loaded and
-removed by flows/serve.py alone, which sends a second secret, so that what has the champion's name is the champion.
+foreign page whose name points at 127.0.0.1 still sends that name. Pages of other sites are not answered. Only `/health`
+needs none of it. Adapters are loaded and removed by flows/serve.py alone, which sends a second secret, so that what has the
+champion's name is the champion.
 
 With capture (flows/serving/capture.py) there is a second key, for clients whose people agreed that what they say is kept. A
 request with it goes on with the first one and a header that says so.
@@ -12,12 +13,13 @@ request with it goes on with the first one and a header that says so.
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
+
+from steps.core.web import host_name, is_foreign
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,6 +35,8 @@ SWAP_HEADER = "x-flywheel-swap"
 
 class Guard:
     """ASGI middleware that refuses what the caller may not do; everything else reaches the application."""
+
+    needs_swap_token = True  # to load an adapter
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -58,11 +62,17 @@ class Guard:
         names = [host_name(value) for value in headers.getlist("host")]
         if len(names) != 1 or names[0] not in self.hosts:
             return 421, f"this server answers only to the hosts {', '.join(sorted(self.hosts))}"
+        if is_foreign(headers.getlist("origin"), headers.getlist("host")):
+            return 403, "pages of other sites are not answered: let your page's own server ask"
         scheme, _, token = headers.get("authorization", "").partition(" ")
         keys = [self.key, *([self.consent_key] if self.consent_key else [])]
         if scheme.lower() != "bearer" or not sum(same(token.strip(), key) for key in keys):
             return 401, "the key is missing or wrong: send 'Authorization: Bearer' with what .flywheel/serve.key holds"
-        if "adapter" in scope["path"].lower() and not same(headers.get(SWAP_HEADER, ""), self.swap_token):
+        if (
+            self.needs_swap_token
+            and "adapter" in scope["path"].lower()
+            and not same(headers.get(SWAP_HEADER, ""), self.swap_token)
+        ):
             return 403, "adapters come from the registry alone: move the alias that this server follows"
         return None
 
@@ -75,12 +85,6 @@ class Guard:
         if CONSENT_HEADER not in Headers(scope=scope):
             kept.append((CONSENT_HEADER.encode(), b"yes"))
         return {**scope, "headers": [*kept, (b"authorization", f"Bearer {self.key}".encode())]}
-
-
-def host_name(header: str) -> str:
-    """The name in a Host header, without the port and the brackets of IPv6; empty where it is none."""
-    parts = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/@\s]+))(?::\d*)?", header.strip())
-    return (parts[1] or parts[2]).lower() if parts else ""
 
 
 def same(given: str, expected: str) -> bool:

@@ -35,6 +35,8 @@ LARGEST = 16 * 2**30  # bytes of a file
 class Uploads(Guard):
     """The guard of a server whose clients, who have its key, bring and load adapters."""
 
+    needs_swap_token = False
+
     def __init__(self, app: ASGIApp) -> None:
         super().__init__(app)
         self.folder = Path(os.environ[FOLDER])
@@ -43,7 +45,7 @@ class Uploads(Guard):
         refused = super().refusal(scope)
         if refused is not None and refused[0] == 401:
             return 401, "the key is missing or wrong: send this server's as 'Authorization: Bearer'"
-        return None if refused is not None and refused[0] == 403 else refused
+        return refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match = PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "PUT" else None

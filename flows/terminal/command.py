@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -146,7 +147,11 @@ def own_server() -> None:
     """Give the process a temporary Prefect server that Ctrl-C does not stop; it ends with this process, by SIGTERM.
 
     If Ctrl-C stopped it first, Prefect's client would try for minutes to report the stopped run, which would stay RUNNING.
+    It has a key that nobody else gets, and answers pages of no site: Prefect's own default is no key, and all sites.
     """
+    key = f"flywheel:{secrets.token_urlsafe(24)}"
+    os.environ["PREFECT_SERVER_API_AUTH_STRING"] = os.environ["PREFECT_API_AUTH_STRING"] = key
+    os.environ["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] = "http://prefect.invalid"
     from prefect.server.api.server import SubprocessASGIServer
 
     class Server(SubprocessASGIServer):

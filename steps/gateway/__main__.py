@@ -51,6 +51,16 @@ def listening(address: str, has_own_key: bool) -> socket.socket:
     return listener
 
 
+def names() -> list[str]:
+    """The names by which clients may call this server: the one where it listens, the machine's own, and the user's list."""
+    from steps.gateway.server import HOSTS
+
+    given = os.environ.get(LISTEN, "").rpartition(":")[0]
+    return [
+        each.strip() for each in (given, socket.gethostname(), *os.environ.get(HOSTS, "").split(",")) if each.strip()
+    ]
+
+
 async def serve(path: Path, listener: socket.socket, key: str) -> None:
     """Serve until the stage hangs up."""
     import uvicorn
@@ -61,7 +71,7 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
     from steps.gateway.server import Server
 
     reader, writer = await asyncio.open_unix_connection(path, limit=LONGEST)
-    server, chats = Server(key), dict[str, Chats]()
+    server, chats = Server(key, names()), dict[str, Chats]()
 
     def send(message: dict[str, Any]) -> None:
         writer.write(json.dumps(message).encode() + b"\n")

@@ -1,8 +1,10 @@
 """The gateway's HTTP: routes, keys, and who waits for what.
 
-Clients of episodes come with the key of their execution (`Authorization: Bearer` or `x-api-key`), clients that run episodes
-and readers of /status with the gateway's key. An answer is streamed when it is whole and recorded; until then a comment
-every few seconds keeps the connection alive. A client that goes away loses nothing: the call goes on, and a retry finds it.
+Every request must name this server as its host, and no page of another site is answered (steps/core/web.py). Clients of
+episodes come with the key of their execution (`Authorization: Bearer` or `x-api-key`), clients that run
+episodes and readers of /status with the gateway's key. An answer is streamed when it is whole and recorded; until then a
+comment every few seconds keeps the connection alive. A client that goes away loses nothing: the call goes on, and a retry
+finds it.
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ import contextlib
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from steps.core.web import host_name, is_address, is_foreign
 from steps.gateway import description
 from steps.gateway.batch import Batch
 from steps.gateway.calls import Asked, Call, Execution
@@ -28,6 +33,11 @@ from steps.gateway.dialects import DIALECTS, Dialect
 from steps.gateway.replies import MODEL
 from steps.gateway.types import BadRequest, Reply
 
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+HOSTS = "FLYWHEEL_GATEWAY_HOSTS"  # further names of this server, for clients elsewhere
 LARGEST = 32 * 2**20  # bytes of a request's body
 KEEP_ALIVE = 5.0  # seconds
 Handler = Callable[[Request], Awaitable[Response]]
@@ -36,8 +46,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Server:
     """The routes, and the batch that is being played."""
 
-    def __init__(self, key: str) -> None:
-        self.key = key
+    def __init__(self, key: str, hosts: Sequence[str] = ()) -> None:
+        """`hosts`: the names by which clients may call it, beside localhost and addresses."""
+        self.key, self.hosts = key, {"localhost", *map(str.lower, hosts)}
         self.batch: Batch | None = None
         self.app = Starlette(
             routes=[
@@ -53,6 +64,7 @@ class Server:
                 Route("/clients/{client}/heartbeat", self.control(self.heartbeat), methods=["POST"]),
                 Route("/clients/{client}/results", self.control(self.report), methods=["POST"]),
             ],
+            middleware=[Middleware(_Callers, hosts=self.hosts)],
             exception_handlers={HTTPException: _refusal, Exception: _failure},
         )
 
@@ -209,6 +221,29 @@ class Server:
     def refuse_stranger(batch: Batch, client: str) -> None:
         if not batch.leases.knows(client):
             raise HTTPException(404, "no such client: register (again)")
+
+
+class _Callers:
+    """ASGI middleware that refuses what comes under another server's name, and what pages of other sites ask."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # the server speaks nothing else
+            return None
+        headers = Headers(scope=scope)
+        hosts, problem = headers.getlist("host"), None
+        name = host_name(hosts[0]) if len(hosts) == 1 else ""
+        if name not in self.hosts and not is_address(name):
+            problem = 421, f"the gateway is not called {name or 'so'}: give its address, or list the name in {HOSTS}"
+        elif is_foreign(headers.getlist("origin"), hosts):
+            problem = 403, "pages of other sites are not answered"
+        if problem is None:
+            return await self.app(scope, receive, send)
+        status, text = problem
+        answer = JSONResponse({"error": {"message": text, "type": "invalid_request_error"}}, status)
+        return await answer(scope, receive, send)
 
 
 async def read_body(request: Request) -> dict[str, Any]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from environments.base import Env
     from steps.core.params import Policy
 
+# A model that brings code of its own is refused: otherwise transformers asks on the terminal whether to run it.
+NO_CODE = {"trust_remote_code": False}
 SMALL, USUAL, REASONING = 64, 512, 2048  # most tokens of a turn
 
 
@@ -38,7 +40,7 @@ def load_tokenizer(policy: Policy) -> Any:
 
     base = local(policy)
     with explained(policy):
-        tokenizer = AutoTokenizer.from_pretrained(base.base_model, revision=base.revision)
+        tokenizer = AutoTokenizer.from_pretrained(base.base_model, revision=base.revision, **NO_CODE)
     if policy.chat_template:
         tokenizer.chat_template = chat_templates.template(policy.chat_template)
     if not tokenizer.chat_template:
@@ -90,7 +92,7 @@ def load_model(policy: Policy, device: str | None = None) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    dtype, more = getattr(torch, policy.dtype), dict[str, Any]()
+    dtype, more = getattr(torch, policy.dtype), dict[str, Any](NO_CODE, use_safetensors=True)
     if policy.quantization:
         more["quantization_config"] = four_bits(dtype)
     place = device or (torch.cuda.current_device() if torch.cuda.is_available() else "cpu")
@@ -131,9 +133,11 @@ def adapted_layers(config: Any) -> list[str] | None:
 @contextlib.contextmanager
 def explained(policy: Policy) -> Iterator[None]:
     """Turns the many errors with which loading a model can fail into a UserError of one sentence."""
+    from safetensors import SafetensorError
+
     try:
         yield
-    except (OSError, ValueError, RuntimeError, KeyError) as problem:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as problem:
         reason = str(problem).strip().splitlines()[0][:200] if str(problem).strip() else type(problem).__name__
         raise UserError(
             f"policy.base_model: cannot load {policy.base_model!r} ({reason}); "

@@ -23,6 +23,8 @@ def git(folder: Path, *words: str, index: Path | None = None) -> str:
         process = subprocess.run(["git", "-C", os.fspath(folder), *words], capture_output=True, env=environment)
     except FileNotFoundError:
         raise UserError("git is not installed") from None
+    except ValueError as problem:  # a NUL, which no name holds
+        raise UserError(f"git {words[0]} failed: {problem}") from None
     if process.returncode:
         raise UserError(f"git {words[0]} failed: {' '.join(process.stderr.decode(errors='replace').split())}")
     return process.stdout.decode(errors="replace").removesuffix("\n")

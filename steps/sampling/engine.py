@@ -24,7 +24,7 @@ from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.progress import say
 from steps.policy import cuda
 from steps.policy.adapter import adapter_hash
-from steps.policy.loading import adapted_layers, explained, load_chat, load_tokenizer, local, turn_limit
+from steps.policy.loading import NO_CODE, adapted_layers, explained, load_chat, load_tokenizer, local, turn_limit
 from steps.policy.machine import before_training, own_cores, prepare_deterministic, prepare_sampling
 from steps.sampling import draws_cpu, episodes, rivals
 from steps.sampling.rivals import Rival
@@ -130,7 +130,7 @@ class Engine:
         load_tokenizer(self.policy)  # an unknown model fails here with a sentence, not deep inside the engine
         base = local(self.policy)
         with explained(self.policy):
-            layers = adapted_layers(AutoConfig.from_pretrained(base.base_model, revision=base.revision))
+            layers = adapted_layers(AutoConfig.from_pretrained(base.base_model, revision=base.revision, **NO_CODE))
         if layers and not on_gpu:
             raise UserError(
                 f"policy.base_model: {self.policy.base_model} is a mixture of experts, and this build of vLLM serves its "

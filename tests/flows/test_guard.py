@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from environments.email_search import EmailSearch
 from flows.serving import guard
-from flows.serving.guard import Guard, host_name
+from flows.serving.guard import Guard
 from flows.serving.server import Server
 from steps.core.params import Policy
 from steps.policy.loading import load_chat
@@ -140,22 +140,6 @@ def test_without_its_secrets_the_server_does_not_start(
     monkeypatch.setenv(missing, value)
     with pytest.raises(RuntimeError, match="is empty: without them the server would answer anybody"):
         Guard(Starlette())
-
-
-@pytest.mark.parametrize(
-    ("header", "name"),
-    [
-        ("A.b:80", "a.b"),
-        ("[::1]:8000", "::1"),
-        ("[::1]", "::1"),
-        ("a b", ""),
-        ("a/b", ""),
-        ("a:80:80", ""),
-        ("a:x", ""),
-    ],
-)
-def test_the_name_in_a_host_header(header: str, name: str) -> None:
-    assert host_name(header) == name
 
 
 def test_the_server_is_started_with_its_guard() -> None:

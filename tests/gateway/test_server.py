@@ -100,7 +100,7 @@ class Table:
             max_turns=options["max_turns"],
             episodes=entries,
         )
-        self.chats, self.server, self.engine = chats, Server(KEY), FakeEngine(chats)
+        self.chats, self.server, self.engine = chats, Server(KEY, ["gateway"]), FakeEngine(chats)
         self.start()
         transport = httpx.ASGITransport(self.server.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
