@@ -90,6 +90,7 @@ class Killed:
         `at`: seconds after the start; where the command ends before, nothing is killed. Returns whether it ended well.
         """
         log = self.folder / ".flywheel" / "kills.log"
+        log.parent.mkdir(exist_ok=True)
         kills = self.kills.total()
         process = start(python("flows.train"), self.folder, log, OMP_WAIT_POLICY="passive")
         try:

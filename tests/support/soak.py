@@ -99,6 +99,7 @@ def main(words: Sequence[str]) -> int:
         train = {"iterations": options.iterations, "patience": options.iterations}
         change_params(folder, SMALL | {"train": train})
         log = folder / ".flywheel" / "soak.log"
+        log.parent.mkdir(exist_ok=True)
         process = start(python("flows.train"), folder, log, OMP_WAIT_POLICY="passive")
         try:
             rows = watch(folder, process)
