@@ -219,7 +219,7 @@ ask: install  ## ask the served champion (Q="What is …?", or ARGS="--scenario 
 ledger: install  ## rebuild the ledger's index of run/ (stored answers of models stay)
 	@$(RUN) python -m steps.lineage rebuild
 
-view: install  ## serve the viewer of trajectories at http://127.0.0.1:8600 (VIEW_PORT=8601, ARGS="--run folder")
+view: install  ## serve the viewer of trajectories at http://127.0.0.1:8600, and print its key (VIEW_PORT=8601, ARGS="--run folder")
 	@exec env $(RUN) python -m viewer --port $(VIEW_PORT) $(ARGS)
 
 browser: dev  ## test the pages in a real browser, Debian's chromium (ARGS="-k view")

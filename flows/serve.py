@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import environments
-from flows.deployment.keys import key
 from flows.deployment.services import Services, plain
 from flows.serving import capture, guard, live, trial
 from flows.serving.server import HOST, KEY, PORT, Server, checked_host
 from flows.terminal.command import stop_once
 from steps.core import dotenv, params
 from steps.core.errors import UserError, masked
+from steps.core.keys import key
 from steps.core.progress import say
 from steps.core.terminal import served
 from steps.policy.loading import load_chat

@@ -6,9 +6,9 @@
     python -m flows.ui --only mlflow       # `make mlflow`; `--only prefect` is `make prefect`
     python -m flows.ui --only mlflow --host 10.0.0.5      # for a team's machines, in a network that you trust (docs/team.md)
 
-Prefect and MLflow ask for keys, which are made once and kept in .flywheel/prefect.key and .flywheel/mlflow.key. All state is
-in .flywheel/, which its owner alone can open. `. .flywheel/ui.env` sets the variables that another shell needs to use the
-services; after `--only mlflow` it is .flywheel/mlflow.env.
+All three ask for keys, which are made once and kept in .flywheel/prefect.key, .flywheel/mlflow.key and .flywheel/viewer.key.
+All state is in .flywheel/, which its owner alone can open. `. .flywheel/ui.env` sets the variables that another shell needs
+to use the services; after `--only mlflow` it is .flywheel/mlflow.env.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import tempfile
 from pathlib import Path
 
 from flows.deployment import cards, databases, mlflow_server
-from flows.deployment.keys import key, write_private
 from flows.deployment.services import MASK, Services, plain, private
 from flows.deployment.workspace import POOL
 from flows.terminal.command import stop_once, without_proxy
 from steps.core import dotenv
 from steps.core.errors import UserError
+from steps.core.keys import key, write_private
 from steps.core.progress import say
 from steps.core.terminal import served
 from steps.runner import handover
@@ -161,8 +161,8 @@ def serve(root: Path, ports: dict[str, int], only: str | None = None, runs: int 
             sign_in = f"user name: {mlflow_server.USER}, password: the text in {mlflow_server.KEY}"
             say(f"MLflow:  {pages['mlflow']}   ({sign_in})")
         if "view" in chosen:
-            services.wait("view", f"{pages['view']}/")
-            say(f"Trajectories: {pages['view']}")
+            services.wait("view", f"{pages['view']}/health")
+            say(f"Trajectories: {pages['view']}   (key: the text in .flywheel/viewer.key)")
         file = state / f"{only or 'ui'}.env"
         write_variables(file, variables, [variable for name in chosen for variable in SHELL.get(name, ())])
         shown = file.relative_to(root)

@@ -18,12 +18,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from flows.deployment.keys import key
 from flows.deployment.services import Services, plain
 from flows.serving import guard, uploads
 from flows.serving.server import HOST, PORT, RANKS, SERVER, checked_host
 from flows.terminal.command import stop_once
 from steps.core import dotenv, params
+from steps.core.keys import key
 from steps.core.params import Policy
 from steps.core.progress import say
 from steps.core.terminal import served

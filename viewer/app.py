@@ -4,8 +4,9 @@
 
 It shows the run of a folder and the runs that viewer/runs.py finds: deployed runs that are at work, stopped or kept. It
 writes nothing except links to the files of kept runs. Changes on disk show at the next click. Every view has its own
-address, so that its link can be sent. The server answers only 127.0.0.1, pages load nothing from elsewhere, and the agent's
-text is never treated as HTML. Metrics over time are in MLflow, and the state of flows is in Prefect.
+address, so that its link can be sent. The server answers only 127.0.0.1, to whoever has its key (viewer/key.py); pages load
+nothing from elsewhere, and the agent's text is never treated as HTML. Metrics over time are in MLflow, and the state of
+flows is in Prefect.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
@@ -26,8 +26,9 @@ from starlette.staticfiles import StaticFiles
 
 from steps.core.errors import UserError, explain
 from steps.core.terminal import served
+from viewer.key import SignedIn, key_of
 from viewer.pages import PAGES, Pages
-from viewer.runs import Runs
+from viewer.runs import Runs, project
 
 # Scripts and styles come only from files of this server, so that injected HTML could neither run nor send data.
 HEADERS = {
@@ -47,8 +48,8 @@ async def guarded(request: Request, answer: RequestResponseEndpoint) -> Response
     return response
 
 
-def application(run: Path) -> Starlette:
-    """The pages of this run, which may not exist yet, and of the other runs of its project."""
+def application(run: Path, key: str) -> Starlette:
+    """The pages of this run, which may not exist yet, and of the other runs of its project, for whoever has the key."""
     pages = Pages(Runs(run))
 
     def problem(request: Request, error: Exception) -> Response:
@@ -66,11 +67,7 @@ def application(run: Path) -> Starlette:
             Route("/agents", pages.agents),
             Mount("/static", StaticFiles(directory=PAGES / "static")),
         ],
-        # Against DNS rebinding: a foreign page whose name points at 127.0.0.1 still sends that name as its host.
-        middleware=[
-            Middleware(BaseHTTPMiddleware, dispatch=guarded),
-            Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"], www_redirect=False),
-        ],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=guarded), Middleware(SignedIn, key=key)],
         exception_handlers={UserError: problem, HTTPException: problem, OSError: problem},
     )
 
@@ -84,10 +81,16 @@ def serve(run: Path, port: int) -> None:
     except (OSError, OverflowError):
         raise UserError(f"port {port} on 127.0.0.1 is in use or not allowed: choose another with --port") from None
     with listening:
-        app = application(run)
-        print(f"view: http://127.0.0.1:{listening.getsockname()[1]} shows {run} (Ctrl-C stops it)", flush=True)
+        key = key_of(project(run))
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        print(f"view: {address}/?key={key} shows {run} (Ctrl-C stops it)", flush=True)
         settings = uvicorn.Config(
-            app, log_level="warning", lifespan="off", ws="none", proxy_headers=False, server_header=False
+            application(run, key),
+            log_level="warning",
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
         )
         uvicorn.Server(settings).run(sockets=[listening])
 

@@ -30,9 +30,9 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers
 
 from flows.deployment import databases, people
-from flows.deployment.keys import key
 from flows.deployment.services import MASK, private
 from steps.core.errors import UserError
+from steps.core.keys import key
 from steps.core.terminal import served
 from steps.core.web import is_foreign
 from steps.project import store

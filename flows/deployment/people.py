@@ -20,8 +20,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from flows.deployment.keys import write_private
 from steps.core.errors import UserError
+from steps.core.keys import write_private
 from steps.core.terminal import exit_code
 
 FILE = Path(".flywheel/mlflow.people")

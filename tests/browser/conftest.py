@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from viewer.key import COOKIE
+
 ROOT = Path(__file__).parent.parent.parent
 SCREENSHOTS = ROOT / ".flywheel" / "screenshots"
 SIZE = {"width": 1440, "height": 900}  # pixels
+VIEWER_KEY = "the-key-of-these-tests"  # of the viewers that tests start
 
 
 def shot(page: Page, name: str, whole: bool = False) -> Path:
@@ -47,6 +50,7 @@ def browser() -> Iterator[Browser]:
 def page(browser: Browser) -> Iterator[Page]:
     """A new page with cookies and storage of its own; what its scripts fail with fails the test."""
     context = browser.new_context(viewport={"width": SIZE["width"], "height": SIZE["height"]}, color_scheme="light")
+    context.add_cookies([{"name": COOKIE, "value": VIEWER_KEY, "domain": "127.0.0.1", "path": "/"}])
     opened, problems = context.new_page(), list[str]()
     opened.on("pageerror", lambda error: problems.append(str(error)))
     try:

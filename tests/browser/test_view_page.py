@@ -16,11 +16,13 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from environments.base import Scenario
+from steps.core.keys import write_private
 from steps.core.records import Trajectory, write_records
-from tests.browser.conftest import SIZE, shot
+from tests.browser.conftest import SIZE, VIEWER_KEY, shot
 from tests.conftest import end, free_port, python, start
 from tests.viewer import test_pages as test_view
 from tests.viewer import test_runs as test_view_runs
+from viewer.key import FILE as KEY_FILE
 
 OPENS, FILTERS, GROUP = 2.0, 0.3, 1.0  # seconds, at most
 TRIES = 3  # the least time counts: what is more than that is other work of the machine
@@ -44,6 +46,7 @@ class Site:
         self.address = f"http://127.0.0.1:{port}"
         begun = time.monotonic()
         log = run.parent / "view.log"
+        write_private(run.parent / KEY_FILE, VIEWER_KEY)
         self.process = start(python("viewer", "--port", str(port), "--run", str(run)), test_view.ROOT, log)
         try:
             wait_until_it_listens(port, self.process)

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from flows import ui
-from flows.deployment.keys import key
 from flows.deployment.services import Services, plain
 from flows.terminal.command import without_proxy
 from steps.core.errors import UserError
+from steps.core.keys import key
 from steps.core.terminal import served
 from steps.runner import handover
 from steps.runner.handover import alive

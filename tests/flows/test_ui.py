@@ -62,10 +62,15 @@ def test_two_runs_at_a_time_have_worktrees_of_their_own_and_are_kept_under_refs(
 def test_kept_runs_can_be_read(ui: Ui) -> None:
     """The worktree is gone; DVC's cache has the run."""
     page = f"http://127.0.0.1:{ui.view}"
-    with urllib.request.urlopen(page, timeout=240) as answer:
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(page, timeout=240)
+    key = (ui.folder / ".flywheel/viewer.key").read_text().strip()
+    signed_in = {"Authorization": f"Bearer {key}"}
+    with urllib.request.urlopen(urllib.request.Request(page, headers=signed_in), timeout=240) as answer:
         assert answer.url.partition("?")[2] in ("run=nightly", "run=numbers"), "the newest run, as run/ is empty"
         assert ">nightly (kept, " in answer.read().decode()
-    with urllib.request.urlopen(f"{page}/?run=nightly&kind=rollout", timeout=240) as answer:
+    kept = urllib.request.Request(f"{page}/?run=nightly&kind=rollout", headers=signed_in)
+    with urllib.request.urlopen(kept, timeout=240) as answer:
         shown = answer.read().decode()
     assert "<strong>16</strong> of " in shown  # 4 scenarios, 4 attempts each
     assert "cache lacks" not in shown

@@ -125,7 +125,8 @@ def own(tmp_path: Path) -> Path:
 
 
 def browse(run: Path) -> TestClient:
-    return TestClient(app.application(run), base_url="http://127.0.0.1:8600")
+    made = app.application(run, "a-key")
+    return TestClient(made, base_url="http://127.0.0.1:8600", headers={"authorization": "Bearer a-key"})
 
 
 @pytest.fixture(scope="module")
@@ -743,7 +744,7 @@ def test_answers_no_other_host(client: TestClient) -> None:
         "",
     ):
         answer = client.get("/", headers={"host": host})
-        assert answer.status_code == 400, host
+        assert answer.status_code == 421, host
         assert "room" not in answer.text
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.deployment import keys
 from flows.ui import write_variables
+from steps.core import keys
 from steps.core.errors import UserError
 
 
