@@ -82,7 +82,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev environment ready plan train flywheel new-task new-agent new-mcp check-task test faults bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
+.PHONY: help install dev environment ready plan train flywheel new-task new-agent new-mcp check-task test faults fuzz bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -160,6 +160,9 @@ faults: dev  ## test every fault of tests/faults/README.md, DVC stopped at 600 p
 	@$(RUN) python -m tests.support.interrupted --points 300
 	@$(RUN) python -m tests.support.swaps
 	@$(RUN) python -m tests.support.kills $(ARGS)
+
+fuzz: dev  ## give every parser 10,000 inputs that are almost right (FUZZ_INPUTS=2000, ARGS="-k parquet"); hours
+	@FUZZ_INPUTS="$(or $(FUZZ_INPUTS),10000)" OMP_WAIT_POLICY=passive $(RUN) python -m pytest -n 2 tests/fuzz $(ARGS)
 
 bench: dev  ## run the quick form of every benchmark and write one table (ARGS="gate judge")
 	@$(RUN) python -m benchmarks $(ARGS)

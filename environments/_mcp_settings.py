@@ -85,7 +85,9 @@ def read_settings(folder: Path) -> ServerSettings:
         raise TaskProblem(f"{path} is missing: it says how the MCP server is started; `make new-mcp` writes one")
     try:
         return ServerSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    except yaml.YAMLError as problem:
+    except UnicodeDecodeError as problem:
+        raise TaskProblem(f"{path} is no text in UTF-8 ({problem})") from None
+    except (yaml.YAMLError, RecursionError) as problem:
         raise TaskProblem(f"{path} is no YAML: {' '.join(str(problem).split())}") from None
     except ValidationError as problem:
         faults = [

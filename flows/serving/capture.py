@@ -110,7 +110,7 @@ class Capture:
                 with self.lock:
                     if self.answers is not None:
                         self.answers[record["response"]] = key
-        except (ValueError, TypeError, KeyError, AttributeError, OSError) as problem:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError) as problem:
             self.missed(f"not stored: {reason(problem)[:80]}")
 
     def record(self, key: str, request: Mapping[str, Any], answer: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class Capture:
             feedback = self.privacy.feedback(feedback_of(fields, time=now()))
             if feedback.score is None and not (feedback.comment or feedback.correction or feedback.label):
                 raise ValueError("it says nothing: give score, label, comment or correction")
-        except (ValueError, TypeError, KeyError, AttributeError) as problem:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
             return 400, refused(reason(problem))
         with self.lock:
             if self.answers is None:

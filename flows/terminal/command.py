@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import signal
 import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from flows.repro import folder_lock
 from flows.repro.pipeline import StageFailed
+from flows.terminal import prefect_server
 from flows.terminal.limits import TakesTooLong, limit
 from steps.core import dotenv
 from steps.core.errors import UserError, explain
@@ -140,29 +139,7 @@ def prepare() -> None:
                 "unset the variable and the flow runs by itself"
             ) from None
     else:
-        own_server()
-
-
-def own_server() -> None:
-    """Give the process a temporary Prefect server that Ctrl-C does not stop; it ends with this process, by SIGTERM.
-
-    If Ctrl-C stopped it first, Prefect's client would try for minutes to report the stopped run, which would stay RUNNING.
-    It has a key that nobody else gets, and answers pages of no site: Prefect's own default is no key, and all sites.
-    """
-    key = f"flywheel:{secrets.token_urlsafe(24)}"
-    os.environ["PREFECT_SERVER_API_AUTH_STRING"] = os.environ["PREFECT_API_AUTH_STRING"] = key
-    os.environ["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] = "http://prefect.invalid"
-    from prefect.server.api.server import SubprocessASGIServer
-
-    class Server(SubprocessASGIServer):
-        def _run_uvicorn_command(self) -> Any:
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the new process inherits it
-            try:
-                return super()._run_uvicorn_command()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    Server()  # Prefect keeps one server per port and process: from now on it uses this one
+        prefect_server.use()
 
 
 def explained(problem: BaseException, log: Path | None = None) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from prefect import flow
 
+from flows.terminal import prefect_server
 from flows.terminal.limits import TakesTooLong, limit
 from steps.core.errors import UserError
 from steps.core.masking import masked
@@ -62,7 +63,7 @@ def result_of(
 def leave(code: int) -> int:
     """The exit code. Where Prefect was away, the process ends here: at an ordinary end Prefect's threads would try again for
     each event that it has not delivered, 7 s each."""
-    if AWAY.is_set():
+    if AWAY.is_set() or prefect_server.has_ended():
         from prefect.server.api.server import SubprocessASGIServer
 
         with contextlib.suppress(Exception):

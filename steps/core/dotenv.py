@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from steps.core.errors import UserError
+
 
 def values(root: Path) -> dict[str, str]:
     """The variables of <root>/.env that have a value and that the environment lacks; none where there is no such file."""
@@ -17,7 +19,12 @@ def values(root: Path) -> dict[str, str]:
         return {}
     from dotenv import dotenv_values
 
-    variables = dotenv_values(path, interpolate=False)  # a password may hold a $
+    try:
+        variables = dotenv_values(path, interpolate=False)  # a password may hold a $
+    except UnicodeDecodeError as problem:
+        raise UserError(f"{path} is no text in UTF-8 ({problem}): write it anew; .env.example shows the form") from None
+    if damaged := [name for name, value in variables.items() if "\0" in f"{name}{value}" or not name]:
+        raise UserError(f"{path}: the line of {damaged[0]!r:.60} cannot be a variable: write it anew")
     return {name: value for name, value in variables.items() if value and name not in os.environ}
 
 

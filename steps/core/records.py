@@ -333,7 +333,7 @@ def read_records(kind: type[R], path: Path) -> list[R]:
     """All records of a file, validated. UserError where the file is damaged, or is not of this kind."""
     try:
         return [kind.model_validate(unpack(row)) for row in read_columns(path).to_pylist()]
-    except DAMAGE as problem:  # pydantic's and JSON's errors are ValueErrors
+    except (*DAMAGE, AttributeError, RecursionError) as problem:  # pydantic's and JSON's errors are ValueErrors
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200]
         raise unreadable(path, f"a row is no {kind.__name__}: {reason}") from None
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
-from steps.traces.records import Conversation, Feedback, Unreadable
+from steps.traces.records import Conversation, Feedback, Unreadable, content_hash
 from steps.traces.store import Store
 
 PRODUCER = "capture"
@@ -33,6 +31,7 @@ def _part(record: dict[str, Any], place: str) -> Conversation | Unreadable:
             fields = {name: record[name] for name in Feedback.model_fields if name in record}
             return Conversation(key=record["key"], feedback=(Feedback.model_validate(fields),))
         messages = (*record["messages"], record["answer"])
+        content_hash(messages)  # which a message of another form fails
         return Conversation(
             key=record["key"],
             started=record["time"],
@@ -43,7 +42,7 @@ def _part(record: dict[str, Any], place: str) -> Conversation | Unreadable:
             responses={record["response"]: len(messages) - 1},
             metadata=record["metadata"],
         )
-    except (KeyError, TypeError, ValidationError):
+    except (KeyError, TypeError, AttributeError, ValueError):  # pydantic's is a ValueError
         return Unreadable(place, "no record of this store's form")
 
 

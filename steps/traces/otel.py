@@ -75,14 +75,14 @@ def read(texts: Iterable[str], name: str, scales: Scales | None = None) -> Itera
     models = {
         span.trace
         for span in spans.values()
-        if span.fields.get("gen_ai.operation.name") in ("chat", "generate_content")
+        if str(span.fields.get("gen_ai.operation.name")) in ("chat", "generate_content")
     }
     shared: dict[str, dict[str, Any]] = defaultdict(dict)  # what any span of a trace says of all of it
     for span in spans.values():
         shared[span.trace] |= {key: unquoted(span.fields[key]) for key in SHARED if key in span.fields}
     for span in spans.values():
         fields = span.fields
-        operation = fields.get("gen_ai.operation.name")
+        operation = str(fields.get("gen_ai.operation.name"))
         events = [*span.events, *logs.get(span.id, ())]
         is_agent = operation in ("invoke_agent", "invoke_workflow")
         holds = any(key.startswith("gen_ai.") for key in fields) or any(
@@ -200,12 +200,14 @@ def _spans(request: Mapping[str, Any]) -> Iterator[Span]:
         for scope in owner.get("scopeSpans") or owner.get("instrumentationLibrarySpans") or ():
             for span in scope.get("spans") or ():
                 events = [
-                    Event(event["name"], attributes(event.get("attributes")) | {"time": event.get("timeUnixNano")})
+                    Event(str(event["name"]), attributes(event.get("attributes")) | {"time": event.get("timeUnixNano")})
                     for event in span.get("events") or ()
                 ]
                 times = moment(span.get("startTimeUnixNano")), moment(span.get("endTimeUnixNano"))
                 made = attributes(span.get("attributes"))
-                yield Span(span["traceId"], span["spanId"], span.get("name", ""), *times, made, resource, events)
+                yield Span(
+                    str(span["traceId"]), str(span["spanId"]), str(span.get("name", "")), *times, made, resource, events
+                )
 
 
 def _logs(request: Mapping[str, Any]) -> Iterator[tuple[str, Event]]:
@@ -228,7 +230,7 @@ def unquoted(value: Any) -> Any:
 
 def attributes(pairs: Any) -> dict[str, Any]:
     """OTLP's list of keys and values as a dict."""
-    return {pair["key"]: plain(pair.get("value")) for pair in pairs or ()}
+    return {str(pair["key"]): plain(pair.get("value")) for pair in pairs or ()}
 
 
 def plain(value: Any) -> Any:

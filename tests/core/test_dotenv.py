@@ -39,6 +39,7 @@ INTERNAL = {
     "HF_HUB_ETAG_TIMEOUT": "steps/planning/models.py, for itself",
     "PREFECT_PORT": "the Makefile, of whose variables flows/diagnosis/machine.py speaks",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "flows/ui.py, for Prefect's server",
+    "PREFECT_UI_ENABLED": "flows/terminal/prefect_server.py, for the server of a run",
     "PREFECT_SERVER_API_AUTH_STRING": "flows/ui.py, for Prefect's server",
     "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "flows/ui.py, for Prefect's server",
     "WANDB_CACHE_DIR": "steps/tracking/wandb_process.py, for itself",
@@ -114,10 +115,10 @@ def test_no_file_is_no_matter(tmp_path: Path) -> None:
 
 
 def test_flows_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows.terminal import command
+    from flows.terminal import command, prefect_server
 
     monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
-    monkeypatch.setattr(command, "own_server", lambda: None)
+    monkeypatch.setattr(prefect_server, "use", lambda: None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dvc.yaml").touch()
     (tmp_path / ".env").write_text(f"PREFECT_HOME={tmp_path / 'home'}\nLANGFUSE_HOST=http://127.0.0.1:9\n")

@@ -282,8 +282,8 @@ def test_the_viewer_opens_no_other_folder(tmp_path: Path, run_name: str) -> None
 
 OWN_SERVER = """
 import json, urllib.error, urllib.request
-from flows.terminal.command import own_server
-own_server()
+from flows.terminal import prefect_server
+prefect_server.use()
 from prefect import flow
 @flow
 def work():

@@ -166,7 +166,9 @@ def main(words: Sequence[str]) -> int:
             result["left"] += killed.left
             result["refused"] += killed.refused
             result["torn"] += [str(path) for path in killed.folder.glob("run/**/*.tmp*")]
-            print(f"run {runs}: {dict(killed.kills)}, {totals.total()} of {options.kills}", file=sys.stderr, flush=True)
+            so_far = {name: len(each) for name, each in result.items()}
+            text = f"run {runs}: {dict(killed.kills)}, {totals.total()} of {options.kills}; {so_far}"
+            print(text, file=sys.stderr, flush=True)
             run(python("steps.runner.handover", "--stop"), killed.folder)
         run(python("steps.runner.handover", "--stop"), whole)
     print(json.dumps({"kills": dict(totals), "runs": runs} | result))

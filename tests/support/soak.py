@@ -46,13 +46,15 @@ def size(folder: Path) -> int:
 
 
 def held(folder: Path) -> dict[str, float]:
-    """What the run's processes hold together: resident memory in MiB, open files, threads."""
+    """What the run's processes hold together: resident memory in MiB, in all and by kind, open files, threads."""
     total = dict.fromkeys(("memory", "files", "threads"), 0.0)
-    for group in processes(folder).values():
+    for kind, group in processes(folder).items():
         for process in group:
             try:
                 with process.oneshot():
-                    total["memory"] += process.memory_info().rss / 2**20
+                    memory = process.memory_info().rss / 2**20
+                    total["memory"] += memory
+                    total[f"memory of {kind}"] = total.get(f"memory of {kind}", 0.0) + memory
                     total["files"] += process.num_fds()
                     total["threads"] += process.num_threads()
             except psutil.Error:
@@ -81,9 +83,13 @@ def compared(rows: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
     """The medians of the first ten iterations after the first, of the last ten, and their ratio."""
     first, last = rows[1 : 1 + TEN], rows[-TEN:]
     table = {}
-    for name in rows[0]:
-        early, late = (statistics.median(row[name] for row in part) for part in (first, last))
-        table[name] = {"first": round(early, 2), "last": round(late, 2), "ratio": round(late / early, 4)}
+    for name in first[0]:
+        early, late = (statistics.median(row.get(name, 0.0) for row in part) for part in (first, last))
+        table[name] = {
+            "first": round(early, 2),
+            "last": round(late, 2),
+            "ratio": round(late / early, 4) if early else None,
+        }
     return table
 
 
