@@ -177,9 +177,12 @@ class Apart(Env):
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
         """A call whose arguments fit its schema, or words."""
-        tools = list(self.tools().values())
-        if not tools or (self.hears and rng.random() < 0.5):
+        if not self.tools() or (self.hears and rng.random() < 0.5):
             return self.scripted(messages, rng)
+        return self.any_call(rng)
+
+    def any_call(self, rng: Random) -> Message:
+        tools = list(self.tools().values())
         function = rng.choice(tools).schema["function"]
         properties, required = function["parameters"].get("properties", {}), function["parameters"].get("required", ())
         filled = {name: any_value(properties.get(name, {}), rng) for name in required}

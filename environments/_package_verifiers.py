@@ -175,21 +175,21 @@ class Served:
 
     def row(self, start: dict[str, Any]) -> dict[str, Any]:
         """The messages that a row begins with, and its answer."""
-        row = self.found(start)
+        row = self.row_of(start)
         answer = row.get("answer")
         return {
             "messages": [plain(message) for message in row["prompt"]],
             "answer": str("" if answer is None else answer),
         }
 
-    def found(self, start: dict[str, Any]) -> dict[str, Any]:
+    def row_of(self, start: dict[str, Any]) -> dict[str, Any]:
         return dict(self.sets[start["set"]][start["row"]])
 
     def open(self, start: dict[str, Any]) -> Rollout:
         return self.loop.run_until_complete(self.opened(start))
 
     async def opened(self, start: dict[str, Any]) -> Rollout:
-        row = self.found(start)
+        row = self.row_of(start)
         rollout = Rollout(self.env, row)
         if await rollout.next() != [plain(message) for message in row["prompt"]]:
             raise Raised("the environment begins with other messages than its data set has, which cannot be shown here")

@@ -2,8 +2,8 @@
 
 Each package has an adapter, environments/_<package>.py, whose `make` gives the environment class of a name. The packages are
 an extra of this project, except those in `APART`, which have an interpreter of their own. A task's data are two files that
-`write` makes (`make train TASK=gymnasium:Taxi-v4` does): a rubric for judges, and package.json with the package's version, so that
-another version, which may make other scenarios of the same seeds, is another run and not the same with other bytes.
+`write` makes (`make train TASK=gymnasium:Taxi-v4` does): a rubric for judges, and package.json with the package's version.
+Another version, which may make other scenarios of the same seeds, is then another run and not the same with other bytes.
 
     python -m environments._packages gymnasium:Taxi-v4     # writes tasks_data/gymnasium:Taxi-v4/
 """
@@ -27,8 +27,9 @@ ADAPTERS = {  # the adapter of each name, and the packages that decide what it m
     "reasoning_gym": ("reasoning-gym",),
     "textarena": ("textarena",),
     "verifiers": (),
+    "openenv": (),
 }
-APART = ("verifiers",)  # their adapters know the versions, which another interpreter has
+APART = ("verifiers", "openenv")  # their adapters know the versions, which another interpreter has
 VERSIONS = "package.json"
 RUBRIC = """# {task}
 
