@@ -105,7 +105,7 @@ def module_of(package: str) -> Any:
     return module
 
 
-def said(problem: BaseException) -> str:
+def described(problem: BaseException) -> str:
     text = " ".join(str(problem).split())
     return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
 
@@ -131,7 +131,7 @@ def main() -> None:
             answer = json.dumps({"value": value})
         except BaseException as problem:  # SystemExit, too: what an environment raises is an answer
             is_sentence = served is None and isinstance(problem, LookupError)
-            answer = json.dumps({"problem": str(problem) if is_sentence else said(problem)})
+            answer = json.dumps({"problem": str(problem) if is_sentence else described(problem)})
         answers.write(answer + "\n")
         answers.flush()
         if served is None:

@@ -56,7 +56,7 @@ def test_gold_wins_and_episodes_in_threads_are_those_of_one_thread() -> None:
             assert not env.success(scenario, env(scenario, None).play("bad")), task
         alone = [env(scenario, None).play("random", 3) for scenario in scenarios]
         with ThreadPoolExecutor(4) as threads:
-            together = list(threads.map(lambda each, env=env: env(each, None).play("random", 3), scenarios * 3))  # type: ignore[misc]
+            together = list(threads.map(lambda each, env=env: env(each, None).play("random", 3), scenarios * 3))
         assert together == alone * 3, task
 
 
