@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from environments._packages import options_of
 from environments._stepped import Game, Generators, Stepped, plain
 
 PLACES = ("red", "green", "yellow", "blue")
@@ -137,15 +138,14 @@ def make(name: str) -> type[Stepped]:
     """The task of an environment. ValueError where gymnasium has none of this name, or its actions are not discrete."""
     import gymnasium
 
-    name, _, query = name.partition("?")
-    options = {key: value(text) for key, _, text in (part.partition("=") for part in query.split("&") if part)}
+    task = f"gymnasium:{name}"
+    name, options = options_of(name)
     if name.startswith("MiniGrid"):
         import minigrid  # noqa: F401  (registers its environments)
     try:
         spec = gymnasium.spec(name)
     except gymnasium.error.Error as problem:
         raise ValueError(f"gymnasium has no environment {name}: {problem}") from None
-    task = f"gymnasium:{name}" + (f"?{query}" if query else "")
 
     class Gymnasium(Stepped):
         max_turns = min(spec.max_episode_steps or 50, 50)
@@ -159,10 +159,3 @@ def make(name: str) -> type[Stepped]:
     if not isinstance(actions, gymnasium.spaces.Discrete):
         raise ValueError(f"{task}: its actions are {actions}, and only discrete ones can be written as text here")
     return Gymnasium
-
-
-def value(text: str) -> Any:
-    """A number, true or false, or the text."""
-    if text in ("true", "false"):
-        return text == "true"
-    return float(text) if re.fullmatch(r"-?\d+\.\d+", text) else int(text) if re.fullmatch(r"-?\d+", text) else text

@@ -1,9 +1,9 @@
 """Tasks that other packages have: `package:name`, such as reasoning_gym:chain_sum or gymnasium:Taxi-v4.
 
 Each package has an adapter, environments/_<package>.py, whose `make` gives the environment class of a name. The packages are
-an extra of this project. A task's data are two files that `write` makes (`make train TASK=gymnasium:Taxi-v4` does): a rubric
-for judges, and package.json with the package's version, so that another version, which may make other scenarios of the same
-seeds, is another run and not the same with other bytes.
+an extra of this project, except those in `APART`, which have an interpreter of their own. A task's data are two files that
+`write` makes (`make train TASK=gymnasium:Taxi-v4` does): a rubric for judges, and package.json with the package's version.
+Another version, which may make other scenarios of the same seeds, is then another run and not the same with other bytes.
 
     python -m environments._packages gymnasium:Taxi-v4     # writes tasks_data/gymnasium:Taxi-v4/
 """
@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from environments.base import Env, TaskProblem, read_text
 
@@ -24,7 +26,10 @@ ADAPTERS = {  # the adapter of each name, and the packages that decide what it m
     "pettingzoo": ("pettingzoo",),
     "reasoning_gym": ("reasoning-gym",),
     "textarena": ("textarena",),
+    "verifiers": (),
+    "openenv": (),
 }
+APART = ("verifiers", "openenv")  # their adapters know the versions, which another interpreter has
 VERSIONS = "package.json"
 RUBRIC = """# {task}
 
@@ -56,13 +61,29 @@ def load(task: str) -> type[Env]:
 
 def versions(task: str) -> dict[str, str]:
     """The installed versions of the packages that make a task's scenarios."""
+    package, _, name = task.partition(":")
+    if package in APART:
+        return dict(importlib.import_module(f"environments._{package}").versions(name))
     installed = {}
-    for package in ADAPTERS[task.partition(":")[0]]:
+    for each in ADAPTERS[package]:
         try:
-            installed[package] = metadata.version(package)
+            installed[each] = metadata.version(each)
         except metadata.PackageNotFoundError:
             continue
     return installed
+
+
+def options_of(name: str) -> tuple[str, dict[str, Any]]:
+    """A name without what follows its question mark, and that as arguments: `?size=8&is_slippery=true`."""
+    bare, _, query = name.partition("?")
+    return bare, {key: value(text) for key, _, text in (part.partition("=") for part in query.split("&") if part)}
+
+
+def value(text: str) -> Any:
+    """A number, true or false, or the text."""
+    if text in ("true", "false"):
+        return text == "true"
+    return float(text) if re.fullmatch(r"-?\d+\.\d+", text) else int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
 def check_versions(task: str, folder: Path) -> None:

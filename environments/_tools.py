@@ -6,16 +6,19 @@ may go on in lines that are indented further. Sections such as `Returns:` are fo
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import math
+import operator
 import re
 import types
 import typing
 from collections.abc import Callable
+from random import Random
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
 F = typing.TypeVar("F", bound=Callable[..., Any])
 
@@ -164,3 +167,65 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
     return list(value) if isinstance(value, list) else []
+
+
+def tool_of(described: dict[str, Any]) -> Tool:
+    """The tool of {"name", "description", "parameters": JSON schema}, whose model checks arguments by the schema's types."""
+    parameters = described.get("parameters") or {"type": "object", "properties": {}}
+    parameters = _inlined(parameters, parameters.get("$defs", {}), 8)
+    function = {"name": described["name"], "description": described.get("description") or "", "parameters": parameters}
+    parameters.setdefault("properties", {})
+    parameters.setdefault("required", [])
+    fields: dict[str, Any] = {}
+    for place, (name, schema) in enumerate(parameters["properties"].items()):
+        default = ... if name in parameters["required"] else None
+        fields[f"argument_{place}"] = (_hint(schema), Field(default, alias=name))  # names of any kind are aliases
+    model = create_model("arguments", __config__=ConfigDict(extra="forbid", strict=True), **fields)
+    return Tool(described["name"], {"type": "function", "function": function}, model)
+
+
+def _inlined(schema: Any, definitions: dict[str, Any], levels: int) -> Any:
+    """A schema with what it refers to in its place, and without titles, which tell a model nothing."""
+    if isinstance(schema, list):
+        return [_inlined(part, definitions, levels) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema and levels:
+        return _inlined(definitions.get(str(schema["$ref"]).rpartition("/")[2], {}), definitions, levels - 1)
+    parts = {
+        key: part for key, part in schema.items() if key != "$defs" and not (key == "title" and isinstance(part, str))
+    }
+    return {key: _inlined(part, definitions, levels) for key, part in parts.items()}
+
+
+def _hint(schema: Any) -> Any:
+    """The type that a JSON schema describes, as far as its types and choices go."""
+    if not isinstance(schema, dict):
+        return Any
+    if schema.get("enum") and all(isinstance(value, str | int | bool) for value in schema["enum"]):
+        return Literal[tuple(schema["enum"])]
+    if choices := schema.get("anyOf") or schema.get("oneOf"):
+        return functools.reduce(operator.or_, map(_hint, choices))
+    kind = schema.get("type")
+    if kind == "array":
+        return list[_hint(schema.get("items", {}))]  # type: ignore[misc]
+    kinds: dict[Any, Any] = {name: hint for hint, name in JSON_TYPES.items()}
+    kinds |= {"object": dict[str, Any], "null": None}
+    return kinds.get(kind, Any) if isinstance(kind, str) else Any
+
+
+def any_value(schema: Any, rng: Random) -> Any:
+    """A value of a JSON schema's type; of its `enum` where it has one, and within its bounds."""
+    if not isinstance(schema, dict):
+        return "a"
+    if schema.get("enum"):
+        return rng.choice(schema["enum"])
+    low = int(schema.get("minimum", 0))
+    kinds: dict[str, Any] = {
+        "integer": rng.randint(low, max(low, int(schema.get("maximum", low + 9)))),
+        "number": round(rng.uniform(low, max(low, float(schema.get("maximum", low + 10)))), 1),
+        "boolean": rng.random() < 0.5,
+        "array": [],
+        "object": {},
+    }
+    return kinds.get(str(schema.get("type")), rng.choice(("a", "b", "note", "hello")))

@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from environments import _waiting
 from environments._mcp import Server, Servers
 from environments._mcp_settings import TOOLS, ServerSettings, read_settings
+from environments._tools import any_value
 from environments.base import (
     Component,
     Env,
@@ -191,9 +192,7 @@ class Mcp(Env):
         names = [*parameters.get("required", ())] + [
             name for name in parameters.get("properties", {}) if rng.random() < 0.3
         ]
-        filled = {
-            name: _any_value(parameters.get("properties", {}).get(name, {}), rng) for name in dict.fromkeys(names)
-        }
+        filled = {name: any_value(parameters.get("properties", {}).get(name, {}), rng) for name in dict.fromkeys(names)}
         return use(function["name"], **filled)
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> NoReturn:
@@ -202,22 +201,6 @@ class Mcp(Env):
         )
 
     gold = bad = scripted
-
-
-def _any_value(schema: Any, rng: Random) -> Any:
-    """A value of a JSON schema's type; of its `enum` where it has one."""
-    if not isinstance(schema, dict):
-        return "a"
-    if schema.get("enum"):
-        return rng.choice(schema["enum"])
-    kinds: dict[str, Any] = {
-        "integer": rng.randrange(10),
-        "number": round(rng.uniform(0, 10), 1),
-        "boolean": rng.random() < 0.5,
-        "array": [],
-        "object": {},
-    }
-    return kinds.get(str(schema.get("type")), rng.choice(("a", "b", "note", "hello")))
 
 
 def read_tools(folder: Path) -> list[dict[str, Any]]:

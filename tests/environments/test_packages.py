@@ -28,7 +28,10 @@ RANDOM = (
 @pytest.mark.parametrize(
     ("task", "problem"),
     [
-        ("atari:Pong", "before the colon stands one of gymnasium, pettingzoo, reasoning_gym, textarena"),
+        (
+            "atari:Pong",
+            "before the colon stands one of gymnasium, pettingzoo, reasoning_gym, textarena, verifiers, openenv",
+        ),
         ("gymnasium:", "and after it a name"),
         ("gymnasium:NoSuch-v1", "gymnasium has no environment NoSuch-v1"),
         ("gymnasium:Pendulum-v1", "only discrete ones"),
