@@ -79,7 +79,7 @@ def watch(folder: Path, process: subprocess.Popen[str]) -> list[dict[str, float]
     return rows
 
 
-def compared(rows: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
+def compared(rows: Sequence[dict[str, float]]) -> dict[str, dict[str, float | None]]:
     """The medians of the first ten iterations after the first, of the last ten, and their ratio."""
     first, last = rows[1 : 1 + TEN], rows[-TEN:]
     table = {}
@@ -116,7 +116,7 @@ def main(words: Sequence[str]) -> int:
             return 1
         table = compared(rows)
     print(json.dumps({"iterations": len(rows), "compared": table}))
-    return int(any(table[name]["ratio"] > AT_MOST for name in ("memory", "files", "threads", "disk")))
+    return int(any((table[name]["ratio"] or 0) > AT_MOST for name in ("memory", "files", "threads", "disk")))
 
 
 if __name__ == "__main__":
