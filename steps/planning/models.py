@@ -30,6 +30,7 @@ def dense(
     }
 
 
+SECONDS = 5  # in which the Hub has to answer
 # What a plan reads of the config.json that each of these has on the Hub.
 COMMON: dict[str, dict[str, Any]] = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": dense("llama", 576, 1536, 30, 9, 3, 49152, True),
@@ -64,17 +65,40 @@ def at_hand(policy: Policy) -> shapes.Shape | None:
         ]  # without the quantisation: a file that is still to be downloaded has no header
         named = [config for common, config in COMMON.items() if common.rpartition("/")[2] == name]
         return gguf.read(path) if path.is_file() else shapes.of(named[0], name) if named else None
-    if (path / "config.json").is_file():
-        return shapes.read(path / "config.json")
+    if config := config_of(policy):
+        return shapes.read(config)
+    common = COMMON.get(policy.base_model)
+    return shapes.of(common, policy.base_model) if common else None
+
+
+def config_of(policy: Policy) -> Path | None:
+    """The config.json of policy.base_model, in its folder or in the Hub's cache on this machine."""
+    if (path := Path(policy.base_model) / "config.json").is_file():
+        return path
     home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
     folder = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")) / f"models--{policy.base_model.replace('/', '--')}"
     ref = folder / "refs" / (policy.revision or "main")
     commit = ref.read_text().strip() if ref.is_file() else policy.revision or "main"
     cached = folder / "snapshots" / commit / "config.json"
-    if cached.is_file():
-        return shapes.read(cached)
-    common = COMMON.get(policy.base_model)
-    return shapes.of(common, policy.base_model) if common else None
+    return cached if cached.is_file() else None
+
+
+def is_reachable(policy: Policy) -> bool:
+    """Whether the model's files can be read: here, or at the Hub, whose own client tries for a minute where it is away."""
+    return config_of(policy) is not None or (not Path(policy.base_model).exists() and hub_answers())
+
+
+def hub_answers() -> bool:
+    import httpx
+    from huggingface_hub import constants, is_offline_mode
+
+    if is_offline_mode():
+        return False
+    try:
+        httpx.head(constants.ENDPOINT, timeout=SECONDS)
+    except httpx.HTTPError:
+        return False
+    return True
 
 
 def shape_of(policy: Policy) -> shapes.Shape:
@@ -85,10 +109,11 @@ def shape_of(policy: Policy) -> shapes.Shape:
         raise UserError(f"policy.base_model: {policy.base_model} holds no config.json; give the folder of a model")
     if policy.base_model.endswith(".gguf"):
         raise UserError(f"policy.base_model: there is no file {policy.base_model}")
-    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "5")
     from huggingface_hub import hf_hub_download
 
     try:
+        if not hub_answers():
+            raise OSError(f"it does not answer within {SECONDS} seconds")
         return shapes.read(Path(hf_hub_download(policy.base_model, "config.json", revision=policy.revision)))
     except (OSError, ValueError) as problem:
         reason = str(problem).strip().splitlines()[0][:200]

@@ -8,9 +8,11 @@ steps/training/packing.py (a beginning that rows share is computed once; stretch
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from steps.core.errors import UserError
+from steps.planning import models
 from steps.policy.loading import USUAL, turn_limit
 from steps.training.memory import TOKENS
 
@@ -57,10 +59,11 @@ def assumed(params: Params, turns: int) -> Episodes:
     """Episodes where nothing was measured: a prompt of 400 tokens, half of the task's `turns`, each of a quarter of
     rollout.max_tokens, and answers of tools four times as long; shorter where policy.context ends them."""
     turns = max(1, min(turns, params.rollout.max_turns or turns) // 2)
-    try:
-        sampled = turn_limit(params.policy, params.rollout.max_tokens) / 4
-    except UserError:  # a plan needs no tokenizer, by which a model that reasons first is known
-        sampled = min(USUAL, params.policy.context // 4) / 4
+    limit = params.rollout.max_tokens
+    if limit is None and models.is_reachable(params.policy):
+        with suppress(UserError):  # a plan needs no tokenizer, by which a model that reasons first is known
+            limit = turn_limit(params.policy, None)
+    sampled = (limit or min(USUAL, params.policy.context // 4)) / 4
     prompt = min(400.0, params.policy.context / 2)
     whole = turns * sampled + (turns - 1) * 4 * sampled
     sampled *= min(1.0, (params.policy.context - prompt) / whole)

@@ -12,7 +12,7 @@ import pytest
 from steps.core import dotenv
 
 ROOT = Path(__file__).parent.parent.parent
-NAME = re.compile(r"\b(?:FLYWHEEL|LANGFUSE|WANDB|MLFLOW|PREFECT|HF)_[A-Z]+(?:_[A-Z]+)*\b(?!_)")
+NAME = re.compile(r"\b(?:FLYWHEEL|LANGFUSE|WANDB|MLFLOW|PREFECT|HF|VERIFIERS|OPENENV)_[A-Z]+(?:_[A-Z]+)*\b(?!_)")
 # Names that nobody sets by hand, and who sets them.
 INTERNAL = {
     "FLYWHEEL_GATEWAY_OWN_KEY": "steps/gateway/play.py, for the gateway's process",
@@ -36,7 +36,7 @@ INTERNAL = {
     "PREFECT_LOCAL_STORAGE_PATH": "flows/ui.py and the Makefile, beside PREFECT_HOME",
     "PREFECT_MEMO_STORE_PATH": "flows/ui.py and the Makefile, beside PREFECT_HOME",
     "FLYWHEEL_STORE": "steps/runner/ranks.py, for the processes that it starts",
-    "HF_HUB_ETAG_TIMEOUT": "steps/planning/models.py, for itself",
+    "HF_HUB_ETAG_TIMEOUT": "flows/training/sources.py, for itself",
     "PREFECT_PORT": "the Makefile, of whose variables flows/diagnosis/machine.py speaks",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "flows/ui.py, for Prefect's server",
     "PREFECT_UI_ENABLED": "flows/terminal/prefect_server.py, for the server of a run",

@@ -47,6 +47,7 @@ PACKAGED = (  # one task of each package; more of them: docs/environments.md
     "textarena:TowerOfHanoi-v0",
 )
 SLOW = {"code_repair"}  # a call starts a process: most malformed turns are made such that it is refused before
+LONG = {"game_2048_whole"}  # gold thinks for seconds: a scenario of each split
 
 
 class Task:
@@ -55,7 +56,8 @@ class Task:
     def __init__(self, name: str, env: type[Env], folder: Path) -> None:
         self.name, self.env, self.folder = name, env, folder
         self.data = env.load(folder)
-        self.scenarios = [one for split in SPLITS for one in env.scenarios(self.data, split, EACH, 7)]
+        each = 1 if name in LONG else EACH
+        self.scenarios = [one for split in SPLITS for one in env.scenarios(self.data, split, each, 7)]
         self._plays: dict[tuple[str, str, int], tuple[list[Message], Env]] = {}
 
     def start(self, scenario: Scenario) -> Env:

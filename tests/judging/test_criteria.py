@@ -379,7 +379,7 @@ def each_task() -> list[str]:
 def plays(request: pytest.FixtureRequest) -> list[tuple[type[Env], Scenario, str, list[Message], bool]]:
     """(task, scenario, player, transcript, whether it ended by itself) of several scenarios of each split."""
     env, data = loaded(request.param)
-    slow = request.param == "code_repair"  # a call starts a process
+    slow = request.param in ("code_repair", "game_2048_whole")  # a call starts a process; gold thinks for seconds
     chosen = [one for split in SPLITS for one in env.scenarios(data, split, 1 if slow else EACH, 7)][
         : 2 if slow else None
     ]
