@@ -1,4 +1,4 @@
-"""Why a process that ran a stage has ended: for want of memory, by a signal, or by itself.
+"""Why a process that ran a stage has ended: for want of memory, by a signal, or by itself; and whether one is stopped.
 
 The kernel counts the processes that it ends when the memory runs out, for the whole machine and for each control group (of
 cgroups v1 and v2). Only the standard library is imported, because each stage's command loads the modules of this room.
@@ -46,6 +46,16 @@ def _count(path: Path) -> int | None:
         for line in path.read_text().splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
+    return None
+
+
+def stopped(session: int) -> int | None:
+    """A process of this session that a signal has stopped (SIGSTOP, Ctrl-Z), if there is one."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, its_session, *_ = stat.read_text().rpartition(")")[2].split()
+            if state == "T" and int(its_session) == session:
+                return int(stat.parent.name)
     return None
 
 

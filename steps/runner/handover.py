@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import subprocess  # at run time only when a worker is started
 
 START_SECONDS = 120
+QUIET_SECONDS = 5  # without a line, after which the client looks whether the worker is stopped
 STALE = 75  # exit code of a worker whose code or environment changed while it started
 LOG = Path(".flywheel/worker.log")
 _KEYED = "VLLM_ OMP_ MKL_ KMP_ CUDA_ NCCL_ TORCH PYTORCH_ HF_ TRANSFORMERS_ TOKENIZERS_ RAY_ MLFLOW_ LANGFUSE_ WANDB_"
@@ -253,7 +254,7 @@ def _converse(connection: socket.socket, request: bytes, show: Callable[[dict], 
         connection.sendall(request)
         if not select.select([connection], [], [], 2)[0]:
             show({"say": "waiting: the worker is busy with another stage"})
-        for answer in _lines(connection):
+        for answer in _lines(connection, show):
             if "done" in answer or "error" in answer:
                 return answer
             if "stale" in answer:
@@ -286,9 +287,15 @@ def _exit_code(worker: int) -> int | None:
     return process.returncode if process is not None else None
 
 
-def _lines(connection: socket.socket) -> Iterator[dict]:
-    unfinished = b""
-    while data := connection.recv(65536):
+def _lines(connection: socket.socket, show: Callable[[dict], None]) -> Iterator[dict]:
+    unfinished, held = b"", None
+    while True:
+        while not select.select([connection], [], [], QUIET_SECONDS)[0]:
+            if (stopped := death.stopped(peer(connection)[0])) not in (None, held):
+                show({"say": f"waiting: a signal has stopped process {stopped}; `kill -CONT {stopped}` lets it go on"})
+            held = stopped
+        if not (data := connection.recv(65536)):
+            return
         *lines, unfinished = (unfinished + data).split(b"\n")
         yield from map(json.loads, lines)
 

@@ -385,6 +385,19 @@ def test_worker_killed_in_mid_stage(project: Project) -> None:
     assert sorted(path.name for path in (project.root / "out").iterdir()) == ["result", "timings"]
 
 
+def test_a_worker_that_a_signal_stops_is_named_and_goes_on(project: Project) -> None:
+    process = project.toy("--slow", "1")
+    eventually(lambda: list((project.root / "out").glob(".tmp-*")))
+    (worker,) = project.pids()
+    os.kill(worker, signal.SIGSTOP)
+    assert process.stdout is not None
+    said = next((line for line in process.stdout if "waiting" in line), "")
+    assert f"a signal has stopped process {worker}; `kill -CONT {worker}` lets it go on" in said
+    os.kill(worker, signal.SIGCONT)
+    assert ended(process)[0] == 0
+    assert project.files() == {f"out/result/{number}.txt": "one hello False" for number in range(3)}
+
+
 def test_a_stage_that_needs_a_fresh_process_is_run_by_another_worker(project: Project) -> None:
     assert project.run()[0] == 0
     (first,) = project.pids()
@@ -448,7 +461,7 @@ def ask(project: Project, request: bytes) -> dict:
         connection.settimeout(10)
         connection.connect(str(path))
         connection.sendall(request + b"\n")
-        return list(handover._lines(connection))[-1]
+        return list(handover._lines(connection, print))[-1]
 
 
 def test_foreign_modules_are_refused(project: Project) -> None:
