@@ -89,14 +89,14 @@ def is_reachable(policy: Policy) -> bool:
 
 
 def hub_answers() -> bool:
-    import httpx
+    import httpx2
     from huggingface_hub import constants, is_offline_mode
 
     if is_offline_mode():
         return False
     try:
-        httpx.head(constants.ENDPOINT, timeout=SECONDS)
-    except httpx.HTTPError:
+        httpx2.head(constants.ENDPOINT, timeout=SECONDS)
+    except httpx2.HTTPError:
         return False
     return True
 

@@ -64,20 +64,21 @@ def correction_of(value: Any) -> Message:
 
 def moment(value: Any) -> str:
     """A time as ISO 8601 in UTC with microseconds: of such a text, a datetime, or Unix time in s, ms, µs or ns; else
-    empty."""
+    empty, for times outside of the years 1 to 9999 too."""
     if isinstance(value, str) and re.fullmatch(r"\d{9,20}(?:\.\d+)?", value):
         value = float(value) if "." in value else int(value)
-    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-        size = next(power for power in (10**9, 10**6, 10**3, 1) if value >= power * 10**8 or power == 1)
-        value = datetime.fromtimestamp(value / size, UTC)
-    if isinstance(value, str):
-        try:
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            size = next(power for power in (10**9, 10**6, 10**3, 1) if value >= power * 10**8 or power == 1)
+            value = datetime.fromtimestamp(value / size, UTC)
+        elif isinstance(value, str):
             value = datetime.fromisoformat(value)
-        except ValueError:
+        if not isinstance(value, datetime):
             return ""
-    if not isinstance(value, datetime):
+        at = (value if value.tzinfo else value.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError, OSError):  # no time, or one before the year 1 or after 9999
         return ""
-    return (value if value.tzinfo else value.replace(tzinfo=UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def consents(value: Any) -> bool:
