@@ -73,6 +73,7 @@ BENCHMARKS = {
     "sft": Benchmark(600, 90, "TRL's seconds / ours"),
     "start": Benchmark(1800, 240, "iterations of a fresh run / those from the champion to the same success"),
     "mixed": Benchmark(2400, 90, "test success of one policy for two tasks / for each alone"),
+    "packages": Benchmark(3600, 120, "test success trained / base policy, in environments of other packages"),
     "selfplay": Benchmark(3000, 45, "games drawn or won against minimax, after self-play / after random opponents"),
     "pretrained": Benchmark(2400, 300, "ours / theirs, as benchmarks.update, iteration and rollout have it"),
 }

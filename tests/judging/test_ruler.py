@@ -41,7 +41,7 @@ def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settings(server: Server, **more: Any) -> Ruler:
-    endpoint = {"model": "judge", "base_url": server.url, "timeout_seconds": 1, "max_connections": 16}
+    endpoint = {"model": "judge", "base_url": server.url, "timeout_seconds": 30, "max_connections": 16}
     endpoint |= more.pop("endpoint", {})
     return Ruler(endpoint=Endpoint.model_validate(endpoint), **{"probes": 0.0} | more)
 

@@ -4,9 +4,11 @@
     python -m tests.support.kills --kills 2 --iterations 1 --seed 3
 
 First a run is made undisturbed. Then the same run is begun in fresh copies of the project, again and again, until all kills
-are done: at a random moment one process of the run gets SIGKILL, and the same command follows once the killed run has ended.
-Kinds take turns: the flow, the engine, the worker, Prefect's server, a stage that runs by itself. One line of JSON: `kills`
-by kind, `runs`, and what must be nothing:
+are done: at a random moment of what is left of it, one process of the run gets SIGKILL, and the same command follows once
+the killed run has ended. Of the kinds that are there, the one that was killed least is taken: the flow, the worker,
+Prefect's server, and in every fourth run, which has no worker, a stage in a process of its own. vLLM's engine lives in the
+worker, or in the stage; where it has a process of its own, on a GPU, that is a kind, too. One line of JSON: `kills` by kind,
+`runs`, and what must be nothing:
 
 - unlike: outputs whose hash in dvc.lock differs from the undisturbed run's
 - left: processes that were still there 60 s after their flow
@@ -44,6 +46,9 @@ KINDS = {  # by words of the command line, the first that fits
     "stage": ("-m steps.",),
 }
 ENDING = ("flow", "prefect", "stage")
+WITHOUT_WORKER = 4  # every n-th run has none
+SLOWER = 2.5  # times as long, about, is such a run: each stage imports everything
+SHORTEST = 20.0  # seconds of which a moment is drawn, at least: in less no run gets to its first stage
 GONE_IN = 60  # seconds in which what a dead flow started has to end by itself
 LONGEST = 900  # seconds of a command
 
@@ -78,37 +83,44 @@ def outputs(folder: Path) -> dict[str, str]:
 class Killed:
     """A run in a folder of its own that is killed and begun again until it has ended well, or all kills are done."""
 
-    def __init__(self, folder: Path, seconds: float, draw: random.Random) -> None:
-        self.folder, self.seconds, self.draw = folder, seconds, draw
+    def __init__(
+        self, folder: Path, seconds: float, draw: random.Random, totals: Counter[str], has_worker: bool = True
+    ) -> None:
+        """`seconds`: about how long it takes undisturbed. `totals`: the kills of all runs, which this one adds to."""
+        self.folder, self.draw, self.totals = folder, draw, totals
+        self.left_seconds = seconds if has_worker else SLOWER * seconds
+        self.variables = {} if has_worker else {"FLYWHEEL_WORKER": "off"}
         self.kills: Counter[str] = Counter()
         self.left: list[str] = []
         self.refused: list[str] = []
 
-    def once(self, wanted: str, at: float) -> bool:
-        """Start the command, kill a process of the wanted kind (where there is none, of another), and wait for the end.
+    def once(self, at: float) -> bool:
+        """Start the command, kill one of its processes, and wait for the end. Returns whether it ended well.
 
-        `at`: seconds after the start; where the command ends before, nothing is killed. Returns whether it ended well.
+        `at`: seconds after the start; where the command ends before, nothing is killed.
         """
         log = self.folder / ".flywheel" / "kills.log"
         log.parent.mkdir(exist_ok=True)
         kills = self.kills.total()
-        process = start(python("flows.train"), self.folder, log, OMP_WAIT_POLICY="passive")
+        process = start(python("flows.train"), self.folder, log, OMP_WAIT_POLICY="passive", **self.variables)
         try:
             process.wait(at)
         except subprocess.TimeoutExpired:
-            self._kill(wanted)
+            self._kill()
+            self.left_seconds -= at
         code = process.wait(LONGEST)
         self._wait_for_the_rest()
         if code and self.kills.total() == kills:
             self.refused.append(log.read_text()[-500:])
         return code == 0
 
-    def _kill(self, wanted: str) -> None:
+    def _kill(self) -> None:
         alive = processes(self.folder)
         if alive:
-            kind = wanted if wanted in alive else self.draw.choice(sorted(alive))
+            kind = min(sorted(alive), key=lambda kind: self.totals[kind])
             self.draw.choice(alive[kind]).kill()
             self.kills[kind] += 1
+            self.totals[kind] += 1
 
     def _wait_for_the_rest(self) -> None:
         """Until what the command has started has ended, too, but for a warm worker, which waits for the next command."""
@@ -121,12 +133,12 @@ class Killed:
                 return
             time.sleep(0.2)
 
-    def go_on(self, kills: int, kinds: Sequence[str]) -> None:
-        """At most `kills` kills, and then to the end."""
+    def go_on(self, kills: int) -> None:
+        """Until `kills` kills are done, or the command has ended well, or by itself with an error."""
         while True:
-            wanted = kinds[self.kills.total() % len(kinds)]
-            may_kill = self.kills.total() < kills
-            if self.once(wanted, self.draw.uniform(0.5, self.seconds) if may_kill else LONGEST) or self.refused:
+            may_kill = self.totals.total() < kills
+            at = self.draw.uniform(0.5, max(self.left_seconds, SHORTEST)) if may_kill else LONGEST
+            if self.once(at) or self.refused:
                 return
 
 
@@ -158,9 +170,8 @@ def main(words: Sequence[str]) -> int:
         print(f"undisturbed: {len(expected)} outputs in {seconds:.0f} s", file=sys.stderr, flush=True)
         while totals.total() < options.kills:
             runs += 1
-            killed = Killed(fresh(f"run {runs}"), seconds, draw)
-            killed.go_on(options.kills - totals.total(), list(KINDS))
-            totals += killed.kills
+            killed = Killed(fresh(f"run {runs}"), seconds, draw, totals, runs % WITHOUT_WORKER != 0)
+            killed.go_on(options.kills)
             got = outputs(killed.folder) if not killed.refused else {}
             result["unlike"] += [path for path in expected if not killed.refused and got.get(path) != expected[path]]
             result["left"] += killed.left
