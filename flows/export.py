@@ -116,14 +116,19 @@ def make_readable(folder: Path) -> None:
         path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
 
 
-def push(folder: Path, repository: str) -> str:
-    """Upload a folder to the Hub as a private model; its address. UserError without a token, or if the Hub refuses it."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
+def hub_token() -> str:
+    """The token of the Hub. UserError where there is none."""
     token = os.environ.get("HF_TOKEN", "").strip()
     if not token:
         raise UserError("HF_TOKEN is not set: --push needs a Hugging Face token that may write")
+    return token
+
+
+def push(folder: Path, repository: str, token: str) -> str:
+    """Upload a folder to the Hub as a private model; its address. UserError if the Hub refuses it."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
     hub = HfApi(token=token)
     try:
         hub.create_repo(repository, repo_type="model", private=True, exist_ok=True)
@@ -143,12 +148,13 @@ def main(words: list[str] | None = None) -> int:
 
     def work() -> None:
         dotenv.load(Path.cwd())
+        token = hub_token() if options.push else ""
         settings = params.load("params.yaml", params.RegisterParams)
         version = export(Path.cwd(), settings, options.version, options.to, options.merged)
         print(f"{settings.model} version {version.version}: {options.to}")
         if options.push:
             try:
-                print(push(options.to, options.push))
+                print(push(options.to, options.push, token))
             except BaseException:
                 print(f"{options.to} was written; the upload failed", file=sys.stderr)
                 raise

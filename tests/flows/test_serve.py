@@ -169,6 +169,7 @@ def test_a_push_goes_as_far_as_a_stand_in_for_the_hub_lets_it(published: Path, t
     words[4] = str(tmp_path / "again")
     done = subprocess.run(words, cwd=published, env=without, capture_output=True, text=True, timeout=120)
     assert (done.returncode, "HF_TOKEN is not set" in done.stderr) == (2, True)
+    assert not (tmp_path / "again").exists(), "nothing is written first"
 
 
 def evaluated_turns(folder: Path) -> list[Turn]:
