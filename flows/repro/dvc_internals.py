@@ -27,6 +27,7 @@ from dvc.lock import make_lock
 from dvc.stage import cache, run
 from dvc.stage.exceptions import StageCmdFailedError
 from dvc.utils.serialize import dumps_yaml, modify_yaml, parse_yaml
+from fsspec.implementations.memory import MemoryFileSystem
 
 from flows.repro.process import run_process
 from steps.core.files import write_text
@@ -187,6 +188,16 @@ def place(source: Path, target: Path) -> None:
     except OSError:  # the target has entries already
         for entry in source.iterdir():
             entry.replace(target / entry.name)
+
+
+# --- Listings of folders. Upstream: DVC writes the listing of each folder that it hashes to a file in memory, under a new
+# name, and nothing removes it (no issue is known): 1 MB an iteration.
+
+
+def forget_listings() -> None:
+    """Remove what DVC keeps in memory; call it while DVC is at no stage."""
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
 # --- A stage's command. Upstream: DVC starts every command with a shell, and offers no way to run one in its own process

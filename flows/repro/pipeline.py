@@ -73,7 +73,7 @@ class Pipeline:
     @contextlib.contextmanager
     def _replaced(self) -> Iterator[None]:
         """Inside, by both threads together, DVC uses the parts of flows/repro/dvc_internals.py."""
-        from flows.repro.dvc_internals import replaced
+        from flows.repro.dvc_internals import forget_listings, replaced
 
         if not self.users:
             self.parts.enter_context(replaced(self.lock_file, self._run_command))
@@ -84,6 +84,7 @@ class Pipeline:
             self.users -= 1
             if not self.users:
                 self.parts.close()
+                forget_listings()
 
     def _run_command(self, executable: str, line: str, **options: Any) -> None:
         """Run a stage's command; the other thread may have DVC meanwhile."""

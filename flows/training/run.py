@@ -169,6 +169,7 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
     With a name, MLflow's run has it. However it ends, its run in MLflow does not stay RUNNING.
     """
     started = time.monotonic()
+    machine.use_one_arena()
     mlflow, trackers = open_trackers(display, name)
     try:
         return _train(mlflow, trackers, display, started)

@@ -25,7 +25,7 @@ from steps.core.progress import say
 from steps.policy import cuda
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import NO_CODE, adapted_layers, explained, load_chat, load_tokenizer, local, turn_limit
-from steps.policy.machine import before_training, own_cores, prepare_deterministic, prepare_sampling
+from steps.policy.machine import before_training, keep_few_kernels, own_cores, prepare_deterministic, prepare_sampling
 from steps.sampling import draws_cpu, episodes, rivals
 from steps.sampling.rivals import Rival
 
@@ -103,6 +103,7 @@ class Engine:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        keep_few_kernels()
         import torch
 
         cuda.check_build()

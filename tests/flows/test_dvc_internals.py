@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from packaging.requirements import Requirement
 
 from flows.repro import dvc_internals
@@ -171,6 +172,25 @@ def test_who_is_at_work_is_asked_again_where_that_was_cut_short(repository: Path
     assert run(["dvc", "repro"], repository).returncode != 0
     assert Pipeline(Path.cwd()).reproduce("copy")
     assert json.loads(lock.read_text()) == {}
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_listings_of_folders_do_not_stay_in_memory(
+    repository: Path, forgets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not forgets:  # as DVC has it, which this test would not see otherwise
+        monkeypatch.setattr(dvc_internals, "forget_listings", lambda: None)
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    pipeline = Pipeline(Path.cwd())
+    (repository / "dvc.yaml").write_text("stages: {copy: {cmd: rm -rf b; cp -r a b, deps: [a], outs: [b]}}")
+    (repository / "a").unlink()
+    (repository / "a").mkdir()
+    for text in ("first", "second"):
+        (repository / "a/file").write_text(text)
+        assert pipeline.reproduce("copy")
+        assert (MemoryFileSystem.store == {}) == forgets
+        assert not pipeline.reproduce("copy")
+    assert (repository / "b/file").read_text() == "second"
 
 
 def test_a_stage_that_another_process_is_at_work_on_waits_for_nobody(repository: Path) -> None:

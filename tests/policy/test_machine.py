@@ -181,8 +181,13 @@ def test_malloc_keeps_memory_on_a_cpu_alone(has_gpu: bool, monkeypatch: pytest.M
     monkeypatch.setattr(machine, "use_threads", lambda _: None)
     monkeypatch.setattr(machine, "keep_memory", lambda: calls.append("kept"))
     monkeypatch.setattr(machine, "_making_room", [lambda: calls.append("room")])
+    monkeypatch.delenv(machine.KERNELS, raising=False)
     machine.prepare_training(2)
     assert calls == (["room"] if has_gpu else ["kept", "room"])
+    assert os.environ.pop(machine.KERNELS, None) == (None if has_gpu else "64")
+    monkeypatch.setenv(machine.KERNELS, "8")
+    machine.prepare_training(2)
+    assert os.environ[machine.KERNELS] == "8", "the user's choice"
 
 
 def test_weights_are_loaded_straight_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
