@@ -51,7 +51,6 @@ class FakeVllm:
         self.adapters: dict[str, Path] = {}  # by name
         self.latest = ""
         self.asked: list[dict[str, Any]] = []  # bodies of turns
-        self.at_once = 0
         self.lock = threading.Lock()
         self.port = 0
         self.start()
@@ -164,18 +163,13 @@ class FakeVllm:
             return 500, {"error": {"message": "out of memory"}}
         with self.lock:
             self.asked.append(body)
-            self.at_once += 1
+            number = len(self.asked)
         if body["token_ids"] != list(IDS[: len(body["token_ids"])]):
             time.sleep(self.seconds)
-        if "uneven" in self.faults:
-            time.sleep(0.02)
         served = adapter_hash(self.adapters[self.latest if "one adapter" in self.faults else name])
-        reply = self.reply(served, name, list(body["token_ids"]), sampling)
-        with self.lock:
-            self.at_once -= 1
-        return 200, reply
+        return 200, self.reply(served, name, list(body["token_ids"]), sampling, number)
 
-    def reply(self, served: str, name: str, ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+    def reply(self, served: str, name: str, ids: list[int], sampling: dict[str, Any], number: int) -> dict[str, Any]:
         temperature = sampling.get("temperature", 1.0)
         drawn: list[int] = []
         content = []
@@ -185,8 +179,8 @@ class FakeVllm:
             rng = random.Random(f"{seed} {place}")
             token = max(expected, key=lambda one: expected[one] - math.log(-math.log(rng.random())))
             shown = logprobs(served, [*ids, *drawn], 1.0) if "raw" in self.faults else dict(expected)
-            if "uneven" in self.faults:
-                shown = {one: value + self.at_once * 1e-7 for one, value in shown.items()}
+            if "uneven" in self.faults:  # no two of seven requests in a row have the same bits
+                shown = {one: value + number % 7 * 1e-7 for one, value in shown.items()}
             drawn.append(token)
             best = sorted(shown, key=lambda one: -shown[one])[: max(sampling.get("logprobs") or 0, 1)]
             top = [{"token_id": one, "logprob": shown[one], "rank": rank + 1} for rank, one in enumerate(best)]
