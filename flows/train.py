@@ -25,6 +25,7 @@ from flows.terminal.command import LOG, prepare, run_command
 from flows.training import start
 from steps.core.errors import UserError
 from steps.planning import plan
+from steps.project.lock import read_lock
 
 
 def main() -> int:
@@ -64,6 +65,7 @@ def main() -> int:
                 "&& git commit --message start`, then the same command again"
             )
         plan.check(params)
+        read_lock(Path.cwd())  # a damaged one is refused before a server is started
         print(f"train: {params.task}, {params.policy.base_model}; log: {LOG}", flush=True)
         prepare()
         for line in start.prepare(params):

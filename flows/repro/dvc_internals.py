@@ -71,7 +71,7 @@ class LockFile:
         def load(lock: Any) -> Any:
             path = Path(lock.path)
             content = self.written.get(path.read_text(encoding="utf-8")) if path.exists() else None
-            return original(lock) if content is None else copy.deepcopy(content)
+            return original(lock) if content is None else content | {"stages": Entries(content.get("stages") or {})}
 
         return load
 
@@ -100,6 +100,14 @@ class LockFile:
             text = dumps_yaml(data)
         write_text(file, text)
         self.written = {text: data}
+
+
+class Entries(dict[str, Any]):
+    """The stages of dvc.lock as DVC reads them: it asks for one, and gets a copy. To copy all of them for each stage took
+    longer, and more memory, with every iteration."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return copy.deepcopy(super().get(name, default))
 
 
 def splice(text: str, name: str, entry: str) -> str:

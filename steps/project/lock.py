@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,37 @@ if TYPE_CHECKING:
     from steps.core.params import Params
 
 Lock = dict[str, dict[str, Any]]  # dvc.lock: stage -> {"cmd", "deps", "params", "outs"}
+ENTRY = re.compile(rb"^  [^\s#\"'&*!|>%@`][^\n]*:\n(?:(?: {3,}|  -).*\n)*", re.MULTILINE)  # of one stage
 CURE = "`git checkout dvc.lock` brings the committed one back, and `dvc repro` runs what it then lacks"
 
 
 def read_lock(root: Path) -> Lock:
     """The stages in dvc.lock; none where there is no file. UserError where it is damaged."""
     path = root / "dvc.lock"
-    return stages_of(read_mapping(path.read_bytes(), path, CURE), path) if path.exists() else {}
+    if not path.exists():
+        return {}
+    text = path.read_bytes()
+    content = read_in_parts(text)
+    return stages_of(read_mapping(text, path, CURE) if content is None else content, path)
+
+
+def read_in_parts(text: bytes) -> dict[str, Any] | None:
+    """What a dvc.lock of DVC's own form holds, read stage by stage; None where it has another form, or is damaged.
+
+    A YAML parser holds a node of about 700 bytes for each value until the text has ended. In a run of 100 iterations that
+    is 100 MB, which the process then keeps; a part needs as much as one stage.
+    """
+    head, mark, body = text.partition(b"\nstages:\n")
+    parts = ENTRY.findall(body)
+    if not mark or b"".join(parts) != body:
+        return None
+    try:
+        content, stages = read_mapping(head, "its head"), dict[str, Any]()
+        for part in parts:
+            stages |= read_mapping(part, "a part")
+    except UserError:  # which then says where in the whole file
+        return None
+    return content | {"stages": stages}
 
 
 def stages_of(content: dict[str, Any], where: object) -> Lock:
