@@ -31,6 +31,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from flows.repro.process import run_process
 from steps.core.files import write_text
+from steps.project.lock import shared
 from steps.runner import death
 from steps.runner.stage import command, find, is_warm, parse
 
@@ -64,6 +65,7 @@ class LockFile:
 
     def __init__(self) -> None:
         self.written: dict[str, dict[str, Any]] = {}  # at most one text, and its content
+        self.seen: dict[str, Any] = {}  # what its entries share
 
     def loader(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """In place of `dvc.dvcfile.Lockfile.load`."""
@@ -99,6 +101,7 @@ class LockFile:
         else:
             text = dumps_yaml(data)
         write_text(file, text)
+        data["stages"] |= {name: shared(data["stages"][name], self.seen) for name in changed}
         self.written = {text: data}
 
 

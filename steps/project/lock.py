@@ -43,12 +43,24 @@ def read_in_parts(text: bytes) -> dict[str, Any] | None:
     if not mark or b"".join(parts) != body:
         return None
     try:
-        content, stages = read_mapping(head, "its head"), dict[str, Any]()
+        content, stages, seen = read_mapping(head, "its head"), dict[str, Any](), dict[str, Any]()
         for part in parts:
-            stages |= read_mapping(part, "a part")
+            stages |= {name: shared(entry, seen) for name, entry in read_mapping(part, "a part").items()}
     except UserError:  # which then says where in the whole file
         return None
     return content | {"stages": stages}
+
+
+def shared(entry: Any, seen: dict[str, Any]) -> Any:
+    """An entry of dvc.lock with the objects of `seen`, by their text, in place of its own equal ones: nearly all files and
+    parameters of a stage are those of the iteration before. They are to be read only."""
+    if not isinstance(entry, dict):
+        return entry
+    lists: dict[str, list[Any]] = {key: entry[key] for key in ("deps", "outs") if isinstance(entry.get(key), list)}
+    parts: dict[str, Any] = {key: [seen.setdefault(repr(file), file) for file in files] for key, files in lists.items()}
+    if "params" in entry:
+        parts["params"] = seen.setdefault(repr(entry["params"]), entry["params"])
+    return entry | parts
 
 
 def stages_of(content: dict[str, Any], where: object) -> Lock:
