@@ -31,7 +31,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from flows.repro.process import run_process
 from steps.core.files import write_text
-from steps.project.lock import shared
+from steps.project.lock import ENTRY, shared
 from steps.runner import death
 from steps.runner.stage import command, find, is_warm, parse
 
@@ -122,8 +122,7 @@ def splice(text: str, name: str, entry: str) -> str:
 def arranged(text: str, order: Sequence[str], dropped: Collection[str] = ()) -> str:
     """dvc.lock's text without the entries of the stages in `dropped`, and with those of `order` in that order, at the places
     where they stand now. Entries that it does not name stay where they are."""
-    entry = re.compile(r"^  ([^\s#][^\n]*):\n(?:(?: {3,}|  -).*\n)*", re.MULTILINE)
-    texts = {match[1]: match[0] for match in entry.finditer(text) if match[1] not in dropped}
+    texts = {match[1]: match[0] for match in ENTRY.finditer(text) if match[1] not in dropped}
     sorted_names = iter([name for name in order if name in texts])
 
     def place(match: re.Match[str]) -> str:
@@ -131,7 +130,7 @@ def arranged(text: str, order: Sequence[str], dropped: Collection[str] = ()) -> 
             return ""
         return texts[next(sorted_names)] if match[1] in order else match[0]
 
-    return entry.sub(place, text)
+    return ENTRY.sub(place, text)
 
 
 # --- .dvc/tmp/rwlock. Upstream: DVC writes it in place, and refuses one that was cut short (treeverse/dvc#7615 after Ctrl-C,

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from steps.core.params import Params
 
 Lock = dict[str, dict[str, Any]]  # dvc.lock: stage -> {"cmd", "deps", "params", "outs"}
-ENTRY = re.compile(rb"^  [^\s#\"'&*!|>%@`][^\n]*:\n(?:(?: {3,}|  -).*\n)*", re.MULTILINE)  # of one stage
+ENTRY = re.compile(
+    r"^  ([^\s#][^\n]*):\n(?:(?: {3,}|  -).*\n)*", re.MULTILINE
+)  # a stage, and its name as it is written
 CURE = "`git checkout dvc.lock` brings the committed one back, and `dvc repro` runs what it then lacks"
 
 
@@ -38,15 +40,15 @@ def read_in_parts(text: bytes) -> dict[str, Any] | None:
     A YAML parser holds a node of about 700 bytes for each value until the text has ended. In a run of 100 iterations that
     is 100 MB, which the process then keeps; a part needs as much as one stage.
     """
-    head, mark, body = text.partition(b"\nstages:\n")
-    parts = ENTRY.findall(body)
-    if not mark or b"".join(parts) != body:
-        return None
     try:
+        head, mark, body = text.decode().partition("\nstages:\n")
+        parts = [match[0] for match in ENTRY.finditer(body)]
+        if not mark or "".join(parts) != body:
+            return None
         content, stages, seen = read_mapping(head, "its head"), dict[str, Any](), dict[str, Any]()
         for part in parts:
             stages |= {name: shared(entry, seen) for name, entry in read_mapping(part, "a part").items()}
-    except UserError:  # which then says where in the whole file
+    except (UserError, UnicodeDecodeError):  # reading the whole then says where
         return None
     return content | {"stages": stages}
 
