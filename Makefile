@@ -82,7 +82,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev environment ready plan train flywheel new-task new-agent new-mcp check-task test faults fuzz bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
+.PHONY: help install dev environment ready plan train flywheel new-task new-agent new-mcp check-task test long faults fuzz bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -154,6 +154,9 @@ check-task: dev  ## test a task by the rules for every task (NAME=my_task, or it
 test: check  ## run make check and all tests (ARGS="-k name")
 	@echo "test: pytest"
 	@OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 $(ARGS)
+
+long: dev  ## more of what a shorter test of make test shows: other model families, vLLM as a judge, Ray Train
+	@OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 -m long $(ARGS)
 
 faults: dev  ## test every fault of tests/faults/README.md, DVC stopped at 600 places, and random kills of real runs
 	@OMP_WAIT_POLICY=passive $(RUN) python -m tests.faults.test_table
