@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import json
 import os
 import re
@@ -64,7 +65,7 @@ class LockFile:
     """dvc.lock as it was last written here: neither DVC's reads nor the next write parse the same text again."""
 
     def __init__(self) -> None:
-        self.written: dict[str, dict[str, Any]] = {}  # at most one text, and its content
+        self.written: dict[bytes, dict[str, Any]] = {}  # at most one: the hash of a text, and its content
         self.seen: dict[str, Any] = {}  # what its entries share
 
     def loader(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -72,7 +73,7 @@ class LockFile:
 
         def load(lock: Any) -> Any:
             path = Path(lock.path)
-            content = self.written.get(path.read_text(encoding="utf-8")) if path.exists() else None
+            content = self.written.get(text_hash(path.read_text(encoding="utf-8"))) if path.exists() else None
             return original(lock) if content is None else content | {"stages": Entries(content.get("stages") or {})}
 
         return load
@@ -89,7 +90,7 @@ class LockFile:
                 yield data
             return
         text = file.read_text(encoding="utf-8") if file.exists() else ""
-        data = self.written.pop(text, None) or parse_yaml(text, path)
+        data = self.written.pop(text_hash(text), None) or parse_yaml(text, path)
         before = dict(data.get("stages") or {})
         stages_last = list(data)[-1:] == ["stages"]
         yield data
@@ -102,7 +103,12 @@ class LockFile:
             text = dumps_yaml(data)
         write_text(file, text)
         data["stages"] |= {name: shared(data["stages"][name], self.seen) for name in changed}
-        self.written = {text: data}
+        self.written = {text_hash(text): data}
+
+
+def text_hash(text: str) -> bytes:
+    """What tells a text of dvc.lock from another: the text itself grows with the run."""
+    return hashlib.sha256(text.encode()).digest()
 
 
 class Entries(dict[str, Any]):

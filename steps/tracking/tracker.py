@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,7 @@ SOURCE = {
     "mlflow.source.name": "flows/train.py",
     "mlflow.source.type": "LOCAL",
 }  # the column "Source" of MLflow's pages
+KEPT = ("iteration", "iteration_key", "traced")  # the tags of a nested run that this module reads
 GIT = ("git_commit", "git_dirty", "mlflow.source.git.commit")  # the parent's tags that nested runs get, too
 KNOBS = 3  # changed parameters that a run's name lists
 
@@ -267,7 +269,7 @@ class MlflowTracker:
         self.client.log_inputs(run.info.run_id, inputs("001", {"scenarios": lock["scenarios"]}))
         nested = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
         for child in self.client.search_runs([self.experiment], nested, max_results=5000):
-            self.children.setdefault(child.data.tags.get("iteration", ""), []).append(child)
+            self.children.setdefault(child.data.tags.get("iteration", ""), []).append(slim(child))
         self.parent = run
         return None
 
@@ -296,7 +298,7 @@ class MlflowTracker:
             self.client.set_terminated(run.info.run_id)
             run = self.client.get_run(run.info.run_id)
             self.logged.append(number)
-        self.children[number] = [run]
+        self.children[number] = [slim(run)]
         return run.info.run_id
 
     def _fill(self, run: Any, number: str, entries: Lock, metrics: dict[str, float], system: Sequence[Sample]) -> None:
@@ -318,6 +320,15 @@ class MlflowTracker:
         self.client.log_inputs(run_id, inputs(number, entries))
         mirrored = {name: metrics[name] for name in MIRRORED if name in metrics}
         self.client.log_batch(self.parent.info.run_id, **batch(run, mirrored, step, {}, {}))
+
+
+def slim(run: Any) -> Any:
+    """A nested run (mlflow.entities.Run) without parameters, inputs and most tags: a tracker keeps one per iteration."""
+    from mlflow.entities import Metric, Run, RunData, RunTag
+
+    metrics = [Metric(sys.intern(name), value, 0, 0) for name, value in run.data.metrics.items()]
+    tags = [RunTag(name, run.data.tags[name]) for name in KEPT if name in run.data.tags]
+    return Run(run.info, RunData(metrics, [], tags), None, run.outputs)
 
 
 def inputs(number: str, entries: Lock) -> list[Any]:
