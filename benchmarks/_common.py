@@ -4,11 +4,15 @@ A row is a dictionary of what was measured: `name`, `ratio`, and numbers of the 
 `load_before`, the load average of the last minute when the benchmark began, and `load`, the same when the row was measured
 (the benchmark's own work is in it); both in processes. `others` is how many cores other programs kept at work since the row
 before. Above `SHARED` cores the row has `measured: false` and the `reason`, and its ratio is printed as not measured: it
-says nothing of the project, because the machine was not the benchmark's own. Rows of --quick carry `quick: true`: README
+says nothing of the project, because the machine was not the benchmark's own. A benchmark that is not `timed` compares what
+other programs cannot change, such as success, and its rows always count. Rows of --quick carry `quick: true`: README
 quotes the full forms.
 
 Rows go to standard output, one JSON object per line with --json and a Markdown table without, whose headings are the names
 of the numbers. Everything else, such as the expected duration, goes to standard error.
+
+With --jobs 2, where a benchmark has it, two runs go on side by side, each on a core of its own with policy.threads=1. Both
+end in about 1.4 times the time of one on both cores; their bytes differ from its, because rounding depends on the threads.
 
 Processes that benchmarks start stay in the benchmark's process group, so that one signal to it ends all of them. Those that
 work in a clone of the committed tree do not measure what is not committed.
@@ -23,11 +27,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from queue import SimpleQueue
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
+Case = TypeVar("Case")
+Result = TypeVar("Result")
 ROOT = Path(__file__).parent.parent
 # Variables of the tools, by the start of their names: they would reach other stores.
 TOOLS = ("FLYWHEEL_", "LANGFUSE_", "MLFLOW_", "PREFECT_", "WANDB_")
@@ -45,17 +53,18 @@ class Benchmark(NamedTuple):
     full: float
     quick: float
     ratio: str
+    timed: bool = True  # other programs would change the ratio
 
 
 # Full forms: as earlier runs were recorded. Quick forms: the seconds of one `make bench` on 2 idle cores (9:34 in all),
 # divided by `slowness` there and then (0.65).
 BENCHMARKS = {
     "environments": Benchmark(60, 15, "steps per second / those of multiplication"),
-    "hacks": Benchmark(25, 10, "best hack's success / a quarter of honest play's"),
+    "hacks": Benchmark(25, 10, "best hack's success / a quarter of honest play's", False),
     "exploits": Benchmark(
         240, 90, "the hack in what is promoted / a quarter; faults that go through / a tenth; false alarms / 0.05"
     ),
-    "gate": Benchmark(180, 20, "errors / the 0.05 that are allowed"),
+    "gate": Benchmark(180, 20, "errors / the 0.05 that are allowed", False),
     "scale": Benchmark(5, 5, "episodes per second / those of engines that never wait, on paper"),
     "judge": Benchmark(30, 10, "seconds / ideal seconds"),
     "rollout": Benchmark(70, 60, "tokens per second / those of raw vLLM"),
@@ -63,18 +72,20 @@ BENCHMARKS = {
     "gateway": Benchmark(300, 60, "tokens per second through the gateway / of the engine alone"),
     "fleet": Benchmark(1100, 200, "speed of two / of one (two_nodes, overlap); seconds of a swap / the 1 s allowed"),
     "tracking": Benchmark(90, 90, "seconds / the goal of 0.5 s"),
-    "learning": Benchmark(400, 105, "test success trained / base policy"),
-    "credit": Benchmark(8400, 200, "episodes until GRPO's final success, GiGPO's / GRPO's"),
+    "learning": Benchmark(400, 105, "test success trained / base policy", False),
+    "credit": Benchmark(8400, 200, "episodes until GRPO's final success, GiGPO's / GRPO's", False),
     "tracing": Benchmark(600, 120, "seconds of a run / those without a Langfuse host"),
     "attention": Benchmark(600, 60, "difference from plain rows / the 1e-4 that are allowed"),
     "plan": Benchmark(300, 60, "planned peak memory / measured"),
     "update": Benchmark(1200, 260, "TRL's seconds per step / ours"),
     "iteration": Benchmark(480, 175, "TRL's seconds per iteration / ours"),
     "sft": Benchmark(600, 90, "TRL's seconds / ours"),
-    "start": Benchmark(1800, 240, "iterations of a fresh run / those from the champion to the same success"),
-    "mixed": Benchmark(2400, 90, "test success of one policy for two tasks / for each alone"),
-    "packages": Benchmark(3600, 120, "test success trained / base policy, in environments of other packages"),
-    "selfplay": Benchmark(3000, 45, "games drawn or won against minimax, after self-play / after random opponents"),
+    "start": Benchmark(1800, 240, "iterations of a fresh run / those from the champion to the same success", False),
+    "mixed": Benchmark(2400, 90, "test success of one policy for two tasks / for each alone", False),
+    "packages": Benchmark(3600, 120, "test success trained / base policy, in environments of other packages", False),
+    "selfplay": Benchmark(
+        3000, 45, "games drawn or won against minimax, after self-play / after random opponents", False
+    ),
     "pretrained": Benchmark(2400, 300, "ours / theirs, as benchmarks.update, iteration and rollout have it"),
 }
 REFERENCE = 6000.0  # rounds of `slowness` per second of a core there (6,181 were measured)
@@ -159,9 +170,9 @@ class Work(NamedTuple):
         return max(0.0, (self.all - since.all) - (self.own - since.own)) / max(self.clock - since.clock, 1.0)
 
 
-def verdict(others: float) -> dict[str, Any]:
+def verdict(others: float, timed: bool = True) -> dict[str, Any]:
     """Whether a row counts as measured where other programs kept this many cores at work, and why not."""
-    shown: dict[str, Any] = {"others": round(others, 2), "measured": others <= SHARED}
+    shown: dict[str, Any] = {"others": round(others, 2), "measured": not timed or others <= SHARED}
     if not shown["measured"]:
         shown["reason"] = (
             f"other programs kept {others:.2f} cores at work ({SHARED} are allowed): repeat it on an idle machine"
@@ -172,8 +183,8 @@ def verdict(others: float) -> dict[str, Any]:
 class Rows:
     """Prints rows as they are measured: in a table with a heading before each row whose names differ from the last one's."""
 
-    def __init__(self, as_json: bool = False, quick: bool = False) -> None:
-        self.as_json, self.quick = as_json, quick
+    def __init__(self, as_json: bool = False, quick: bool = False, timed: bool = True) -> None:
+        self.as_json, self.quick, self.timed = as_json, quick, timed
         self.load_before = round(os.getloadavg()[0], 2)
         self.headings: list[str] = []
         self.since = Work.now()
@@ -182,7 +193,12 @@ class Rows:
         """Print a row; `texts` replace values in the table, which leaves other mappings and lists out."""
         load = {"load_before": self.load_before, "load": round(os.getloadavg()[0], 2)}
         until = Work.now()
-        row = {**row, **({"quick": True} if self.quick else {}), **load, **verdict(until.others(self.since))}
+        row = {
+            **row,
+            **({"quick": True} if self.quick else {}),
+            **load,
+            **verdict(until.others(self.since), self.timed),
+        }
         self.since = until
         if not row["measured"] and "ratio" in row:
             texts = {"ratio": f"{text(row['ratio'])} (not measured)"} | texts
@@ -213,7 +229,7 @@ def begin(name: str, options: argparse.Namespace, share: float | None = 1.0, for
         benchmark = BENCHMARKS[name]
         tell(announcement(called, share * (benchmark.quick if options.quick else benchmark.full), slowness()))
         tell(f"ratio: {benchmark.ratio}")
-    return Rows(options.json, options.quick)
+    return Rows(options.json, options.quick, BENCHMARKS[name].timed)
 
 
 def text(value: object) -> str:
@@ -237,8 +253,9 @@ def clone(root: Path) -> Path:
 
 def environment(root: Path) -> dict[str, str]:
     """This process's variables for a command in a clone, with all state of the tools in the clone or in the folder that
-    it lies in (Prefect's database: clones side by side share it, for making it takes long)."""
-    state = root.parent / "prefect"
+    it lies in (Prefect's database: clones there share it, for making it takes long, but not those of another core)."""
+    core = own_core()
+    state = root.parent / ("prefect" if core is None else f"prefect{core}")
     return {name: value for name, value in os.environ.items() if not name.startswith(TOOLS)} | {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "PREFECT_HOME": os.fspath(state),
@@ -250,8 +267,37 @@ def environment(root: Path) -> dict[str, str]:
 
 
 def training(chosen: Mapping[str, object]) -> list[str]:
-    """The words of the main job, `flows.train`, with these parameters."""
+    """The words of the main job, `flows.train`, with these parameters, and `policy.threads` for a single core."""
+    chosen = dict(chosen) | ({} if own_core() is None else {"policy.threads": 1})
     return ["-m", "flows.train", *(word for name, value in chosen.items() for word in ("--set", f"{name}={value}"))]
+
+
+def jobs(parser: argparse.ArgumentParser) -> None:
+    """Add the option --jobs, for `side_by_side`."""
+    cores = len(os.sched_getaffinity(0))
+    text = f"runs side by side, each on one core with policy.threads=1 (default: 1, on both; here at most {cores})"
+    parser.add_argument("--jobs", type=int, choices=range(1, cores + 1), default=1, metavar="N", help=text)
+
+
+def own_core() -> int | None:
+    """The core that this thread is bound to, and the processes that it starts; None if they may use several."""
+    cores = os.sched_getaffinity(0)
+    return next(iter(cores)) if len(cores) == 1 else None
+
+
+def side_by_side(jobs: int, function: Callable[[Case], Result], cases: Iterable[Case]) -> Iterator[Result]:
+    """What the function returns for each case, in their order; `jobs` cases at a time, each in a thread with a core."""
+    if jobs == 1:
+        yield from map(function, cases)
+        return
+    cores: SimpleQueue[int] = SimpleQueue()
+    for core in sorted(os.sched_getaffinity(0)):
+        cores.put(core)
+    executor = ThreadPoolExecutor(jobs, initializer=lambda: os.sched_setaffinity(0, {cores.get()}))
+    try:
+        yield from executor.map(function, cases)
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 def show(root: Path, words: list[str], variables: Mapping[str, str] | None = None) -> tuple[float, str]:

@@ -1,20 +1,21 @@
 """Does credit for single turns teach faster? GiGPO beside GRPO, from the same seeds: episodes until GRPO's final success.
 
-    python -m benchmarks.credit                            # 3 tasks, seeds 1 to 5, both ways: hours
+    python -m benchmarks.credit --jobs 2                   # 3 tasks, seeds 1 to 5, both ways: about an hour and a half
     python -m benchmarks.credit --quick                    # tic_tac_toe, seed 1, three iterations: no result
     python -m benchmarks.credit --tasks game_2048 --seeds 1 2 3
 
-Both runs of a seed are made in one clone by `flows.train` with the task's preset, and differ in `update.advantages` alone:
-they share scenarios, first adapter and first batch. The goal is GRPO's own validation success at the end, as the mean of its
-last three iterations. Episodes until then are where the success by iteration, as the mean of each iteration and its two
-neighbours, first reaches the goal, between iterations by a straight line, and one iteration at least. A run that does not
-reach it counts with all its episodes, and in `unreached`: its ratio is then a lower bound.
+Both runs of a seed are made in one clone by `flows.train` with the task's preset, as many iterations as `TASKS` says, and
+differ in `update.advantages` alone: they share scenarios, first adapter and first batch. The goal is GRPO's own validation
+success at the end, as the mean of its last three iterations. Episodes until then are where the success by iteration, as the
+mean of each iteration and its two neighbours, first reaches the goal, between iterations by a straight line, and one
+iteration at least. A run that does not reach it counts with all its episodes, and in `unreached`: its ratio is then a lower
+bound.
 
 `ratio` is GiGPO's episodes over GRPO's, the geometric mean over seeds; `ratio_low` and `ratio_high` end its 95 % interval by
 Student's t on the logarithms of the paired ratios. `gain` is the difference of test success, GiGPO's minus GRPO's, with its
 interval, also paired. `turns_in_groups` and `later_turns_in_groups` are the shares of turns, and of turns after the first,
-that had another turn to be compared with. Writes benchmarks/credit.json, a line for each run as soon as it has ended, but
-not with --quick; with --go-on, runs whose lines are there already are not repeated.
+that had another turn to be compared with. Writes benchmarks/credit.json, two lines for each seed as soon as it has ended,
+but not with --quick; with --go-on, seeds whose lines are there already are not repeated.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -31,22 +32,24 @@ from typing import Any
 from benchmarks import _common
 
 FILE = Path(__file__).with_suffix(".json")
-TASKS = ("tic_tac_toe", "game_2048", "email_search")
+TASKS = {"tic_tac_toe": 12, "game_2048": 10, "email_search": 8}  # iterations: email_search is near its end after eight
 SEEDS = [1, 2, 3, 4, 5]
 WAYS = ("grpo", "gigpo")
 LAST = 3  # iterations whose mean is the final success
 QUICK: dict[str, object] = {"train.iterations": 3}
 
 
-def run_seed(task: str, seed: int, folder: Path, settings: dict[str, object]) -> Iterator[dict[str, Any]]:
+def run_seed(task: str, seed: int, folder: Path, settings: dict[str, object]) -> list[dict[str, Any]]:
     """Both runs of a seed: {"task", "seed", "way", "curve": validation success by iteration, "test", "episodes", …}."""
     root = _common.clone(folder / f"{task}-{seed}")
+    usual = {"seed": seed, "train.iterations": TASKS[task], "train.patience": 999}
+    runs = []
     for way in WAYS:
-        chosen = {"seed": seed, "update.advantages": way, "train.patience": 999} | settings
-        words = [*_common.training(chosen), "--name", f"{way}{seed}", "--task", task]
-        seconds, _ = _common.show(root, words)
-        yield {"task": task, "seed": seed, "way": way, "seconds": round(seconds)} | measured(root / "run")
+        words = [*_common.training(usual | {"update.advantages": way} | settings), "--name", f"{way}{seed}"]
+        seconds, _ = _common.show(root, [*words, "--task", task])
+        runs.append({"task": task, "seed": seed, "way": way, "seconds": round(seconds)} | measured(root / "run"))
     shutil.rmtree(root)
+    return runs
 
 
 def measured(run: Path) -> dict[str, Any]:
@@ -132,29 +135,29 @@ def row(task: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = _common.parser("credit", __doc__, f"{TASKS[0]}, seed 1, {QUICK['train.iterations']} iterations, no file")
-    parser.add_argument("--tasks", nargs="+", help=f"default: {' '.join(TASKS)}; quick: {TASKS[0]}")
+    first, *_ = TASKS
+    parser = _common.parser("credit", __doc__, f"{first}, seed 1, {QUICK['train.iterations']} iterations, no file")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, help=f"default: {' '.join(TASKS)}; quick: {first}")
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
-    parser.add_argument(
-        "--go-on", action="store_true", help=f"keep the runs in {FILE.name}, and make only those it lacks"
-    )
+    parser.add_argument("--go-on", action="store_true", help=f"keep {FILE.name}'s runs, and make only those it lacks")
+    _common.jobs(parser)
     options = parser.parse_args()
-    usual = TASKS[:1] if options.quick else TASKS
+    usual = [first] if options.quick else list(TASKS)
     seeds, tasks = options.seeds or (SEEDS[:1] if options.quick else SEEDS), options.tasks or usual
     rows = _common.begin("credit", options, len(seeds) * len(tasks) / len(usual) / (1 if options.quick else len(SEEDS)))
     kept: list[dict[str, Any]] = []
     if options.go_on and not options.quick and FILE.exists():
         kept = [json.loads(line) for line in FILE.read_text().splitlines()]
+    made = {(run["task"], run["seed"]) for run in kept}
+    cases = [(task, seed) for task in tasks for seed in seeds if (task, seed) not in made]
     with tempfile.TemporaryDirectory(prefix="credit-") as temporary:
+        settings = QUICK if options.quick else {}
+        pairs = _common.side_by_side(options.jobs, lambda case: run_seed(*case, Path(temporary), settings), cases)
         for task in tasks:
-            for seed in seeds:
-                if sum((run["task"], run["seed"]) == (task, seed) for run in kept) == len(WAYS):
-                    continue
-                kept = [run for run in kept if (run["task"], run["seed"]) != (task, seed)]
-                for run in run_seed(task, seed, Path(temporary), QUICK if options.quick else {}):
-                    kept.append(run)
-                    if not options.quick:
-                        FILE.write_text("".join(json.dumps(run) + "\n" for run in kept))
+            for _ in [case for case in cases if case[0] == task]:
+                kept += next(pairs)
+                if not options.quick:
+                    FILE.write_text("".join(json.dumps(run) + "\n" for run in kept))
             rows.add(row(task, [run for run in kept if run["task"] == task and run["seed"] in seeds]))
 
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.mixed              # multiplication and tic_tac_toe, seeds 1, 2 and 3
     python -m benchmarks.mixed --seeds 1    # one seed alone
+    python -m benchmarks.mixed --jobs 2     # two seeds at a time
     python -m benchmarks.mixed --quick      # seed 1, two iterations of half the scenarios
 
 For each seed, in a clone: a run of `tasks` with its preset, and then a run of each task alone with the same base policy and
@@ -110,6 +111,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--iterations", type=int, help=f"of each run (default: {ITERATIONS}; quick: {QUICK})")
     parser.add_argument("--folder", type=Path, help="keep the clones here; they are deleted by default")
+    _common.jobs(parser)
     options = parser.parse_args()
     usual = SEEDS[:1] if options.quick else SEEDS
     seeds = options.seeds or usual
@@ -117,10 +119,15 @@ def main() -> None:
     rows = _common.begin("mixed", options, len(seeds) / len(usual) if not options.iterations else None)
     os.environ["DVC_NO_ANALYTICS"] = "1"
     with tempfile.TemporaryDirectory(prefix="mixed-") as temporary:
-        for seed in seeds:
-            mixed = both(seed, options.folder or Path(temporary), iterations, 2 if options.quick else 1)
-            for task in TASKS.split("+"):
-                rows.add(compare(mixed, task))
+        folder, share = options.folder or Path(temporary), 2 if options.quick else 1
+
+        def measure(seed: int) -> list[dict[str, Any]]:
+            mixed = both(seed, folder, iterations, share)
+            return [compare(mixed, task) for task in TASKS.split("+")]
+
+        for seed_rows in _common.side_by_side(options.jobs, measure, seeds):
+            for row in seed_rows:
+                rows.add(row)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python -m benchmarks.packages              # each of `TRAINED`, seeds 1, 2 and 3
     python -m benchmarks.packages --tasks pettingzoo:tictactoe_v3 --seeds 1
+    python -m benchmarks.packages --jobs 2     # two tasks at a time
     python -m benchmarks.packages --quick      # the first one, seed 1, one iteration, with a policy of 20 steps
 
 For each task, in a clone: the task's data are written, a policy is built once (`steps.supervised.small_policy`, whole
@@ -105,6 +106,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--iterations", type=int, help=f"of each run (default: {ITERATIONS}; quick: {QUICK})")
     parser.add_argument("--folder", type=Path, help="keep the clones here; they are deleted by default")
+    _common.jobs(parser)
     options = parser.parse_args()
     tasks = options.tasks or list(TRAINED)[: 1 if options.quick else None]
     seeds = options.seeds or SEEDS[: 1 if options.quick else None]
@@ -113,11 +115,18 @@ def main() -> None:
     rows = _common.begin("packages", options, len(tasks) * len(seeds) / usual if not options.iterations else None)
     os.environ["DVC_NO_ANALYTICS"] = "1"
     with tempfile.TemporaryDirectory(prefix="packages-") as temporary:
-        for number, task in enumerate(tasks):
-            root = (options.folder or Path(temporary)) / f"task{number}"
-            seconds = build(root, task, QUICK_STEPS if options.quick else STEPS)
-            for seed in seeds:
-                rows.add(measure(root, task, seed, iterations, 4 if options.quick else 1, seconds))
+        folder, steps, share = options.folder or Path(temporary), STEPS, 1
+        if options.quick:
+            steps, share = QUICK_STEPS, 4
+
+        def rows_of(number: int) -> list[dict[str, Any]]:
+            root, task = folder / f"task{number}", tasks[number]
+            seconds = build(root, task, steps)
+            return [measure(root, task, seed, iterations, share, seconds) for seed in seeds]
+
+        for task_rows in _common.side_by_side(options.jobs, rows_of, range(len(tasks))):
+            for row in task_rows:
+                rows.add(row)
 
 
 if __name__ == "__main__":

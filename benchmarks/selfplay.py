@@ -2,6 +2,7 @@
 
     python -m benchmarks.selfplay              # seeds 1, 2 and 3
     python -m benchmarks.selfplay --seeds 1    # one seed alone
+    python -m benchmarks.selfplay --jobs 2     # two seeds at a time
     python -m benchmarks.selfplay --quick      # seed 1, an iteration of a quarter of the scenarios
 
 For each seed, in a clone: two runs of the preset that differ in `rollout.opponent` alone. Both have the same base policy and
@@ -95,6 +96,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--iterations", type=int, help=f"of each run (default: {ITERATIONS}; quick: {QUICK})")
     parser.add_argument("--folder", type=Path, help="keep the clones here; they are deleted by default")
+    _common.jobs(parser)
     options = parser.parse_args()
     usual = SEEDS[:1] if options.quick else SEEDS
     seeds = options.seeds or usual
@@ -102,8 +104,9 @@ def main() -> None:
     rows = _common.begin("selfplay", options, len(seeds) / len(usual) if not options.iterations else None)
     os.environ["DVC_NO_ANALYTICS"] = "1"
     with tempfile.TemporaryDirectory(prefix="selfplay-") as temporary:
-        for seed in seeds:
-            rows.add(measure(seed, options.folder or Path(temporary), iterations, 4 if options.quick else 1))
+        folder, share = options.folder or Path(temporary), 4 if options.quick else 1
+        for row in _common.side_by_side(options.jobs, lambda seed: measure(seed, folder, iterations, share), seeds):
+            rows.add(row)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Does starting from the champion pay? Iterations to a fresh run's final success on a task that has changed.
 
-    python -m benchmarks.start                        # email_search, seeds 1, 2 and 3: about 30 minutes on 2 cores
+    python -m benchmarks.start --jobs 2               # email_search, seeds 1, 2 and 3: about an hour on 2 cores
     python -m benchmarks.start --task multiplication  # a smaller one
     python -m benchmarks.start --quick                # multiplication, seed 1, fewer iterations
 
@@ -108,6 +108,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--task", choices=list(CHANGES), help="default: email_search; quick: multiplication")
     parser.add_argument("--iterations", type=int, help=f"of each run (default: {ITERATIONS}; quick: {QUICK})")
+    _common.jobs(parser)
     options = parser.parse_args()
     usual = SEEDS[:1] if options.quick else SEEDS
     seeds, task = options.seeds or usual, options.task or ("multiplication" if options.quick else "email_search")
@@ -116,8 +117,10 @@ def main() -> None:
     rows = _common.begin("start", options, len(seeds) / len(usual) if is_usual else None)
     os.environ["DVC_NO_ANALYTICS"] = "1"
     with tempfile.TemporaryDirectory(prefix="start-") as folder:
-        for seed in seeds:
-            rows.add(measure(task, seed, Path(folder), iterations))
+        for row in _common.side_by_side(
+            options.jobs, lambda seed: measure(task, seed, Path(folder), iterations), seeds
+        ):
+            rows.add(row)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -74,6 +75,7 @@ ROWS |= {
     "mixed": 2,
     "pretrained": 4,
 }  # the others have one
+AT_ONCE = {"mixed": 2}  # rows of one measurement; the others have one
 WORDS = {"learning": ["--seeds", "1", "2"]}  # more than the quick form's one row
 
 
@@ -141,7 +143,49 @@ def test_quick_rows_come_one_by_one(
         assert row["load"] >= 0
         assert row["others"] >= 0
         assert row["measured"] is (row["others"] <= _common.SHARED or "reason" not in row)
-    assert before[-1] == len(rows) - 1
+    assert before[-1] == len(rows) - AT_ONCE.get(name, 1)
+
+
+def test_jobs_have_a_core_each_and_their_results_keep_the_order() -> None:
+    cores = os.sched_getaffinity(0)
+    meeting = threading.Barrier(2, timeout=30)
+
+    def measure(case: int) -> tuple[int, int | None, list[str], str]:
+        if case < 2:
+            meeting.wait()  # both are at work at one time
+        home = _common.environment(Path("/clones/seed1"))["PREFECT_HOME"]
+        return case, _common.own_core(), _common.training({"seed": case}), home
+
+    rows = list(_common.side_by_side(2, measure, [0, 1, 2, 3]))
+    assert [case for case, *_ in rows] == [0, 1, 2, 3]
+    assert {core for _, core, *_ in rows[:2]} == set(sorted(cores)[:2])
+    assert len({home for *_, home in rows[:2]}) == 2  # two servers of Prefect, two databases
+    assert rows[3][2] == ["-m", "flows.train", "--set", "seed=3", "--set", "policy.threads=1"]
+    assert os.sched_getaffinity(0) == cores
+
+    [(case, core, words, home)] = _common.side_by_side(1, measure, [3])
+    assert (case, core, home) == (3, None, "/clones/prefect")
+    assert words == ["-m", "flows.train", "--set", "seed=3"]
+
+
+def test_an_error_of_a_job_ends_the_rest() -> None:
+    made: list[int] = []
+
+    def measure(case: int) -> int:
+        made.append(case)
+        if case == 0:
+            raise SystemExit("failed")
+        time.sleep(0.2)
+        return case
+
+    with pytest.raises(SystemExit, match="failed"):
+        list(_common.side_by_side(2, measure, range(20)))
+    assert len(made) < 20
+
+
+def test_other_programs_do_not_spoil_what_is_not_timed() -> None:
+    assert _common.verdict(1.5, timed=False) == {"others": 1.5, "measured": True}
+    assert _common.verdict(1.5)["measured"] is False
 
 
 def test_rows_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,6 +384,7 @@ child.wait()
 """
     script = """
 import sys
+import threading
 from pathlib import Path
 from benchmarks import __main__ as runner
 runner.FOLDER, runner.GRACE, runner.slowness = Path(sys.argv.pop(1)), 1.0, lambda: 1.0
