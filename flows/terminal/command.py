@@ -140,6 +140,8 @@ def prepare() -> None:
             ) from None
     else:
         prefect_server.use()
+    if module := sys.modules.get("prefect.context"):
+        module.refresh_global_settings_context()  # flows import Prefect first, which reads its variables only once
 
 
 def explained(problem: BaseException, log: Path | None = None) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""The temporary Prefect server of a run does not outlive the process of the run."""
+"""The temporary Prefect server of a run answers it, also where Prefect was imported before, and does not outlive it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.conftest import ROOT, end, python, start
 
 PROGRAM = """
 import time
-from flows.terminal import prefect_server
-prefect_server.use()
-from prefect import flow
+from prefect import flow  # first, as flows.promote does
+from flows.terminal import command, prefect_server
+command.prepare()
 @flow
 def work():
     return 1
@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 def test_it_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
+    (tmp_path / "dvc.yaml").touch()
     process = start([python()[0], "-c", PROGRAM], tmp_path, log, PYTHONPATH=str(ROOT), PYTHONUNBUFFERED="1")
     try:
         until = time.monotonic() + 200
