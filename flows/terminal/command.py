@@ -38,6 +38,15 @@ class Stopped(KeyboardInterrupt):
     """
 
 
+class WithoutFailures(logging.Filter):
+    """Leaves out what Prefect says of a run that failed, with its traceback: the command itself says why, once."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(("prefect.flow_runs", "prefect.task_runs")):
+            return True
+        return not record.exc_info and not record.getMessage().startswith("Finished in state Failed")
+
+
 def run_command(work: Callable[[], int | None], writes: bool = True) -> int:
     """The exit code that `work` returns (None: 0), or that of its error, which is printed. 130: Ctrl-C; 143: SIGTERM.
 
@@ -142,6 +151,8 @@ def prepare() -> None:
         prefect_server.use()
     if module := sys.modules.get("prefect.context"):
         module.refresh_global_settings_context()  # flows import Prefect first, which reads its variables only once
+        for handler in logging.getLogger().handlers:  # the terminal's; Prefect's server still gets all
+            handler.addFilter(WithoutFailures())
 
 
 def explained(problem: BaseException, log: Path | None = None) -> tuple[str, int]:

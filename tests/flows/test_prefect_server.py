@@ -1,4 +1,7 @@
-"""The temporary Prefect server of a run answers it, also where Prefect was imported before, and does not outlive it."""
+"""The temporary Prefect server of a run answers it, also where Prefect was imported before, and does not outlive it.
+
+The terminal does not show a failed run's traceback, because the command that ran it reports the error.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,13 @@ command.prepare()
 def work():
     return 1
 work()
+@flow
+def fail():
+    raise ValueError("the command says that")
+try:
+    fail()
+except ValueError:
+    pass
 assert not prefect_server.has_ended()
 from prefect.server.api.server import SubprocessASGIServer
 server = SubprocessASGIServer().server_process
@@ -40,6 +50,8 @@ def test_it_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < until
             time.sleep(0.2)
+        assert "Beginning flow run" in log.read_text()
+        assert "the command says that" not in log.read_text()
         server = psutil.Process(int(log.read_text().rpartition("process ")[2].split()[0]))
         os.kill(process.pid, signal.SIGKILL)
         server.wait(30)
