@@ -42,7 +42,7 @@ QUICK: dict[str, object] = {"train.iterations": 3}
 def run_seed(task: str, seed: int, folder: Path, settings: dict[str, object]) -> list[dict[str, Any]]:
     """Both runs of a seed: {"task", "seed", "way", "curve": validation success by iteration, "test", "episodes", …}."""
     root = _common.clone(folder / f"{task}-{seed}")
-    usual = {"seed": seed, "train.iterations": TASKS[task], "train.patience": 999}
+    usual = {"seed": seed, "train.iterations": TASKS[task], "train.patience": 999, "evaluate.sampled_attempts": 0}
     runs = []
     for way in WAYS:
         words = [*_common.training(usual | {"update.advantages": way} | settings), "--name", f"{way}{seed}"]
