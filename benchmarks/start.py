@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks import _common
 
 SEEDS = [1, 2, 3]
-ITERATIONS, QUICK = 10, 3
+ITERATIONS, QUICK = 8, 3
 SETTINGS: dict[str, dict[str, Any]] = {
     "email_search": {"scenarios.train": 144, "scenarios.val": 100, "scenarios.test": 200},  # as many as the kinds have
     "multiplication": {"scenarios.train": 512, "scenarios.val": 200},
