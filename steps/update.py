@@ -10,7 +10,7 @@ update.processes processes, on a GPU each where there are any, that share the op
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from steps.core.errors import UserError
 from steps.core.progress import say
@@ -19,6 +19,8 @@ from steps.runner.stage import Input, Output, main
 if TYPE_CHECKING:
     from steps.core.params import Update, UpdateParams
     from steps.core.records import Reward, Row, Trajectory
+    from steps.training.batches import Example
+    from steps.training.fates import Fate
 
 
 def update(
@@ -38,25 +40,16 @@ def update(
     update.advantages: gigpo alone."""
     import json
 
-    from steps.policy import raycluster
     from steps.policy.adapter import adapter_hash
-    from steps.policy.machine import make_room, prepare_sampling, prepare_training
-    from steps.runner import cluster, ranks
-    from steps.training import batches, contract, credit, grpo
-    from steps.training.fates import TRAINED, WITHOUT_SIGNAL, account, fate
+    from steps.policy.machine import prepare_sampling, prepare_training
+    from steps.training import contract, grpo
+    from steps.training.fates import account
     from steps.training.processes import is_launched, process
 
     if not is_launched(params.update):
-        make_room()
-        files = {"adapter": adapter, "checkpoint": checkpoint, "metrics": metrics, "fates": fates}
         read = {"trajectories": trajectories, "rewards": rewards, "previous": previous, "behaviour": behaviour}
-        read |= {"scenarios": scenarios}
-        if params.update.launcher == "ray":
-            raycluster.connect(params.policy.cluster)
-            raycluster.make_room()
-            cluster.shared(params.update.processes, params.policy.threads, update, **read, **files, params=params)
-        else:
-            ranks.shared(params.update.processes, update, **read, **files, params=params)
+        written = {"adapter": adapter, "checkpoint": checkpoint, "metrics": metrics, "fates": fates}
+        launch(params, **read, **written, scenarios=scenarios)
         return
     batch, judged = read_batch(trajectories, rewards)
     prepare_training(params.policy.threads, params.policy.deterministic)
@@ -70,7 +63,66 @@ def update(
         )
     older = behaviour if behaviour and adapter_hash(behaviour) != trainer.adapter_hash else None
     contract.check_adapter(batch, adapter_hash(older) if older else trainer.adapter_hash, older or previous)
-    rows, quarantine = checked(batch, trainer.vocabulary)
+    plan = planned(batch, judged, trainer.vocabulary, scenarios, params)
+
+    measured: dict[str, float] = {}
+    if plan.examples:
+        measured = trainer.train(plan.examples, params.update, params.rollout.temperature, params.seed, older)
+    tokens = account(batch, plan.rows, plan.fates)
+    trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
+    if process()[1] > 1:
+        prepare_sampling()  # the engine is in another process, and cannot ask for the GPU
+
+    measured |= of_batch(batch, judged, plan.scores) | tokens | plan.metrics | {"optimizer_steps": trainer.steps}
+    quarantine = plan.quarantine
+    metrics.write_text(json.dumps(dict(sorted(measured.items())) | {"quarantine": quarantine}, indent=2) + "\n")
+    if fates is not None:
+        fates.write_text(json.dumps(plan.fates, indent=2) + "\n")
+    for reason, names in quarantine.items():
+        first = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        say(f"{len(names)} trajectories quarantined: {reason} ({first})")
+    without = plan.metrics["zero_variance_groups"]
+    say(f"{plan.metrics['trained']} of {len(batch)} trajectories trained on, {without} groups without signal")
+
+
+def launch(params: UpdateParams, **files: Input | Output | None) -> None:
+    """Run `update` on these files in this process, in several on this machine, or on a Ray cluster, by `update.launcher`."""
+    from steps.policy import raycluster
+    from steps.policy.machine import make_room
+    from steps.runner import cluster, ranks
+
+    make_room()
+    if params.update.launcher == "ray":
+        raycluster.connect(params.policy.cluster)
+        raycluster.make_room()
+        cluster.shared(params.update.processes, params.policy.threads, update, **files, params=params)
+    else:
+        ranks.shared(params.update.processes, update, **files, params=params)
+
+
+class Plan(NamedTuple):
+    """What becomes of each trajectory of a batch."""
+
+    examples: list[Example]  # what is trained on
+    fates: dict[str, Fate]  # by trajectory id
+    rows: dict[str, list[Row]]  # by trajectory id
+    scores: list[float | None]  # [B] what is compared in a group; None: unscored or quarantined
+    quarantine: dict[str, list[str]]  # trajectory ids by reason
+    metrics: dict[str, float]
+
+
+def planned(
+    batch: list[Trajectory],
+    judged: dict[str, Reward],
+    vocabulary: int,
+    scenarios: Input | None,
+    params: UpdateParams,
+) -> Plan:
+    """Check every trajectory, compare those of a scenario with each other, and choose the examples."""
+    from steps.training import batches, contract, credit
+    from steps.training.fates import TRAINED, WITHOUT_SIGNAL, fate
+
+    rows, quarantine = checked(batch, vocabulary)
     bad = {name for names in quarantine.values() for name in names}
     cut = {trajectory.id for trajectory in batch if trajectory.stop_reason in contract.TRUNCATED} - bad
     masked = cut if params.update.truncated_completions == "mask" else set()
@@ -84,12 +136,12 @@ def update(
     grouped: dict[str, float] = {}
     if params.update.advantages == "gigpo":
         gains, by_turn, flat, grouped = credit_turns(batch, scores, gains, scenarios, params)
-    fate_by_id = {
+    fates = {
         trajectory.id: fate(trajectory.id in bad, score, gain, trajectory.id in masked)
         for trajectory, score, gain in zip(batch, scores, gains, strict=True)
     }
-    if len(fate_by_id) != len(batch):
-        raise AssertionError(f"{len(batch)} trajectories have {len(fate_by_id)} ids: some would be lost")
+    if len(fates) != len(batch):
+        raise AssertionError(f"{len(batch)} trajectories have {len(fates)} ids: some would be lost")
     counted = TRAINED if params.update.without_signal == "drop" else (*TRAINED, *WITHOUT_SIGNAL)
     examples = [
         batches.Example(
@@ -100,38 +152,18 @@ def update(
             credit.of_tokens(trajectory, turns),
         )
         for trajectory, gain, turns in zip(batch, gains, by_turn, strict=True)
-        if fate_by_id[trajectory.id] in counted
+        if fates[trajectory.id] in counted
     ]
-
-    temperature = params.rollout.temperature
-    measured = trainer.train(examples, params.update, temperature, params.seed, older) if examples else {}
-    tokens = account(batch, rows, fate_by_id)
-    trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
-    if process()[1] > 1:
-        prepare_sampling()  # the engine is in another process, and cannot ask for the GPU
-
-    trained = sum(kind in TRAINED for kind in fate_by_id.values())
-    measured |= (
-        of_batch(batch, judged, scores)
-        | tokens
-        | grouped
-        | {
-            "trained": trained,
-            "quarantined": len(bad),
-            "without_signal": len(fate_by_id) - trained - len(bad),
-            "truncated": len(cut),
-            "rows": sum(len(rows[name]) for name, kind in fate_by_id.items() if kind in TRAINED),
-            "zero_variance_groups": flat,
-            "optimizer_steps": trainer.steps,
-        }
-    )
-    metrics.write_text(json.dumps(dict(sorted(measured.items())) | {"quarantine": quarantine}, indent=2) + "\n")
-    if fates is not None:
-        fates.write_text(json.dumps(fate_by_id, indent=2) + "\n")
-    for reason, names in quarantine.items():
-        first = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-        say(f"{len(names)} trajectories quarantined: {reason} ({first})")
-    say(f"{trained} of {len(batch)} trajectories trained on, {flat} groups without signal")
+    trained = sum(kind in TRAINED for kind in fates.values())
+    metrics = grouped | {
+        "trained": trained,
+        "quarantined": len(bad),
+        "without_signal": len(fates) - trained - len(bad),
+        "truncated": len(cut),
+        "rows": sum(len(rows[name]) for name, kind in fates.items() if kind in TRAINED),
+        "zero_variance_groups": flat,
+    }
+    return Plan(examples, fates, rows, scores, quarantine, metrics)
 
 
 def credit_turns(
