@@ -45,7 +45,7 @@ def main() -> int:
     options = parser.parse_args()
 
     def work() -> None:
-        prepare()
+        prepare(by_hand=True)
         evaluate(EvaluateSettings(version=options.version))
 
     return run_command(work)

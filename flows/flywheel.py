@@ -233,7 +233,7 @@ def main(words: list[str] | None = None) -> int:
             workspace.ref(options.name)
         if not 0 < options.share <= 1 or options.min_new < 1:
             raise UserError("--share must be above 0 and at most 1, and --min-new 1 or more")
-        prepare()
+        prepare(by_hand=True)
         root = Path.cwd()
         task = options.task or params.load(root / "params.yaml", Params).task
         settings = FlywheelSettings(

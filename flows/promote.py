@@ -81,7 +81,7 @@ def main() -> int:
     options = parser.parse_args()
 
     def work() -> int:
-        prepare()
+        prepare(by_hand=True)
         verdict = promote(PromoteSettings(version=options.version, dry_run=options.dry_run))
         return 0 if verdict is None or verdict.promoted else REFUSED
 

@@ -176,7 +176,7 @@ def main() -> int:
     def work() -> None:
         fields = {key: getattr(options, key) for key in ("params", "rubric", "iterations", "label", "update")}
         settings = RescoreSettings(**fields, more=values(options.set))
-        prepare()
+        prepare(by_hand=True)
         rescore(settings)
 
     return run_command(work)

@@ -127,8 +127,11 @@ def without_proxy() -> None:
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys(hosts))
 
 
-def prepare() -> None:
-    """Prepare the process for Prefect: variables of .env, this Python first on PATH, Prefect's folder and its server."""
+def prepare(by_hand: bool = False) -> None:
+    """Prepare the process for Prefect: variables of .env, this Python first on PATH, Prefect's folder and its server.
+
+    A command that was called by hand reports its failure itself, so the terminal leaves out Prefect's own report.
+    """
     if not Path("dvc.yaml").exists():
         raise UserError(f"{Path.cwd()} holds no dvc.yaml: run this from the project's root")
     dotenv.load(Path.cwd())
@@ -151,7 +154,7 @@ def prepare() -> None:
         prefect_server.use()
     if module := sys.modules.get("prefect.context"):
         module.refresh_global_settings_context()  # flows import Prefect first, which reads its variables only once
-        for handler in logging.getLogger().handlers:  # the terminal's; Prefect's server still gets all
+        for handler in logging.getLogger().handlers if by_hand else ():  # Prefect's server still gets all
             handler.addFilter(WithoutFailures())
 
 

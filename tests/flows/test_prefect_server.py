@@ -19,7 +19,7 @@ PROGRAM = """
 import time
 from prefect import flow  # first, as flows.promote does
 from flows.terminal import command, prefect_server
-command.prepare()
+command.prepare(by_hand=True)
 @flow
 def work():
     return 1

@@ -159,7 +159,7 @@ def test_the_champion_is_not_compared_with_itself(
     """Whatever became of its tags; and another version with the champion's adapter is told from it."""
     project.trained("004", 40)
     project.registry().client.set_model_version_tag("toy", "1", "adapter_hash", "edited")
-    monkeypatch.setattr(promote, "prepare", lambda: None)
+    monkeypatch.setattr(promote, "prepare", lambda by_hand: None)
     monkeypatch.setattr(promote, "promote", promote.promote.fn)  # without Prefect's engine and its server
     monkeypatch.setattr(promote, "run_command", lambda work: work())
     for words in ([], ["--version", "1"], ["--version", "champion"], ["--dry-run"]):
@@ -691,7 +691,7 @@ def test_the_exit_code_says_whether_it_was_promoted(
     project.trained("004", 30)
     project.trained("007", wins)
     monkeypatch.setattr(promote, "promote", promote.promote.fn)  # without Prefect's engine and its server
-    monkeypatch.setattr(promote, "prepare", lambda: None)
+    monkeypatch.setattr(promote, "prepare", lambda by_hand: None)
     monkeypatch.setattr(command.handover, "stop_workers", lambda _: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # for good, as in a process that ends then
     monkeypatch.setattr(sys, "argv", ["promote", "--dry-run"])
