@@ -79,6 +79,7 @@ BENCHMARKS = {
     "plan": Benchmark(300, 60, "planned peak memory / measured"),
     "update": Benchmark(1200, 260, "TRL's seconds per step / ours"),
     "iteration": Benchmark(480, 175, "TRL's seconds per iteration / ours"),
+    "end_to_end": Benchmark(2400, 150, "TRL's seconds to the same success / ours"),
     "sft": Benchmark(600, 90, "TRL's seconds / ours"),
     "start": Benchmark(1800, 240, "iterations of a fresh run / those from the champion to the same success", False),
     "mixed": Benchmark(2400, 90, "test success of one policy for two tasks / for each alone", False),

@@ -113,11 +113,15 @@ def train_with_trl(
     attempts: int = 8,
     compare_after: int = 0,
     base: Any = None,  # the base model, where it is at hand; `base_model` then has its tokenizer
+    accumulate: int | None = None,  # batches of an optimiser step; None: as many as hold all attempts at all prompts
+    after_step: Callable[[Any, Any, int], None]
+    | None = None,  # model, tokenizer, number of the step; its time is left out
+    at_end: Callable[[Any, Any], None] | None = None,
     **settings: Any,
 ) -> list[float]:
     """Train with TRL's GRPOTrainer: stock, in float32 unless `bf16`, with this project's LoRA, optimiser and first adapter.
 
-    Returns the seconds of each optimiser step on all attempts at all prompts. The adapter after `compare_after` steps is in
+    Returns the seconds of each optimiser step. The adapter after `compare_after` steps is in
     out/trl.
     """
     import torch
@@ -128,7 +132,7 @@ def train_with_trl(
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     kind = torch.bfloat16 if settings.get("bf16") else torch.float32  # faster than float32 that autocast casts
     base = AutoModelForCausalLM.from_pretrained(base_model, dtype=kind) if base is None else base
-    model = with_first_adapter(base, start)
+    model, tokenizer = with_first_adapter(base, start), AutoTokenizer.from_pretrained(base_model)
     seconds: list[float] = []
 
     class Clock(TrainerCallback):
@@ -144,13 +148,16 @@ def train_with_trl(
             if state.global_step == compare_after:
                 model.save_pretrained(out / "trl")
                 now = time.perf_counter()
+            if after_step is not None:
+                after_step(model, tokenizer, state.global_step)
+                now = time.perf_counter()
             Clock.began = now
 
     arguments = GRPOConfig(
         output_dir=os.fspath(out / "out"),
         max_steps=steps,
         per_device_train_batch_size=batch,
-        gradient_accumulation_steps=len(prompts) * attempts // batch,
+        gradient_accumulation_steps=accumulate or len(prompts) * attempts // batch,
         num_generations=attempts,
         use_cpu=not torch.cuda.is_available(),
         **STOCK | {"bf16": False} | settings,
@@ -160,8 +167,10 @@ def train_with_trl(
         args=arguments,
         reward_funcs=reward,
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
-        processing_class=AutoTokenizer.from_pretrained(base_model),
+        processing_class=tokenizer,
         rollout_func=rollout,
         callbacks=[Clock()],
     ).train()
+    if at_end is not None:
+        at_end(model, tokenizer)
     return seconds

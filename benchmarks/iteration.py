@@ -121,8 +121,11 @@ class Lockstep:
     def __init__(self, model: Any, end: int, pad: int, max_tokens: int, temperature: float) -> None:
         self.model, self.end = model, end
         self.asked: dict[int, list[int]] = {}
-        self.settings = {"max_new_tokens": max_tokens, "do_sample": True, "temperature": temperature}
-        self.settings |= {"top_k": 0, "top_p": 1.0, "eos_token_id": end, "pad_token_id": pad}
+        self.settings: dict[str, Any] = {"max_new_tokens": max_tokens, "eos_token_id": end, "pad_token_id": pad}
+        if temperature > 0:
+            self.settings |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        else:
+            self.settings |= {"do_sample": False}
 
     @property
     def pending(self) -> int:

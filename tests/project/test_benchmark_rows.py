@@ -48,6 +48,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "plan": {"call": {}, "compare": ROW, "refuse": ROW},
     "update": {"compare": ROW},
     "iteration": {"compare": ROW},
+    "end_to_end": {"compare": ROW},
     "pretrained": {"measure": ROW},
     "sft": {"measure": ROW},
     "start": {"measure": ROW},
