@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import _common
+from benchmarks import _runs
 from benchmarks._common import tell
 
 TASK = "slow_search"
@@ -65,7 +65,7 @@ SETTINGS: dict[str, object] = {
 
 def make_clone(root: Path) -> Path:
     """A clone of the committed tree with the slow task in it."""
-    _common.clone(root)
+    _runs.clone(root)
     (root / "environments" / f"{TASK}.py").write_text(MODULE)
     shutil.copytree(root / "tasks_data/email_search", root / "tasks_data" / TASK)
     return root
@@ -75,8 +75,8 @@ def trained(root: Path, overlap: int, size: Size) -> dict[str, Any]:
     """Run the flow in a clone: seconds of an iteration, and the median seconds of each stage's own work."""
     iterations = size.warm + size.timed + 1  # beside the last one nothing runs ahead: it does not count
     chosen = SETTINGS | {"train.iterations": iterations, "train.patience": iterations, "train.overlap": overlap}
-    variables = _common.environment(root) | {DELAY: str(size.seconds)}
-    _common.show(root, [*_common.training(chosen), "--task", TASK], variables)
+    variables = _runs.environment(root) | {DELAY: str(size.seconds)}
+    _runs.show(root, [*_runs.training(chosen), "--task", TASK], variables)
     ended = [(root / "run" / f"{number:03d}" / "timings" / "evaluation.json") for number in (size.warm, iterations - 1)]
     first, last = (path.stat().st_mtime for path in ended)
     rows = json.loads((root / "run/summary.json").read_text())["iterations"][size.warm : -1]
@@ -88,9 +88,9 @@ def replayed(root: Path) -> bool:
     """Whether `dvc repro --force` gives the dvc.lock of the run again."""
     path = root / "dvc.lock"
     before = path.read_bytes()
-    variables = _common.environment(root) | {DELAY: "0"}
+    variables = _runs.environment(root) | {DELAY: "0"}
     variables["PATH"] = os.pathsep.join([os.fspath(Path(sys.executable).parent), variables.get("PATH", "")])
-    _common.show(root, ["-m", "dvc", "repro", "--force", "--no-run-cache"], variables)
+    _runs.show(root, ["-m", "dvc", "repro", "--force", "--no-run-cache"], variables)
     return path.read_bytes() == before
 
 
@@ -120,8 +120,8 @@ def learning(quick: bool) -> list[dict[str, Any]]:
     rows = []
     for seed in SEEDS[:1] if quick else SEEDS:
         with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
-            root = _common.clone(Path(folder, f"seed{seed}"))
-            _common.show(root, _common.training({"seed": seed, "train.overlap": 1}))
+            root = _runs.clone(Path(folder, f"seed{seed}"))
+            _runs.show(root, _runs.training({"seed": seed, "train.overlap": 1}))
             summary = json.loads((root / "run/summary.json").read_text())
         low, high = serial[seed]["ci95"]
         success = summary["trained"]["success"]

@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks import _common
+from benchmarks import _common, _runs
 
 FILE = Path(__file__).with_suffix(".json")
 TASKS = {"tic_tac_toe": 12, "game_2048": 8, "email_search": 6}  # iterations, until a curve is near its end
@@ -41,12 +41,12 @@ QUICK: dict[str, object] = {"train.iterations": 3}
 
 def run_seed(task: str, seed: int, folder: Path, settings: dict[str, object]) -> list[dict[str, Any]]:
     """Both runs of a seed: {"task", "seed", "way", "curve": validation success by iteration, "test", "episodes", …}."""
-    root = _common.clone(folder / f"{task}-{seed}")
+    root = _runs.clone(folder / f"{task}-{seed}")
     usual = {"seed": seed, "train.iterations": TASKS[task], "train.patience": 999, "evaluate.sampled_attempts": 0}
     runs = []
     for way in WAYS:
-        words = [*_common.training(usual | {"update.advantages": way} | settings), "--name", f"{way}{seed}"]
-        seconds, _ = _common.show(root, [*words, "--task", task])
+        words = [*_runs.training(usual | {"update.advantages": way} | settings), "--name", f"{way}{seed}"]
+        seconds, _ = _runs.show(root, [*words, "--task", task])
         runs.append({"task": task, "seed": seed, "way": way, "seconds": round(seconds)} | measured(root / "run"))
     shutil.rmtree(root)
     return runs
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, help=f"default: {' '.join(TASKS)}; quick: {first}")
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--go-on", action="store_true", help=f"keep {FILE.name}'s runs, and make only those it lacks")
-    _common.jobs(parser)
+    _runs.jobs(parser)
     options = parser.parse_args()
     usual = [first] if options.quick else list(TASKS)
     seeds, tasks = options.seeds or (SEEDS[:1] if options.quick else SEEDS), options.tasks or usual
@@ -152,7 +152,7 @@ def main() -> None:
     cases = [(task, seed) for task in tasks for seed in seeds if (task, seed) not in made]
     with tempfile.TemporaryDirectory(prefix="credit-") as temporary:
         settings = QUICK if options.quick else {}
-        pairs = _common.side_by_side(options.jobs, lambda case: run_seed(*case, Path(temporary), settings), cases)
+        pairs = _runs.side_by_side(options.jobs, lambda case: run_seed(*case, Path(temporary), settings), cases)
         for task in tasks:
             for _ in [case for case in cases if case[0] == task]:
                 kept += next(pairs)

@@ -27,7 +27,7 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from benchmarks import _common
+from benchmarks import _common, _runs
 from benchmarks._trl import train_with_trl
 from benchmarks.iteration import Lockstep, in_step
 
@@ -38,10 +38,10 @@ QUICK = {"train.iterations": 2, "rollout.scenarios": 4, "scenarios.val": 16, "sc
 def ours(task: str, seed: int, root: Path, more: dict[str, Any]) -> dict[str, Any]:
     """A run of the flow in a clone: {"val": success by iteration, "test", "base", "before": seconds outside iterations,
     "seconds": of each iteration with its evaluation, "training": without}."""
-    _common.clone(root)
+    _runs.clone(root)
     count = more.get("train.iterations", ITERATIONS[task])
     chosen = {"seed": seed, "train.iterations": count, "train.patience": count, "evaluate.sampled_attempts": 0} | more
-    seconds, _ = _common.show(root, [*_common.training(chosen), "--task", task])
+    seconds, _ = _runs.show(root, [*_runs.training(chosen), "--task", task])
     summary = json.loads((root / "run/summary.json").read_text())
     rows = summary["iterations"]
     whole = [sum(row["seconds"].values()) + row["overhead_seconds"] for row in rows]

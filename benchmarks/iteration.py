@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks import _common
+from benchmarks import _common, _runs
 from benchmarks._common import ROOT, tell
 from benchmarks._trl import train_with_trl
 from benchmarks._update import LEARNING_RATE
@@ -45,7 +45,7 @@ FULL, QUICK = Size(2, 5, 16, 2), Size(1, 1, 8, 1)
 def ours(task: str, root: Path, size: Size, more: Sequence[str] = ()) -> dict[str, Any]:
     """Medians over iterations of a run of the flow in a clone, in seconds: its stages' own work, and the rest. `more`: words
     of its command."""
-    _common.clone(root)
+    _runs.clone(root)
     chosen = {
         "rollout.max_tokens": MAX_TOKENS[task],
         "rollout.scenarios": size.scenarios,
@@ -57,7 +57,7 @@ def ours(task: str, root: Path, size: Size, more: Sequence[str] = ()) -> dict[st
         "scenarios.val": 16,
         "scenarios.test": 16,
     }
-    _common.show(root, [*_common.training(chosen), "--task", task, *more])
+    _runs.show(root, [*_runs.training(chosen), "--task", task, *more])
     rows = json.loads((root / "run" / "summary.json").read_text())["iterations"][size.warm :]
     stages = ("rollout", "score", "update")
     seconds = {stage: median(row["seconds"][stage] for row in rows) for stage in stages}

@@ -26,7 +26,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _common
+from benchmarks import _common, _runs
 from benchmarks.judge import served
 from steps.core.records import OUTPUTS, Trajectory, read_records
 
@@ -39,9 +39,9 @@ QUICK: dict[str, object] = {"train.iterations": 3}
 
 def run_seed(seed: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """`flows.train` with this seed in a clone of the committed tree; its summary and validation curve."""
-    root = _common.clone(folder / f"seed{seed}")
+    root = _runs.clone(folder / f"seed{seed}")
     settings = QUICK if options.quick else {}
-    words = [*_common.training({"seed": seed} | settings), "--name", f"seed{seed}", "--task", options.task]
+    words = [*_runs.training({"seed": seed} | settings), "--name", f"seed{seed}", "--task", options.task]
     words += ["--preset", options.preset] if options.preset else []
     ruler = options.ruler
     judged = ("--task", options.task, "--scenarios", os.fspath(root / "run" / "scenarios"), "--noise", str(ruler))
@@ -49,7 +49,7 @@ def run_seed(seed: int, folder: Path, options: argparse.Namespace) -> dict[str, 
         if address is not None:
             score = {"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": f"noise {ruler}", "base_url": address}}}
             words += ["--set", f"score={json.dumps(score)}"]
-        _common.show(root, words)
+        _runs.show(root, words)
     summary = json.loads((root / "run" / "summary.json").read_text())
     folders = [root / "run" / f"{iteration:03d}" for iteration in range(len(summary["iterations"]) + 1)]
     curve = [json.loads((path / "evaluation" / "summary.json").read_text()) for path in folders]
@@ -76,7 +76,7 @@ def speed(folders: list[Path]) -> dict[str, float]:
 def biased(root: Path) -> dict[str, Any]:
     """The row of the base policy with the best one-token bias, on the test split of the run in this clone."""
     words = "-m steps.analytics.baselines --task email_search --players scripted --bias --count 240 --json".split()
-    rows = [json.loads(line) for line in _common.show(root, words)[1].splitlines() if line.startswith("{")]
+    rows = [json.loads(line) for line in _runs.show(root, words)[1].splitlines() if line.startswith("{")]
     [row] = [row for row in rows if row["player"].startswith("base, ")]
     return dict(row)
 

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import _common
+from benchmarks import _common, _runs
 from steps.core.params import Params, load
 
 SEEDS = [1, 2, 3]
@@ -32,8 +32,8 @@ ATTEMPTS = 4  # at each scenario of val and test, at temperature 1
 
 def train(root: Path, task: str, settings: dict[str, Any]) -> dict[str, Any]:
     """A run; the content of run/summary.json."""
-    words = [*_common.training(settings), "--task", task, "--name", task.replace("+", "-and-")]
-    _common.show(root, words)
+    words = [*_runs.training(settings), "--task", task, "--name", task.replace("+", "-and-")]
+    _runs.show(root, words)
     return dict(json.loads((root / "run/summary.json").read_text()))
 
 
@@ -72,7 +72,7 @@ class Both(NamedTuple):
 
 def both(seed: int, folder: Path, iterations: int, share: int) -> Both:
     """The mixed run of a seed, in a new clone."""
-    root = _common.clone(folder / f"seed{seed}")
+    root = _runs.clone(folder / f"seed{seed}")
     preset = load(root / f"tasks_data/{TASKS}.yaml", Params)
     settings = settings_of(preset, seed, iterations, 1) | {"rollout.scenarios": preset.rollout.scenarios // share}
     return Both(root, preset, train(root, TASKS, settings), seed, iterations, share)
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--iterations", type=int, help=f"of each run (default: {ITERATIONS}; quick: {QUICK})")
     parser.add_argument("--folder", type=Path, help="keep the clones here; they are deleted by default")
-    _common.jobs(parser)
+    _runs.jobs(parser)
     options = parser.parse_args()
     usual = SEEDS[:1] if options.quick else SEEDS
     seeds = options.seeds or usual
@@ -125,7 +125,7 @@ def main() -> None:
             mixed = both(seed, folder, iterations, share)
             return [compare(mixed, task) for task in TASKS.split("+")]
 
-        for seed_rows in _common.side_by_side(options.jobs, measure, seeds):
+        for seed_rows in _runs.side_by_side(options.jobs, measure, seeds):
             for row in seed_rows:
                 rows.add(row)
 

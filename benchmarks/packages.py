@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import _common
+from benchmarks import _common, _runs
 
 SEEDS = [1, 2, 3]
 GAIN, LIMIT = 0.15, 600
@@ -45,11 +45,11 @@ TRAINED = {
 
 def build(root: Path, task: str, steps: int) -> float:
     """A clone with the task's data and its policy; the seconds that these took."""
-    _common.clone(root)
-    data, _ = _common.show(root, ["-m", "environments._packages", task])
+    _runs.clone(root)
+    data, _ = _runs.show(root, ["-m", "environments._packages", task])
     words = ["--task", task, "--task-data", f"tasks_data/{task}", "--players", TRAINED[task].players, "--digits", "one"]
     words += ["--drawn", "episode", "--observations", "yes", "--steps", str(steps), "--policy", "policy"]
-    made, _ = _common.show(root, ["-m", "steps.supervised.small_policy", *words])
+    made, _ = _runs.show(root, ["-m", "steps.supervised.small_policy", *words])
     return data + made
 
 
@@ -73,7 +73,7 @@ def train(root: Path, task: str, seed: int, iterations: int, share: int) -> dict
         "train.iterations": iterations,
         "train.patience": iterations,
     }
-    _common.show(root, [*_common.training(settings), "--task", task, "--name", f"seed-{seed}"])
+    _runs.show(root, [*_runs.training(settings), "--task", task, "--name", f"seed-{seed}"])
     return dict(json.loads((root / "run/summary.json").read_text()))
 
 
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--iterations", type=int, help=f"of each run (default: {ITERATIONS}; quick: {QUICK})")
     parser.add_argument("--folder", type=Path, help="keep the clones here; they are deleted by default")
-    _common.jobs(parser)
+    _runs.jobs(parser)
     options = parser.parse_args()
     tasks = options.tasks or list(TRAINED)[: 1 if options.quick else None]
     seeds = options.seeds or SEEDS[: 1 if options.quick else None]
@@ -124,7 +124,7 @@ def main() -> None:
             seconds = build(root, task, steps)
             return [measure(root, task, seed, iterations, share, seconds) for seed in seeds]
 
-        for task_rows in _common.side_by_side(options.jobs, rows_of, range(len(tasks))):
+        for task_rows in _runs.side_by_side(options.jobs, rows_of, range(len(tasks))):
             for row in task_rows:
                 rows.add(row)
 

@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _common, iteration, rollout, update
+from benchmarks import _common, _runs, iteration, rollout, update
 from benchmarks._common import ROOT
 from benchmarks._update import pretrained
 from steps.core.records import Trajectory, read_records, write_records
@@ -55,8 +55,8 @@ def measure(row: str, folder: Path, quick: bool) -> dict[str, Any]:
 
 def check(folder: Path) -> dict[str, Any]:
     """What the stage update makes of a right batch and of three wrong ones, after one update of a run."""
-    root = _common.clone(folder / "check")
-    _common.show(root, [*_common.training({"train.iterations": 2}), "--preset", PRESET])
+    root = _runs.clone(folder / "check")
+    _runs.show(root, [*_runs.training({"train.iterations": 2}), "--preset", PRESET])
     run = root / "run"
     [model] = {trajectory.adapter_hash for trajectory in read(run / "002")}
     (run / "stale").mkdir()
@@ -97,7 +97,7 @@ def refusal(root: Path, batch: str) -> str | None:
     for name in ("adapter", "checkpoint", "metrics"):
         words += [f"--{name}", f"run/check-{name}"]
     result = subprocess.run(
-        [sys.executable, *words], cwd=root, env=_common.environment(root), capture_output=True, text=True, check=False
+        [sys.executable, *words], cwd=root, env=_runs.environment(root), capture_output=True, text=True, check=False
     )
     if result.returncode not in (0, 2):
         raise SystemExit(f"steps.update failed: {result.stderr}")

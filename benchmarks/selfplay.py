@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import _common
+from benchmarks import _common, _runs
 from steps.core.params import Params, load
 
 SEEDS = [1, 2, 3]
@@ -55,7 +55,7 @@ def train(root: Path, seed: int, player: str, iterations: int, share: int) -> Ar
     }
     if player == "iteration":
         settings["rollout.opponent.every"] = EVERY
-    _common.show(root, [*_common.training(settings), "--task", TASK, "--name", f"against-{player}"])
+    _runs.show(root, [*_runs.training(settings), "--task", TASK, "--name", f"against-{player}"])
     summary = json.loads((root / "run/summary.json").read_text())
     number = int(summary["trained"]["iteration"])
     base, games = drawn_or_won(root / "run/000/test/summary.json")
@@ -71,7 +71,7 @@ def drawn_or_won(path: Path) -> tuple[float, int]:
 
 def measure(seed: int, folder: Path, iterations: int, share: int) -> dict[str, Any]:
     """The row of a seed."""
-    root = _common.clone(folder / f"seed{seed}")
+    root = _runs.clone(folder / f"seed{seed}")
     own, random = (train(root, seed, player, iterations, share) for player in ("iteration", "random"))
     return {
         "name": f"{TASK} seed {seed}",
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--iterations", type=int, help=f"of each run (default: {ITERATIONS}; quick: {QUICK})")
     parser.add_argument("--folder", type=Path, help="keep the clones here; they are deleted by default")
-    _common.jobs(parser)
+    _runs.jobs(parser)
     options = parser.parse_args()
     usual = SEEDS[:1] if options.quick else SEEDS
     seeds = options.seeds or usual
@@ -105,7 +105,7 @@ def main() -> None:
     os.environ["DVC_NO_ANALYTICS"] = "1"
     with tempfile.TemporaryDirectory(prefix="selfplay-") as temporary:
         folder, share = options.folder or Path(temporary), 4 if options.quick else 1
-        for row in _common.side_by_side(options.jobs, lambda seed: measure(seed, folder, iterations, share), seeds):
+        for row in _runs.side_by_side(options.jobs, lambda seed: measure(seed, folder, iterations, share), seeds):
             rows.add(row)
 
 

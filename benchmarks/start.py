@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _common
+from benchmarks import _common, _runs
 
 SEEDS = [1, 2, 3]
 ITERATIONS, QUICK = 8, 3
@@ -60,8 +60,8 @@ Curve = dict[int, float]  # success on validation by iteration, 0 being what the
 
 def train(root: Path, task: str, name: str, settings: dict[str, Any]) -> tuple[Curve, Curve]:
     """A run: its greedy curve and its sampled one."""
-    words = [*_common.training(SETTINGS[task] | settings), "--task", task, "--name", name]
-    _common.show(root, words)
+    words = [*_runs.training(SETTINGS[task] | settings), "--task", task, "--name", name]
+    _runs.show(root, words)
     summary = json.loads((root / "run/summary.json").read_text())
     base = json.loads((root / "run/000/evaluation/summary.json").read_text())
     rows = {0: summary.get("before", {}).get("start", base)} | {row["iteration"]: row for row in summary["iterations"]}
@@ -84,7 +84,7 @@ def compared(fresh: Curve, begun: Curve, iterations: int) -> dict[str, Any]:
 
 def measure(task: str, seed: int, folder: Path, iterations: int) -> dict[str, Any]:
     """The three runs of a seed, in a clone."""
-    root = _common.clone(folder / f"{task}-seed{seed}")
+    root = _runs.clone(folder / f"{task}-seed{seed}")
     settings = {"seed": seed, "train.iterations": iterations, "train.patience": iterations}
     was, is_now = CHANGES[task]
     was(root)
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--task", choices=list(CHANGES), help="default: email_search; quick: multiplication")
     parser.add_argument("--iterations", type=int, help=f"of each run (default: {ITERATIONS}; quick: {QUICK})")
-    _common.jobs(parser)
+    _runs.jobs(parser)
     options = parser.parse_args()
     usual = SEEDS[:1] if options.quick else SEEDS
     seeds, task = options.seeds or usual, options.task or ("multiplication" if options.quick else "email_search")
@@ -117,9 +117,7 @@ def main() -> None:
     rows = _common.begin("start", options, len(seeds) / len(usual) if is_usual else None)
     os.environ["DVC_NO_ANALYTICS"] = "1"
     with tempfile.TemporaryDirectory(prefix="start-") as folder:
-        for row in _common.side_by_side(
-            options.jobs, lambda seed: measure(task, seed, Path(folder), iterations), seeds
-        ):
+        for row in _runs.side_by_side(options.jobs, lambda seed: measure(task, seed, Path(folder), iterations), seeds):
             rows.add(row)
 
 

@@ -31,7 +31,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import _common
+from benchmarks import _common, _runs
 
 KINDS = ("none", "refusing", "hanging", "slow", "failing")
 SECONDS = 1.0  # until a slow host answers
@@ -126,11 +126,11 @@ def run(kind: str, root: Path, words: list[str], done: Path | None = None) -> Ru
     """Run Python on the words in a clone of the committed tree at `root`, beside a host of this kind; with `done`, in a copy
     of that run without what was logged."""
     if done is None:
-        _common.clone(root)
+        _runs.clone(root)
     else:
         shutil.copytree(done, root, ignore=shutil.ignore_patterns(".flywheel", "cache"))
     with host(kind) as stand:
-        seconds, shown = _common.show(root, words, environment(root, stand.address))
+        seconds, shown = _runs.show(root, words, environment(root, stand.address))
     log = root / ".flywheel" / "train.log"
     logged = log.read_text(errors="replace") if log.exists() else shown
     return Run(seconds, shown, logged, outputs(root / "dvc.lock"), len(stand.traces))
@@ -138,7 +138,7 @@ def run(kind: str, root: Path, words: list[str], done: Path | None = None) -> Ru
 
 def environment(root: Path, address: str | None) -> dict[str, str]:
     """The variables of a command in a clone, with every scenario traced, and keys for the host where there is one."""
-    variables = _common.environment(root) | {"FLYWHEEL_TRACE_RATE": "1"}
+    variables = _runs.environment(root) | {"FLYWHEEL_TRACE_RATE": "1"}
     if address is not None:
         variables |= {
             "LANGFUSE_HOST": address,
@@ -220,7 +220,7 @@ def main() -> None:
     rows = _common.begin("tracing", options, None if options.full or options.iterations else 1.0)
     with tempfile.TemporaryDirectory(prefix="tracing-") as name:
         measure = quick_rows if options.quick else full_rows
-        for measured in measure(Path(name), _common.training(chosen), options.hosts, iterations):
+        for measured in measure(Path(name), _runs.training(chosen), options.hosts, iterations):
             rows.add(measured)
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import _common
+from benchmarks import _common, _runs
 from benchmarks._common import ROOT
 
 GOAL = 0.5  # seconds, together
@@ -46,8 +46,8 @@ def finished(project: Path) -> list[str]:
 
 def made(folder: Path) -> Path:
     """A clone with a run of one iteration."""
-    root = _common.clone(folder / "made")
-    _common.show(root, _common.training({"train.iterations": 1, "train.patience": 1, "scenarios.test": 16}))
+    root = _runs.clone(folder / "made")
+    _runs.show(root, _runs.training({"train.iterations": 1, "train.patience": 1, "scenarios.test": 16}))
     return root
 
 

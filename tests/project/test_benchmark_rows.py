@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as runner
-from benchmarks import _common
+from benchmarks import _common, _runs
 from benchmarks._common import BENCHMARKS, ROOT, Rows, announcement, text
 from steps.runner.handover import alive
 
@@ -154,17 +154,17 @@ def test_jobs_have_a_core_each_and_their_results_keep_the_order() -> None:
     def measure(case: int) -> tuple[int, int | None, list[str], str]:
         if case < 2:
             meeting.wait()  # both are at work at one time
-        home = _common.environment(Path("/clones/seed1"))["PREFECT_HOME"]
-        return case, _common.own_core(), _common.training({"seed": case}), home
+        home = _runs.environment(Path("/clones/seed1"))["PREFECT_HOME"]
+        return case, _runs.own_core(), _runs.training({"seed": case}), home
 
-    rows = list(_common.side_by_side(2, measure, [0, 1, 2, 3]))
+    rows = list(_runs.side_by_side(2, measure, [0, 1, 2, 3]))
     assert [case for case, *_ in rows] == [0, 1, 2, 3]
     assert {core for _, core, *_ in rows[:2]} == set(sorted(cores)[:2])
     assert len({home for *_, home in rows[:2]}) == 2  # two servers of Prefect, two databases
     assert rows[3][2] == ["-m", "flows.train", "--set", "seed=3", "--set", "policy.threads=1"]
     assert os.sched_getaffinity(0) == cores
 
-    [(case, core, words, home)] = _common.side_by_side(1, measure, [3])
+    [(case, core, words, home)] = _runs.side_by_side(1, measure, [3])
     assert (case, core, home) == (3, None, "/clones/prefect")
     assert words == ["-m", "flows.train", "--set", "seed=3"]
 
@@ -180,7 +180,7 @@ def test_an_error_of_a_job_ends_the_rest() -> None:
         return case
 
     with pytest.raises(SystemExit, match="failed"):
-        list(_common.side_by_side(2, measure, range(20)))
+        list(_runs.side_by_side(2, measure, range(20)))
     assert len(made) < 20
 
 

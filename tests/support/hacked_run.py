@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import _common
+from benchmarks import _runs
 from tests.conftest import python, run
 
 CARELESS = '''"""Email search with a mistake in its reward."""
@@ -61,10 +61,10 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=10)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hacked-") as temporary:
-        root = _common.clone(Path(temporary) / "run")
+        root = _runs.clone(Path(temporary) / "run")
         prepare(root)
-        words = [*_common.training({"train.iterations": options.iterations}), "--task", "careless"]
-        _, text = _common.show(root, words)
+        words = [*_runs.training({"train.iterations": options.iterations}), "--task", "careless"]
+        _, text = _runs.show(root, words)
         alarms = re.findall(r"reward hacking: .*", text)
         summary = json.loads((root / "run/summary.json").read_text())
         print(f"iterations: {len(summary['iterations'])} of {options.iterations}")
