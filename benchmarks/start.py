@@ -87,6 +87,7 @@ def measure(task: str, seed: int, folder: Path, iterations: int) -> dict[str, An
     """The three runs of a seed, in a clone."""
     root = _runs.clone(folder / f"{task}-seed{seed}")
     settings = {"seed": seed, "train.iterations": iterations, "train.patience": iterations}
+    settings["evaluate.sampled_attempts"] = 1  # settings stay in params.yaml, and the champion's has none
     was, is_now = CHANGES[task]
     was(root)
     champion = train(root, task, "champion", settings | {"evaluate.sampled_attempts": 0})
