@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import _update, credit, update
+from benchmarks import _common, _update, credit, update
 from steps.core.records import Row
 from steps.runner.stage import parse
 from steps.training import grpo
@@ -98,3 +99,18 @@ def test_the_row_of_credit_compares_runs_of_one_seed() -> None:
     assert made["ratio_low"] < made["ratio"] < made["ratio_high"]
     runs[2]["curve"] = [0.0] * 5
     assert credit.row("toy", runs)["unreached"] == 1
+
+
+def test_the_published_credit_is_what_its_runs_come_to() -> None:
+    runs = [json.loads(line) for line in credit.FILE.read_text().splitlines()]
+    text = (_common.ROOT / "docs/update.md").read_text()
+    for task in credit.TASKS:
+        chosen = [run for run in runs if run["task"] == task]
+        assert {(run["seed"], run["way"]) for run in chosen} == {
+            (seed, way) for seed in credit.SEEDS for way in credit.WAYS
+        }
+        row = credit.row(task, chosen)
+        gain = f"{row['gain']:+.3f} [{row['gain_low']:+.3f}, {row['gain_high']:+.3f}]"
+        ratio = f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
+        cells = f"{row['grpo_episodes']:,} | {row['gigpo_episodes']:,} | {ratio} | {row['unreached']} of 5 | {gain}"
+        assert f"| {task} | {cells} |" in text
