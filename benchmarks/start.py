@@ -66,7 +66,9 @@ def train(root: Path, task: str, name: str, settings: dict[str, Any]) -> tuple[C
     summary = json.loads((root / "run/summary.json").read_text())
     base = json.loads((root / "run/000/evaluation/summary.json").read_text())
     rows = {0: summary.get("before", {}).get("start", base)} | {row["iteration"]: row for row in summary["iterations"]}
-    greedy, sampled = ({place: row.get(key, 0.0) for place, row in rows.items()} for key in ("success", "sampled_success"))
+    greedy, sampled = (
+        {place: row.get(key, 0.0) for place, row in rows.items()} for key in ("success", "sampled_success")
+    )
     return greedy, sampled
 
 
