@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,25 +87,31 @@ def train_rows_with_trl(
 
 def with_first_adapter(model: Any, start: Path) -> Any:
     """The model with this project's LoRA, as PEFT makes it, and the weights of the checkpoint `start`."""
-    import torch
     from peft import LoraConfig, get_peft_model
     from safetensors.torch import load_file
 
     lora = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(model, lora)
     first = load_file(start / "state.safetensors")
+    set_weights(model, {name.removeprefix("weight."): value for name, value in first.items()})
+    return model
+
+
+def set_weights(model: Any, weights: Mapping[str, Any]) -> None:
+    """Set the trained parameters of the model."""
+    import torch
+
     with torch.no_grad():
         for name, value in model.named_parameters():
             if value.requires_grad:
-                value.copy_(first[f"weight.{name}"])
-    return model
+                value.copy_(weights[name])
 
 
 def train_with_trl(
     base_model: str,
     start: Path,  # checkpoint of the first adapter
     prompts: list[Any],
-    reward: Callable[..., list[float]],
+    reward: Callable[..., Sequence[float | None]],
     steps: int,
     batch: int,
     out: Path,
@@ -121,8 +127,8 @@ def train_with_trl(
 ) -> list[float]:
     """Train with TRL's GRPOTrainer: stock, in float32 unless `bf16`, with this project's LoRA, optimiser and first adapter.
 
-    Returns the seconds of each optimiser step. The adapter after `compare_after` steps is in
-    out/trl.
+    Returns the seconds of each optimiser step, by default on all attempts at all prompts. The adapter after `compare_after`
+    steps is in out/trl.
     """
     import torch
     from datasets import Dataset
@@ -157,10 +163,9 @@ def train_with_trl(
         output_dir=os.fspath(out / "out"),
         max_steps=steps,
         per_device_train_batch_size=batch,
-        gradient_accumulation_steps=accumulate or len(prompts) * attempts // batch,
         num_generations=attempts,
         use_cpu=not torch.cuda.is_available(),
-        **STOCK | {"bf16": False} | settings,
+        **STOCK | {"bf16": False, "gradient_accumulation_steps": len(prompts) * attempts // batch} | settings,
     )
     GRPOTrainer(
         model=model,
@@ -171,6 +176,4 @@ def train_with_trl(
         rollout_func=rollout,
         callbacks=[Clock()],
     ).train()
-    if at_end is not None:
-        at_end(model, tokenizer)
     return seconds

@@ -7,7 +7,7 @@
 Ours is `python -m flows.train` with the task's preset, in a clone of the committed tree: all of it counts, from the start of
 Python to the registered model. TRL's side is one process with stock GRPOTrainer, Hugging Face generate and no dynamo: the
 same scenarios for train, val and test, the first adapter, loss, learning rate, optimiser steps and number of episodes. It
-plays several turns through `rollout_func`, in step (benchmarks/iteration.py), and both sides play the validation scenarios
+plays several turns through `rollout_func`, in step (benchmarks/_trl_play.py), and both sides play the validation scenarios
 after each iteration and the test scenarios with the best adapter. Left out on TRL's side: everything that our pipeline
 does beside (hashes, tracking, checkpoints), the curriculum, and the penalty of truncated episodes.
 
@@ -21,17 +21,24 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from itertools import accumulate
 from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any
 
 from benchmarks import _common, _runs
-from benchmarks._trl import train_with_trl
-from benchmarks.iteration import Lockstep, in_step
+from benchmarks._trl import set_weights, train_with_trl
+from benchmarks._trl_play import TrlTask
 
 ITERATIONS = {"multiplication": 8, "tic_tac_toe": 12, "email_search": 14}
+SHARED = {  # settings that have the same names as GRPOConfig's
+    "steps_per_generation",
+    "num_iterations",
+    "learning_rate",
+    "beta",
+    "epsilon",
+    "epsilon_high",
+}
 QUICK = {"train.iterations": 2, "rollout.scenarios": 4, "scenarios.val": 16, "scenarios.test": 16}
 
 
@@ -55,132 +62,72 @@ def ours(task: str, seed: int, root: Path, more: dict[str, Any]) -> dict[str, An
     }
 
 
+class Validation:
+    """Measures TRL's side after each of its iterations: success on validation, and at the end, with the weights that were
+    best, on the test split."""
+
+    def __init__(self, side: TrlTask) -> None:
+        self.side = side
+        self.steps = side.params.update.steps_per_generation  # of an iteration
+        self.curve: list[float] = []
+        self.seconds: list[float] = []  # of each evaluation on validation
+        self.weights: dict[str, Any] = {}
+        self.test = 0.0
+
+    def __call__(self, model: Any, tokenizer: Any, step: int) -> None:
+        if step % self.steps:
+            return
+        began = time.perf_counter()
+        self.curve.append(self.side.success(model, tokenizer, "val"))
+        if self.curve[-1] > max(self.curve[:-1], default=-1.0):
+            trained = ((name, value) for name, value in model.named_parameters() if value.requires_grad)
+            self.weights = {name: value.detach().clone() for name, value in trained}
+        self.seconds.append(time.perf_counter() - began)
+        if len(self.curve) == self.side.params.train.iterations:
+            set_weights(model, self.weights)
+            self.test = self.side.success(model, tokenizer, "test")
+
+
 def run_trl(task: str, folder: str) -> dict[str, Any]:
     """TRL's side, on the scenarios and from the first adapter of our run in folder/ours; the same keys as of `ours`, but for
     "base" and "before". `compare` runs this in a process of its own."""
-    import environments
-    from environments.base import Scenario
-    from steps.core.params import Params, load
-    from steps.core.records import read_records
-    from steps.policy.chat import Chat
     from steps.policy.loading import local
 
-    own = Path(folder, "ours")
-    params = load(own / "params.yaml", Params)
-    env = environments.load(task)
-    data = env.load(own / "tasks_data" / task)
-    train, val, test = (
-        read_records(Scenario, own / f"run/scenarios/{split}.parquet") for split in ("train", "val", "test")
-    )
-    count, attempts, parts = params.rollout.scenarios, params.rollout.attempts, params.update.steps_per_generation
-    order = Random(params.seed)
-    drawn: list[Scenario] = []
-    while len(drawn) < params.train.iterations * count:
-        drawn += order.sample(train, len(train))
-    by_prompt = {json.dumps(list(scenario.messages)): scenario for scenario in train}
-
-    def reward(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
-        scenarios = [by_prompt[json.dumps(prompt)] for prompt in prompts]
-        return [
-            sum(part.value for part in env.components(scenario, [*scenario.messages, *answers]))
-            for scenario, answers in zip(scenarios, columns.get("transcript", completions), strict=True)
-        ]
-
-    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        return in_step(env, data, [by_prompt[json.dumps(prompt)] for prompt in prompts], trainer, params)
-
-    def success(model: Any, tokenizer: Any, scenarios: list[Scenario]) -> float:
-        """As the stage evaluate has it: one attempt each, at its temperature."""
-        from steps.sampling import episodes
-
-        chat = Chat(tokenizer, [tool.schema for tool in env.tools().values()])
-        limits = params.evaluate
-        longest = limits.max_tokens or params.rollout.max_tokens or 64
-        played = episodes.play(
-            Lockstep(model, chat.end, tokenizer.pad_token_id, longest, limits.temperature),
-            chat,
-            env,
-            data,
-            [(scenario, 0) for scenario in scenarios],
-            prefix="trl",
-            seed=params.seed,
-            adapter_hash="",
-            context=params.policy.context,
-            max_tokens=longest,
-        )
-        transcripts = (
-            [message for turn in trajectory.turns for message in (turn.message, *turn.observations)]
-            for trajectory in played
-        )
-        return fmean(
-            env.success(scenario, [*scenario.messages, *messages])
-            for scenario, messages in zip(scenarios, transcripts, strict=True)
-        )
-
-    curve: list[float] = []
-    spent: list[float] = []  # on evaluations
-    best: dict[str, Any] = {}
-
-    def evaluate(model: Any, tokenizer: Any, step: int) -> None:
-        """After each generation's optimiser steps; the weights that are best on validation are kept."""
-        if step % parts:
-            return
-        began = time.perf_counter()
-        curve.append(success(model, tokenizer, val))
-        if curve[-1] > max(curve[:-1], default=-1.0):
-            trained = ((name, value) for name, value in model.named_parameters() if value.requires_grad)
-            best.update({name: value.detach().clone() for name, value in trained})
-        spent.append(time.perf_counter() - began)
-
-    several = task != "multiplication"  # turns
+    side = TrlTask(task, Path(folder, "ours"))
+    params, train, order = side.params, side.scenarios("train"), Random(side.params.seed)
+    steps, update = params.update.steps_per_generation, params.update
+    needed = params.train.iterations * params.rollout.scenarios
+    drawn = [scenario for _ in range(-(-needed // len(train))) for scenario in order.sample(train, len(train))]
+    validation = Validation(side)
     seconds = train_with_trl(
         local(params.policy).base_model,
-        own / "run/000/checkpoint",
+        side.own / "run/000/checkpoint",
         [list(scenario.messages) for scenario in drawn],
-        reward,
-        params.train.iterations * parts,
-        count * attempts // parts,
+        side.reward,
+        params.train.iterations * steps,
+        params.rollout.scenarios * params.rollout.attempts // steps,
         Path(folder),
-        rollout if several else None,
-        attempts=attempts,
-        accumulate=1,
-        after_step=evaluate,
-        steps_per_generation=parts,
-        num_iterations=params.update.num_iterations,
-        learning_rate=params.update.learning_rate,
-        beta=params.update.beta,
-        epsilon=params.update.epsilon,
-        epsilon_high=params.update.epsilon_high,
-        temperature=params.rollout.temperature,
-        max_completion_length=params.policy.context if several else params.rollout.max_tokens or 64,
+        side.rollout_func(),
+        attempts=params.rollout.attempts,
+        after_step=validation,
         seed=params.seed,
-        at_end=lambda model, tokenizer: best.update(test=success(with_weights(model, best), tokenizer, test)),
+        gradient_accumulation_steps=1,
+        **update.model_dump(include=SHARED),
+        **side.settings(),
     )
-    training = [sum(seconds[place : place + parts]) for place in range(0, len(seconds), parts)]
+    training = [sum(seconds[place : place + steps]) for place in range(0, len(seconds), steps)]
     return {
-        "val": curve,
-        "test": best["test"],
-        "seconds": [sum(both) for both in zip(training, spent, strict=True)],
+        "val": validation.curve,
+        "test": validation.test,
+        "seconds": [sum(both) for both in zip(training, validation.seconds, strict=True)],
         "training": training,
     }
 
 
-def with_weights(model: Any, weights: dict[str, Any]) -> Any:
-    """The model with these weights."""
-    import torch
-
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if value.requires_grad:
-                value.copy_(weights[name])
-    return model
-
-
 def until(side: dict[str, Any], goal: float) -> float:
     """Seconds from the start of a side until its success on validation first reaches the goal."""
-    sums = accumulate(side["seconds"], initial=side["before"])
-    next(sums)
-    return next(total for total, success in zip(sums, side["val"], strict=True) if success >= goal)
+    reached = next(place for place, success in enumerate(side["val"], 1) if success >= goal)
+    return float(side["before"] + sum(side["seconds"][:reached]))
 
 
 def compare(task: str, seed: int, folder: Path, more: dict[str, Any]) -> dict[str, Any]:

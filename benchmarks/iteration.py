@@ -6,8 +6,7 @@
 Ours is `flows.train` itself, in a clone of the committed tree: the median seconds of rollout, score and update, and beside
 them what DVC, MLflow and Prefect add. TRL's is one GRPOTrainer that samples with Hugging Face generate, without dynamo, at
 the fastest of several batch sizes. Same task, reward, first adapter, temperature, lengths, loss (dapo, no KL term) and one
-optimiser step an iteration. multiplication has one turn of at most 64 tokens, TRL's loop as it comes; email_search goes
-through `rollout_func`, all episodes in step: every turn is one call of generate for those that are not done.
+optimiser step an iteration. How TRL plays several turns is in benchmarks/_trl_play.py.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks import _common, _runs
-from benchmarks._common import ROOT, tell
+from benchmarks._common import tell
 from benchmarks._trl import train_with_trl
+from benchmarks._trl_play import TrlTask
 from benchmarks._update import LEARNING_RATE
-from steps.sampling.engine import Sampled
 
 MAX_TOKENS = {"multiplication": 64, "email_search": 64, "json_records": 48}  # of a turn
 BATCHES = {"multiplication": (32, 128), "email_search": (16, 32), "json_records": (16, 32)}  # for TRL
@@ -72,118 +71,22 @@ def run_trl(task: str, folder: str, steps: int, batch: int) -> list[float]:
 
     `compare` runs this in a process of its own.
     """
-    import environments
-    from environments.base import Scenario
-    from steps.core.params import Params, load
-    from steps.core.records import read_records
     from steps.policy.loading import local
 
-    own = Path(folder, "ours")
-    params = load(own / "params.yaml", Params)
-    env = environments.load(task)
-    scenarios = read_records(Scenario, own / "run" / "scenarios" / "train.parquet")[: params.rollout.scenarios]
-    by_prompt = {json.dumps(list(scenario.messages)): scenario for scenario in scenarios}
-    settings: dict[str, Any] = {"max_completion_length": MAX_TOKENS[task], "temperature": params.rollout.temperature}
-    rollout = None
-    if task == "email_search":
-        data, settings["max_completion_length"] = env.load(ROOT / "tasks_data" / task), params.policy.context
-
-        def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-            return in_step(env, data, [by_prompt[json.dumps(prompt)] for prompt in prompts], trainer, params)
-
-    def reward(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
-        if "transcript" in columns:
-            completions = columns["transcript"]
-        pairs = zip((by_prompt[json.dumps(prompt)] for prompt in prompts), completions, strict=True)
-        return [
-            sum(part.value for part in env.components(scenario, [*scenario.messages, *answers]))
-            for scenario, answers in pairs
-        ]
-
-    settings["bf16"] = params.policy.dtype == "bfloat16"
+    side = TrlTask(task, Path(folder, "ours"))
+    scenarios = side.scenarios("train")[: side.params.rollout.scenarios]
     return train_with_trl(
-        local(params.policy).base_model,
-        own / "run" / "000" / "checkpoint",
+        local(side.params.policy).base_model,
+        side.own / "run/000/checkpoint",
         [list(scenario.messages) for scenario in scenarios],
-        reward,
+        side.reward,
         steps,
         batch,
         Path(folder),
-        rollout,
-        attempts=params.rollout.attempts,
-        **settings,
+        side.rollout_func(),
+        attempts=side.params.rollout.attempts,
+        **side.settings(),
     )
-
-
-class Lockstep:
-    """Hugging Face generate in the place of `engine.EngineSampler`: one call for all turns that are asked for."""
-
-    def __init__(self, model: Any, end: int, pad: int, max_tokens: int, temperature: float) -> None:
-        self.model, self.end = model, end
-        self.asked: dict[int, list[int]] = {}
-        self.settings: dict[str, Any] = {"max_new_tokens": max_tokens, "eos_token_id": end, "pad_token_id": pad}
-        if temperature > 0:
-            self.settings |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        else:
-            self.settings |= {"do_sample": False}
-
-    @property
-    def pending(self) -> int:
-        return len(self.asked)
-
-    def submit(self, key: int, prompt_ids: list[int], seed: int) -> None:  # generate draws from torch's own
-        self.asked[key] = prompt_ids
-
-    def step(self) -> list[Sampled]:
-        import torch
-
-        asked, self.asked = self.asked, {}
-        longest = max(map(len, asked.values()))
-        rows = torch.tensor([[0] * (longest - len(ids)) + ids for ids in asked.values()])
-        there = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in asked.values()])
-        self.model.eval()
-        with torch.no_grad():
-            out = self.model.generate(input_ids=rows, attention_mask=there, **self.settings)[:, longest:].tolist()
-        self.model.train()
-        done = []
-        for key, tokens in zip(asked, out, strict=True):
-            ended = self.end in tokens
-            ids = tuple(tokens[: tokens.index(self.end) + 1] if ended else tokens)
-            done.append(Sampled(key, ids, (0.0,) * len(ids), "stop" if ended else "length"))
-        return done
-
-
-def in_step(env: Any, data: Any, scenarios: list[Any], trainer: Any, params: Any) -> dict[str, Any]:
-    """What TRL's rollout_func returns: episodes played as the pipeline plays them, but by Hugging Face generate."""
-    from steps.policy.chat import Chat
-    from steps.sampling import episodes
-
-    if not hasattr(trainer, "chat"):
-        trainer.chat = Chat(trainer.processing_class, [tool.schema for tool in env.tools().values()])
-    settings, pad = params.rollout, trainer.processing_class.pad_token_id
-    played = episodes.play(
-        Lockstep(trainer.model, trainer.chat.end, pad, settings.max_tokens, settings.temperature),
-        trainer.chat,
-        env,
-        data,
-        list(zip(scenarios, range(len(scenarios)), strict=True)),
-        prefix="trl",
-        seed=0,
-        adapter_hash="",
-        context=params.policy.context,
-        max_tokens=settings.max_tokens,
-    )
-    cut = [(row, len(trajectory.turns[0].prompt_ids)) for trajectory in played for [row] in [trajectory.flatten()]]
-    return {
-        "prompt_ids": [row.ids[:start] for row, start in cut],
-        "completion_ids": [row.ids[start:] for row, start in cut],
-        "env_mask": [row.mask[start:] for row, start in cut],
-        "logprobs": [row.logprobs[start:] for row, start in cut],
-        "transcript": [
-            [message for turn in trajectory.turns for message in (turn.message, *turn.observations)]
-            for trajectory in played
-        ],
-    }
 
 
 def compare(task: str, folder: Path, size: Size, more: Sequence[str] = ()) -> dict[str, Any]:
