@@ -50,37 +50,45 @@ class Benchmark(NamedTuple):
 # divided by `slowness` there and then (0.65).
 BENCHMARKS = {
     "environments": Benchmark(60, 15, "steps per second / those of multiplication"),
-    "hacks": Benchmark(25, 10, "best hack's success / a quarter of honest play's", False),
+    "hacks": Benchmark(25, 10, "best hack's success / a quarter of honest play's", timed=False),
     "exploits": Benchmark(
-        240, 90, "the hack in what is promoted / a quarter; faults that go through / a tenth; false alarms / 0.05"
+        240,
+        90,
+        "the hack in what is promoted / a quarter; faults that go through / a tenth; false alarms / 0.05",
+        timed=False,
     ),
-    "gate": Benchmark(180, 20, "errors / the 0.05 that are allowed", False),
-    "scale": Benchmark(5, 5, "episodes per second / those of engines that never wait, on paper"),
+    "gate": Benchmark(180, 20, "errors / the 0.05 that are allowed", timed=False),
+    "scale": Benchmark(5, 5, "episodes per second / those of engines that never wait, on paper", timed=False),
     "judge": Benchmark(30, 10, "seconds / ideal seconds"),
     "rollout": Benchmark(70, 60, "tokens per second / those of raw vLLM"),
-    "batches": Benchmark(210, 90, "episodes with the same tokens in other batches / all"),
+    "batches": Benchmark(210, 90, "episodes with the same tokens in other batches / all", timed=False),
     "gateway": Benchmark(300, 60, "tokens per second through the gateway / of the engine alone"),
     "fleet": Benchmark(1100, 200, "speed of two / of one (two_nodes, overlap); seconds of a swap / the 1 s allowed"),
     "tracking": Benchmark(90, 90, "seconds / the goal of 0.5 s"),
-    "learning": Benchmark(400, 105, "test success trained / base policy", False),
-    "credit": Benchmark(8400, 200, "episodes until GRPO's final success, GiGPO's / GRPO's", False),
+    "learning": Benchmark(400, 105, "test success trained / base policy", timed=False),
+    "credit": Benchmark(8400, 200, "episodes until GRPO's final success, GiGPO's / GRPO's", timed=False),
     "tracing": Benchmark(600, 120, "seconds of a run / those without a Langfuse host"),
-    "attention": Benchmark(600, 60, "difference from plain rows / the 1e-4 that are allowed"),
+    "attention": Benchmark(600, 60, "difference from plain rows / the 1e-4 that are allowed", timed=False),
     "plan": Benchmark(300, 60, "planned peak memory / measured"),
     "update": Benchmark(1200, 260, "TRL's seconds per step / ours"),
     "iteration": Benchmark(480, 175, "TRL's seconds per iteration / ours"),
     "end_to_end": Benchmark(2400, 150, "TRL's seconds to the same success / ours"),
     "sft": Benchmark(600, 90, "TRL's seconds / ours"),
-    "start": Benchmark(1800, 240, "iterations of a fresh run / those from the champion to the same success", False),
-    "mixed": Benchmark(2400, 90, "test success of one policy for two tasks / for each alone", False),
-    "packages": Benchmark(3600, 120, "test success trained / base policy, in environments of other packages", False),
+    "start": Benchmark(
+        1800, 240, "iterations of a fresh run / those from the champion to the same success", timed=False
+    ),
+    "mixed": Benchmark(2400, 90, "test success of one policy for two tasks / for each alone", timed=False),
+    "packages": Benchmark(
+        3600, 120, "test success trained / base policy, in environments of other packages", timed=False
+    ),
     "selfplay": Benchmark(
-        3000, 45, "games drawn or won against minimax, after self-play / after random opponents", False
+        3000, 45, "games drawn or won against minimax, after self-play / after random opponents", timed=False
     ),
     "pretrained": Benchmark(2400, 300, "ours / theirs, as benchmarks.update, iteration and rollout have it"),
 }
 REFERENCE = 6000.0  # rounds of `slowness` per second of a core there (6,181 were measured)
 CORES = 2
+SIDE_BY_SIDE = 1.45  # runs per hour with --jobs 2 / those with --jobs 1, of tic_tac_toe
 SHARED = 0.25  # cores at work for other programs, above which nothing counts as measured
 
 
@@ -218,6 +226,7 @@ def begin(name: str, options: argparse.Namespace, share: float | None = 1.0, for
         tell(f"{called}: how long it takes has not been measured")
     else:
         benchmark = BENCHMARKS[name]
+        share /= SIDE_BY_SIDE if getattr(options, "jobs", 1) > 1 else 1
         tell(announcement(called, share * (benchmark.quick if options.quick else benchmark.full), slowness()))
         tell(f"ratio: {benchmark.ratio}")
     return Rows(options.json, options.quick, BENCHMARKS[name].timed)

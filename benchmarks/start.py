@@ -1,6 +1,6 @@
 """Does starting from the champion pay? Iterations to a fresh run's final success on a task that has changed.
 
-    python -m benchmarks.start --jobs 2               # email_search, seeds 1, 2 and 3: about an hour on 2 cores
+    python -m benchmarks.start --jobs 2               # email_search, seeds 1, 2 and 3: about 25 minutes on 2 cores
     python -m benchmarks.start --task multiplication  # a smaller one
     python -m benchmarks.start --quick                # multiplication, seed 1, fewer iterations
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from random import Random
 from typing import Any, ClassVar
 
 from environments._shares import PLUS, interleaved, shares
@@ -30,7 +29,7 @@ class Mixed(Env):
     weights: ClassVar[Mapping[str, int]]
 
     def __new__(cls, scenario: Scenario, data: Mapping[str, Any]) -> Any:
-        """An episode of the scenario's own task; not an instance of this class."""
+        """An episode of the scenario's own task, whose players it has. This class has no instances, and so no players."""
         return cls.of(scenario)(scenario, data[scenario.task])
 
     @classmethod
@@ -95,12 +94,6 @@ class Mixed(Env):
     @classmethod
     def decisions(cls, scenario: Scenario, messages: Sequence[Message]) -> list[tuple[str, bool]]:
         return cls.of(scenario).decisions(scenario, messages)
-
-    # Players belong to a scenario's own environment, which is what an episode is.
-    def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        raise NotImplementedError
-
-    random = gold = bad = scripted
 
 
 @cache

@@ -101,7 +101,9 @@ def client_of(rollout: Rollout) -> Any:
         return Response(id=f"turn_{rollout.turns}", created=0, model=model, message=message)
 
     def unused(self: Any, *arguments: Any, **settings: Any) -> None:
-        raise NotImplementedError
+        raise NotImplementedError(
+            "the package asks its client for more than turns, which come from outside: it cannot be played"
+        )
 
     methods = dict.fromkeys(Client.__abstractmethods__, unused) | {"get_response": get_response}
     return type("Turns", (Client,), methods)(None)

@@ -67,7 +67,7 @@ def main() -> int:
         plan.check(params)
         read_lock(Path.cwd())  # a damaged one is refused before a server is started
         print(f"train: {params.task}, {params.policy.base_model}; log: {LOG}", flush=True)
-        prepare(by_hand=True)
+        prepare()
         for line in start.prepare(params):
             print(f"train: {line}", flush=True)
         from flows.terminal.display import RunDisplay

@@ -174,14 +174,7 @@ def decide(
     others = {"champion": champion, "base": base, "scripted": scripted}
     measured = {name: side for name, side in others.items() if side is not None}
     n = len(scenarios)
-    for name, side in measured.items():
-        both = f"challenger and {name} are"
-        if side.adapter_hash == challenger.adapter_hash:
-            raise UserError(f"{both} the same adapter, {side.adapter_hash}: there is nothing to compare")
-        if not len(side.success_N) == len(challenger.success_N) == n:
-            raise UserError(f"{both} not of the same {n} scenarios: evaluate both again")
-        if (side.judged is None) != (challenger.judged is None):
-            raise UserError(f"{both} of two kinds: one has rewards by a rule, and the other was compared by a judge")
+    require_comparable(challenger, measured, n)
     against, by_test = "champion" if champion is not None else "base", params.decides == "test"
     other = measured[against]
     scores = {name: score_against(challenger, side, name) for name, side in measured.items()}
@@ -241,6 +234,18 @@ def decide(
         clustered=clusters is not None,
         **judges_of({"challenger": challenger} | measured),
     )
+
+
+def require_comparable(challenger: Side, sides: Mapping[str, Side], n: int) -> None:
+    """UserError where a side is the challenger itself, or was measured otherwise than it on the `n` scenarios."""
+    for name, side in sides.items():
+        both = f"challenger and {name} are"
+        if side.adapter_hash == challenger.adapter_hash:
+            raise UserError(f"{both} the same adapter, {side.adapter_hash}: there is nothing to compare")
+        if not len(side.success_N) == len(challenger.success_N) == n:
+            raise UserError(f"{both} not of the same {n} scenarios: evaluate both again")
+        if (side.judged is None) != (challenger.judged is None):
+            raise UserError(f"{both} of two kinds: one has rewards by a rule, and the other was compared by a judge")
 
 
 def score_against(challenger: Side, side: Side, name: str) -> np.ndarray | None:

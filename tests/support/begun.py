@@ -1,6 +1,6 @@
 """Runs that start from what is known, each repeated by `dvc repro`: from the champion, a fork, and from demonstrations.
 
-`python -m tests.support.begun` (about 4 minutes on 2 idle cores; not part of the tests). In a copy of the project small runs
+`python -m tests.support.begun` (about 12 minutes on 2 cores; not part of the tests). In a copy of the project small runs
 of multiplication are made: one from nothing, which is registered and becomes champion; one from the champion; a fork of the
 first with another learning rate; one with supervised training on the good trajectories of both; and, after flows.prune has
 deleted what it may, a fork of the first again. After each, everything it made is deleted from run/ and start/, `dvc checkout
