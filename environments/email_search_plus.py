@@ -226,7 +226,7 @@ class EmailSearchPlus(EmailSearch):
             return files[1] if files else None
         mails = mail.split("\n\n")[1:]
         if kind != "thread":
-            return _stated(mails[0], STATED)
+            return _stated(mails[0], STATED) if mails else None
         taken = next((match[1] for part in mails for match in re.finditer(DECIDED, part)), None)
         offers = [part for part in mails if f"\nfrom: {taken}\n" in part]
         return next((value for part in offers if (value := _stated(part.split("\n")[-1], OFFERED))), None)

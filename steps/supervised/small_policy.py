@@ -1,11 +1,13 @@
 """Builds a small policy for a task, or for several, from demonstrations by the tasks' own players, good and sloppy ones.
 
 In the demonstrations a player is drawn by the given shares for each turn or for a whole episode. The policy learns to do the
-task, but unreliably, so that reinforcement learning can improve it. With --observations yes it also learns to predict the
-environment's answers, which teaches it to read a board sooner than moves alone do. This works for any task with players.
-With --body FOLDER it begins with the layers of another small policy, the embeddings of the tokens that both have, and its
-way of cutting texts into words, and goes on learning to copy: where answers are read out of long texts, that saves most
-of the training. Scenarios are those of the training split only. Run once; the result is committed:
+task, but unreliably, so that reinforcement learning can improve it. With --spread the shares differ between situations (a
+kind of scenario, the turn, the tool that has just answered): some skills are nearly there and others hardly, so that no
+single habit explains the failures. With --observations yes it also learns to predict the environment's answers, which
+teaches it to read a board sooner than moves alone do. This works for any task with players. With --body FOLDER it begins
+with the layers of another small policy, the embeddings of the tokens that both have, and its way of cutting texts into
+words, and goes on learning to copy: where answers are read out of long texts, that saves most of the training. Scenarios are
+those of the training split only. Run once; the result is committed:
 
     python -m steps.supervised.small_policy --task tic_tac_toe --players "scripted=0.4 random=0.6" \
         --task-data tasks_data/tic_tac_toe --policy tasks_data/tic_tac_toe/policy
@@ -22,6 +24,7 @@ digits or kept whole.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,8 +44,8 @@ if TYPE_CHECKING:
 SEED = 11
 SCENARIOS = 2000  # most scenarios that demonstrations play, again and again
 CORPUS = 1000  # episodes that the tokenizer is trained on
-BATCH_TOKENS = 8192  # per step, padding included; each task has an equal part
 LEARNING_RATE = 2e-3
+LARGEST = 50.0  # log-odds that no other player stands against; more would overflow
 DRAWN = ("turn", "episode")  # how often another player may move
 STORED = ("float32", "bfloat16")
 COPIES = 16  # per step with --body: random sequences that repeat
@@ -62,11 +65,15 @@ def small_policy(
     threads: str = "2",
     body: Input | None = None,
     stored: str = "float32",
+    spread: str = "0",
+    batch_tokens: str = "8192",
 ) -> None:
     """Write the policy's folder: weights (safetensors, `stored` as float32 or bfloat16), configuration, tokenizer and chat
     template.
 
-    Because of rounding, the bytes depend on the number of threads; 1 leaves the other core of a small machine free.
+    `spread` is the standard deviation of a situation's log-odds of the player named first. Each step learns from at most
+    `batch_tokens` tokens, padding included, of which each task has an equal part. Because of rounding, the bytes depend on
+    the number of threads; 1 leaves the other core of a small machine free.
     """
     import torch
 
@@ -85,10 +92,12 @@ def small_policy(
         raise UserError(f"--observations: yes or no, not {observations!r}")
     if stored not in STORED:
         raise UserError(f"--stored: {' or '.join(STORED)}, not {stored!r}")
+    if (deviation := float(spread)) and drawn != "turn":
+        raise UserError("--spread needs --drawn turn: a player drawn for an episode cannot differ between its turns")
     corpus: list[list[Message]] = []
     fixed = [*embedded_policy.FIXED_TEXTS]
     for name, part in parts.items():
-        played = list(itertools.islice(demonstrations(part, data[name], shares[name], SEED, drawn), CORPUS))
+        played = list(itertools.islice(demonstrations(part, data[name], shares[name], SEED, drawn, deviation), CORPUS))
         for tool in part.tools().values():
             fixed += [f"\n{_json(tool.schema)}", _head_of_call(tool)]
         if played[0][0]["role"] == "system":
@@ -104,11 +113,11 @@ def small_policy(
         say(f"{take_body(model, tokenizer, body):,} of its tokens are those of {body}")
     rows = {
         name: embedded_policy.tokenized(
-            tokenizer, part, demonstrations(part, data[name], shares[name], SEED + 1, drawn)
+            tokenizer, part, demonstrations(part, data[name], shares[name], SEED + 1, drawn, deviation)
         )
         for name, part in parts.items()
     }
-    train(model, rows, int(steps), observations == "yes", copies=body is not None)
+    train(model, rows, int(steps), int(batch_tokens), observations == "yes", copies=body is not None)
     policy.mkdir()
     model.to(getattr(torch, stored)).save_pretrained(policy)
     tokenizer.save_pretrained(policy)
@@ -168,22 +177,32 @@ def shares_by_task(text: str, tasks: Sequence[str]) -> dict[str, dict[str, float
 
 
 def demonstrations(
-    env: type[Env], data: Any, shares: dict[str, float], seed: int, drawn: str = "turn"
+    env: type[Env], data: Any, shares: dict[str, float], seed: int, drawn: str = "turn", spread: float = 0.0
 ) -> Iterator[list[Message]]:
-    """Endless transcripts; a player drawn by the shares plays a turn or an episode. Same seed, same transcripts."""
+    """Endless transcripts; a player drawn by the shares plays a turn or an episode. With a spread, the log-odds of the first
+    player differ by as much (standard deviation) between situations. Same seed, same transcripts."""
     rng = random.Random(f"demonstrations {seed}")
     pool = _scenarios(env, data, seed)
+    players, weights = list(shares), list(shares.values())
     while True:
         scenario = rng.choice(pool)
         episode, messages = env(scenario, data), list(scenario.messages)
         for turn in range(env.max_turns):
             if turn == 0 or drawn == "turn":
-                [player] = rng.choices(list(shares), list(shares.values()))
+                first = weights[0] * math.exp(min(spread * leaning(scenario, messages, turn), LARGEST))
+                [player] = rng.choices(players, [first, *weights[1:]])
             messages.append(getattr(episode, player)(messages, rng))
             messages += episode.step(messages[-1])
             if episode.done:
                 break
         yield messages
+
+
+def leaning(scenario: Scenario, messages: Sequence[Message], turn: int) -> float:
+    """How far a situation is from the others, in standard deviations: always the same for the scenario's kind, the number of
+    the turn, and who spoke last."""
+    last = messages[-1]
+    return random.Random(f"{scenario.data.get('kind')} {turn} {last.get('name', last['role'])}").gauss(0, 1)
 
 
 def _scenarios(env: type[Env], data: Any, seed: int) -> list[Scenario]:
@@ -226,6 +245,7 @@ def train(
     model: Any,
     rows: Mapping[str, Iterator[LabelledTokens]],
     steps: int,
+    batch_tokens: int,
     observations: bool = False,
     copies: bool = False,
 ) -> None:
@@ -241,7 +261,7 @@ def train(
 
     def loss(step: int, own: Iterator[LabelledTokens]) -> Any:
         batch: list[LabelledTokens] = []
-        while not batch or max(len(ids) for ids, _ in batch) * (len(batch) + 1) <= BATCH_TOKENS // len(rows):
+        while not batch or max(len(ids) for ids, _ in batch) * (len(batch) + 1) <= batch_tokens // len(rows):
             batch.append(next(own))
         if observations:
             batch = list(map(_with_answers, batch))

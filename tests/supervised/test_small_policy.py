@@ -255,6 +255,19 @@ def test_numbers_are_read_digit_by_digit_or_whole(digits: str, pieces: list[str]
     assert found[-len(pieces) :] == pieces
 
 
+def test_with_a_spread_each_situation_leans_to_a_player_of_its_own() -> None:
+    """So large a spread leaves one player to each: in a situation either all moves are legal or none is."""
+    env, data = TASKS["tic_tac_toe"], data_of("tic_tac_toe")
+    played = itertools.islice(demonstrations(env, data, {"scripted": 0.5, "bad": 0.5}, 1, spread=1e3), 60)
+    outcomes: dict[tuple[str, int], set[bool]] = {}
+    for messages in played:
+        for number, place in enumerate(place for place, one in enumerate(messages) if one["role"] == "assistant"):
+            is_illegal = "illegal" in str(messages[place + 1]["content"])
+            outcomes.setdefault((str(messages[1]["content"])[:9], number), set()).add(is_illegal)
+    assert all(len(kinds) == 1 for kinds in outcomes.values()), outcomes
+    assert set.union(*outcomes.values()) == {False, True}, "situations differ"
+
+
 # --- A run
 
 
@@ -265,14 +278,14 @@ def test_a_short_run_writes_a_folder_that_loads_and_two_give_the_same_bytes(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.setattr(small_policy, "CORPUS", 40)
-    monkeypatch.setattr(small_policy, "BATCH_TOKENS", 1024)
     data = ROOT / "tasks_data/tic_tac_toe"
     with monkeypatch.context() as here:
         here.setattr(
             torch, "set_num_threads", lambda _: None
         )  # one_thread's: on a busy machine two wait for each other
         for name in ("one", "two"):
-            small_policy.small_policy(data, tmp_path / name, "tic_tac_toe", "scripted=0.5 random=0.5", steps="3")
+            shares = "scripted=0.5 random=0.5"
+            small_policy.small_policy(data, tmp_path / name, "tic_tac_toe", shares, steps="3", batch_tokens="1024")
     files = {name: {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("one", "two")}
     assert files["one"] == files["two"]
     assert {"chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"} <= files["one"].keys()
@@ -312,15 +325,17 @@ def test_weights_stored_in_bfloat16_are_half_as_large(tmp_path: Path, monkeypatc
     from safetensors.torch import load_file
 
     monkeypatch.setattr(small_policy, "CORPUS", 40)
-    monkeypatch.setattr(small_policy, "BATCH_TOKENS", 1024)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     data, body = ROOT / "tasks_data/tic_tac_toe", ROOT / "tasks_data/embedded_policy"
     words = ("tic_tac_toe", "scripted=1")
-    small_policy.small_policy(data, tmp_path / "half", *words, steps="1", body=body, stored="bfloat16")
+    few = {"steps": "1", "batch_tokens": "1024"}
+    small_policy.small_policy(data, tmp_path / "half", *words, body=body, stored="bfloat16", **few)
     weights = load_file(tmp_path / "half/model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     with pytest.raises(UserError, match="--stored: float32 or bfloat16, not 'int4'"):
         small_policy.small_policy(data, tmp_path / "no", *words, stored="int4")
+    with pytest.raises(UserError, match="--spread needs --drawn turn"):
+        small_policy.small_policy(data, tmp_path / "no", *words, drawn="episode", spread="1")
 
 
 # --- Several tasks
@@ -353,12 +368,12 @@ def test_a_policy_for_several_tasks_reads_all_of_their_prompts(
     from steps.policy.chat import Chat
 
     monkeypatch.setattr(small_policy, "CORPUS", 40)
-    monkeypatch.setattr(small_policy, "BATCH_TOKENS", 2048)
     names = "multiplication+tic_tac_toe"
     players = "multiplication: scripted=1; tic_tac_toe: random=1"
     with monkeypatch.context() as here:
         here.setattr(torch, "set_num_threads", lambda _: None)
-        small_policy.small_policy(ROOT / "tasks_data", tmp_path / "made", names, players, steps="3", digits="one")
+        few = {"steps": "3", "batch_tokens": "2048"}
+        small_policy.small_policy(ROOT / "tasks_data", tmp_path / "made", names, players, digits="one", **few)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "made")
     for task in names.split("+"):
         env = TASKS[task]
