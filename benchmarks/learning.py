@@ -5,6 +5,7 @@
     python -m benchmarks.learning --ruler 0.1    # the reward is RULER's, of a simulated judge with this noise
     python -m benchmarks.learning --ruler 1000 --seeds 1    # a control: the reward is noise alone
     python -m benchmarks.learning --preset smollm2 --task times_tables   # a pretrained model
+    python -m benchmarks.learning --task tic_tac_toe --seeds 1 2 3 --jobs 2   # two seeds at a time
 
 Each seed draws its own scenarios, first adapter and samples. Test success is greedy, on scenarios whose inboxes and
 questions are in no other split; sampled success, at temperature 1, stands beside it. `ratio` is the trained policy's over
@@ -140,15 +141,17 @@ def main() -> None:
     parser.add_argument("--task", default=MAIN, help="default: %(default)s")
     parser.add_argument("--preset", help="a model's settings, on top of the task's: tasks_data/_models/<preset>.yaml")
     parser.add_argument("--folder", type=Path, help="keep the clones here; they are deleted by default")
+    _runs.jobs(parser)
     options = parser.parse_args()
     usual = SEEDS[:1] if options.quick else SEEDS
     seeds = options.seeds or usual
     rows = _common.begin("learning", options, len(seeds) / len(usual))
     runs = []
     with tempfile.TemporaryDirectory(prefix="learning-") as temporary:
-        for seed in seeds:
-            runs.append(run_seed(seed, options.folder or Path(temporary), options))
-            add(rows, runs[-1])
+        folder = options.folder or Path(temporary)
+        for run in _runs.side_by_side(options.jobs, lambda seed: run_seed(seed, folder, options), seeds):
+            runs.append(run)
+            add(rows, run)
     if options.ruler is None and not options.quick:
         name = "learning" if options.task == MAIN else f"learning_{options.task}"
         (HERE / f"{name}.json").write_text("".join(json.dumps(run) + "\n" for run in runs))
