@@ -207,7 +207,7 @@ def questions_of(
         """`hops` are the documents of each step: they hold the answer, or are where it would be if there were one."""
         right = last.facts.get(key, "")
         former = [value for value in dict.fromkeys(facts.get(key, "") for facts in last.former) if value != right]
-        others = sorted(values[TYPES[key]] - {right} - set(former))
+        others = sorted(values.get(TYPES[key], set()) - {right} - set(former))
         conflicting = former + rng.sample(others, min(len(others), 8))  # the first is the most tempting
         row = {"kind": kind, "difficulty": difficulty, "question": text, "answer": right, "conflicting": conflicting}
         asked.append(row | {"sources": hops if right else [], "where": [] if right else hops})
@@ -249,9 +249,9 @@ def questions_of(
     return asked
 
 
-def main(folder: str) -> None:
-    """Write documents.jsonl and questions.jsonl."""
-    rng = Random(SEED)
+def make_world(seed: int = SEED) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(documents, questions)."""
+    rng = Random(seed)
     fresh = names(rng)
     provinces = [(next(fresh), make_province(fresh, rng)) for _ in range(PROVINCES)]
     written = [
@@ -278,8 +278,14 @@ def main(folder: str) -> None:
         for province, entities in provinces
         for question in questions_of(entities, sources, rng)
     ]
-    write_lines(Path(folder, "documents.jsonl"), rows)
-    write_lines(Path(folder, "questions.jsonl"), asked)
+    return rows, asked
+
+
+def main(folder: str) -> None:
+    """Write documents.jsonl and questions.jsonl."""
+    documents, questions = make_world()
+    write_lines(Path(folder, "documents.jsonl"), documents)
+    write_lines(Path(folder, "questions.jsonl"), questions)
 
 
 if __name__ == "__main__":

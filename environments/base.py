@@ -120,6 +120,12 @@ class Env(ABC):
         """The task's read-only data, loaded once and shared by all episodes. A FileNotFoundError names a missing file."""
 
     @classmethod
+    def practice(cls, seed: int) -> Any:
+        """Data as `load` returns them, made up anew for demonstrations (steps/supervised/small_policy.py): from them a small
+        policy learns to look things up, and not what the task's own data say. None, the default: those are used."""
+        return None
+
+    @classmethod
     @abstractmethod
     def scenarios(cls, data: Any, split: Split, count: int, seed: int) -> list[Scenario]:
         """`count` scenarios of a split; the same seed gives the same ones. ValueError if the split has too few."""

@@ -14,8 +14,19 @@ from random import Random
 from typing import Any, ClassVar, Literal
 
 from environments._languages import LANGUAGES, is_korean, stems, unified
+from environments._mailbox_plus import make_mailbox
 from environments.base import Message, Scenario, error, normalise, tool, use
-from environments.email_search import LONGEST, MONTHS, EmailSearch, days_of, is_unknown, seen_ids, shown, with_inboxes
+from environments.email_search import (
+    LONGEST,
+    MONTHS,
+    EmailSearch,
+    Mailbox,
+    days_of,
+    is_unknown,
+    seen_ids,
+    shown,
+    with_inboxes,
+)
 
 CUT = 200  # characters of each email in a thread
 MOST = 8  # emails shown of a thread
@@ -66,6 +77,12 @@ class EmailSearchPlus(EmailSearch):
     readers = ("read_email", "read_thread")
 
     results: list[tuple[Any, ...]] | None = None  # (date, sender, subject, id) of the whole last result
+
+    @classmethod
+    def practice(cls, seed: int) -> Mailbox:
+        """Inboxes of other mails."""
+        mails, questions = make_mailbox(seed)
+        return Mailbox(cls._index(mails), questions)
 
     @classmethod
     def _index(cls, mails: Sequence[dict[str, Any]]) -> sqlite3.Connection:

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
-from environments import base
+from environments import _knowledge, base
 from environments.base import Component, Env, Message, Outcome, Scenario, Split, count_turns, tool
 
 MAKER = "_knowledge"  # of the data
@@ -82,10 +82,20 @@ class KnowledgeSearch(Env):
 
     @classmethod
     def load(cls, folder: Path) -> Store:
-        questions: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for question in base.read_lines(folder / "questions.jsonl", MAKER):
-            questions.setdefault((base.split_of(question["province"], SHARES), question["kind"]), []).append(question)
-        return Store(build_index(base.read_lines(folder / "documents.jsonl", MAKER)), questions)
+        return cls.store(*(base.read_lines(folder / f"{name}.jsonl", MAKER) for name in ("documents", "questions")))
+
+    @classmethod
+    def practice(cls, seed: int) -> Store:
+        """Another invented world."""
+        return cls.store(*_knowledge.make_world(seed))
+
+    @classmethod
+    def store(cls, documents: Sequence[dict[str, Any]], questions: Sequence[dict[str, Any]]) -> Store:
+        """The documents with an index, and the questions by split and kind."""
+        asked: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for question in questions:
+            asked.setdefault((base.split_of(question["province"], SHARES), question["kind"]), []).append(question)
+        return Store(build_index(documents), asked)
 
     @classmethod
     def scenarios(cls, data: Store, split: Split, count: int, seed: int) -> list[Scenario]:

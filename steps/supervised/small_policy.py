@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from steps.supervised.embedded_policy import LabelledTokens
 
 SEED = 11
-SCENARIOS = 2000  # most scenarios that demonstrations play, again and again
+SCENARIOS = 2000  # most scenarios of one set of data that demonstrations play, again and again
+EPISODES = 200  # until demonstrations go on with other data, of tasks whose `practice` makes such
 CORPUS = 1000  # episodes that the tokenizer is trained on
 LEARNING_RATE = 2e-3
 LARGEST = 50.0  # log-odds that no other player stands against; more would overflow
@@ -182,11 +183,15 @@ def demonstrations(
     """Endless transcripts; a player drawn by the shares plays a turn or an episode. With a spread, the log-odds of the first
     player differ by as much (standard deviation) between situations. Same seed, same transcripts."""
     rng = random.Random(f"demonstrations {seed}")
-    pool = _scenarios(env, data, seed)
+    pool: list[Scenario] = []
     players, weights = list(shares), list(shares.values())
-    while True:
+    for number in itertools.count():
+        made = env.practice(seed * 100_000 + number) if number % EPISODES == 0 else None
+        if not pool or made is not None:
+            played = data if made is None else made
+            pool = _scenarios(env, played, seed)
         scenario = rng.choice(pool)
-        episode, messages = env(scenario, data), list(scenario.messages)
+        episode, messages = env(scenario, played), list(scenario.messages)
         for turn in range(env.max_turns):
             if turn == 0 or drawn == "turn":
                 first = weights[0] * math.exp(min(spread * leaning(scenario, messages, turn), LARGEST))

@@ -164,6 +164,19 @@ def test_missing_data_is_named(task: Task, tmp_path: Path) -> None:
         assert any(path.name in str(raised.value) for path in task.folder.iterdir())
 
 
+def test_data_made_for_practice_are_the_seeds_and_not_the_tasks(task: Task) -> None:
+    made = [task.env.practice(seed) for seed in (1, 1, 2)]
+    if made[0] is None:
+        return
+    first, again, other, own = (task.env.scenarios(data, "train", EACH, 7) for data in (*made, task.data))
+    assert first == again
+    ids = [{one.id for one in scenarios} for scenarios in (first, other, own)]
+    assert len(set.union(*ids)) == 3 * EACH
+    for one in first:
+        episode = task.env(one, made[0])
+        assert task.env.success(one, episode.play("gold"))
+
+
 # --- Players and rewards
 
 
@@ -728,6 +741,11 @@ BROKEN: list[tuple[Callable[..., None], dict[str, Any], type[BaseException]]] = 
                 messages=lambda one: [{"role": "user", "content": one.data["answer"].lower()}]
             )
         },
+        AssertionError,
+    ),
+    (
+        test_data_made_for_practice_are_the_seeds_and_not_the_tasks,
+        {"practice": classmethod(lambda cls, seed: Template.load(_new.TEMPLATE))},
         AssertionError,
     ),
     (test_missing_data_is_named, {"load": classmethod(lambda cls, folder: Template.load(_new.TEMPLATE))}, FAILED),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import environments
 from environments.base import Env, Message
 from environments.email_search import EmailSearch
 from environments.multiplication import Multiplication
@@ -266,6 +267,17 @@ def test_with_a_spread_each_situation_leans_to_a_player_of_its_own() -> None:
             outcomes.setdefault((str(messages[1]["content"])[:9], number), set()).add(is_illegal)
     assert all(len(kinds) == 1 for kinds in outcomes.values()), outcomes
     assert set.union(*outcomes.values()) == {False, True}, "situations differ"
+
+
+def test_demonstrations_of_what_can_be_made_anew_leave_the_tasks_own_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_policy, "EPISODES", 10)
+    env = environments.load("knowledge_search")
+    data = env.load(ROOT / "tasks_data/knowledge_search")
+    own = {str(question["question"]) for questions in data.questions.values() for question in questions}
+    played = list(itertools.islice(demonstrations(env, data, {"gold": 1.0}, 3), 30))
+    asked = [str(messages[1]["content"]) for messages in played]
+    assert not own & set(asked)
+    assert all("Error" not in str(message["content"]) for messages in played for message in messages), "of its own data"
 
 
 # --- A run
