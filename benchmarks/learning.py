@@ -24,10 +24,12 @@ import contextlib
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import _common, _runs
+from benchmarks.credit import interval as mean_interval
 from benchmarks.judge import served
 from steps.core.records import OUTPUTS, Trajectory, read_records
 
@@ -115,6 +117,22 @@ def interval(result: dict[str, Any]) -> str:
     low, high = result["ci95"]
     sampled = result.get("sampled_success")
     return f"{result['success']:.3f} [{low:.3f}, {high:.3f}]" + ("" if sampled is None else f", sampled {sampled:.3f}")
+
+
+def published(task: str, runs: Sequence[dict[str, Any]]) -> list[str]:
+    """The cells of a task's row in docs/tasks.md: test success of each seed before and after, and the mean gain with its
+    95 % interval by Student's t over seeds."""
+    sides = {side: [run["summary"][side]["success"] for run in runs] for side in ("base", "trained")}
+    mean, low, high = mean_interval([after - before for before, after in zip(*sides.values(), strict=True)])
+    seconds = [f"{run['summary']['wall_seconds']:.0f}" for run in runs]
+    cells = [", ".join(f"{value:.3f}" for value in values) for values in sides.values()]
+    return [
+        task,
+        str(runs[0]["summary"]["base"]["n"]),
+        *cells,
+        f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]",
+        ", ".join(seconds),
+    ]
 
 
 def add(rows: _common.Rows, run: dict[str, Any]) -> None:

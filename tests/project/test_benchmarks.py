@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import _common, _update, credit, update
+from benchmarks import _common, _update, credit, learning, update
 from steps.core.records import Row
 from steps.runner.stage import parse
 from steps.training import grpo
 from tests.support import tiny
+
+HERE = _common.ROOT / "benchmarks"
 
 
 def test_operations_by_hand(tmp_path: Path) -> None:
@@ -114,3 +116,16 @@ def test_the_published_credit_is_what_its_runs_come_to() -> None:
         ratio = f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
         cells = f"{row['grpo_episodes']:,} | {row['gigpo_episodes']:,} | {ratio} | {row['unreached']} of 5 | {gain}"
         assert f"| {task} | {cells} |" in text
+
+
+@pytest.mark.parametrize("path", sorted(HERE.glob("learning_*.json")), ids=lambda path: path.stem)
+def test_the_published_gains_are_those_of_their_runs(path: Path) -> None:
+    """The tables of docs/tasks.md: a row for each seed of a pretrained model, one for all seeds of a small policy."""
+    runs = [json.loads(line) for line in path.read_text().splitlines()]
+    task, text = path.stem.removeprefix("learning_"), (_common.ROOT / "docs/tasks.md").read_text()
+    if (_common.ROOT / "tasks_data" / task / "policy").is_dir():
+        assert f"| {' | '.join(learning.published(task, runs))} |" in text
+        return
+    for run in runs:
+        base, trained = (learning.interval(run["summary"][side]) for side in ("base", "trained"))
+        assert f"| {task}, seed {run['seed']} | {run['summary']['base']['n']} | {base} | {trained} |" in text
