@@ -340,8 +340,9 @@ def test_weights_stored_in_bfloat16_are_half_as_large(tmp_path: Path, monkeypatc
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     data, body = ROOT / "tasks_data/tic_tac_toe", ROOT / "tasks_data/embedded_policy"
     words = ("tic_tac_toe", "scripted=1")
-    few = {"steps": "1", "batch_tokens": "1024"}
-    small_policy.small_policy(data, tmp_path / "half", *words, body=body, stored="bfloat16", **few)
+    small_policy.small_policy(
+        data, tmp_path / "half", *words, body=body, stored="bfloat16", steps="1", batch_tokens="1024"
+    )
     weights = load_file(tmp_path / "half/model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     with pytest.raises(UserError, match="--stored: float32 or bfloat16, not 'int4'"):
@@ -384,8 +385,8 @@ def test_a_policy_for_several_tasks_reads_all_of_their_prompts(
     players = "multiplication: scripted=1; tic_tac_toe: random=1"
     with monkeypatch.context() as here:
         here.setattr(torch, "set_num_threads", lambda _: None)
-        few = {"steps": "3", "batch_tokens": "2048"}
-        small_policy.small_policy(ROOT / "tasks_data", tmp_path / "made", names, players, digits="one", **few)
+        data, made = ROOT / "tasks_data", tmp_path / "made"
+        small_policy.small_policy(data, made, names, players, steps="3", digits="one", batch_tokens="2048")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "made")
     for task in names.split("+"):
         env = TASKS[task]
