@@ -82,7 +82,8 @@ class KnowledgeSearch(Env):
 
     @classmethod
     def load(cls, folder: Path) -> Store:
-        return cls.store(*(base.read_lines(folder / f"{name}.jsonl", MAKER) for name in ("documents", "questions")))
+        questions, documents = (base.read_lines(folder / f"{name}.jsonl", MAKER) for name in ("questions", "documents"))
+        return cls.store(documents, questions)
 
     @classmethod
     def practice(cls, seed: int) -> Store:

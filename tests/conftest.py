@@ -27,6 +27,8 @@ from tests.support import tiny
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; what tests interrupt would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).parent.parent
 STORES = ["sqlite", "postgresql and s3"]  # of MLflow, for the fixture `here`

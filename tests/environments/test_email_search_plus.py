@@ -90,7 +90,7 @@ def test_the_committed_mailbox_is_what_the_generator_writes(tmp_path: Path) -> N
             f"{name}: write it anew, or undo the change"
         )
         assert (FOLDER / name).stat().st_size < 2_000_000
-    assert sorted(file.name for file in FOLDER.iterdir()) == ["mails.jsonl", "questions.jsonl", "rubric.md"]
+    assert sorted(file.name for file in FOLDER.iterdir()) == ["mails.jsonl", "policy", "questions.jsonl", "rubric.md"]
 
 
 def test_splits_share_no_inbox_and_no_question(committed: Mailbox) -> None:

@@ -264,8 +264,8 @@ def test_several_tasks_without_a_preset_change_the_tasks_alone(folder: Path) -> 
     assert before.pop("task") == "email_search"
     assert written == before
     assert (folder / "params.yaml").read_text().splitlines()[0].startswith("# Every knob"), "comments stay"
-    assert set_params([], task="code_repair").tasks is None, "and back"
-    assert yaml.safe_load((folder / "params.yaml").read_text()) == before | {"task": "code_repair"}
+    assert set_params([], task="knowledge_search").tasks is None, "and back"
+    assert yaml.safe_load((folder / "params.yaml").read_text()) == before | {"task": "knowledge_search"}
 
 
 def test_an_unknown_one_of_several_tasks_is_refused(folder: Path) -> None:

@@ -176,6 +176,7 @@ def test_starting_again_leaves_the_schedules_as_they_were_set(ui: Ui) -> None:
     assert sorted(crons) == ["0 2 * * *", "0 6 * * 1"]
 
 
+@pytest.mark.long
 def test_a_run_beside_another_is_what_it_is_alone(ui: Ui) -> None:
     process = run(python("flows.reproduce", "nightly", "--json"), ui.folder, seconds=600)
     assert process.returncode == 0, process.stderr[-3000:]
