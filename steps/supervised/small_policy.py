@@ -188,10 +188,10 @@ def demonstrations(
     for number in itertools.count():
         made = env.practice(seed * 100_000 + number) if number % EPISODES == 0 else None
         if not pool or made is not None:
-            played = data if made is None else made
-            pool = _scenarios(env, played, seed)
+            world = data if made is None else made
+            pool = _scenarios(env, world, seed)
         scenario = rng.choice(pool)
-        episode, messages = env(scenario, played), list(scenario.messages)
+        episode, messages = env(scenario, world), list(scenario.messages)
         for turn in range(env.max_turns):
             if turn == 0 or drawn == "turn":
                 first = weights[0] * math.exp(min(spread * leaning(scenario, messages, turn), LARGEST))
