@@ -25,21 +25,22 @@ from benchmarks import _common, _runs
 SEEDS = [1, 2, 3]
 GAIN, LIMIT = 0.15, 600
 ITERATIONS, QUICK = 8, 1
-STEPS, QUICK_STEPS = 300, 20  # of building a policy
+QUICK_STEPS = 20  # of building a policy
 
 
 class Job(NamedTuple):
     """How a task's policy is built and trained."""
 
     players: str
+    steps: int  # of building it
     counts: tuple[int, int, int]  # scenarios of train, val and test
     max_tokens: int
 
 
 TRAINED = {
-    "pettingzoo:tictactoe_v3": Job("gold=0.4 random=0.6", (512, 120, 240), 32),
-    "gymnasium:FrozenLake-v1": Job("gold=0.4 random=0.6", (512, 120, 240), 32),
-    "reasoning_gym:chain_sum?levels=2": Job("gold=0.5 random=0.4 bad=0.1", (512, 120, 240), 24),
+    "pettingzoo:tictactoe_v3": Job("gold=0.4 random=0.6", 4000, (512, 120, 240), 32),
+    "gymnasium:FrozenLake-v1": Job("gold=0.4 random=0.6", 1500, (512, 120, 240), 32),
+    "reasoning_gym:chain_sum?levels=2": Job("gold=0.5 random=0.4 bad=0.1", 1500, (512, 120, 240), 24),
 }
 
 
@@ -48,7 +49,8 @@ def build(root: Path, task: str, steps: int) -> float:
     _runs.clone(root)
     data, _ = _runs.show(root, ["-m", "environments._packages", task])
     words = ["--task", task, "--task-data", f"tasks_data/{task}", "--players", TRAINED[task].players, "--digits", "one"]
-    words += ["--drawn", "episode", "--observations", "yes", "--steps", str(steps), "--policy", "policy"]
+    words += ["--drawn", "episode", "--observations", "yes", "--batch-tokens", "2048", "--threads", "1"]
+    words += ["--steps", str(steps), "--policy", "policy"]
     made, _ = _runs.show(root, ["-m", "steps.supervised.small_policy", *words])
     return data + made
 
@@ -115,13 +117,11 @@ def main() -> None:
     rows = _common.begin("packages", options, len(tasks) * len(seeds) / usual if not options.iterations else None)
     os.environ["DVC_NO_ANALYTICS"] = "1"
     with tempfile.TemporaryDirectory(prefix="packages-") as temporary:
-        folder, steps, share = options.folder or Path(temporary), STEPS, 1
-        if options.quick:
-            steps, share = QUICK_STEPS, 4
+        folder, share = options.folder or Path(temporary), 4 if options.quick else 1
 
         def rows_of(number: int) -> list[dict[str, Any]]:
             root, task = folder / f"task{number}", tasks[number]
-            seconds = build(root, task, steps)
+            seconds = build(root, task, QUICK_STEPS if options.quick else TRAINED[task].steps)
             return [measure(root, task, seed, iterations, share, seconds) for seed in seeds]
 
         for task_rows in _runs.side_by_side(options.jobs, rows_of, range(len(tasks))):

@@ -6,9 +6,9 @@
     python -m benchmarks.selfplay --quick      # seed 1, an iteration of a quarter of the scenarios
 
 For each seed, in a clone: two runs of the preset that differ in `rollout.opponent` alone. Both have the same base policy and
-scenarios, and are evaluated alike, against the opponents of the task's data. What is compared is the share of the test
-split's games against minimax that the adapter chosen on validation draws or wins. Perfect play draws all of them, so
-that the most is 1 and the goal is `GOAL`. A row is a seed: `ratio` is the share after self-play / the one after random.
+scenarios, and are evaluated alike, greedily and against the opponents of the task's data. What is compared is the share of
+the test split's games against minimax that the adapter chosen on validation draws or wins. Perfect play draws all of them,
+so that the most is 1 and the goal is `GOAL`. A row is a seed: `ratio` is the share after self-play / the one after random.
 The point holds where `difference` is above 0 for every seed, and the goal is met where `self_play` is at least `GOAL`.
 """
 
@@ -50,6 +50,7 @@ def train(root: Path, seed: int, player: str, iterations: int, share: int) -> Ar
         "scenarios.test": preset.scenarios.test // share,
         "rollout.scenarios": preset.rollout.scenarios // share,
         "rollout.opponent.player": player,
+        "evaluate.temperature": 0.0,
         "train.iterations": iterations,
         "train.patience": iterations,
     }

@@ -71,7 +71,7 @@ def keep_memory() -> None:
 
 
 def return_memory() -> None:
-    """Give the kernel back what malloc holds and nobody uses, before training starts.
+    """Give the kernel back what malloc holds and nobody uses, before training and before sampling.
 
     With `keep_memory` it never returns by itself, and what lies scattered between long-lived objects adds up: 4 MB an
     iteration with the embedded policy, which the next training would not find again either.

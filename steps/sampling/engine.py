@@ -25,7 +25,14 @@ from steps.core.progress import say
 from steps.policy import cuda
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import NO_CODE, adapted_layers, explained, load_chat, load_tokenizer, local, turn_limit
-from steps.policy.machine import before_training, keep_few_kernels, own_cores, prepare_deterministic, prepare_sampling
+from steps.policy.machine import (
+    before_training,
+    keep_few_kernels,
+    own_cores,
+    prepare_deterministic,
+    prepare_sampling,
+    return_memory,
+)
 from steps.sampling import draws_cpu, episodes, rivals
 from steps.sampling.rivals import Rival
 
@@ -355,4 +362,6 @@ def get(policy: Policy) -> Engine:
         prepare_sampling()
         _engines[key] = Engine(policy)
         before_training(_engines[key].sleep)
+    elif not torch.cuda.is_available():
+        return_memory()  # what the stages since then left lies between what stays
     return _engines[key]
