@@ -49,6 +49,7 @@ class ReasoningGym(Env):
 
     max_turns = 1
     sources = ("level", "index")
+    openings_repeat = True  # questions of a template differ in few words; the whole question decides the split
     secret: ClassVar[tuple[str, ...]] = ()
     task: ClassVar[str]
     name: ClassVar[str]

@@ -93,7 +93,8 @@ class Env(ABC):
     max_turns: ClassVar[int]
     # Keys of `data` that together identify where an answer comes from (a mail, the seed of a game; each member of a list).
     # steps/data/contamination.py checks that train shares no source with val or test. It checks the texts of the user's
-    # messages as well, unless `openings_repeat` says that scenarios start with the same words and differ in hidden data.
+    # messages as well, unless `openings_repeat` says that different scenarios start with much the same words (a board, a
+    # question from a template).
     sources: ClassVar[tuple[str, ...]] = ()
     openings_repeat: ClassVar[bool] = False
     # For environments that take longer than a few milliseconds to answer a turn, such as by a web service: for how many

@@ -6,16 +6,18 @@ import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import environments
 from environments import _gymnasium, _packages, _reasoning_gym, _textarena
 from environments._stepped import Stepped
-from environments.base import Message, Scenario, TaskProblem, is_error, use, words
+from environments.base import Message, Scenario, Split, TaskProblem, is_error, use, words
 from flows.repro.tasks import check_task
 from steps.core.errors import UserError
-from steps.core.params import Params, short_name
+from steps.core.params import Params, Scenarios, short_name
+from steps.data import contamination
 
 RANDOM = (
     "textarena:GuessTheNumber-v0",
@@ -139,6 +141,14 @@ def test_levels_are_the_packages_own_curriculum() -> None:
         for level in (1, 2)
     }
     assert longest[1] < longest[2]
+
+
+@pytest.mark.parametrize("name", ["chain_sum?levels=2", "leg_counting", "spell_backward"])
+def test_questions_of_one_template_are_not_taken_for_one_question(name: str) -> None:
+    """ "9 + 8 =" and "9 - 8 + 3 =" share nearly all of their words."""
+    env, counts = environments.load(f"reasoning_gym:{name}"), Scenarios(train=512, val=120, test=240)
+    splits = {split: env.scenarios(None, split, getattr(counts, split), 1) for split in get_args(Split)}
+    assert contamination.check(env, name, splits, counts)["passed"]
 
 
 @pytest.mark.parametrize(

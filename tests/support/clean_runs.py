@@ -2,6 +2,7 @@
 
     python -m tests.support.clean_runs                          # 30 runs of three iterations
     python -m tests.support.clean_runs --runs 3
+    python -m tests.support.clean_runs --first 24               # the last seven of the 30
     python -m tests.support.clean_runs --look DIR/*/run         # runs that are there
 
 The tasks take turns, each time with another seed, in copies of the project. One line of JSON: `runs`, `iterations`, and
@@ -35,6 +36,7 @@ def look(folder: Path) -> tuple[int, list[str]]:
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--first", type=int, default=1, help="the number of the run to begin with (default: 1)")
     parser.add_argument("--look", type=Path, nargs="+", metavar="RUN", help="look at these finished runs instead")
     options = parser.parse_args(words)
     counts, seen = list[int](), list[str]()
@@ -43,7 +45,7 @@ def main(words: Sequence[str]) -> int:
             count, names = look(folder)
             counts.append(count)
             seen += names
-    for number in range(0 if options.look else options.runs):
+    for number in range(options.first - 1, 0 if options.look else options.runs):
         with tempfile.TemporaryDirectory(prefix="clean") as place:
             folder = copy_project(Path(place).resolve())
             settings = [word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")]
