@@ -39,7 +39,7 @@ class Job(NamedTuple):
 
 TRAINED = {
     "pettingzoo:tictactoe_v3": Job("gold=0.4 random=0.6", 4000, (512, 120, 240), 32),
-    "gymnasium:FrozenLake-v1": Job("gold=0.4 random=0.6", 1500, (512, 120, 240), 32),
+    "gymnasium:FrozenLake-v1": Job("gold=0.4 random=0.6", 1500, (512, 120, 200), 32),
     "reasoning_gym:chain_sum?levels=2": Job("gold=0.5 random=0.4 bad=0.1", 1500, (512, 120, 240), 24),
 }
 
