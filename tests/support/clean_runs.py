@@ -39,6 +39,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--first", type=int, default=1, help="the number of the run to begin with (default: 1)")
     parser.add_argument("--look", type=Path, nargs="+", metavar="RUN", help="look at these finished runs instead")
     options = parser.parse_args(words)
+    if not 1 <= options.first <= options.runs:
+        parser.error(f"--first: 1 to {options.runs}, the number of runs, not {options.first}")
     counts, seen = list[int](), list[str]()
     if options.look:
         for folder in options.look:
