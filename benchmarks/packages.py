@@ -119,14 +119,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="packages-") as temporary:
         folder, share = options.folder or Path(temporary), 4 if options.quick else 1
 
-        def rows_of(number: int) -> list[dict[str, Any]]:
+        def measure_task(number: int) -> None:
             root, task = folder / f"task{number}", tasks[number]
             seconds = build(root, task, QUICK_STEPS if options.quick else TRAINED[task].steps)
-            return [measure(root, task, seed, iterations, share, seconds) for seed in seeds]
+            for seed in seeds:  # each row at once: a later seed may fail
+                rows.add(measure(root, task, seed, iterations, share, seconds))
 
-        for task_rows in _runs.side_by_side(options.jobs, rows_of, range(len(tasks))):
-            for row in task_rows:
-                rows.add(row)
+        for _ in _runs.side_by_side(options.jobs, measure_task, range(len(tasks))):
+            pass
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
     python -m steps.data.generate --task multiplication --out tasks_data/multiplication/generated.jsonl --count 50
     --model gpt-5
+    python -m steps.data.generate --task support_agent --out … --model gpt-5 --from-failures run/010
+    python -m steps.data.generate --task support_agent --out … --model gpt-5 --documents handbook/
 
-The task checks each scenario (`Env.accept`) and says which split it belongs to. Doubles are refused, and so are those that
+A prompt tells the task's description, its tools and some of its training scenarios; with --from-failures also a scenario at
+which the agent failed, and how; with --documents a part of a document (steps/data/material.py). The task checks each
+scenario that the model writes (`Env.accept`) and says which split it belongs to. Doubles are refused, and so are those that
 are too much like one of another split (steps/data/contamination.py), or that nobody could solve (steps/data/solve.py): a
 task without an `accept` of its own has its scripted player try, and --solver names a model that plays with its tools.
-Refused ones are listed with their reasons in <out>.report.json. The model is shown only scenarios of the training split.
-Answers are kept in the ledger, so running the same command again asks nothing and writes the same bytes.
+Refused ones are listed with their reasons in <out>.report.json. Answers are kept in the ledger, so running the same command
+again asks nothing and writes the same bytes.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from steps.core.params import Scenarios
 from steps.core.progress import say
 from steps.core.terminal import ProgressDisplay, command_parser, exit_code
 from steps.data.generated import SPLITS, Candidate, essence, take
+from steps.data.material import Material, documents, failures
 from steps.data.solve import Solver
 
 if TYPE_CHECKING:
@@ -55,10 +60,13 @@ answer is judged by, an empty object where you do not know. "difficulty": {diffi
 written at the same time, so choose something that they are unlikely to choose."""
 
 
-def prompt(env: type[Env], data: Any, pool: Sequence[Scenario], number: int, difficulty: int) -> Request:
+def prompt(
+    env: type[Env], data: Any, pool: Sequence[Scenario], number: int, difficulty: int, material: Material | None = None
+) -> Request:
     """The request of this number, which is the same in each run."""
     from steps.llm.client import Request
 
+    difficulty = difficulty if material is None or material.difficulty is None else material.difficulty
     shown = Random(f"generate {number}").sample(list(pool), min(EXAMPLES, len(pool)))
     text = ASKED.format(
         description=env.describe(data),
@@ -67,6 +75,7 @@ def prompt(env: type[Env], data: Any, pool: Sequence[Scenario], number: int, dif
         difficulty=difficulty,
         number=number,
     )
+    text = text if material is None else f"{text}\n\n{material.text}"
     return Request([{"role": "user", "content": text}], schema=Candidate.model_json_schema(), strict=False)
 
 
@@ -97,23 +106,34 @@ def generate(
     max_calls: int,
     split: Split | None = None,
     solver: Endpoint | None = None,
+    materials: Sequence[Material] = (),
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(the lines of accepted scenarios, the report). Asks in rounds, each for as many scenarios as are still missing."""
+    """(the lines of accepted scenarios, the report). Asks in rounds, each for as many scenarios as are still missing; the
+    prompts take turns through `materials`."""
     from steps.data import contamination
     from steps.llm.client import CallFailed, ask_all
 
     pool = env.examples(data, POOL)
     taken: dict[str, str] = {essence(scenario): "an example" for scenario in pool}
     task, limits, present = env.__module__.rpartition(".")[2], Scenarios(), drawn(env, data, pool)
+    for varied in (material.varied for material in materials if material.varied is not None):
+        taken[essence(varied)] = "the scenario that it varies"
+        present["train"].append(varied)
     solve = Solver(env, data, solver)
     lines: list[dict[str, Any]] = []
     refused: list[dict[str, Any]] = []
     taken_prompts: list[str] = []
+    sources: dict[str, dict[str, str]] = {}  # by prompt
     splits: Counter[str] = Counter()
     asked = 0
     while len(lines) < count and asked < max_calls:
         numbers = range(asked, min(max_calls, asked + count - len(lines)))
-        requests = [prompt(env, data, pool, number, difficulties[number % len(difficulties)]) for number in numbers]
+        requests = []
+        for number in numbers:
+            material = materials[number % len(materials)] if materials else None
+            requests.append(prompt(env, data, pool, number, difficulties[number % len(difficulties)], material))
+            if material is not None:
+                sources[requests[-1].key(endpoint)] = {"source": material.source}
         asked += len(requests)
         replies = ask_all(endpoint, requests, f"calls, {len(lines)} taken")
         if all(isinstance(reply, CallFailed) for reply in replies):
@@ -149,7 +169,9 @@ def generate(
             if env.is_agent:  # as people write them (environments/_agents.py)
                 lines.append({"messages": written["messages"]} | written["data"])
             else:
-                lines.append({"id": scenario.id, "split": scenario.split, "prompt": key, **written})
+                lines.append(
+                    {"id": scenario.id, "split": scenario.split, "prompt": key, **sources.get(key, {}), **written}
+                )
             taken_prompts.append(key)
             splits[scenario.split] += 1
     reasons = Counter(entry["reason"] for entry in refused)
@@ -201,9 +223,20 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--difficulty", default="1-5", metavar="FROM-TO", help="difficulties, asked for in turn (default: 1-5)"
     )
-    parser.add_argument("--split", choices=SPLITS, help="take scenarios of this split only (default: of any)")
+    parser.add_argument(
+        "--split",
+        choices=SPLITS,
+        help="take scenarios of this split only (default: any; with --from-failures: train)",
+    )
     parser.add_argument(
         "--max-calls", type=int, metavar="N", help="most calls to the model (default: three for each scenario)"
+    )
+    material = parser.add_mutually_exclusive_group()
+    material.add_argument(
+        "--from-failures", type=Path, metavar="RUN/NNN", help="write variations of training scenarios that failed there"
+    )
+    material.add_argument(
+        "--documents", type=Path, nargs="+", metavar="PATH", help="base scenarios on these texts, or those in a folder"
     )
     parser.add_argument("--solver", metavar="MODEL", help="a strong model that has to solve each one")
     parser.add_argument("--solver-url", metavar="URL", help="its server (default: the other model's)")
@@ -221,6 +254,15 @@ def solver_of(words: argparse.Namespace) -> Endpoint | None:
         return None
     own = {"endpoint_model": words.solver, "endpoint_base_url": words.solver_url or words.endpoint_base_url}
     return endpoint_of(argparse.Namespace(**(vars(words) | own | {"endpoint_temperature": None})))
+
+
+def material_of(words: argparse.Namespace) -> tuple[list[Material], Split | None]:
+    """What the prompts are built on, and the only split that is taken: with --from-failures that of training, by default."""
+    if words.from_failures is not None:
+        failed = failures(words.task, words.from_failures)
+        say(f"an attempt failed at {len(failed)} training scenarios of {words.from_failures}")
+        return failed, words.split or "train"
+    return documents(words.documents) if words.documents else [], words.split
 
 
 def run(words: argparse.Namespace) -> None:
@@ -241,6 +283,7 @@ def run(words: argparse.Namespace) -> None:
         env = environments.load(words.task)
     except (ModuleNotFoundError, ValueError) as problem:
         raise UserError(f"--task {words.task}: {problem}") from None
+    materials, split = material_of(words)
     solver = solver_of(words)
     if env.is_agent and solver is not None:
         raise UserError(f"--solver: {words.task} is an agent of your own, which no model but the run's own can play")
@@ -252,7 +295,7 @@ def run(words: argparse.Namespace) -> None:
         data = []  # its scenarios are what is written now
     max_calls = words.max_calls or 3 * words.count
     try:
-        lines, report = generate(env, data, endpoint, words.count, difficulties, max_calls, words.split, solver)
+        lines, report = generate(env, data, endpoint, words.count, difficulties, max_calls, split, solver, materials)
     except TaskProblem as problem:
         raise UserError(f"--task {words.task}: {problem}") from None
     report_path = words.out.with_name(f"{words.out.name}.report.json")

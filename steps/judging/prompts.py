@@ -93,7 +93,7 @@ def prepare(group: Group, most: int) -> Prepared:
     Messages longer than a limit lose their middle; the limit is the largest that fits. ValueError where not even messages of
     SHORTEST characters fit.
     """
-    transcripts = [_lines(attempt, group.scenario) for attempt in group.trajectories]
+    transcripts = [lines_of(attempt, group.scenario) for attempt in group.trajectories]
     same = itertools.takewhile(lambda lines: len(set(lines)) == 1, zip(*transcripts, strict=False))
     common = len(list(same))
     own: dict[tuple[str, ...], list[str]] = {}
@@ -104,8 +104,8 @@ def prepare(group: Group, most: int) -> Prepared:
     mark = "#" + hashlib.sha256(json.dumps([shared, texts]).encode()).hexdigest()[:12]
     limit = _limit([shared, *texts], most) if len(texts) > 1 else None  # one alone is not shown
     if limit is not None:
-        shared = _shorten(shared, limit)
-    attempts = [ShownAttempt(tuple(own[text]), text if limit is None else _shorten(text, limit)) for text in texts]
+        shared = shorten(shared, limit)
+    attempts = [ShownAttempt(tuple(own[text]), text if limit is None else shorten(text, limit)) for text in texts]
     return Prepared(shared, attempts, mark, limit)
 
 
@@ -119,7 +119,7 @@ def nothing_to_compare(group: Group, prepared: Prepared) -> str:
     )
 
 
-def _lines(attempt: Trajectory, scenario: Scenario) -> list[str]:
+def lines_of(attempt: Trajectory, scenario: Scenario) -> list[str]:
     """An attempt's transcript and, of an agent of the user's own, the output that it returned."""
     lines = [_line(message) for message in attempt.messages(scenario)]
     output = attempt.result.output if attempt.result is not None else ""
@@ -149,7 +149,7 @@ def _limit(texts: Sequence[Sequence[str]], most: int) -> int | None:
     return fits
 
 
-def _shorten(lines: Sequence[str], limit: int) -> tuple[str, ...]:
+def shorten(lines: Sequence[str], limit: int) -> tuple[str, ...]:
     """Lines of at most `limit` characters: the beginning, a note of how much was left out, and the end."""
     half = (limit - 40) // 2
     return tuple(
