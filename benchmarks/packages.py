@@ -24,7 +24,7 @@ from benchmarks import _common, _runs
 
 SEEDS = [1, 2, 3]
 GAIN, LIMIT = 0.15, 600
-ITERATIONS, QUICK = 8, 1
+QUICK = 1  # iteration
 QUICK_STEPS = 20  # of building a policy
 
 
@@ -35,12 +35,13 @@ class Job(NamedTuple):
     steps: int  # of building it
     counts: tuple[int, int, int]  # scenarios of train, val and test
     max_tokens: int
+    iterations: int
 
 
 TRAINED = {
-    "pettingzoo:tictactoe_v3": Job("gold=0.4 random=0.6", 4000, (512, 120, 240), 32),
-    "gymnasium:FrozenLake-v1": Job("gold=0.4 random=0.6", 1500, (512, 120, 200), 32),
-    "reasoning_gym:chain_sum?levels=2": Job("gold=0.5 random=0.4 bad=0.1", 1500, (512, 120, 240), 24),
+    "pettingzoo:tictactoe_v3": Job("gold=0.4 random=0.6", 4000, (512, 120, 240), 32, 8),
+    "gymnasium:FrozenLake-v1": Job("gold=0.4 random=0.6", 1500, (512, 120, 200), 32, 8),
+    "reasoning_gym:chain_sum?levels=2": Job("gold=0.5 random=0.4 bad=0.1", 4000, (512, 120, 240), 24, 30),
 }
 
 
@@ -106,13 +107,13 @@ def main() -> None:
     parser = _common.parser("packages", __doc__, quick)
     parser.add_argument("--tasks", nargs="+", choices=TRAINED, help="default: all; quick: the first")
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
-    parser.add_argument("--iterations", type=int, help=f"of each run (default: {ITERATIONS}; quick: {QUICK})")
+    parser.add_argument("--iterations", type=int, help=f"of each run (default: 8 or 30, by the task; quick: {QUICK})")
     parser.add_argument("--folder", type=Path, help="keep the clones here; they are deleted by default")
     _runs.jobs(parser)
     options = parser.parse_args()
     tasks = options.tasks or list(TRAINED)[: 1 if options.quick else None]
     seeds = options.seeds or SEEDS[: 1 if options.quick else None]
-    iterations = options.iterations or (QUICK if options.quick else ITERATIONS)
+    chosen = options.iterations or (QUICK if options.quick else None)
     usual = 1 if options.quick else len(TRAINED) * len(SEEDS)
     rows = _common.begin("packages", options, len(tasks) * len(seeds) / usual if not options.iterations else None)
     os.environ["DVC_NO_ANALYTICS"] = "1"
@@ -123,7 +124,7 @@ def main() -> None:
             root, task = folder / f"task{number}", tasks[number]
             seconds = build(root, task, QUICK_STEPS if options.quick else TRAINED[task].steps)
             for seed in seeds:  # each row at once: a later seed may fail
-                rows.add(measure(root, task, seed, iterations, share, seconds))
+                rows.add(measure(root, task, seed, chosen or TRAINED[task].iterations, share, seconds))
 
         for _ in _runs.side_by_side(options.jobs, measure_task, range(len(tasks))):
             pass
