@@ -79,7 +79,7 @@ BENCHMARKS = {
     ),
     "mixed": Benchmark(2400, 90, "test success of one policy for two tasks / for each alone", timed=False),
     "packages": Benchmark(
-        3600, 120, "test success trained / base policy, in environments of other packages", timed=False
+        5400, 120, "test success trained / base policy, in environments of other packages", timed=False
     ),
     "selfplay": Benchmark(
         3000, 45, "games drawn or won against minimax, after self-play / after random opponents", timed=False

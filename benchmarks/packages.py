@@ -41,7 +41,7 @@ class Job(NamedTuple):
 TRAINED = {
     "pettingzoo:tictactoe_v3": Job("gold=0.4 random=0.6", 4000, (512, 120, 240), 32, 8),
     "gymnasium:FrozenLake-v1": Job("gold=0.4 random=0.6", 1500, (512, 120, 200), 32, 8),
-    "reasoning_gym:chain_sum?levels=2": Job("gold=0.5 random=0.4 bad=0.1", 4000, (512, 120, 240), 24, 30),
+    "reasoning_gym:chain_sum?levels=2": Job("gold=0.5 random=0.4 bad=0.1", 8000, (512, 120, 240), 24, 16),
 }
 
 
@@ -107,7 +107,7 @@ def main() -> None:
     parser = _common.parser("packages", __doc__, quick)
     parser.add_argument("--tasks", nargs="+", choices=TRAINED, help="default: all; quick: the first")
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
-    parser.add_argument("--iterations", type=int, help=f"of each run (default: 8 or 30, by the task; quick: {QUICK})")
+    parser.add_argument("--iterations", type=int, help=f"of each run (default: 8 or 16, by the task; quick: {QUICK})")
     parser.add_argument("--folder", type=Path, help="keep the clones here; they are deleted by default")
     _runs.jobs(parser)
     options = parser.parse_args()
