@@ -32,6 +32,7 @@ from steps.policy.machine import (
     prepare_deterministic,
     prepare_sampling,
     return_memory,
+    use_threads,
 )
 from steps.sampling import draws_cpu, episodes, rivals
 from steps.sampling.rivals import Rival
@@ -121,7 +122,7 @@ class Engine:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, own_cores(self.policy.threads)))
             # vLLM sets OpenMP's threads and leaves MKL's, of which there would be one for each core of the machine, or as
             # many as OMP_NUM_THREADS says: sums would be rounded by it.
-            torch.set_num_threads(self.policy.threads)
+            use_threads(self.policy.threads)
             compile_nothing()
         from transformers import AutoConfig
         from vllm import EngineArgs, LLMEngine

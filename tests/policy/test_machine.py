@@ -20,12 +20,14 @@ class Threads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, bound: bool = False) -> None:
         import torch
 
-        self.number, self.bound = number, bound
+        self.number, self.bound, self.told = number, bound, list[int]()
+        monkeypatch.setattr(machine, "_told", [])
         monkeypatch.setattr(torch, "get_num_threads", lambda: self.number)
         monkeypatch.setattr(torch, "set_num_threads", self.set)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     def set(self, number: int) -> None:
+        self.told.append(number)
         self.number = self.number if self.bound else number
 
 
@@ -52,6 +54,17 @@ def test_the_processes_of_a_launch_share_the_threads(monkeypatch: pytest.MonkeyP
     torchs = Threads(monkeypatch, 4)
     machine.use_threads(4)
     assert torchs.number == 2
+
+
+def test_torch_is_told_its_own_number_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MKL hears of it, too, which otherwise takes fewer threads for small matrices and rounds them otherwise."""
+    give(monkeypatch, [0, 1])
+    torchs = Threads(monkeypatch, 2)
+    machine.use_threads(2)
+    assert torchs.told == [2]
+    give(monkeypatch, [0])  # vLLM binds the main thread to one core
+    machine.use_threads(2)
+    assert torchs.told == [2]
 
 
 def test_a_process_that_is_bound_to_another_number_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
