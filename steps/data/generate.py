@@ -21,7 +21,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -110,12 +110,11 @@ def generate(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(the lines of accepted scenarios, the report). Asks in rounds, each for as many scenarios as are still missing; the
     prompts take turns through `materials`."""
-    from steps.data import contamination
     from steps.llm.client import CallFailed, ask_all
 
     pool = env.examples(data, POOL)
     taken: dict[str, str] = {essence(scenario): "an example" for scenario in pool}
-    task, limits, present = env.__module__.rpartition(".")[2], Scenarios(), drawn(env, data, pool)
+    present = drawn(env, data, pool)
     for varied in (material.varied for material in materials if material.varied is not None):
         taken[essence(varied)] = "the scenario that it varies"
         present["train"].append(varied)
@@ -138,23 +137,8 @@ def generate(
         replies = ask_all(endpoint, requests, f"calls, {len(lines)} taken")
         if all(isinstance(reply, CallFailed) for reply in replies):
             raise UserError(f"no call was answered; the first: {replies[0]}")
-        judged: list[
-            tuple[str, tuple[Scenario, Candidate] | None, str]
-        ] = []  # (prompt, what was made of it, or why not)
-        for request, reply in zip(requests, replies, strict=True):
-            key = request.key(endpoint)
-            try:
-                scenario, candidate = check(env, data, split, reply)
-                if (double := taken.get(essence(scenario))) is not None:
-                    raise ValueError(f"a double of {double}")
-                if (pair := contamination.conflict(env, task, present, scenario, limits)) is not None:
-                    raise ValueError(f"too much like one of another split ({pair.rule})")
-            except (ValueError, UserError) as problem:
-                judged.append((key, None, str(problem)))
-                continue
-            taken[essence(scenario)] = "one before it"
-            present[scenario.split].append(scenario)
-            judged.append((key, (scenario, candidate), ""))
+        keys = [request.key(endpoint) for request in requests]
+        judged = judge(env, data, split, zip(keys, replies, strict=True), taken, present)
         unsolved = solve([made[0] for _, made, _ in judged if made is not None])
         for key, made, reason in judged:
             if made is None:
@@ -176,7 +160,7 @@ def generate(
             splits[scenario.split] += 1
     reasons = Counter(entry["reason"] for entry in refused)
     report = {
-        "task": task,
+        "task": task_of(env),
         "model": endpoint.model,
         "solvable": solve.how,
         "asked": asked,
@@ -187,6 +171,40 @@ def generate(
         "refused_prompts": refused,
     }
     return lines, report
+
+
+def task_of(env: type[Env]) -> str:
+    return env.__module__.rpartition(".")[2]
+
+
+def judge(
+    env: type[Env],
+    data: Any,
+    split: Split | None,
+    replies: Iterable[tuple[str, Reply | CallFailed]],
+    taken: dict[str, str],
+    present: dict[Split, list[Scenario]],
+) -> list[tuple[str, tuple[Scenario, Candidate] | None, str]]:
+    """(key of the prompt, what was made of the answer, or else why nothing was) of each (key, reply); what was made joins
+    `taken`, by its words, and `present`."""
+    from steps.data import contamination
+
+    task, limits = task_of(env), Scenarios()
+    judged: list[tuple[str, tuple[Scenario, Candidate] | None, str]] = []
+    for key, reply in replies:
+        try:
+            scenario, candidate = check(env, data, split, reply)
+            if (double := taken.get(essence(scenario))) is not None:
+                raise ValueError(f"a double of {double}")
+            if (pair := contamination.conflict(env, task, present, scenario, limits)) is not None:
+                raise ValueError(f"too much like one of another split ({pair.rule})")
+        except (ValueError, UserError) as problem:
+            judged.append((key, None, str(problem)))
+            continue
+        taken[essence(scenario)] = "one before it"
+        present[scenario.split].append(scenario)
+        judged.append((key, (scenario, candidate), ""))
+    return judged
 
 
 def refusal(key: str, reason: str) -> dict[str, str]:
