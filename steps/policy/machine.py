@@ -14,7 +14,7 @@ _making_room: list[Callable[[], None]] = []
 _leaving: list[Callable[[], None]] = []  # called before sampling, the other way round
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS adds in a fixed order with the workspaces that this variable names
 KERNELS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"  # how many compiled kernels oneDNN keeps
-_told: list[int] = []  # numbers of threads that torch was told here, the last one last
+_thread_counts: list[int] = []  # numbers of threads that torch was told here, the last one last
 _workspaces: list[str] = []  # which it names; global, because a warm process forgets its variables from stage to stage
 
 
@@ -48,14 +48,14 @@ def use_threads(threads: int) -> None:
     if torch.cuda.is_available():
         return
     share = max(1, threads // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    # Told is more than equal: until then MKL is free to use fewer threads for small matrices (MKL_DYNAMIC), and rounds sums
-    # otherwise than in a process where an engine was started. Told once is enough: the engine may since have bound this
-    # thread to a single core.
-    if _told and torch.get_num_threads() == share:
+    # Setting a number is more than having it: until then MKL may use fewer threads for small matrices (MKL_DYNAMIC), and
+    # rounds sums otherwise than in a process where an engine was started. Once is enough: the engine may since have bound
+    # this thread to a single core.
+    if _thread_counts and torch.get_num_threads() == share:
         return
     own_cores(threads)
     torch.set_num_threads(share)
-    _told.append(share)
+    _thread_counts.append(share)
     if torch.get_num_threads() != share:  # vLLM's binding makes the call above do nothing
         raise FreshProcessNeeded(f"this process computes with {torch.get_num_threads()} threads, not with {share}")
 

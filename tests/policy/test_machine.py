@@ -21,7 +21,7 @@ class Threads:
         import torch
 
         self.number, self.bound, self.told = number, bound, list[int]()
-        monkeypatch.setattr(machine, "_told", [])
+        monkeypatch.setattr(machine, "_thread_counts", [])
         monkeypatch.setattr(torch, "get_num_threads", lambda: self.number)
         monkeypatch.setattr(torch, "set_num_threads", self.set)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
