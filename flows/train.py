@@ -23,9 +23,27 @@ from flows.deployment import workspace
 from flows.repro.parameters import set_params
 from flows.terminal.command import LOG, prepare, run_command
 from flows.training import start
+from steps.core import dotenv
 from steps.core.errors import UserError
+from steps.core.params import Params
 from steps.planning import plan
+from steps.project import store
 from steps.project.lock import read_lock
+from steps.runner import handover
+from steps.runner.stage import is_warm
+
+
+def start_worker(params: Params) -> None:
+    """Start the worker now, where this run will need it: it imports torch and vLLM while Prefect and MLflow start.
+
+    A run whose summary is newer than its parameters has ended, and has nothing to do but to see that. Where rollouts run
+    ahead, the worker's variables are not known yet."""
+    dotenv.load(Path.cwd())  # a worker is for a process with its own variables, and the run will have these
+    store.set_variables()
+    summary, given = Path("run/summary.json"), Path("params.yaml")
+    is_done = summary.exists() and summary.stat().st_mtime > given.stat().st_mtime
+    if is_warm() and params.policy.kind == "vllm" and not params.train.overlap and not is_done:
+        handover.start_ahead("steps.sampling.packages")
 
 
 def main() -> int:
@@ -67,6 +85,7 @@ def main() -> int:
         plan.check(params)
         read_lock(Path.cwd())  # a damaged one is refused before a server is started
         print(f"train: {params.task}, {params.policy.base_model}; log: {LOG}", flush=True)
+        start_worker(params)
         prepare()
         for line in start.prepare(params):
             print(f"train: {line}", flush=True)

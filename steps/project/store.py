@@ -51,10 +51,15 @@ def hidden(uri: str) -> str:
     return re.sub(r"//[^/@]*@", "//…@", uri)
 
 
-def connect(root: Path) -> MlflowClient:
-    """A client of the store. The project's own store is made if it does not exist."""
+def set_variables() -> None:
+    """Set MLflow's variables in this process, where they are not set."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(f"MLFLOW_{name}", value)
+
+
+def connect(root: Path) -> MlflowClient:
+    """A client of the store. The project's own store is made if it does not exist."""
+    set_variables()
     import logging
 
     from mlflow import MlflowClient

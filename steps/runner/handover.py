@@ -188,14 +188,25 @@ def _connect(more: Mapping[str, str]) -> socket.socket:
     raise WorkerError(f"no worker was ready within {START_SECONDS} s; {log_tail()}")
 
 
-def _start(path: Path, lock: int, more: Mapping[str, str]) -> subprocess.Popen:
-    """Start a worker that goes on when this process and its terminal end."""
+def start_ahead(module: str) -> None:
+    """Start the usual worker before there is a stage to run, unless it is there: it imports `module` while this process does
+    something else, and the first stage waits for that instead of importing the same."""
+    path = socket_path()
+    if connection := dial(path):
+        connection.close()
+    elif (lock := take_lock(path)) is not None:
+        _start(path, lock, NONE, module)
+        os.close(lock)
+
+
+def _start(path: Path, lock: int, more: Mapping[str, str], *modules: str) -> subprocess.Popen:
+    """Start a worker that goes on when this process and its terminal end. It imports `modules` before it listens."""
     from subprocess import DEVNULL, Popen
 
     LOG.parent.mkdir(exist_ok=True)
     if LOG.exists() and LOG.stat().st_size > 1_000_000:
         LOG.replace(LOG.with_suffix(".log.1"))
-    command = [sys.executable, "-m", "steps.runner.worker", str(path), str(lock)]
+    command = [sys.executable, "-m", "steps.runner.worker", str(path), str(lock), *modules]
     with LOG.open("ab") as log:
         process = Popen(
             command,
@@ -347,13 +358,15 @@ def end_lane(root: Path, lane: str) -> None:
 
 
 def end_own_workers(patience: float = 2.0) -> None:
-    """End the workers that ran stages for this process, so that their memory is free when it ends.
+    """End the workers that this process started or that ran stages for it, so that their memory is free when it ends.
 
     One that runs another command's stage (`patience` seconds pass without its answer) ends when it has finished that."""
-    if not own.used:
+    if not (ours := own.used | set(own.started)):
         return
-    mine = {path: pid for path, pid in worker_pids(Path.cwd()).items() if pid in own.used}
-    _end([pid for path, pid in mine.items() if pid in own.busy or _retired(path, pid, patience)])
+    listening = {pid: path for path, pid in worker_pids(Path.cwd()).items() if pid in ours}
+    importing = [pid for pid, process in own.started.items() if pid not in listening and process.poll() is None]
+    ready = [pid for pid, path in listening.items() if pid in own.busy or _retired(path, pid, patience)]
+    _end([*importing, *ready])
     worker_pids(Path.cwd())  # removes the sockets of those that were killed
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import io
 import json
 import os
@@ -213,9 +214,21 @@ def _log(text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} worker {os.getpid()}: {text}", flush=True)
 
 
+def import_ahead(module: str) -> None:
+    """Import a module before the first stage. What it fails with is the stage's to report, which imports the same."""
+    before, began = dict(os.environ), time.monotonic()
+    try:
+        importlib.import_module(module)
+        _log(f"{module} took {time.monotonic() - began:.3f} s")
+    except Exception:
+        traceback.print_exc()
+    finally:
+        _set_environment(before)  # a worker is known by its variables
+
+
 def main(words: list[str]) -> int:
-    """Run the worker, and return the exit code. `words` are the socket that the client waits for and the lock that it passes
-    on; there are none when the worker is started by hand."""
+    """Run the worker, and return the exit code. `words` are the socket that the client waits for, the lock that it passes
+    on, and modules to import before the first stage; there are none when the worker is started by hand."""
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # complete lines: the end of the log is shown when the worker dies
@@ -233,6 +246,8 @@ def main(words: list[str]) -> int:
     if cores := os.environ.get(handover.CORES):
         os.sched_setaffinity(0, map(int, cores.split(",")))
     allowed_cores()  # before an engine binds this process to one of them
+    for module in words[2:]:
+        import_ahead(module)
     worker = Worker(path, lock)
     for other in handover.worker_pids(Path.cwd()):
         if other != path and handover.lane_of(other) == handover.lane_of(path) and (connection := handover.dial(other)):

@@ -108,22 +108,17 @@ class Engine:
         for folder in COPIES.glob("*"):  # clear what ended processes left there
             if not Path(f"/proc/{folder.name}").exists() or folder == self.folder:
                 shutil.rmtree(folder)
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        keep_few_kernels()
         import torch
 
+        self.on_gpu = on_gpu = torch.cuda.is_available()
+        set_variables(on_gpu)
         cuda.check_build()
         cuda.check_engine(self.policy)
-        self.on_gpu = on_gpu = torch.cuda.is_available()
         if not on_gpu:
-            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # draws_cpu.py replaces a part of the other
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, own_cores(self.policy.threads)))
             # vLLM sets OpenMP's threads and leaves MKL's, of which there would be one for each core of the machine, or as
             # many as OMP_NUM_THREADS says: sums would be rounded by it.
             use_threads(self.policy.threads)
-            compile_nothing()
         from transformers import AutoConfig
         from vllm import EngineArgs, LLMEngine
         from vllm.usage.usage_lib import UsageContext
@@ -217,13 +212,20 @@ def divided(policy: Policy) -> dict[str, Any]:
     return arguments
 
 
-def compile_nothing() -> None:
-    """Have vLLM's small compiled functions run as they are, before vLLM is imported.
+def set_variables(on_gpu: bool) -> None:
+    """Set what vLLM and torch read from the environment as they are imported, or begin to compute.
 
-    To compile them on the CPU, torch needs a C++ compiler, Python's headers, and a path without spaces. Tokens and log
-    probabilities are the same bit for bit without, and the first batch is faster.
+    vLLM's small compiled functions run as they are: to compile them on the CPU, torch needs a C++ compiler, Python's
+    headers, and a path without spaces. Tokens and log probabilities are the same bit for bit without, and the first batch is
+    faster.
     """
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    keep_few_kernels()
+    if not on_gpu:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # draws_cpu.py replaces a part of the other
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
 class EngineSampler:

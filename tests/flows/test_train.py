@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from steps.runner.handover import stop_workers, worker_pids
+from steps.runner.handover import LOG, stop_workers, worker_pids
 from tests.conftest import SMALL, Project, change_params, copy_project, end, python, run, start
 from tests.support.judge_server import ByRule, Judge
 from tests.support.openai_server import Server
@@ -44,6 +44,9 @@ def test_the_flow_ends_well_and_says_what_is_next(project: Project) -> None:
     for word in ("iteration", "base", "trained", "steps.analytics.transcripts", "make mlflow", "make reproduce"):
         assert word in project.finished.stdout
     assert (project.folder / "run/learning_curve.png").stat().st_size > 5000
+    log = (project.folder / LOG).read_text()
+    assert "steps.sampling.packages took" in log, "a worker imports while Prefect starts"
+    assert "code or environment changed" not in log, "and is the one that runs the stages"
     assert worker_pids(project.folder) == {}
     assert not [path for path in project.folder.glob("run/**/*") if ".tmp" in path.name]
 

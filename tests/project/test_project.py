@@ -93,7 +93,13 @@ def upward_imports(root: Path) -> list[str]:
 
 
 # Subclasses of vLLM's and torch's classes: as heavy as these, and imported by name or within a function.
-HEAVY_OURS = {"steps.sampling.lora_cpu", "steps.sampling.worker_cpu", "steps.training.flex", "steps.training.layers"}
+HEAVY_OURS = {
+    "steps.sampling.lora_cpu",
+    "steps.sampling.packages",
+    "steps.sampling.worker_cpu",
+    "steps.training.flex",
+    "steps.training.layers",
+}
 
 
 def heavy_imports(root: Path) -> list[str]:

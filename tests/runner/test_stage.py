@@ -325,6 +325,47 @@ def test_idle_worker_ends_and_leaves_no_socket(project: Project) -> None:
     assert (code, text) == (2, "error: FLYWHEEL_IDLE_SECONDS=soon is no number of seconds\n")
 
 
+AHEAD = "from steps.runner import handover; handover.start_ahead('steps.packages')"
+PACKAGES = """
+import os, time
+from pathlib import Path
+os.environ["VLLM_SET_HERE"] = "1"
+Path("imports").open("a").write(f"{os.getpid()}\\n")
+time.sleep(float(os.environ.get("TOY_SECONDS", 0)))
+"""
+
+
+def test_a_worker_that_was_started_ahead_imports_first_and_runs_the_first_stage(project: Project) -> None:
+    (project.root / "steps/packages.py").write_text(PACKAGES)
+    starts = [project.start("-c", AHEAD, TOY_SECONDS="0.5") for _ in range(2)]
+    assert [ended(process) for process in starts] == [(0, "", "")] * 2
+    code, said, _ = project.run()
+    worker = said.split()[0]
+    assert (code, [int(worker)]) == (0, project.pids()), "one worker, which its own variables do not make another"
+    assert (project.root / "imports").read_text().split() == [worker]
+    assert "waiting" not in said
+
+
+def test_what_cannot_be_imported_ahead_is_left_to_the_stages(project: Project) -> None:
+    (project.root / "steps/packages.py").write_text("import no_such_package")
+    assert ended(project.start("-c", AHEAD)) == (0, "", "")
+    code, said, text = project.run()
+    assert (code, text, [int(said.split()[0])]) == (0, "", project.pids())
+    assert "No module named 'no_such_package'" in (project.root / handover.LOG).read_text()
+
+
+def test_a_command_ends_the_worker_that_it_started_and_did_not_need(project: Project) -> None:
+    """Also one that still imports, which no socket leads to."""
+    (project.root / "steps/packages.py").write_text(PACKAGES)
+    imported = "while not Path('imports').exists(): time.sleep(0.01)"
+    program = f"import time; from pathlib import Path; {AHEAD}\n{imported}\nhandover.end_own_workers()"
+    assert ended(project.start("-c", program, TOY_SECONDS="60")) == (0, "", "")
+    (worker,) = (project.root / "imports").read_text().split()
+    assert not handover.alive(int(worker))
+    assert handover.worker_pids(project.root) == {}
+    assert list(handover.socket_folder().iterdir()) == []
+
+
 def test_stop_ends_workers_even_in_mid_stage(project: Project) -> None:
     process = project.toy("--slow", "30")
     eventually(lambda: list((project.root / "out").glob(".tmp-*")))
