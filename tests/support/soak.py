@@ -5,8 +5,9 @@
 
 While `flows.train` runs in a copy of the project, its processes (flow, worker with trainer and engine, Prefect's server)
 are looked at several times a second. Each iteration gets the highest memory, number of open files and of threads of all
-of them together, and what the folder has grown by. One line of JSON compares the medians of the last ten iterations with
-those of the first ten after the first; a ratio of 1 is flat. Exit code 1 where one is above 1.03, or the run failed.
+of them together and of each kind, and what the folder has grown by. One line of JSON compares the medians of the last ten
+iterations with those of the first ten after the first; a ratio of 1 is flat. Exit code 1 where one is above 1.03, or the
+run failed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,20 +48,23 @@ def size(folder: Path) -> int:
 
 
 def held(folder: Path) -> dict[str, float]:
-    """What the run's processes hold together: resident memory in MiB, in all and by kind, open files, threads."""
-    total = dict.fromkeys(("memory", "files", "threads"), 0.0)
+    """What the run's processes hold: resident memory in MiB, open files and threads, in all and by kind."""
+    total: defaultdict[str, float] = defaultdict(float)
     for kind, group in processes(folder).items():
         for process in group:
             try:
                 with process.oneshot():
-                    memory = process.memory_info().rss / 2**20
-                    total["memory"] += memory
-                    total[f"memory of {kind}"] = total.get(f"memory of {kind}", 0.0) + memory
-                    total["files"] += process.num_fds()
-                    total["threads"] += process.num_threads()
+                    holds = {
+                        "memory": process.memory_info().rss / 2**20,
+                        "files": process.num_fds(),
+                        "threads": process.num_threads(),
+                    }
             except psutil.Error:
                 continue
-    return total
+            for name, value in holds.items():
+                total[name] += value
+                total[f"{name} of {kind}"] += value
+    return dict(total)
 
 
 def watch(folder: Path, process: subprocess.Popen[str]) -> list[dict[str, float]]:
