@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from flows import train
 from steps.core.errors import UserError
+from steps.core.params import Params
+from steps.project import store
 from tests.conftest import ROOT, python, run
 from tests.support.slow_servers import dripping_server
 
@@ -130,3 +133,31 @@ def test_the_help_of_train_imports_neither_prefect_nor_mlflow_nor_dvc() -> None:
     )
     process = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert process.stdout == "[]\n", process.stderr
+
+
+def test_a_run_starts_its_worker_ahead_where_it_will_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in store.SETTINGS:  # which start_worker sets, and the end of the test takes back
+        monkeypatch.setenv(f"MLFLOW_{name}", "")
+    started: list[str] = []
+    monkeypatch.setattr(train.handover, "start_ahead", started.append)
+    Path("params.yaml").write_text("")
+    usual, overlap, scripted = (
+        Params.model_validate(settings)
+        for settings in ({}, {"train": {"overlap": 1}}, {"policy": {"kind": "scripted"}})
+    )
+    train.start_worker(usual)
+    assert started == ["steps.sampling.packages"]
+    for params in (overlap, scripted):
+        train.start_worker(params)
+    monkeypatch.setitem(os.environ, "FLYWHEEL_WORKER", "off")
+    train.start_worker(usual)
+    monkeypatch.delitem(os.environ, "FLYWHEEL_WORKER")
+    Path("run").mkdir()
+    Path("run/summary.json").write_text("{}")
+    os.utime("params.yaml", (1, 1))
+    train.start_worker(usual)
+    assert len(started) == 1, "a run that has ended has nothing to do"
+    os.utime("run/summary.json", (0, 0))
+    train.start_worker(usual)
+    assert len(started) == 2, "and one with other settings has"
