@@ -65,18 +65,19 @@ BENCHMARKS = {
     "gateway": Benchmark(300, 60, "tokens per second through the gateway / of the engine alone"),
     "fleet": Benchmark(1100, 200, "speed of two / of one (two_nodes, overlap); seconds of a swap / the 1 s allowed"),
     "tracking": Benchmark(90, 90, "seconds / the goal of 0.5 s"),
-    "learning": Benchmark(400, 105, "test success trained / base policy", timed=False),
+    "learning": Benchmark(380, 85, "test success trained / base policy", timed=False),
     "credit": Benchmark(8400, 200, "episodes until GRPO's final success, GiGPO's / GRPO's", timed=False),
     "tracing": Benchmark(600, 120, "seconds of a run / those without a Langfuse host"),
     "attention": Benchmark(600, 60, "difference from plain rows / the 1e-4 that are allowed", timed=False),
     "plan": Benchmark(300, 60, "planned peak memory / measured"),
     "update": Benchmark(1200, 260, "TRL's seconds per step / ours"),
     "iteration": Benchmark(480, 175, "TRL's seconds per iteration / ours"),
-    "end_to_end": Benchmark(2400, 150, "TRL's seconds to the same success / ours"),
+    "end_to_end": Benchmark(1800, 130, "TRL's seconds to the same success / ours"),
     "sft": Benchmark(600, 90, "TRL's seconds / ours"),
     "start": Benchmark(
         1800, 240, "iterations of a fresh run / those from the champion to the same success", timed=False
     ),
+    "demonstrations": Benchmark(700, 45, "test success after demonstrations / before", timed=False),
     "mixed": Benchmark(2400, 90, "test success of one policy for two tasks / for each alone", timed=False),
     "packages": Benchmark(
         5400, 120, "test success trained / base policy, in environments of other packages", timed=False

@@ -52,6 +52,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "pretrained": {"measure": ROW},
     "sft": {"measure": ROW},
     "start": {"measure": ROW},
+    "demonstrations": {"measure": ROW},
     "mixed": {"both": None, "compare": ROW},
     "selfplay": {"measure": ROW},
     "packages": {"build": 1.0, "measure": ROW},
