@@ -1,14 +1,15 @@
 """What do demonstrations alone bring? Supervised training on scripted play, judged on the test split, for each task.
 
-    python -m benchmarks.demonstrations                                  # every task with a policy and a player that can show it
+    python -m benchmarks.demonstrations                         # every task with a policy and a player that can show it
     python -m benchmarks.demonstrations --tasks tic_tac_toe --seeds 1 2 3
-    python -m benchmarks.demonstrations --quick                          # multiplication, few demonstrations and scenarios
+    python -m benchmarks.demonstrations --quick                 # multiplication, few demonstrations and scenarios
 
-For each task, in a clone: the scripted player plays training scenarios (`steps.data.teach`), and the preset's run learns from
-the attempts with a reward of half a point or more before its first iteration (`sft`). There is one iteration, with a learning
-rate of `STILL`, which changes no decision: what is tested is the adapter of supervised training. The figures stand beside
-those of training by rewards in docs/tasks.md. A row is a task and a seed: `ratio` is the test success after supervised
-training / that of the base policy; `sampled` is the same success at temperature 1, where the preset judges greedily.
+For each task, in a clone: the scripted player plays training scenarios (`steps.data.teach`), and the preset's run learns
+from the attempts with a reward of half a point or more before its first iteration (`sft`). There is one iteration, with a
+learning rate of `STILL`, which changes no decision: what is tested is the adapter of supervised training. The figures stand
+beside those of training by rewards in docs/tasks.md. A row is a task and a seed: `ratio` is the test success after
+supervised training / that of the base policy; `sampled` is the same success at temperature 1, where the preset judges
+greedily.
 """
 
 from __future__ import annotations
