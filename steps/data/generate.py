@@ -11,7 +11,7 @@ scenario that the model writes (`Env.accept`) and says which split it belongs to
 are too much like one of another split (steps/data/contamination.py), or that nobody could solve (steps/data/solve.py): a
 task without an `accept` of its own has its scripted player try, and --solver names a model that plays with its tools.
 Refused ones are listed with their reasons in <out>.report.json. Answers are kept in the ledger, so running the same command
-again asks nothing and writes the same bytes.
+again asks nothing and writes the same bytes. --dvc makes the command a stage of DVC (steps/data/dvc_stage.py).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from steps.core.files import write_text
 from steps.core.params import Scenarios
 from steps.core.progress import say
 from steps.core.terminal import ProgressDisplay, command_parser, exit_code
+from steps.data import dvc_stage
 from steps.data.generated import SPLITS, Candidate, essence, take
 from steps.data.material import Material, documents, failures
 from steps.data.solve import Solver
@@ -256,6 +257,9 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     material.add_argument(
         "--documents", type=Path, nargs="+", metavar="PATH", help="base scenarios on these texts, or those in a folder"
     )
+    parser.add_argument(
+        "--dvc", action="store_true", help="also make this command a stage of DVC: generated/<task>/dvc.yaml"
+    )
     parser.add_argument("--solver", metavar="MODEL", help="a strong model that has to solve each one")
     parser.add_argument("--solver-url", metavar="URL", help="its server (default: the other model's)")
     add_options(parser)
@@ -283,8 +287,8 @@ def material_of(words: argparse.Namespace) -> tuple[list[Material], Split | None
     return documents(words.documents) if words.documents else [], words.split
 
 
-def run(words: argparse.Namespace) -> None:
-    """Check the options, ask the model, and write both files."""
+def run(words: argparse.Namespace, given: Sequence[str]) -> None:
+    """Check the options, ask the model, and write both files; with --dvc also the stage of the command line `given`."""
     import environments
     from steps.llm.prices import endpoint_of
 
@@ -301,6 +305,13 @@ def run(words: argparse.Namespace) -> None:
         env = environments.load(words.task)
     except (ModuleNotFoundError, ValueError) as problem:
         raise UserError(f"--task {words.task}: {problem}") from None
+    if words.dvc and words.from_failures is not None:
+        raise UserError(
+            "--dvc: --from-failures reads what a run made of the task's data, and the file that is written belongs to that "
+            "data, so the stage would depend on itself; leave one of the two out"
+        )
+    if words.dvc:
+        dvc_stage.check(words.task, words.out)
     materials, split = material_of(words)
     solver = solver_of(words)
     if env.is_agent and solver is not None:
@@ -316,7 +327,7 @@ def run(words: argparse.Namespace) -> None:
         lines, report = generate(env, data, endpoint, words.count, difficulties, max_calls, split, solver, materials)
     except TaskProblem as problem:
         raise UserError(f"--task {words.task}: {problem}") from None
-    report_path = words.out.with_name(f"{words.out.name}.report.json")
+    report_path = words.out.with_name(words.out.name + dvc_stage.REPORT)
     report_path.parent.mkdir(parents=True, exist_ok=True)
     write_text(report_path, json.dumps(report, indent=1) + "\n")
     if not lines:
@@ -326,11 +337,15 @@ def run(words: argparse.Namespace) -> None:
     say(f"solvable: {report['solvable']}")
     for reason, times in list(report["refused"].items())[:10]:
         say(f"refused {times}: {reason}")
+    if words.dvc:
+        command = [word for word in given if word != "--dvc"]
+        say(f"stage of DVC, frozen: {dvc_stage.add(words.task, words.out, command, words.documents or ())}")
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    return exit_code(lambda: run(parse(words)), ProgressDisplay("generate"))
+    given = sys.argv[1:] if words is None else words
+    return exit_code(lambda: run(parse(given), given), ProgressDisplay("generate"))
 
 
 if __name__ == "__main__":
