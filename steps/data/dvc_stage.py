@@ -1,8 +1,8 @@
 """Makes a command of steps/data/generate.py a stage of DVC, in generated/<task>/dvc.yaml.
 
 The stage is frozen, because to ask a model may cost: `dvc repro` of a run takes the file that is there. To write it again,
-`dvc unfreeze generated/<task>/dvc.yaml:<name>` and `dvc repro generated/<task>/dvc.yaml`. The file itself is the task's data,
-which git has, so DVC keeps no copy of it.
+`dvc unfreeze generated/<task>/dvc.yaml:<name>` and `dvc repro generated/<task>/dvc.yaml`. The file itself is the task's
+data, which git has, so DVC keeps no copy of it.
 """
 
 from __future__ import annotations
