@@ -26,8 +26,8 @@ def test_a_piped_run_says_what_loads_which_iteration_it_is_and_how_long_it_may_t
         assert "iteration" not in str(display.__rich__().renderables[1])
     lines = capfd.readouterr().out.splitlines()
     assert lines[:4] == [
-        "  initialise (loads torch and the trainer) …",
-        "  evaluate@000 (loads vLLM, then plays validation) …",
+        "  initialise (loads torch and the trainer, unless the worker has) …",
+        "  evaluate@000 (starts vLLM, then plays validation) …",
         "  score@001 …",
         "iteration 1 of at most 10",
     ]
