@@ -25,7 +25,9 @@ REPORT = ".report.json"  # beside a generated file
 def check(task: str, out: Path) -> None:
     """UserError where the file would not be the task's data, or this folder is no repository of DVC."""
     if out.parent != Path("tasks_data") / task:
-        raise UserError(f"--dvc: --out must be in tasks_data/{task}/, from where scenarios.generated reads it, not {out}")
+        raise UserError(
+            f"--dvc: --out must be in tasks_data/{task}/, from where scenarios.generated reads it, not {out}"
+        )
     if not Path(".dvc").is_dir():
         raise UserError(f"--dvc: {Path.cwd()} is no repository of DVC; run this from the project's root")
 

@@ -34,7 +34,18 @@ def test_the_stage_writes_the_same_file_again(
         return done.stdout
 
     with Server(writer()) as server:
-        words = ["--task", "multiplication", "--out", str(OUT), "--count", "3", "--model", "writer", "--url", server.url]
+        words = [
+            "--task",
+            "multiplication",
+            "--out",
+            str(OUT),
+            "--count",
+            "3",
+            "--model",
+            "writer",
+            "--url",
+            server.url,
+        ]
         assert generate.main([*words, "--documents", "handbook.md", "--dvc"]) == 0
         assert f"stage of DVC, frozen: {STAGE}" in capsys.readouterr().out
         written, asked = OUT.read_bytes(), len(server.bodies)
