@@ -1,8 +1,8 @@
 """2048 up to a target tile: slide all tiles, equal ones that meet merge, and a 2 or a 4 appears.
 
-The target, the limit of moves and the weights of the reward are set in tasks_data/game_2048/game.json. A board is four rows
-of four numbers, and a move looks up four rows. The tiles that appear depend only on the scenario's seed and the number of
-the move, so that all attempts at a scenario have the same luck.
+The board's size, the target, the limit of moves and the weights of the reward are set in tasks_data/game_2048/game.json. A
+board is a square of numbers, and a move looks up each of its rows. The tiles that appear depend only on the scenario's seed
+and the number of the move, so that all attempts at a scenario have the same luck.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ WIN = 1.0  # in the mode "win" only the target counts in full
 NEARLY = 0.5  # weight of the largest tile, so that failed attempts still differ
 LARGEST = "log2 of the largest tile over log2 of the target"
 PARTS = ("win", "largest", "score", "empty", "smoothness", "invalid")  # in the mode "shaped", with weights
-KEYS = {"target", "opening", "max_moves", "depth", "reward", "weights"}  # of game.json
+KEYS = {"size", "target", "opening", "max_moves", "depth", "reward", "weights"}  # of game.json
+SIZES = range(3, 9)  # rows and columns of a board
 SEEDS = 200_000
 
 
@@ -140,7 +141,7 @@ def corner(board: Board) -> Direction:
 
 def can_be_won(data: dict[str, Any], seed: int) -> bool:
     """Whether expectimax reaches the target in this game. With a tight limit of moves some games cannot be won."""
-    board = start(seed, data["opening"], data.get("size", 4))
+    board = start(seed, data["opening"], data["size"])
     for number in range(data["max_moves"]):
         if largest(board) >= data["target"]:
             return number > 0  # but not in the opening
@@ -200,7 +201,7 @@ class Game2048(Env):
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
         super().__init__(scenario, data)
-        self.board: Board = start(scenario.data["seed"], scenario.data["opening"], scenario.data.get("size", 4))
+        self.board: Board = start(scenario.data["seed"], scenario.data["opening"], scenario.data["size"])
         self.moves = 0
         self.score = 0  # as the game counts it: the sum of all merged tiles
         self.idle = 0  # turns in a row without a move
@@ -213,6 +214,7 @@ class Game2048(Env):
         if set(game) != KEYS:
             raise ValueError(f"{path} holds {', '.join(sorted(KEYS))}; it differs in {sorted(KEYS ^ set(game))}")
         rules = {
+            f"size is from {SIZES[0]} to {SIZES[-1]}": game["size"] in SIZES,
             "target is a power of two from 8 to 131072": game["target"] in (2**power for power in range(3, 18)),
             f"max_moves is from 1 to {cls.max_turns}, the turns of an episode": 0 < game["max_moves"] <= cls.max_turns,
             "opening is 0 or more": game["opening"] >= 0,
@@ -247,17 +249,20 @@ class Game2048(Env):
 
     @classmethod
     def from_seed(cls, data: dict[str, Any], split: Split, number: int) -> Scenario:
-        target = data["target"]
-        system = f"2048: slide the tiles, equal ones merge. Reach {target} in {data['max_moves']} moves."
+        target, size = data["target"], data["size"]
+        system = (
+            f"2048 on {size}x{size} cells: slide the tiles, equal ones merge. "
+            f"Reach {target} in {data['max_moves']} moves."
+        )
         hidden = {
             "kind": f"target {target}",
             "difficulty": min(5, max(1, target.bit_length() - 5)),
             "seed": number,
-            **{key: data[key] for key in ("target", "opening", "max_moves", "reward", "weights")},
+            **{key: data[key] for key in ("size", "target", "opening", "max_moves", "reward", "weights")},
         }
         messages = [
             {"role": "system", "content": system},
-            {"role": "user", "content": show(start(number, data["opening"]))},
+            {"role": "user", "content": show(start(number, data["opening"], size))},
         ]
         return Scenario.make(cls.task, split, messages, hidden)
 

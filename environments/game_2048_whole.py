@@ -24,6 +24,7 @@ from environments.game_2048 import (
     FOURS,
     LARGEST,
     LOST,
+    SIZES,
     Board,
     Direction,
     Game2048,
@@ -97,7 +98,7 @@ class WholeGame2048(Game2048):
             raise ValueError(f"{path} holds {', '.join(sorted(KEYS))}; it differs in {sorted(KEYS ^ set(game))}")
         powers = [2**power for power in range(3, 18)]
         rules = {
-            "size is from 3 to 8": game["size"] in range(3, 9),
+            f"size is from {SIZES[0]} to {SIZES[-1]}": game["size"] in SIZES,
             f"max_moves is from 1 to {cls.max_turns}, the turns of an episode": 0 < game["max_moves"] <= cls.max_turns,
             "target is a power of two from 8 to 131072": game["target"] in powers,
             "full is a power of two from 8 to 131072": game["full"] in powers,

@@ -38,7 +38,13 @@ from tests.conftest import ROOT
 
 DATA = ROOT / "tasks_data" / "game_2048"
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-GAME: dict[str, Any] = Game2048.load(DATA)
+PRESET: dict[str, Any] = Game2048.load(DATA)
+GAME: dict[str, Any] = PRESET | {
+    "size": 4,
+    "target": 64,
+    "opening": 27,
+    "max_moves": 10,
+}  # the boards below have 16 cells
 STUCK: Board = ((2, 4, 2, 4), (4, 2, 4, 2), (2, 4, 2, 4), (4, 2, 4, 2))
 
 
@@ -306,10 +312,11 @@ def test_words_that_show_a_board_are_no_board() -> None:
 # --- Players and scenarios
 
 
-def test_gold_reaches_the_target_and_bad_does_not() -> None:
+@pytest.mark.parametrize("rules", [GAME, PRESET], ids=["4x4", "preset"])
+def test_gold_reaches_the_target_and_bad_does_not(rules: dict[str, Any]) -> None:
     """After the opening a merge or two may be at hand, so that even up and down alone reach it in 1 game of 100."""
     for mode in ("win", "shaped"):
-        game, lucky = GAME | {"reward": mode}, 0
+        game, lucky = rules | {"reward": mode}, 0
         for one in Game2048.scenarios(game, "val", 50, 7):
             gold, bad = (Game2048(one, game).play(player) for player in ("gold", "bad"))
             assert Game2048.success(one, gold)
@@ -321,13 +328,14 @@ def test_gold_reaches_the_target_and_bad_does_not() -> None:
         assert lucky <= 1
 
 
-def test_cycling_without_a_look_at_the_board_wins_few_games() -> None:
+@pytest.mark.parametrize("rules", [GAME, PRESET], ids=["4x4", "preset"])
+def test_cycling_without_a_look_at_the_board_wins_few_games(rules: dict[str, Any]) -> None:
     """The best of all cycles through the four directions once won two of five games, more than the trained policy."""
-    made = Game2048.scenarios(GAME, "val", 60, 3)
+    made = Game2048.scenarios(rules, "val", 60, 3)
     for cycle in itertools.permutations(DIRECTIONS):
         wins = 0
         for one in made:
-            env, messages, directions = Game2048(one, GAME), list(one.messages), itertools.cycle(cycle)
+            env, messages, directions = Game2048(one, rules), list(one.messages), itertools.cycle(cycle)
             while not env.done:
                 turn = use("move", direction=next(directions))
                 messages += [turn, *env.step(turn)]
@@ -371,7 +379,7 @@ def test_scripted_and_random_use_only_what_the_policy_sees() -> None:
 def test_messages() -> None:
     for one in Game2048.scenarios(GAME, "test", 50, 1):
         system, user = one.messages
-        assert system["content"] == "2048: slide the tiles, equal ones merge. Reach 64 in 10 moves."
+        assert system["content"] == "2048 on 4x4 cells: slide the tiles, equal ones merge. Reach 64 in 10 moves."
         assert user["content"] == show(start(one.data["seed"], GAME["opening"]))
         assert one.data["kind"] == "target 64"
         assert 1 <= one.data["difficulty"] <= 5
@@ -397,7 +405,8 @@ def test_splits_share_nothing_and_seeds_repeat() -> None:
         ({"depth": 0}, "depth is 1 or more, not 0"),
         ({"reward": "score"}, 'reward is "win" or "shaped", not score'),
         ({"weights": {"win": 1.0}}, "weights are for win, largest, score, empty, smoothness, invalid"),
-        ({"size": 5}, "it differs in .*size"),
+        ({"size": 9}, "size is from 3 to 8, not 9"),
+        ({"cells": 5}, "it differs in .*cells"),
     ],
 )
 def test_parameters_are_checked(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
