@@ -37,12 +37,13 @@ def start_worker(params: Params) -> None:
     """Start the worker now, where this run will need it: it imports torch and vLLM while Prefect and MLflow start.
 
     A run whose summary is newer than its parameters has ended, and has nothing to do but to see that. Where rollouts run
-    ahead, the worker's variables are not known yet."""
+    ahead, the worker's variables are not known yet, and with policy.deterministic vLLM has to be imported by a stage."""
     dotenv.load(Path.cwd())  # a worker is for a process with its own variables, and the run will have these
     store.set_variables()
     summary, given = Path("run/summary.json"), Path("params.yaml")
     is_done = summary.exists() and summary.stat().st_mtime > given.stat().st_mtime
-    if is_warm() and params.policy.kind == "vllm" and not params.train.overlap and not is_done:
+    is_plain = params.policy.kind == "vllm" and not params.policy.deterministic and not params.train.overlap
+    if is_warm() and is_plain and not is_done:
         handover.start_ahead("steps.sampling.packages")
 
 

@@ -242,7 +242,7 @@ class EngineSampler:
         logit_bias: dict[int, float] | None = None,  # nats, by token id
         opponent: Path | None = None,  # the adapter that plays the other side
     ) -> None:
-        engine = get(policy)  # before vLLM is imported: see compile_nothing and use_invariant_batches
+        engine = get(policy)  # before vLLM is imported: see set_variables and use_invariant_batches
         from vllm import SamplingParams
 
         engine.wake()
