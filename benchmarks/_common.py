@@ -77,7 +77,7 @@ BENCHMARKS = {
     "start": Benchmark(
         1800, 240, "iterations of a fresh run / those from the champion to the same success", timed=False
     ),
-    "demonstrations": Benchmark(700, 45, "test success after demonstrations / before", timed=False),
+    "demonstrations": Benchmark(700, 60, "test success after demonstrations / before", timed=False),
     "mixed": Benchmark(2400, 90, "test success of one policy for two tasks / for each alone", timed=False),
     "packages": Benchmark(
         5400, 120, "test success trained / base policy, in environments of other packages", timed=False
