@@ -28,7 +28,6 @@ from prefect import flow
 from flows import ingest
 from flows.deployment import workspace
 from flows.deployment.settings import FlywheelSettings, PromoteSettings, assigned
-from flows.deployment.workspace import dvc_output
 from flows.repro.parameters import set_params
 from flows.terminal.command import LOG, prepare, run_command
 from steps.core import params
@@ -37,6 +36,7 @@ from steps.core.params import Params, PromoteParams
 from steps.core.yaml_text import read_mapping
 from steps.data.ingested import read_rows
 from steps.planning import plan
+from steps.project.dvc import dvc_output
 from steps.project.git import git
 from steps.registry.model import CANARY, RegisteredModel, read_registry
 from steps.traces import files

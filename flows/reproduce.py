@@ -19,12 +19,12 @@ from typing import Any
 
 from flows.deployment import workspace
 from flows.deployment.checkout import have, restore, source
-from flows.deployment.workspace import dvc
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
 from steps.project import lock
 from steps.project.chain import read_chain
+from steps.project.dvc import dvc
 from steps.project.git import git
 
 

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flows.deployment import cards, workspace
-from flows.deployment.workspace import WORKTREES, dvc, dvc_output
+from flows.deployment.workspace import WORKTREES
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.core.terminal import exit_code
 from steps.project import lock, store
+from steps.project.dvc import dvc, dvc_output
 from steps.project.git import git
 from steps.runner import handover
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from flows.deployment.workspace import dvc_output, limit
+from flows.deployment.workspace import limit
 from steps.core.errors import UserError
 from steps.core.progress import say
+from steps.project.dvc import dvc_output
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from pathlib import Path
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.project import store
+from steps.project.dvc import dvc, dvc_output
 from steps.project.git import git
 from steps.project.ledger import DEFAULT
 from steps.runner import handover
@@ -28,21 +27,6 @@ POOL = "local"  # the work pool of `make ui`
 STARTED = "start.dvc"  # of a run that starts from an adapter or from demonstrations: the hash of start/
 KEPT = ("params.yaml", "chain.yaml", "dvc.lock", STARTED)
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
-
-
-def dvc(path: Path, *words: str, check: bool = True) -> int:
-    """Run a DVC command in a folder; its exit code. UserError where it fails and `check` is on."""
-    binaries = os.pathsep.join((os.fspath(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    environment = os.environ | {"PATH": binaries, "DVC_NO_ANALYTICS": "1"}
-    code = subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, env=environment).returncode
-    if code and check:
-        raise UserError(f"dvc {words[0]} failed (exit code {code}): see its output above")
-    return code
-
-
-def dvc_output(path: Path, *words: str) -> str:
-    """What a DVC command prints; nothing where it fails."""
-    return subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, capture_output=True, text=True).stdout
 
 
 def limit(pool: str | None = None) -> str:

@@ -19,13 +19,13 @@ import yaml
 
 from flows.deployment import workspace
 from flows.deployment.checkout import restore, source
-from flows.deployment.workspace import dvc, dvc_output
 from steps.core.errors import UserError
 from steps.core.params import Params, Policy, short_name
 from steps.planning import models
 from steps.policy.adapter import FILES, adapter_hash
 from steps.project import lock
 from steps.project.chain import BASE, read_chain
+from steps.project.dvc import dvc, dvc_output
 from steps.registry.model import fetched, read_registry
 
 CHECKPOINT = ("state.json", "state.safetensors")

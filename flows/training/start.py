@@ -25,6 +25,7 @@ from steps.core.params import Params
 from steps.core.yaml_text import read_mapping
 from steps.data import ingested
 from steps.project.chain import CHAMPION, SFT, START
+from steps.project.dvc import dvc
 from steps.project.git import git
 
 FOLDER, POINTER = Path("start"), Path(workspace.STARTED)
@@ -83,7 +84,7 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
         temporary.rename(FOLDER)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    workspace.dvc(Path.cwd(), "add", "--quiet", os.fspath(FOLDER))
+    dvc(Path.cwd(), "add", "--quiet", os.fspath(FOLDER))
     pin(params, origin)
     return described(origin)
 

@@ -305,13 +305,8 @@ def run(words: argparse.Namespace, given: Sequence[str]) -> None:
         env = environments.load(words.task)
     except (ModuleNotFoundError, ValueError) as problem:
         raise UserError(f"--task {words.task}: {problem}") from None
-    if words.dvc and words.from_failures is not None:
-        raise UserError(
-            "--dvc: --from-failures reads what a run made of the task's data, and the file that is written belongs to that "
-            "data, so the stage would depend on itself; leave one of the two out"
-        )
     if words.dvc:
-        dvc_stage.check(words.task, words.out)
+        dvc_stage.check(words.task, words.out, words.from_failures)
     materials, split = material_of(words)
     solver = solver_of(words)
     if env.is_agent and solver is not None:

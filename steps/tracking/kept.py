@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from steps.core.errors import UserError
 from steps.project import store
+from steps.project.dvc import dvc
 from steps.project.git import git
 
 WORKTREES = Path(".flywheel/worktrees")
@@ -48,9 +47,7 @@ def kept_run(root: Path, name: str) -> Iterator[Path]:
 def check_out(root: Path, path: Path) -> None:
     """Bring the run's data from the project's DVC cache. UserError where the cache lacks some of them."""
     (path / ".dvc" / "config.local").write_text(f"[cache]\n    dir = {root / '.dvc' / 'cache'}\n")
-    words = [sys.executable, "-m", "dvc", "checkout", "--force", "--quiet"]
-    process = subprocess.run(words, cwd=path, env=os.environ | {"DVC_NO_ANALYTICS": "1"})
-    if process.returncode:
+    if dvc(path, "checkout", "--force", "--quiet", check=False):
         raise UserError(
             "DVC's cache does not hold all of the run: fetch the rest first (`dvc fetch`), see the lines above"
         )

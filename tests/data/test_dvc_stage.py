@@ -80,4 +80,4 @@ def test_what_cannot_be_a_stage_is_refused_before_anything_is_asked(
     assert "the stage would depend on itself" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="no repository of DVC"):
-        dvc_stage.check("multiplication", OUT)
+        dvc_stage.check("multiplication", OUT, None)

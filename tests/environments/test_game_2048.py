@@ -16,7 +16,6 @@ import pytest
 from environments.base import Message, Scenario, Split, is_error, use, words
 from environments.game_2048 import (
     DIRECTIONS,
-    EMPTY,
     Board,
     Direction,
     Game2048,
@@ -45,6 +44,7 @@ GAME: dict[str, Any] = PRESET | {
     "opening": 27,
     "max_moves": 10,
 }  # the boards below have 16 cells
+EMPTY: Board = ((0,) * 4,) * 4
 STUCK: Board = ((2, 4, 2, 4), (4, 2, 4, 2), (2, 4, 2, 4), (4, 2, 4, 2))
 
 
@@ -233,6 +233,13 @@ def test_four_turns_without_a_move_end_it_and_a_move_starts_the_count_anew() -> 
 def test_the_same_calls_give_the_same_observations() -> None:
     for one in Game2048.scenarios(GAME, "train", 5, 1):
         assert Game2048(one, GAME).play("random", 3) == Game2048(one, GAME).play("random", 3)
+
+
+def test_a_scenario_of_an_earlier_run_is_of_four_by_four_cells() -> None:
+    """Such as `flows.rescore` reads; it has no size."""
+    hidden = {key: value for key, value in scenario().data.items() if key != "size"}
+    earlier = Scenario.make("game_2048", "train", list(scenario().messages), hidden)
+    assert Game2048(earlier, GAME).board == Game2048(scenario(), GAME).board
 
 
 # --- Rewards

@@ -22,6 +22,7 @@ from steps.core.params import Lora, Opponent, Params, Policy, Rollout, Sft
 from steps.core.records import Reward, StopReason, Trajectory, Turn, write_records
 from steps.policy.adapter import adapter_hash
 from steps.project.chain import CHAMPION
+from steps.project.dvc import dvc
 from steps.project.lock import file_md5, folder_md5
 from tests.conftest import small_repository
 
@@ -99,7 +100,7 @@ def kept_run(project: Path) -> str:
     write_records(rewards, run / "rewards.parquet")
     outs = ["run/scenarios", *(str(path.relative_to(project)) for path in sorted(run.iterdir()))]
     (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"all": {"cmd": "true", "outs": outs}}}))
-    workspace.dvc(project, "commit", "--force", "--quiet", "all")
+    dvc(project, "commit", "--force", "--quiet", "all")
     chain = {"iterations": {"001": {"prev": "000"}}, "tested": {"base": "000", "best": "001"}}
     (project / "chain.yaml").write_text(yaml.safe_dump(chain))
     workspace.git(project, "add", "dvc.yaml", ".gitignore")

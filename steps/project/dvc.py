@@ -1,0 +1,25 @@
+"""DVC's commands in a project's folder, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from steps.core.errors import UserError
+
+
+def dvc(path: Path, *words: str, check: bool = True) -> int:
+    """Run a DVC command in a folder; its exit code. UserError where it fails and `check` is on."""
+    binaries = os.pathsep.join((os.fspath(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    environment = os.environ | {"PATH": binaries, "DVC_NO_ANALYTICS": "1"}
+    code = subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, env=environment).returncode
+    if code and check:
+        raise UserError(f"dvc {words[0]} failed (exit code {code}): see its output above")
+    return code
+
+
+def dvc_output(path: Path, *words: str) -> str:
+    """What a DVC command prints; nothing where it fails."""
+    return subprocess.run([sys.executable, "-m", "dvc", *words], cwd=path, capture_output=True, text=True).stdout
