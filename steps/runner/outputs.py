@@ -52,7 +52,9 @@ class Outputs:
         for name, final in self.finals.items():
             aside = final.with_name(f".old-{os.getpid()}.{final.name}")
             if final.is_dir() or (self.temporary[name].is_dir() and os.path.lexists(final)):
-                final.rename(aside)
+                if files.exchange(self.temporary[name], final):
+                    continue  # `discard` removes the old one, which now has the temporary name
+                final.rename(aside)  # a kill between here and the next rename is mended by the next start
             try:
                 self.temporary[name].rename(final)
             finally:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from steps.core import files
 from steps.runner import handover, outputs
 
 STEPS = Path(handover.__file__).parent.parent
@@ -266,6 +267,49 @@ def test_killed_at_any_moment_leaves_old_or_new(project: Project, victim: str) -
         assert (len(result), len(set(result.values()))) in ((3, 1), (40, 1)), result
     assert project.run(**options)[0] == 0
     eventually(lambda: sorted(path.name for path in (project.root / "out").iterdir()) == ["result", "timings"])
+
+
+def _replaced(folder: Path, rounds: int) -> int:
+    """Replace an output in another process. Returns how often this process, which looks meanwhile, did not see it."""
+    program = """if True:
+        import pathlib, sys
+        from steps.runner import outputs
+        final = pathlib.Path(sys.argv[1])
+        for number in range(int(sys.argv[2])):
+            with outputs.Outputs({"result": final}, []) as writing:
+                writing.temporary["result"].mkdir()
+                (writing.temporary["result"] / "number").write_text(str(number))
+    """
+    environment = os.environ | {"PYTHONPATH": str(STEPS.parent)}
+    folder.mkdir(parents=True)
+    process = subprocess.Popen([sys.executable, "-c", program, str(folder), str(rounds)], env=environment)
+    missing = 0
+    while process.poll() is None:
+        missing += not folder.exists()
+    assert (process.returncode, (folder / "number").read_text()) == (0, str(rounds - 1))
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name], "nothing is left beside it"
+    return missing
+
+
+def test_a_result_is_never_missing_while_it_is_replaced(tmp_path: Path) -> None:
+    assert _replaced(tmp_path / "a/result", 300) == 0
+
+
+def test_a_file_system_that_cannot_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS: the old result is moved aside. It comes back when the process was killed before the new one had its place."""
+    monkeypatch.setattr(files, "exchange", lambda *_: False)
+    final = tmp_path / "result"
+    for text in ("old", "new"):
+        with outputs.Outputs({"result": final}, []) as writing:
+            writing.temporary["result"].mkdir()
+            (writing.temporary["result"] / "text").write_text(text)
+    assert ((final / "text").read_text(), list(tmp_path.iterdir())) == ("new", [final])
+    ended_process = subprocess.Popen(["true"])
+    ended_process.wait()
+    final.rename(tmp_path / f".old-{ended_process.pid}.result")
+    with pytest.raises(RuntimeError, match="without writing"), outputs.Outputs({"result": final}, []):
+        pass
+    assert ((final / "text").read_text(), list(tmp_path.iterdir())) == ("new", [final])
 
 
 def test_a_folder_that_appears_while_leftovers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
