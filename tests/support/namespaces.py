@@ -19,6 +19,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,13 +44,13 @@ SMALL: dict[str, Any] = {
     "train": {"iterations": 2, "patience": 2},
     "agents": {"clients": 0, "heartbeat_seconds": 5},
 }
-# part -> the file whose appearance is the moment at which it is taken away
+# part -> the file (a pattern) whose appearance is the moment at which it is taken away
 MOMENTS = {
     "flow": "run/001/trajectories.parquet",
     "sampler": "run/000/adapter",  # episodes are under way soon after
     "mlflow": "run/001/adapter",
     "postgres": "run/001/adapter",
-    "mlflow at the end": "run/002/test",
+    "mlflow at the end": "run/00[12]/test",  # of the iteration that validation chose
 }
 WORDS = (
     "waiting for",
@@ -93,7 +94,8 @@ class Run:
             "sampler", "steps.agents.client", "--server", f"http://{GATEWAY}", "--forever", "--task", TASK
         )
         attempts, codes, began = 0, list[int](), time.monotonic()
-        gone = threading.Thread(target=self.take_away, args=(part, moment, seconds), daemon=True)
+        ended, away = threading.Event(), list[float]()
+        gone = threading.Thread(target=self.take_away, args=(part, moment, seconds, ended, away), daemon=True)
         if part:
             gone.start()
         try:
@@ -104,8 +106,12 @@ class Run:
                     codes.append(flow.wait(900))
                 finally:
                     end(flow)
+            took = time.monotonic() - began
+            ended.set()
             if part:
                 gone.join()
+                if not away:
+                    raise RuntimeError(f"the run made no {moment}, so that {part} was never away; see {self.log}")
         finally:
             end(client)
             stop = [*inside("flow"), sys.executable, "-m", "steps.runner.handover", "--stop"]
@@ -113,17 +119,19 @@ class Run:
         lines = [
             line.strip()[:200] for line in self.log.read_text().splitlines() if any(word in line for word in WORDS)
         ]
-        return {"codes": codes, "said": list(dict.fromkeys(lines))[:6], "seconds": round(time.monotonic() - began)}
+        return {"codes": codes, "said": list(dict.fromkeys(lines))[:6], "seconds": round(took)}
 
-    def take_away(self, part: str, moment: str, seconds: float) -> None:
-        until = time.monotonic() + 600
-        while not (self.folder / moment).exists() and time.monotonic() < until:
-            time.sleep(0.2)
+    def take_away(self, part: str, moment: str, seconds: float, ended: threading.Event, away: list[float]) -> None:
+        """Wait for the moment, or for the end of a run that never has it; `away` gets the seconds of the absence."""
+        while not any(self.folder.glob(moment)):
+            if ended.wait(0.2):
+                return
         if part == "sampler":
             time.sleep(3)
         ip(f"link set v{PARTS[part]} down")
         try:
             time.sleep(seconds)
+            away.append(seconds)
         finally:
             ip(f"link set v{PARTS[part]} up")
 
@@ -163,6 +171,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30)
     options = parser.parse_args()
     servers = ADDRESS["mlflow"], inside("mlflow")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends, too
     where = dict.fromkeys(("mlflow", "prefect", "s3"), servers) | {
         "postgres": (ADDRESS["postgres"], inside("postgres"))
     }

@@ -21,7 +21,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,29 +37,37 @@ def ip(words: str) -> None:
 
 @contextmanager
 def namespaces(names: Sequence[str] = NAMES) -> Iterator[bool]:
-    """A network namespace for each name, with an address of its own; False where this user may not make them."""
-    try:
-        ip(f"link add {BRIDGE} type bridge")
-        ip(f"addr add {NETWORK}1/24 dev {BRIDGE}")
-        ip(f"link set {BRIDGE} up")
-        for number, name in enumerate(names):
-            ip(f"netns add {name}")
-            ip(f"link add v{name} type veth peer name p{name}")
-            ip(f"link set p{name} netns {name}")
-            ip(f"link set v{name} master {BRIDGE} up")
-            ip(f"-n {name} addr add {NETWORK}{11 + number}/24 dev p{name}")
-            ip(f"-n {name} link set p{name} up")
-            ip(f"-n {name} link set lo up")
-        yield True
-    except (OSError, subprocess.CalledProcessError):
-        yield False
-    finally:
-        for name in names:
-            for words in (f"link del v{name}", f"netns del {name}"):
-                with suppress(OSError, subprocess.CalledProcessError):
-                    ip(words)
-        with suppress(OSError, subprocess.CalledProcessError):
-            ip(f"link del {BRIDGE}")
+    """A network namespace for each name, with an address of its own; False where this user may not make them, or another
+    program has them."""
+    with ExitStack() as undone:
+        is_apart = True
+        try:
+            add(undone, f"link add {BRIDGE} type bridge", f"link del {BRIDGE}")
+            ip(f"addr add {NETWORK}1/24 dev {BRIDGE}")
+            ip(f"link set {BRIDGE} up")
+            for number, name in enumerate(names):
+                add(undone, f"netns add {name}", f"netns del {name}")
+                add(undone, f"link add v{name} type veth peer name p{name}", f"link del v{name}")
+                ip(f"link set p{name} netns {name}")
+                ip(f"link set v{name} master {BRIDGE} up")
+                ip(f"-n {name} addr add {NETWORK}{11 + number}/24 dev p{name}")
+                ip(f"-n {name} link set p{name} up")
+                ip(f"-n {name} link set lo up")
+        except (OSError, subprocess.CalledProcessError):
+            undone.close()
+            is_apart = False
+        yield is_apart
+
+
+def add(undone: ExitStack, words: str, opposite: str) -> None:
+    """`ip` with these words, whose opposite is done at the end; nothing is undone that this process has not done."""
+    ip(words)
+    undone.callback(_try, opposite)
+
+
+def _try(words: str) -> None:
+    with suppress(OSError, subprocess.CalledProcessError):
+        ip(words)
 
 
 def start(name: str, address: str, is_apart: bool) -> subprocess.Popen[bytes]:
