@@ -223,18 +223,26 @@ class KnowledgeSearch(Env):
     # Players
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Searches the words of the question, opens the first hit, and answers from the sentence that fits the question."""
-        calls, question = base.tool_calls(messages), str(messages[1]["content"])
-        if not calls:
-            return base.use("search", query=question.rstrip("?"))
-        name, arguments, observation = calls[-1]
-        text = str(observation["content"])
-        if name == "search":
-            if " | " in text:
-                return base.use("open", id=text.partition(" | ")[0])
-            return base.use("answer", text=UNKNOWN, citations=[])
-        value = extract(question, text)
-        return base.use("answer", text=value or UNKNOWN, citations=[arguments["id"]] if value else [])
+        """Searches the words of the question and opens the newest document on what it asks about. Where the question refers
+        to that by something else ("the teacher of …"), it reads the something else first. Answers from the sentence that
+        fits, and cites what it read."""
+        asked, cited = str(messages[1]["content"]).rstrip("?"), list[str]()
+        reading = Reading.of(messages)
+        while True:
+            link = find_link(asked)
+            document = reading.newest(link.subject if link else asked)
+            if document is None and asked not in reading.queries:
+                return base.use("search", query=asked)
+            if document is not None and document not in reading.opened:
+                return base.use("open", id=document)
+            text = reading.opened[document] if document else ""
+            value = link.follow(text) if link else extract(asked, text)
+            if not document or not value:
+                return base.use("answer", text=UNKNOWN, citations=[])
+            cited.append(document)
+            if not link:
+                return base.use("answer", text=value, citations=cited)
+            asked = asked.replace(link.phrase, value)
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
         words = re.findall(r"\w+", " ".join(str(message["content"]) for message in messages[1:]))
@@ -267,24 +275,84 @@ class KnowledgeSearch(Env):
         return base.use("answer", text=[*self.scenario.data["conflicting"], "nobody"][0], citations=[cited])
 
 
+class Reading(NamedTuple):
+    """What an agent has seen so far."""
+
+    queries: set[str]
+    hits: dict[str, tuple[str, int]]  # documents that a search showed: (what it is about, year it was written) by id
+    opened: dict[str, str]  # their text by id
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> Reading:
+        reading = cls(set(), {}, {})
+        for name, arguments, seen in base.tool_calls(messages):
+            text = str(seen["content"])
+            if name == "search":
+                reading.queries.add(str(arguments.get("query")))
+                for id, title, year in re.findall(r"^(d\d+) \| (.+) \((\d+)\) \|", text, re.MULTILINE):
+                    reading.hits[id] = title, int(year)
+            elif name == "open" and not base.is_error(seen):
+                reading.opened[str(arguments.get("id"))] = text
+        return reading
+
+    def newest(self, asked: str) -> str | None:
+        """The newest document whose title occurs in what is asked; of several titles, that on the longest."""
+        fitting = [
+            (len(title), year, id)
+            for id, (title, year) in self.hits.items()
+            if re.search(rf"\b{re.escape(title)}\b", asked)
+        ]
+        return max(fitting)[2] if fitting else None
+
+
+class Link(NamedTuple):
+    """A reference to one thing by another: "the teacher of Ona Bek"."""
+
+    phrase: str
+    subject: str  # Ona Bek
+    states: str  # the pattern of the sentence that tells, in a document on the subject
+
+    def follow(self, document: str) -> str:
+        match = re.search(self.states, document)
+        return match[1] if match else ""
+
+
+NAME = r"[A-Z]\w+(?: [A-Z]\w+)?"
+SUBJECT = r"(?:the )?([A-Z]\w+ \w+)"  # of a reference: a person, a company or an invention
+LINKS = {  # the phrase of a question: what the sentence looks like
+    f"the town in which {SUBJECT} was born": rf"born in the town of ({NAME})",
+    f"the town where {SUBJECT} has its seat": rf"seat is in ({NAME})",
+    f"the teacher of {SUBJECT}": rf"taught by ({NAME})",
+    f"the founder of {SUBJECT}": rf"founder was ({NAME})",
+    f"the inventor of {SUBJECT}": rf"invented by ({NAME})",
+    f"the company that makes {SUBJECT}": rf"made by ({NAME})",
+}
+
+
+def find_link(question: str) -> Link | None:
+    for phrase, states in LINKS.items():
+        if match := re.search(phrase, question):
+            return Link(match[0], match[1], states)
+    return None
+
+
 def extract(question: str, document: str) -> str:
     """The answer that a document seems to give; empty if no sentence fits the question."""
-    name = r"[A-Z]\w+(?: [A-Z]\w+)?"
     patterns = {  # what the question contains: what the sentence looks like
         "year was .+ born": r"birth is (\d+)",
-        "town was .+ born": rf"born in the town of ({name})",
+        "town was .+ born": rf"born in the town of ({NAME})",
         "year .+ founded": r"founded in (\d+)",
         "year .+ begin": r"began in (\d+)",
         "year .+ shown": r"shown in (\d+)",
-        "river": rf"river ({name})",
+        "river": rf"river ({NAME})",
         "How many people": r"([\d,]+) people live",
-        "mayor": rf"mayor is ({name})",
-        "^Who taught": rf"taught by ({name})",
-        "^Who founded": rf"founder was ({name})",
-        "seat": rf"seat is in ({name})",
-        "^Who directs": rf"({name}) directs it",
-        "^Who invented": rf"invented by ({name})",
-        "company makes": rf"made by ({name})",
+        "mayor": rf"mayor is ({NAME})",
+        "^Who taught": rf"taught by ({NAME})",
+        "^Who founded": rf"founder was ({NAME})",
+        "seat": rf"seat is in ({NAME})",
+        "^Who directs": rf"({NAME}) directs it",
+        "^Who invented": rf"invented by ({NAME})",
+        "company makes": rf"made by ({NAME})",
     }
     for asked, states in patterns.items():
         match = re.search(states, document) if re.search(asked, question) else None

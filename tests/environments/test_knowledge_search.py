@@ -365,12 +365,9 @@ def test_players(data: Store) -> None:
     bad = list(played(data, "bad"))
     assert all(success and reward == pytest.approx(1.2 if one.data["answer"] else 1.0) for one, reward, success in gold)
     assert all(not success and reward < -0.5 for _, reward, success in bad)
-    solved = {
-        kind: sum(done for one, _, done in played(data, "scripted") if one.data["kind"] == kind) for kind in KINDS
-    }
-    assert solved["one-hop"] == 24
-    assert solved["two-hop"] == 0  # it never opens a second document
-    assert 0 < solved["superseded"] < 23
+    scripted = list(played(data, "scripted"))
+    assert {one.data["kind"] for one, _, _ in scripted} == set(KINDS)
+    assert all(success for _, _, success in scripted)
     assert sum(done for _, _, done in played(data, "random")) < 15
 
 
