@@ -7,14 +7,14 @@
     python -m benchmarks.learning --preset smollm2 --task times_tables   # a pretrained model
     python -m benchmarks.learning --task tic_tac_toe --seeds 1 2 3 --jobs 2   # two seeds at a time
 
-Each seed draws its own scenarios, first adapter and samples. Test success is greedy, on scenarios whose inboxes and
-questions are in no other split; sampled success, at temperature 1, stands beside it. `ratio` is the trained policy's over
-the base policy's. `biased` is the base policy's with the one-token bias that is best on validation
+Each seed draws its own scenarios, first adapter and samples. Test success is as the preset evaluates, greedy by default,
+on scenarios whose sources are in no other split; sampled success, at temperature 1, stands beside it. `ratio` is the
+trained policy's over the base policy's. `biased` is the base policy's with the one-token bias that is best on validation
 (steps/analytics/token_bias.py): what greedy success gains without any learning; of email_search alone. Tokens per second
 are means over the iterations: sampled tokens by the seconds of the stage rollout and of the stage update. Writes
-benchmarks/learning.json and learning.png (learning_<task> of another task), but not with --quick or --ruler, which leave the
-bias out, too. With --ruler a server in a process of its own judges (tests/support/judge_server.py), by the task's rule from
-0 to 1 with normal noise on a score.
+benchmarks/learning.json and learning.png (learning_<task> of another task), but not with --quick or --ruler, which leave
+the bias out, too. With --ruler a server in a process of its own judges (tests/support/judge_server.py), by the task's
+rule from 0 to 1 with normal noise on a score.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
         axis.fill_between(steps, low, high, alpha=0.12, linewidth=0, color=line.get_color())
         if has_sampled:
             axis.plot(steps, sampled, linestyle="--", marker=".", markersize=3, color=line.get_color())
-    axis.plot([], [], color="grey", label="greedy, with 95 % interval" if has_sampled else "with 95 % interval")
+    axis.plot([], [], color="grey", label="as evaluated, with 95 % interval" if has_sampled else "with 95 % interval")
     if has_sampled:
         axis.plot([], [], color="grey", linestyle="--", label="sampled at temperature 1")
     if biases := [run["biased"]["success"] for run in runs if "biased" in run]:
