@@ -28,6 +28,7 @@ from steps.gateway.play import Gateway
 from steps.policy.loading import load_tokenizer
 from tests.conftest import ROOT
 
+FUZZED = int(os.environ.get("FUZZ_INPUTS", "40")) // 10  # requests of each operation; `make fuzz` makes 1,000
 ASK = {"model": "policy", "messages": [{"role": "user", "content": "What is the capital of Peru?"}]}
 
 
@@ -148,6 +149,7 @@ def test_wrong_keys_are_refused(stage: Stage, client: httpx.Client) -> None:
     assert httpx.get(f"{stage.url}/health").status_code == 200
 
 
+@pytest.mark.timeout(7200 if "FUZZ_INPUTS" in os.environ else 300)
 def test_schemathesis_finds_nothing(stage: Stage, client: httpx.Client) -> None:
     schema = schemathesis.openapi.from_dict(openapi())
     schema.config.update(base_url=stage.url)
@@ -160,11 +162,18 @@ def test_schemathesis_finds_nothing(stage: Stage, client: httpx.Client) -> None:
         statuses[response.status_code] += 1
         case.validate_response(response, excluded_checks=[positive_data_acceptance])
 
-    quick = settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    limits = settings(
+        max_examples=FUZZED,
+        derandomize="FUZZ_INPUTS" not in os.environ,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
     for path, operations in openapi()["paths"].items():
         for method in {"get", "post"} & operations.keys():
-            quick(given(schema[path][method.upper()].as_strategy())(check))()
+            limits(given(schema[path][method.upper()].as_strategy())(check))()
     assert statuses[200] > 5, statuses
+    print(f"{statuses.total():,} requests, answered {dict(statuses)}")
 
 
 def test_a_kill_loses_nothing_that_was_answered(stage: Stage, client: httpx.Client) -> None:
