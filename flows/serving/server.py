@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -43,11 +44,14 @@ class Server(NamedTuple):
 
     def environment(self) -> dict[str, str]:
         """The variables of vLLM's process."""
+        # GiB of a CPU's memory for the engine's cache, as in training; without it vLLM wants half of the machine's.
+        cache = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
         guarded = {guard.KEY: self.key, guard.SWAP_TOKEN: self.swap_token, guard.HOST: self.host}
         return (
             guarded
             | dict(self.capture)
             | ({trial.FILE: self.served} if self.served else {})
+            | cache
             | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         )
 

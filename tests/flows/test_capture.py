@@ -263,3 +263,13 @@ def test_the_guard_sees_a_request_before_capture() -> None:
     named = [command[place + 1].rpartition(".")[2] for place, word in enumerate(command) if word == "--middleware"]
     assert named == ["Capture", "Guard"], "vLLM's server puts the last one outermost"
     assert guard.CONSENT_KEY not in Server("127.0.0.1", 8000, "a", KEY).environment()
+
+
+def test_the_engines_cache_has_the_size_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    for size in ("", "4"):
+        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", size) if size else monkeypatch.delenv(
+            "VLLM_CPU_KVCACHE_SPACE", False
+        )
+        sizes.append(Server("127.0.0.1", 8000, "a", KEY).environment()["VLLM_CPU_KVCACHE_SPACE"])
+    assert sizes == ["1", "4"]

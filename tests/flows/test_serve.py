@@ -220,6 +220,11 @@ def served(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         (published / "params.yaml").write_text(settings)
 
 
+def test_the_engine_does_not_take_half_of_the_memory(published: Path, served: Served) -> None:
+    log = (published / ".flywheel/serve.log").read_text()
+    assert re.search(r"Explicitly set \(1\.0/[\d.]+\) GiB for KV cache", log), log[-2000:]
+
+
 def test_vllms_stock_server_answers_alike(published: Path, served: Served) -> None:
     model = params.load(published / "params.yaml", params.RegisterParams).model
     registry = read_registry(published, model)
