@@ -320,12 +320,12 @@ class Link(NamedTuple):
 NAME = r"[A-Z]\w+(?: [A-Z]\w+)?"
 SUBJECT = r"(?:the )?([A-Z]\w+ \w+)"  # of a reference: a person, a company or an invention
 LINKS = {  # the phrase of a question: what the sentence looks like
-    f"the town in which {SUBJECT} was born": rf"born in the town of ({NAME})",
-    f"the town where {SUBJECT} has its seat": rf"seat is in ({NAME})",
-    f"the teacher of {SUBJECT}": rf"taught by ({NAME})",
-    f"the founder of {SUBJECT}": rf"founder was ({NAME})",
-    f"the inventor of {SUBJECT}": rf"invented by ({NAME})",
-    f"the company that makes {SUBJECT}": rf"made by ({NAME})",
+    attribute.names.format(x=SUBJECT): re.escape(attribute.states.rpartition("{name} ")[2]).replace(
+        r"\{value\}", f"({NAME})"
+    )
+    for attributes in _knowledge.ATTRIBUTES.values()
+    for attribute in attributes.values()
+    if attribute.names
 }
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from flows.deployment.services import Services, plain
 from flows.serving import guard, uploads
-from flows.serving.server import HOST, PORT, RANKS, SERVER, checked_host
+from flows.serving.server import HOST, PORT, RANKS, SERVER, checked_host, of_every_server
 from flows.terminal.command import stop_once
 from steps.core import dotenv, params
 from steps.core.keys import key
@@ -66,12 +66,11 @@ def options(policy: Policy, on_gpu: bool) -> list[str]:
 
 def variables(policy: Policy, on_gpu: bool) -> dict[str, str]:
     """The variables of vLLM's process but the key."""
-    ours = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    ours = of_every_server()
     if on_gpu:
         return ours | ({"VLLM_BATCH_INVARIANT": "1"} if policy.deterministic else {})
     cores = ",".join(map(str, own_cores(policy.threads)))
-    ours |= {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_USE_V2_MODEL_RUNNER": "0", "TORCHDYNAMO_DISABLE": "1"}
-    return ours | {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
+    return ours | {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_USE_V2_MODEL_RUNNER": "0", "TORCHDYNAMO_DISABLE": "1"}
 
 
 def command(policy: Policy, host: str, port: int, on_gpu: bool) -> list[str]:

@@ -27,6 +27,13 @@ HOST, PORT = "127.0.0.1", 8000
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's ranks, of which the smallest that is large enough is set
 
 
+def of_every_server() -> dict[str, str]:
+    """Variables of every process of vLLM's server. VLLM_CPU_KVCACHE_SPACE is the GiB of memory for the engine's cache on a
+    CPU, as in training: without it vLLM wants half of the machine's."""
+    ours = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    return ours | {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE") or "1"}
+
+
 class Server(NamedTuple):
     """Where the server listens, the model's name there, and the secrets that its guard asks for."""
 
@@ -44,16 +51,8 @@ class Server(NamedTuple):
 
     def environment(self) -> dict[str, str]:
         """The variables of vLLM's process."""
-        # GiB of a CPU's memory for the engine's cache, as in training; without it vLLM wants half of the machine's.
-        cache = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
         guarded = {guard.KEY: self.key, guard.SWAP_TOKEN: self.swap_token, guard.HOST: self.host}
-        return (
-            guarded
-            | dict(self.capture)
-            | ({trial.FILE: self.served} if self.served else {})
-            | cache
-            | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        )
+        return guarded | dict(self.capture) | ({trial.FILE: self.served} if self.served else {}) | of_every_server()
 
     def command(self, policy: Policy, adapter: Path, chat: Chat) -> list[str]:
         """The command line of vLLM's server, after `python -m`."""
