@@ -26,6 +26,7 @@ from viewer.index import Index
 
 HERE = "."  # the name of the folder's own run; no other name begins with a dot
 WORKTREES = Path(".flywheel/worktrees")  # as in flows/deployment/workspace.py, whose imports would take 0.3 s
+JUDGED = Path(".flywheel/judged")  # in a worktree with copies of a judged run's data, see flows/deployment/checkout.py
 LAID_OUT = Path(".flywheel/view")
 CACHE = Path(".dvc/cache/files/md5")  # the cache of all runs, see flows/deployment/workspace.py
 OPEN = 4  # indexes in memory
@@ -39,7 +40,7 @@ class RunChoice(NamedTuple):
     about: str  # the text of the choice
     folder: Path  # the run/ folder
     commit: str = ""  # of a kept run
-    written: float = 0.0  # seconds since 1970: the last trajectories, or when the run was kept
+    written: float = 0.0  # seconds since 1970: the last trajectories, or when the run was kept; 0 of a copy
 
 
 @dataclass(frozen=True)  # a tuple has an `index` of its own
@@ -63,8 +64,12 @@ class Runs:
         """The runs by name, the latest kept ones first. A kept run that is at work again appears as its worktree."""
         runs = {HERE: RunChoice(HERE, f"{self.run} (this folder)", self.run)}
         for path in sorted((self.root / WORKTREES).glob("*/")):
-            about, folder = f"{path.name} (at work or stopped)", path / "run"
-            runs[path.name] = RunChoice(path.name, about, folder, written=written(folder))
+            folder = path / "run"
+            if (path / JUDGED).exists():
+                runs[path.name] = RunChoice(path.name, f"{path.name} (another run, being judged)", folder)
+            else:
+                about = f"{path.name} (at work or stopped)"
+                runs[path.name] = RunChoice(path.name, about, folder, written=written(folder))
         shape = "--format=%(refname:lstrip=2) %(objectname) %(committerdate:short) %(committerdate:unix)"
         listed = git(self.root, "for-each-ref", shape, "--sort=-committerdate", "refs/runs")
         for name, commit, day, second in map(str.split, listed.splitlines()):

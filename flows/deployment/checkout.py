@@ -29,6 +29,7 @@ from steps.project.dvc import dvc, dvc_output
 from steps.project.git import git
 from steps.runner import handover
 
+JUDGED = Path(".flywheel/judged")  # in a worktree whose data are copies of another run's, for the viewer
 RESULTS = ("promote", "rescored")  # folders of run/ that judging writes, and that are kept in .flywheel/
 
 
@@ -57,6 +58,8 @@ def judged(root: Path, name: str, settings: dict[str, Any]) -> Path:
         )
     listed = made.difference.partition("diff --git ")[0]
     restore(root, path, made._replace(difference=listed))  # made.files has all of params.yaml
+    (path / JUDGED).parent.mkdir(exist_ok=True)
+    (path / JUDGED).touch()
     return path
 
 

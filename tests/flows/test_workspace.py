@@ -123,6 +123,7 @@ def test_a_judging_run_has_the_tree_of_the_judged_run_and_begins_anew(project: P
     workspace.keep(project, project, workspace.ref("kept"), ["params.yaml"])
     git(project, "reset", "--quiet", "--hard", "HEAD~1")
     path = checkout.judged(project, "shy-fox", {"run": "kept"})
+    assert (path / checkout.JUDGED).exists()
     assert (path / "params.yaml").read_text() == "seed: 2\n"
     assert (project / "params.yaml").read_text() == "seed: 1\n"
     (path / "half").touch()

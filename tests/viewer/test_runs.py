@@ -13,7 +13,7 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
-from flows.deployment import workspace
+from flows.deployment import checkout, workspace
 from steps.project.git import git
 from tests.conftest import ROOT
 from tests.viewer.test_pages import Text, browse, make_run, read, scenario, write_judgement
@@ -138,6 +138,7 @@ def test_runs_there_are(team: Path, client: TestClient) -> None:
 
 def test_places_are_those_of_the_deployments(team: Path) -> None:
     assert view_runs.WORKTREES == workspace.WORKTREES
+    assert view_runs.JUDGED == checkout.JUDGED
     path = team / ".flywheel" / "elsewhere"
     git(team, "worktree", "add", "--quiet", "--detach", str(path), "HEAD")
     try:
@@ -183,6 +184,11 @@ def test_the_newest_run_is_shown_while_the_folder_has_none(own: Path, tmp_path: 
             for path in (own / view_runs.WORKTREES).rglob("trajectories.parquet"):
                 os.utime(path, ((year - 1970) * 31_557_600,) * 2)
             assert client.get("/").url.params.get("run") == newest
+        mark = own / view_runs.WORKTREES / "late" / view_runs.JUDGED  # a copy of another run, made to judge it
+        mark.parent.mkdir()
+        mark.touch()
+        assert client.get("/").url.params.get("run") == "nightly"
+        assert "late (another run, being judged)" in client.get("/?run=late").text
         shutil.copytree(tmp_path / "kept" / "run", own / "run")
         assert "run" not in client.get("/").url.params, "a run in the folder itself comes first"
 
