@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from environments import base
 from environments._mutants import mutants, passed
-from environments._renamed import renamed
-from environments._sandbox import NEEDED, SECONDS, Answer, RunResult, needed_walls, run
+from environments._sandbox import NEEDED, Answer, RunResult, needed_walls, run
 from environments.base import Component, Env, Message, Outcome, Scenario, Split, count_turns, tool
 
 SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all problems
-PRACTICE, PRACTICE_MUTANTS = 2, 10  # programs made of each training problem for demonstrations, and mistakes in each
-PRACTICE_SECONDS = 0.3  # of such code, which takes milliseconds or has no end
 LONGEST_CODE = 10_000  # characters
 LONGEST_LINE = 200  # characters of one example's result
 LONGEST_OUTPUT = 600  # characters of printed output
@@ -46,12 +42,11 @@ NEEDED_TURNS = 2
 
 
 class Problems(NamedTuple):
-    """The problems by split, the broken programs by problem, the walls without which no code runs, and its seconds."""
+    """The problems by split, the broken programs by problem, and the walls without which no code runs."""
 
     problems: dict[Split, list[dict[str, Any]]]
     broken: dict[str, list[dict[str, Any]]]
     needed: Sequence[str] = NEEDED
-    seconds: float = SECONDS
 
 
 class CodeRepair(Env):
@@ -71,19 +66,6 @@ class CodeRepair(Env):
         for mutant in mutants:
             data.broken[mutant["name"]].append(mutant)
         return data
-
-    @classmethod
-    def practice(cls, data: Problems, seed: int) -> Problems:
-        """The training problems with other names in them, and with mistakes drawn anew."""
-        rng = Random(f"practice {seed}")
-        problems = [renamed(problem, rng) for problem in data.problems["train"] for _ in range(PRACTICE)]
-        unlike = {problem["name"]: problem for problem in problems}
-        broken: dict[str, list[dict[str, Any]]] = {}
-        for name, problem in unlike.items():
-            programs = mutants(problem["reference"])
-            chosen = rng.sample(programs, min(PRACTICE_MUTANTS, len(programs)))
-            broken[name] = [{"name": name, "seen": False, "code": code} for code in chosen]
-        return Problems({"train": list(unlike.values()), "val": [], "test": []}, broken, data.needed, PRACTICE_SECONDS)
 
     @classmethod
     def scenarios(cls, data: Problems, split: Split, count: int, seed: int) -> list[Scenario]:
@@ -129,7 +111,7 @@ class CodeRepair(Env):
         if len(code) > LONGEST_CODE:
             return base.error(f"code may have {LONGEST_CODE} characters at most, not {len(code)}; make it shorter")
         name, examples = self.scenario.data["name"], self.scenario.data["examples"]
-        outcome = self._run(code, examples)
+        outcome = run(code, name, [arguments for arguments, _ in examples], needed=self.data.needed)
         lines = _faults(outcome)
         for answer, example in zip(outcome.answers, examples, strict=True):
             if answer.kind != "missing":
@@ -149,13 +131,9 @@ class CodeRepair(Env):
             return base.error(f"code may have {LONGEST_CODE} characters at most, not {len(code)}; make it shorter")
         self.done = True
         tests = self.scenario.data["tests"]
-        outcome = self._run(code, tests)
+        outcome = run(code, self.scenario.data["name"], [arguments for arguments, _ in tests], needed=self.data.needed)
         # The result is the first line, so that no text from the code can come before it.
         return "\n".join([f"Passed {passed(outcome.answers, tests)} of {len(tests)}.", *_faults(outcome)])
-
-    def _run(self, code: str, tests: Sequence[Any]) -> RunResult:
-        calls = [arguments for arguments, _ in tests]
-        return run(code, self.scenario.data["name"], calls, self.data.seconds, needed=self.data.needed)
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
@@ -222,15 +200,14 @@ USUAL = (
 )  # of the first argument
 
 
-@lru_cache(maxsize=64)
-def _candidates(task: str) -> tuple[str, ...]:
+def _candidates(task: str) -> list[str]:
     """Programs that might be right, from the task as the policy sees it."""
     signature = task.partition(" function ")[2].partition(")")[0] + ")"
     code = re.search(r"```python\n(.*)```", task, re.DOTALL)
     if code:
-        return tuple(mutants(code[1]))
+        return mutants(code[1])
     first = re.split(r"[(,)]", signature)[1].strip()
-    return tuple(f"def {signature}:\n    return {body.format(first)}\n" for body in USUAL)
+    return [f"def {signature}:\n    return {body.format(first)}\n" for body in USUAL]
 
 
 def _all_right(answer: str) -> bool:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 
 from environments import _mutants
-from environments._mutants import mutants, passed
-from environments._renamed import renamed
+from environments._mutants import mutants
 from environments._sandbox import run, same
 from environments.base import Message, Scenario, Split, split_of, use
-from environments.code_repair import LONGEST_CODE, PRACTICE, SHARES, CodeRepair, Problems, shorten, submitted
+from environments.code_repair import LONGEST_CODE, SHARES, CodeRepair, Problems, shorten, submitted
 from tests.conftest import ROOT
 
 DATA = ROOT / "tasks_data" / "code_repair"
@@ -153,32 +150,6 @@ def test_the_same_seed_gives_the_same_scenarios(data: Problems) -> None:
     assert len({one.id for one in CodeRepair.scenarios(data, "val", most, 1)}) == most
     with pytest.raises(ValueError, match=f"ask for {most} or fewer"):
         CodeRepair.scenarios(data, "val", most + 1, 1)
-
-
-def test_programs_for_practice_are_the_training_ones_with_other_names(data: Problems) -> None:
-    made = CodeRepair.practice(data, 1)
-    names = [problem["name"] for problem in made.problems["train"]]
-    assert len(names) == PRACTICE * len(data.problems["train"])
-    assert not set(names) & {problem["name"] for problem in data.problems["train"]}
-    assert made.problems["val"] == made.problems["test"] == []
-    for problem in made.problems["train"]:
-        outcome = run(problem["reference"], problem["name"], [arguments for arguments, _ in problem["tests"]])
-        assert passed(outcome.answers, problem["tests"]) == len(problem["tests"]), problem["reference"]
-        assert problem["signature"] == problem["reference"].removeprefix("def ").partition(":")[0]
-        assert all(problem["name"] in mutant["code"] for mutant in made.broken[problem["name"]])
-
-
-def test_a_renamed_program_is_the_same_but_for_its_names() -> None:
-    code = (
-        "def f(words, n=2):\n    def g(x):\n        return len(x)\n    return [g(a.lower()) + n for a in words if a]\n"
-    )
-    new = renamed(DOUBLE | {"reference": code, "statement": "The words."}, Random(3))
-    assert renamed(DOUBLE | {"reference": code, "statement": "The words."}, Random(3)) == new
-    assert new["statement"] == "The words."
-    old_tree, tree = ast.walk(ast.parse(code)), ast.walk(ast.parse(new["reference"]))
-    assert [type(node) for node in old_tree] == [type(node) for node in tree]
-    assert {"len", "lower"} < set(re.findall(r"\w+", new["reference"])), "names that the code does not give stay"
-    assert not {"f", "words", "g"} & set(re.findall(r"\w+", new["reference"]))
 
 
 def test_the_policy_sees_no_hidden_test_and_no_reference(data: Problems) -> None:
