@@ -264,6 +264,7 @@ def test_several_tasks_without_a_preset_change_the_tasks_alone(folder: Path) -> 
     assert before.pop("task") == "email_search"
     assert written == before
     assert (folder / "params.yaml").read_text().splitlines()[0].startswith("# Every knob"), "comments stay"
+    (folder / "tasks_data/knowledge_search.yaml").unlink()  # a task without a preset
     assert set_params([], task="knowledge_search").tasks is None, "and back"
     assert yaml.safe_load((folder / "params.yaml").read_text()) == before | {"task": "knowledge_search"}
 
