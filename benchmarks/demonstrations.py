@@ -30,10 +30,8 @@ TASKS = [
     "game_2048",
     "knowledge_search",
 ]
-COUNT, FEWER = (
-    500,
-    {"email_search": 216, "knowledge_search": 208},
-)  # training scenarios to demonstrate; as many as there are
+COUNT = 500  # training scenarios to demonstrate
+FEWER = {"email_search": 216, "knowledge_search": 208}  # as many as there are
 STILL = 1e-12
 FILE = "taught.jsonl"
 QUICK = {"scenarios.val": 16, "scenarios.test": 32}
