@@ -64,12 +64,9 @@ class Runs:
         """The runs by name, the latest kept ones first. A kept run that is at work again appears as its worktree."""
         runs = {HERE: RunChoice(HERE, f"{self.run} (this folder)", self.run)}
         for path in sorted((self.root / WORKTREES).glob("*/")):
-            folder = path / "run"
-            if (path / JUDGED).exists():
-                runs[path.name] = RunChoice(path.name, f"{path.name} (another run, being judged)", folder)
-            else:
-                about = f"{path.name} (at work or stopped)"
-                runs[path.name] = RunChoice(path.name, about, folder, written=written(folder))
+            folder, is_copy = path / "run", (path / JUDGED).exists()
+            about = f"{path.name} ({'another run, being judged' if is_copy else 'at work or stopped'})"
+            runs[path.name] = RunChoice(path.name, about, folder, written=0.0 if is_copy else written(folder))
         shape = "--format=%(refname:lstrip=2) %(objectname) %(committerdate:short) %(committerdate:unix)"
         listed = git(self.root, "for-each-ref", shape, "--sort=-committerdate", "refs/runs")
         for name, commit, day, second in map(str.split, listed.splitlines()):

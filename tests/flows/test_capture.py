@@ -267,9 +267,9 @@ def test_the_guard_sees_a_request_before_capture() -> None:
 
 def test_the_engines_cache_has_the_size_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    for size in ("", "4"):
-        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", size) if size else monkeypatch.delenv(
-            "VLLM_CPU_KVCACHE_SPACE", False
-        )
+    for size in (None, "", "4"):
+        monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+        if size is not None:
+            monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", size)
         sizes.append(Server("127.0.0.1", 8000, "a", KEY).environment()["VLLM_CPU_KVCACHE_SPACE"])
-    assert sizes == ["1", "4"]
+    assert sizes == ["1", "1", "4"]
