@@ -25,6 +25,7 @@ from flows.terminal.command import LOG, prepare, run_command
 from flows.training import start
 from steps.core import dotenv
 from steps.core.errors import UserError
+from steps.core.imports import uncollected
 from steps.core.params import Params
 from steps.planning import plan
 from steps.project import store
@@ -87,13 +88,14 @@ def main() -> int:
         read_lock(Path.cwd())  # a damaged one is refused before a server is started
         print(f"train: {params.task}, {params.policy.base_model}; log: {LOG}", flush=True)
         start_worker(params)
-        prepare()
-        for line in start.prepare(params):
-            print(f"train: {line}", flush=True)
-        from flows.terminal.display import RunDisplay
-        from flows.terminal.recorded import result_of
-        from flows.training.ending import print_end
-        from flows.training.run import title, train_here
+        with uncollected():
+            prepare()
+            for line in start.prepare(params):
+                print(f"train: {line}", flush=True)
+            from flows.terminal.display import RunDisplay
+            from flows.terminal.recorded import result_of
+            from flows.training.ending import print_end
+            from flows.training.run import title, train_here
 
         display = RunDisplay()
         with display.shown(LOG):

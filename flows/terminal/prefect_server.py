@@ -14,15 +14,18 @@ import threading
 import time
 from typing import Any
 
+from steps.core.imports import uncollected
+
 LOOK = 1.0  # seconds
 
 
 def create_app() -> Any:
     """Prefect's application, in a process that looks for its parent; what uvicorn calls."""
     threading.Thread(target=follow, args=(os.getppid(),), daemon=True).start()
-    from prefect.server.api.server import create_app
+    with uncollected():
+        from prefect.server.api.server import create_app
 
-    return create_app()
+        return create_app()
 
 
 def follow(parent: int) -> None:
