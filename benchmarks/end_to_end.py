@@ -4,16 +4,17 @@
     python -m benchmarks.end_to_end --tasks email_search --seeds 1 2 3
     python -m benchmarks.end_to_end --quick                     # multiplication, two iterations, few scenarios
 
-Ours is `python -m flows.train` with the task's preset, in a clone of the committed tree: all of it counts, from the start of
-Python to the registered model. TRL's side is one process with stock GRPOTrainer, Hugging Face generate and no dynamo: the
-same scenarios for train, val and test, the first adapter, loss, learning rate, optimiser steps and number of episodes. It
-plays several turns through `rollout_func`, in step (benchmarks/_trl_play.py), and both sides play the validation scenarios
-after each iteration and the test scenarios with the best adapter. Left out on TRL's side: everything that our pipeline
-does beside (hashes, tracking, checkpoints), the curriculum, and the penalty of truncated episodes.
+Ours is `python -m flows.train` with the task's preset, in a clone of the committed tree that has bytecode and Prefect's
+database already, as after a machine's first run. TRL's side is one process with stock GRPOTrainer, Hugging Face generate and
+no dynamo: the same scenarios for train, val and test, the first adapter, loss, learning rate, optimiser steps and number of
+episodes. It plays several turns through `rollout_func`, in step (benchmarks/_trl_play.py), and both sides play the
+validation scenarios after each iteration and the test scenarios with the best adapter. Left out on TRL's side: everything
+that our pipeline does beside (hashes, tracking, checkpoints), the curriculum, and the penalty of truncated episodes.
 
-`goal` is the lower of both sides' best success on validation. `seconds_ours` and `seconds_trl` are those until each first
-reaches it: all of the time outside iterations, and the iterations so far with their evaluations. `ratio` is TRL's / ours.
-`training_ratio` is the same for a mean iteration without its evaluation. A row is a task and a seed.
+`goal` is the lower of both sides' best success on validation. `seconds_ours` and `seconds_trl` are those from the start of
+each side's process until the evaluation that first reaches it has ended. `ratio` is TRL's / ours. `training_ratio` is the
+same for a mean iteration without its evaluation, and `whole_ratio` for all of both sides, their tests included, and ours
+with the registration of the model. A row is a task and a seed.
 """
 
 from __future__ import annotations
@@ -39,26 +40,35 @@ SHARED = {  # settings that have the same names as GRPOConfig's
     "epsilon",
     "epsilon_high",
 }
+LEFT_BY_A_RUN = [  # so that it is not the first on its machine: bytecode, and Prefect's database
+    ["-m", "compileall", "-q", "flows", "steps", "environments"],
+    ["-m", "prefect", "server", "database", "upgrade", "--yes"],
+]
 QUICK = {"train.iterations": 2, "rollout.scenarios": 4, "scenarios.val": 16, "scenarios.test": 16}
 
 
 def ours(task: str, seed: int, root: Path, more: dict[str, Any]) -> dict[str, Any]:
-    """A run of the flow in a clone: {"val": success by iteration, "test", "base", "before": seconds outside iterations,
-    "seconds": of each iteration with its evaluation, "training": without}."""
+    """A run of the flow in a clone: {"val": success by iteration, "reached": seconds until each is known, "test", "base",
+    "training": seconds of each iteration without its evaluation, "whole": seconds in all}."""
     _runs.clone(root)
+    for words in LEFT_BY_A_RUN:
+        _runs.show(root, words)
     count = more.get("train.iterations", ITERATIONS[task])
     chosen = {"seed": seed, "train.iterations": count, "train.patience": count, "evaluate.sampled_attempts": 0} | more
+    began = time.time()
     seconds, _ = _runs.show(root, [*_runs.training(chosen), "--task", task])
     summary = json.loads((root / "run/summary.json").read_text())
     rows = summary["iterations"]
-    whole = [sum(row["seconds"].values()) + row["overhead_seconds"] for row in rows]
+    written = [(root / f"run/{number:03d}/evaluation/summary.json").stat().st_mtime for number in range(1, count + 1)]
     return {
         "val": [row["success"] for row in rows],
+        "reached": [moment - began for moment in written],
         "test": summary["trained"]["success"],
         "base": summary["base"]["success"],
-        "before": seconds - sum(whole),
-        "seconds": whole,
-        "training": [total - row["seconds"]["evaluate"] for total, row in zip(whole, rows, strict=True)],
+        "training": [
+            sum(row["seconds"].values()) + row["overhead_seconds"] - row["seconds"]["evaluate"] for row in rows
+        ],
+        "whole": seconds,
     }
 
 
@@ -70,19 +80,18 @@ class Validation:
         self.side = side
         self.steps = side.params.update.steps_per_generation  # of an iteration
         self.curve: list[float] = []
-        self.seconds: list[float] = []  # of each evaluation on validation
+        self.reached: list[float] = []  # when each is known, in seconds since 1970
         self.weights: dict[str, Any] = {}
         self.test = 0.0
 
     def __call__(self, model: Any, tokenizer: Any, step: int) -> None:
         if step % self.steps:
             return
-        began = time.perf_counter()
         self.curve.append(self.side.success(model, tokenizer, "val"))
+        self.reached.append(time.time())
         if self.curve[-1] > max(self.curve[:-1], default=-1.0):
             trained = ((name, value) for name, value in model.named_parameters() if value.requires_grad)
             self.weights = {name: value.detach().clone() for name, value in trained}
-        self.seconds.append(time.perf_counter() - began)
         if len(self.curve) == self.side.params.train.iterations:
             set_weights(model, self.weights)
             self.test = self.side.success(model, tokenizer, "test")
@@ -90,7 +99,7 @@ class Validation:
 
 def run_trl(task: str, folder: str) -> dict[str, Any]:
     """TRL's side, on the scenarios and from the first adapter of our run in folder/ours; the same keys as of `ours`, but for
-    "base" and "before". `compare` runs this in a process of its own."""
+    "base" and "whole", and "reached" in seconds since 1970. `compare` runs this in a process of its own."""
     from steps.policy.loading import local
 
     side = TrlTask(task, Path(folder, "ours"))
@@ -115,42 +124,43 @@ def run_trl(task: str, folder: str) -> dict[str, Any]:
         **update.model_dump(include=SHARED),
         **side.settings(),
     )
-    training = [sum(seconds[place : place + steps]) for place in range(0, len(seconds), steps)]
     return {
         "val": validation.curve,
+        "reached": validation.reached,
         "test": validation.test,
-        "seconds": [sum(both) for both in zip(training, validation.seconds, strict=True)],
-        "training": training,
+        "training": [sum(seconds[place : place + steps]) for place in range(0, len(seconds), steps)],
     }
 
 
 def until(side: dict[str, Any], goal: float) -> float:
-    """Seconds from the start of a side until its success on validation first reaches the goal."""
-    reached = next(place for place, success in enumerate(side["val"], 1) if success >= goal)
-    return float(side["before"] + sum(side["seconds"][:reached]))
+    """Seconds until a side's success on validation is first known to reach the goal."""
+    return next(seconds for seconds, success in zip(side["reached"], side["val"], strict=True) if success >= goal)
 
 
 def compare(task: str, seed: int, folder: Path, more: dict[str, Any]) -> dict[str, Any]:
     """Both sides: the row of a task and a seed."""
     own = ours(task, seed, folder / "ours", more)
-    began = time.perf_counter()
+    began = time.time()
     trl = _common.call("end_to_end.run_trl", task=task, folder=folder)
-    trl["before"] = time.perf_counter() - began - sum(trl["seconds"])
+    trl |= {"whole": time.time() - began, "reached": [moment - began for moment in trl["reached"]]}
     goal = min(max(own["val"]), max(trl["val"]))
     seconds = {"seconds_ours": until(own, goal), "seconds_trl": until(trl, goal)}
     return {
         "name": f"{task} seed {seed}",
         "ratio": round(seconds["seconds_trl"] / seconds["seconds_ours"], 2),
         "goal": round(goal, 3),
-        **{name: round(value) for name, value in seconds.items()},
+        **{name: round(value, 1) for name, value in seconds.items()},
         "training_ratio": round(fmean(trl["training"]) / fmean(own["training"]), 2),
-        "whole_ours": round(own["before"] + sum(own["seconds"])),
-        "whole_trl": round(trl["before"] + sum(trl["seconds"])),
+        "whole_ratio": round(trl["whole"] / own["whole"], 2),
+        "whole_ours": round(own["whole"]),
+        "whole_trl": round(trl["whole"]),
         "base": round(own["base"], 3),
         "test_ours": round(own["test"], 3),
         "test_trl": round(trl["test"], 3),
         "val_ours": [round(value, 3) for value in own["val"]],
         "val_trl": [round(value, 3) for value in trl["val"]],
+        "reached_ours": [round(value, 1) for value in own["reached"]],
+        "reached_trl": [round(value, 1) for value in trl["reached"]],
     }
 
 
