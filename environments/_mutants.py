@@ -48,13 +48,12 @@ def mutants(code: str) -> list[str]:
     """Every program that differs from `code` by a single small mistake, in the order of the code, without repetition."""
     tree = ast.parse(code)
     programs: dict[str, None] = {}
-    for place, node in enumerate(ast.walk(tree)):
-        for number in range(len(list(_changed(node)))):
-            broken = copy.deepcopy(tree)
-            target = list(ast.walk(broken))[place]
-            changed = list(_changed(target))[number]
-            vars(target).update(vars(changed))
-            programs[ast.unparse(broken) + "\n"] = None
+    for node in ast.walk(tree):
+        own = dict(vars(node))
+        for changed in list(_changed(node)):
+            vars(node).update(vars(changed))
+            programs[ast.unparse(tree) + "\n"] = None
+            vars(node).update(own)
     programs.pop(ast.unparse(tree) + "\n", None)
     return list(programs)
 

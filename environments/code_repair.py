@@ -8,25 +8,32 @@ or random numbers can give different results in each run.
 
 from __future__ import annotations
 
+import ast
+import itertools
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from environments import base
 from environments._mutants import mutants, passed
-from environments._sandbox import NEEDED, Answer, RunResult, needed_walls, run
+from environments._programs import make_problem
+from environments._renamed import renamed
+from environments._sandbox import NEEDED, Answer, RunResult, needed_walls, run, run_trusted
 from environments.base import Component, Env, Message, Outcome, Scenario, Split, count_turns, tool
 
 SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all problems
+PRACTICE, PRACTICE_MUTANTS = 80, 10  # random programs for demonstrations, and mistakes in each program
+PRACTICE_SECONDS = 0.3  # of such code, which takes milliseconds or has no end
 LONGEST_CODE = 10_000  # characters
 LONGEST_LINE = 200  # characters of one example's result
 LONGEST_OUTPUT = 600  # characters of printed output
 SYSTEM = (
-    "You write and mend small Python functions. Try code with run_code, which compares it with the examples; then hand it "
-    "in with submit, once: hidden tests decide. Code may import the standard library. It has 2 seconds, and no files, "
-    "processes or network."
+    "You write and mend small Python functions. Try code with run_code, or a change of the task's code with edit; both "
+    "compare the function with the examples. Then hand it in with submit, once: hidden tests decide. Code may import the "
+    "standard library. It has 2 seconds, and no files, processes or network."
 )
 
 REWARD = {  # value, and why
@@ -39,14 +46,17 @@ REWARD = {  # value, and why
 }
 MOST_REFUSED = 3  # at most so many refusals count, because a loop of attempts is a single idea
 NEEDED_TURNS = 2
+RANDOM_END = 1 / 3  # of the random player's turns after the first hand in what ran
 
 
 class Problems(NamedTuple):
-    """The problems by split, the broken programs by problem, and the walls without which no code runs."""
+    """The problems by split, the broken programs by problem, and the walls without which no code runs. Programs for practice
+    are ours alone, and run without any."""
 
     problems: dict[Split, list[dict[str, Any]]]
     broken: dict[str, list[dict[str, Any]]]
     needed: Sequence[str] = NEEDED
+    is_practice: bool = False
 
 
 class CodeRepair(Env):
@@ -55,6 +65,7 @@ class CodeRepair(Env):
     max_turns = 8
     sources = ("name",)
     secret: ClassVar[tuple[str, ...]] = ("reference",)
+    latest: str = ""  # the code that ran last
 
     @classmethod
     def load(cls, folder: Path) -> Problems:
@@ -66,6 +77,20 @@ class CodeRepair(Env):
         for mutant in mutants:
             data.broken[mutant["name"]].append(mutant)
         return data
+
+    @classmethod
+    def practice(cls, data: Problems, seed: int) -> Problems:
+        """The training problems with other names in them, and random programs, all with mistakes drawn anew."""
+        rng = Random(f"practice {seed}")
+        problems = [renamed(problem, rng) for problem in data.problems["train"]]
+        problems += [make_problem(rng) for _ in range(PRACTICE)]
+        unlike = {problem["name"]: problem for problem in problems}
+        broken: dict[str, list[dict[str, Any]]] = {}
+        for name, problem in unlike.items():
+            programs = mutants(problem["reference"])
+            chosen = rng.sample(programs, min(PRACTICE_MUTANTS, len(programs)))
+            broken[name] = [{"name": name, "seen": False, "code": code} for code in chosen]
+        return Problems({"train": list(unlike.values()), "val": [], "test": []}, broken, data.needed, True)
 
     @classmethod
     def scenarios(cls, data: Problems, split: Split, count: int, seed: int) -> list[Scenario]:
@@ -108,10 +133,32 @@ class CodeRepair(Env):
         Args:
             code: Python code that defines the function
         """
+        return self._try(code)
+
+    @tool
+    def edit(self, old: str, new: str) -> str:
+        """Change one place of the task's code and run it like run_code. Each edit starts from the code as the task shows it.
+
+        Args:
+            old: the text to replace, which must occur exactly once in the task's code
+            new: the text in its place
+        """
+        broken = self.scenario.data["broken"]
+        if not broken:
+            return base.error("the task shows no code to edit: write the function with run_code")
+        if (times := broken.count(old) if old else 0) != 1:
+            return base.error(
+                f"old must occur exactly once in the task's code, not {times} times: {shorten(old, 80)!r}"
+            )
+        return self._try(broken.replace(old, new))
+
+    def _try(self, code: str) -> str:
+        """Run code, and compare the function with the examples."""
         if len(code) > LONGEST_CODE:
-            return base.error(f"code may have {LONGEST_CODE} characters at most, not {len(code)}; make it shorter")
+            return too_long(code)
+        self.latest = code
         name, examples = self.scenario.data["name"], self.scenario.data["examples"]
-        outcome = run(code, name, [arguments for arguments, _ in examples], needed=self.data.needed)
+        outcome = self._run(code, examples)
         lines = _faults(outcome)
         for answer, example in zip(outcome.answers, examples, strict=True):
             if answer.kind != "missing":
@@ -121,19 +168,28 @@ class CodeRepair(Env):
         return "\n".join(lines)
 
     @tool
-    def submit(self, code: str) -> str:
-        """Hand in the code. Hidden tests decide, and the task ends.
+    def submit(self, code: str = "") -> str:
+        """Hand in code, by default the code that ran last. Hidden tests decide, and the task ends.
 
         Args:
             code: Python code that defines the function
         """
+        code = code or self.latest
         if len(code) > LONGEST_CODE:
-            return base.error(f"code may have {LONGEST_CODE} characters at most, not {len(code)}; make it shorter")
+            return too_long(code)
+        if not code:
+            return base.error("no code ran yet: give the code to hand in")
         self.done = True
         tests = self.scenario.data["tests"]
-        outcome = run(code, self.scenario.data["name"], [arguments for arguments, _ in tests], needed=self.data.needed)
+        outcome = self._run(code, tests)
         # The result is the first line, so that no text from the code can come before it.
         return "\n".join([f"Passed {passed(outcome.answers, tests)} of {len(tests)}.", *_faults(outcome)])
+
+    def _run(self, code: str, tests: Sequence[Any]) -> RunResult:
+        name, calls = self.scenario.data["name"], [arguments for arguments, _ in tests]
+        if self.data.is_practice:
+            return run_trusted(code, name, calls, PRACTICE_SECONDS)
+        return run(code, name, calls, needed=self.data.needed)
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
@@ -163,29 +219,63 @@ class CodeRepair(Env):
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """Tries small changes one by one until the examples pass; without code, a few usual function bodies."""
-        tried = [(arguments["code"], str(answer["content"])) for _, arguments, answer in base.tool_calls(messages)]
-        for code, answer in tried:
-            if _all_right(answer):
-                return base.use("submit", code=code)
-        candidates = _candidates(str(messages[1]["content"]))
-        fresh = [code for code in candidates if code not in {code for code, _ in tried}]
-        name = "run_code" if len(tried) < self.max_turns - 1 and fresh else "submit"
-        return base.use(name, code=rng.choice(fresh or candidates))
+        task = str(messages[1]["content"])
+        tried = [(code, str(answer["content"])) for code, answer in _codes(shown_code(task), messages)]
+        if tried and _all_right(tried[-1][1]):
+            return base.use("submit")
+        fresh = sorted(set(_candidates(task)) - {code for code, _ in tried})
+        if len(tried) == self.max_turns - 1 or not fresh:
+            return base.use("submit")
+        return trial(task, rng.choice(fresh))
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
-        return base.use(
-            rng.choice(("run_code", "run_code", "submit")), code=rng.choice(_candidates(messages[1]["content"]))
-        )
+        if self.latest and rng.random() < RANDOM_END:
+            return base.use("submit")
+        task = str(messages[1]["content"])
+        return trial(task, rng.choice(_candidates(task)))
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
         """Tries the reference, then hands it in."""
-        name = "run_code" if messages[-1]["role"] == "user" else "submit"
-        return base.use(name, code=self.scenario.data["reference"])
+        if self.latest:
+            return base.use("submit")
+        return trial(str(messages[1]["content"]), _printed(self.scenario.data["reference"]))
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """Hands in the code as it was, or a function that does nothing."""
         stub = f"def {self.scenario.data['signature']}:\n    return None\n"
         return base.use("submit", code=self.scenario.data["broken"] or stub)
+
+
+def trial(task: str, code: str) -> Message:
+    """The call that runs this code: an edit where the task shows code."""
+    if broken := shown_code(task):
+        old, new = edit_of(broken, code)
+        return base.use("edit", old=old, new=new)
+    return base.use("run_code", code=code)
+
+
+def shown_code(task: str) -> str:
+    """The code that a task shows; an empty text if it shows none."""
+    code = re.search(r"```python\n(.*)```", task, re.DOTALL)
+    return code[1] if code else ""
+
+
+def edit_of(code: str, other: str) -> tuple[str, str]:
+    """The replacement (old, new) of the fewest whole lines that makes `other` of `code`; `old` occurs in it exactly once."""
+    lines, others = code.splitlines(keepends=True), other.splitlines(keepends=True)
+    start = _equal(lines, others)
+    kept = _equal(lines[start:][::-1], others[start:][::-1])  # lines at the end that stay
+    while True:
+        old, new = "".join(lines[start : len(lines) - kept]), "".join(others[start : len(others) - kept])
+        for edit in ((old.strip(), new.strip()), (old, new)):
+            if code.count(edit[0]) == 1 and code.replace(*edit) == other:
+                return edit
+        start, kept = max(start - 1, 0), kept if start else kept - 1
+
+
+def _equal(lines: Sequence[str], others: Sequence[str]) -> int:
+    """How many lines are equal before the first that differ."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(lines, others, strict=False)))
 
 
 USUAL = (
@@ -200,14 +290,19 @@ USUAL = (
 )  # of the first argument
 
 
-def _candidates(task: str) -> list[str]:
+@lru_cache(maxsize=64)
+def _candidates(task: str) -> tuple[str, ...]:
     """Programs that might be right, from the task as the policy sees it."""
     signature = task.partition(" function ")[2].partition(")")[0] + ")"
-    code = re.search(r"```python\n(.*)```", task, re.DOTALL)
-    if code:
-        return mutants(code[1])
+    if code := shown_code(task):
+        return tuple(mutants(code))
     first = re.split(r"[(,)]", signature)[1].strip()
-    return [f"def {signature}:\n    return {body.format(first)}\n" for body in USUAL]
+    return tuple(f"def {signature}:\n    return {body.format(first)}\n" for body in USUAL)
+
+
+def _printed(code: str) -> str:
+    """Code in the form in which broken programs stand."""
+    return ast.unparse(ast.parse(code)) + "\n"
 
 
 def _all_right(answer: str) -> bool:
@@ -252,14 +347,35 @@ def submitted(messages: Sequence[Message]) -> tuple[int, int] | None:
     return None
 
 
+def _codes(broken: str, messages: Sequence[Message]) -> list[tuple[str, Message]]:
+    """(the whole program, the answer) of each call that ran one, with edits of `broken`; of a submission without code, the
+    program before it."""
+    codes = [("", Message())]
+    for name, arguments, answer in base.tool_calls(messages):
+        if base.is_error(answer):
+            continue
+        code = arguments.get("code") or codes[-1][0]
+        codes.append((broken.replace(arguments["old"], arguments["new"]) if name == "edit" else code, answer))
+    return codes[1:]
+
+
 def is_unchanged(scenario: Scenario, messages: Sequence[Message]) -> bool:
     """Whether the broken code was handed in as it was; spaces and comments make no difference."""
-    codes = (str(arguments.get("code")) for name, arguments, _ in base.tool_calls(messages) if name == "submit")
-    return any(_bare(code) == _bare(scenario.data["broken"]) for code in codes)
+    broken = scenario.data["broken"]
+    codes = _codes(broken, messages)
+    return submitted(messages) is not None and _bare(codes[-1][0]) == _bare(broken)
+
+
+def too_long(code: str) -> str:
+    return base.error(f"code may have {LONGEST_CODE} characters at most, not {len(code)}; make it shorter")
 
 
 def _bare(code: str) -> str:
-    return "".join(re.sub(r"#.*", "", code).split())
+    """Code without what makes no difference; text that is no Python without its spaces."""
+    try:
+        return _printed(code)
+    except (SyntaxError, ValueError, RecursionError):
+        return "".join(code.split())
 
 
 def shorten(text: str, most: int) -> str:

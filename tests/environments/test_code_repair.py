@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from environments import _mutants
-from environments._mutants import mutants
-from environments._sandbox import run, same
+from environments._mutants import mutants, passed
+from environments._renamed import renamed
+from environments._sandbox import run, run_trusted, same
 from environments.base import Message, Scenario, Split, split_of, use
-from environments.code_repair import LONGEST_CODE, SHARES, CodeRepair, Problems, shorten, submitted
+from environments.code_repair import (
+    LONGEST_CODE,
+    PRACTICE,
+    SHARES,
+    CodeRepair,
+    Problems,
+    edit_of,
+    is_unchanged,
+    shorten,
+    submitted,
+)
 from tests.conftest import ROOT
 
 DATA = ROOT / "tasks_data" / "code_repair"
@@ -36,8 +49,9 @@ def data() -> Problems:
     return CodeRepair.load(DATA)
 
 
-def double() -> CodeRepair:
-    return CodeRepair(CodeRepair.from_problem("train", DOUBLE, None), EMPTY)
+def double(broken: str = "") -> CodeRepair:
+    mutant = {"code": broken, "seen": True} if broken else None
+    return CodeRepair(CodeRepair.from_problem("train", DOUBLE, mutant), EMPTY)
 
 
 # --- Attacks on the result
@@ -152,6 +166,56 @@ def test_the_same_seed_gives_the_same_scenarios(data: Problems) -> None:
         CodeRepair.scenarios(data, "val", most + 1, 1)
 
 
+def test_programs_for_practice_are_the_training_ones_with_other_names_and_random_ones(data: Problems) -> None:
+    made = CodeRepair.practice(data, 1)
+    names = [problem["name"] for problem in made.problems["train"]]
+    assert len(names) == len(data.problems["train"]) + PRACTICE
+    assert not set(names) & {problem["name"] for problem in data.problems["train"]}
+    assert made.problems["val"] == made.problems["test"] == []
+    for problem in made.problems["train"]:
+        outcome = run_trusted(
+            problem["reference"], problem["name"], [arguments for arguments, _ in problem["tests"]], 5
+        )
+        assert passed(outcome.answers, problem["tests"]) == len(problem["tests"]), problem["reference"]
+        assert problem["signature"] == problem["reference"].removeprefix("def ").partition(":")[0]
+        assert all(problem["name"] in mutant["code"] for mutant in made.broken[problem["name"]])
+    random_ones = made.problems["train"][-PRACTICE:]
+    assert len({line for problem in random_ones for line in problem["reference"].splitlines()}) > 2 * PRACTICE
+    assert all(len({repr(result) for _, result in one["examples"] + one["tests"]}) > 2 for one in random_ones)
+
+
+def test_trusted_code_has_the_same_results_without_a_process(data: Problems) -> None:
+    cases: list[tuple[str, str, list[list[Any]]]] = [
+        (code, "double", [[1], ["a"]])
+        for code in (REFERENCE, "def double(x):\n    return {x}", "x = 1", "def (", "1 / 0")
+    ]
+    cases += [(REFERENCE + "    return x[", "double", [[1]]), ("def double(x):\n    return x.y", "double", [[1], [2]])]
+    for problem in data.problems["val"][:5]:
+        calls = [arguments for arguments, _ in problem["tests"]]
+        cases += [(code, problem["name"], calls) for code in mutants(problem["reference"])[:4]]
+    for case in cases:
+        assert run_trusted(*case, 5)[:2] == run(*case)[:2], case
+    calls = [[[1]]]
+    assert run_trusted("def f(x):\n    x.append(2)\n    return x", "f", calls, 5).answers[0].value == [1, 2]
+    assert calls == [[[1]]], "the code has arguments of its own"
+    endless = run_trusted("def f(x):\n    while x:\n        pass\n    return 1", "f", [[0], [1], [0]], 0.1)
+    assert [answer.kind for answer in endless.answers] == ["value", "missing", "missing"]
+    assert endless.problem == "stopped after 2 s"
+
+
+def test_a_renamed_program_is_the_same_but_for_its_names() -> None:
+    code = (
+        "def f(words, n=2):\n    def g(x):\n        return len(x)\n    return [g(a.lower()) + n for a in words if a]\n"
+    )
+    new = renamed(DOUBLE | {"reference": code, "statement": "The words."}, Random(3))
+    assert renamed(DOUBLE | {"reference": code, "statement": "The words."}, Random(3)) == new
+    assert new["statement"] == "The words."
+    old_tree, tree = ast.walk(ast.parse(code)), ast.walk(ast.parse(new["reference"]))
+    assert [type(node) for node in old_tree] == [type(node) for node in tree]
+    assert {"len", "lower"} < set(re.findall(r"\w+", new["reference"])), "names that the code does not give stay"
+    assert not {"f", "words", "g"} & set(re.findall(r"\w+", new["reference"]))
+
+
 def test_the_policy_sees_no_hidden_test_and_no_reference(data: Problems) -> None:
     for one in CodeRepair.scenarios(data, "train", 80, 5):
         shown = json.dumps(one.messages)
@@ -184,6 +248,57 @@ def test_examples_are_compared_one_a_line() -> None:
     assert not env.done
 
 
+def test_an_edit_changes_one_place_of_the_tasks_code_and_runs_it() -> None:
+    env = double("def double(x):\n    y = x\n    return x - y\n")
+    assert env.call("edit", {"old": "x - y", "new": "y"}) == "double(1) == 1, not 2\ndouble(4) == 4, not 8"
+    right = "double(1) == 2: right\ndouble(4) == 8: right"
+    assert env.call("edit", {"old": "x - y", "new": "x + y"}) == right, (
+        "it starts from the task's code, not from the last edit's"
+    )
+    for old, times in (("z", 0), ("y", 2), ("", 0)):
+        answer = env.call("edit", {"old": old, "new": "z"})
+        assert answer == f"Error: old must occur exactly once in the task's code, not {times} times: {old!r}."
+    assert env.call("edit", {"old": "x - y", "new": "1" * LONGEST_CODE}).startswith("Error: code may have")
+    assert env.call("submit", {}) == "Passed 3 of 3.", "without code it hands in what ran last"
+    assert env.done
+    assert double().call("edit", {"old": "x", "new": "y"}).startswith("Error: the task shows no code to edit")
+    assert double().call("submit", {}) == "Error: no code ran yet: give the code to hand in."
+
+
+@pytest.mark.parametrize(
+    ("code", "other", "edit"),
+    [
+        (
+            "def f(a):\n    if a:\n        return 1\n    return 2\n",
+            "def f(a):\n    if a:\n        return 3\n    return 2\n",
+            ("return 1", "return 3"),
+        ),
+        (
+            "def f(a):\n    if a:\n        return 1\n    return 1\n",
+            "def f(a):\n    if a:\n        return 1\n    return 2\n",
+            ("return 1\n    return 1", "return 1\n    return 2"),
+        ),
+        ("a\nb\nc\n", "a\nc\n", ("b\n", "")),
+        ("a\na\n", "a\na\na\n", ("a\na", "a\na\na")),
+        ("a\n  b\n", "a\n    b\n", ("  b\n", "    b\n")),
+    ],
+)
+def test_an_edit_is_of_the_fewest_lines_that_occur_once(code: str, other: str, edit: tuple[str, str]) -> None:
+    assert edit_of(code, other) == edit
+    assert code.replace(*edit) == other
+
+
+def test_an_edit_that_changes_nothing_is_the_broken_code_handed_in() -> None:
+    env = double("def double(x):\n    return x\n")
+    for edit, unchanged in ((("x\n", "x  # mended\n"), True), (("return x\n", "return 0\n"), False)):
+        _, success, messages = told(env.scenario, ("edit", edit), ("submit", ()))
+        assert is_unchanged(env.scenario, messages) == unchanged
+        assert not success
+    assert told(env.scenario, ("edit", ("x\n", "x  # mended\n")), ("submit", ()))[0] == 0.0
+    assert told(env.scenario, ("edit", ("return x\n", "return 0\n")), ("submit", ()))[0] == round(0.5 / 3, 6)
+    assert told(env.scenario, ("edit", ("return x", "return 2 * x")), ("submit", ()))[:2] == (1.0, True)
+
+
 def test_long_output_loses_its_middle() -> None:
     assert shorten("a" * 10, 10) == "a" * 10
     assert shorten("a" * 50 + "b" * 50, 10) == "aaaaa [90 characters left out] bbbbb"
@@ -191,10 +306,12 @@ def test_long_output_loses_its_middle() -> None:
     assert len(said) < 1200
 
 
-def told(scenario: Scenario, *codes: tuple[str, str]) -> tuple[float, bool, list[Message]]:
+def told(scenario: Scenario, *calls: tuple[str, str | tuple[str, ...]]) -> tuple[float, bool, list[Message]]:
     env, messages = CodeRepair(scenario, EMPTY), list(scenario.messages)
-    for name, code in codes:
-        messages.append(use(name, code=code))
+    for name, given in calls:
+        texts = (given,) if isinstance(given, str) else given
+        keys = ("old", "new") if len(texts) == 2 else ("code",)
+        messages.append(use(name, **dict(zip(keys, texts, strict=False))))
         messages += env.step(messages[-1])
     return (
         round(sum(part.value for part in CodeRepair.reward(scenario, messages)), 6),
