@@ -38,6 +38,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -54,6 +55,7 @@ WALLS = ("namespace", "files", "calls")
 NEEDED = ("files", "calls")
 # As `-I -S` (that is `-E -P -s -S`), but without -E, which would ignore the variable that fixes the order of sets.
 FLAGS = ("-P", "-s", "-S", "-u", "-X", "utf8")
+CORES = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))
 RUNNER = Path(__file__).with_name("_runner.py")
 # Imported rather than run as a script, so that its bytecode is cached.
 START = "import sys; sys.path.insert(0, sys.argv[1]); import _runner; del sys.path[0]; _runner.main(int(sys.argv[2]))"
@@ -96,9 +98,10 @@ def run(
 ) -> RunResult:
     """Load the code and call its function `name` with each list of plain arguments.
 
+    Threads may do this together: as many processes run as there are cores, so that none lacks time because of the others.
     MissingWallsError, and nothing was run, where one of the `needed` walls does not stand.
     """
-    with tempfile.TemporaryDirectory(prefix="code-", ignore_cleanup_errors=True) as folder, _Child(folder) as child:
+    with CORES, tempfile.TemporaryDirectory(prefix="code-", ignore_cleanup_errors=True) as folder, _Child(folder) as child:
         pid = child.process.pid
         wanted = [wall for wall in walls if wall != "calls" or child.watch.memory >= 0]
         request: dict[str, Any] = {"code": code, "name": name, "calls": [list(call) for call in calls]}
