@@ -101,7 +101,11 @@ def run(
     Threads may do this together: as many processes run as there are cores, so that none lacks time because of the others.
     MissingWallsError, and nothing was run, where one of the `needed` walls does not stand.
     """
-    with CORES, tempfile.TemporaryDirectory(prefix="code-", ignore_cleanup_errors=True) as folder, _Child(folder) as child:
+    with (
+        CORES,
+        tempfile.TemporaryDirectory(prefix="code-", ignore_cleanup_errors=True) as folder,
+        _Child(folder) as child,
+    ):
         pid = child.process.pid
         wanted = [wall for wall in walls if wall != "calls" or child.watch.memory >= 0]
         request: dict[str, Any] = {"code": code, "name": name, "calls": [list(call) for call in calls]}
