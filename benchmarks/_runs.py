@@ -76,7 +76,7 @@ def side_by_side(jobs: int, function: Callable[[Case], Result], cases: Iterable[
     cores: SimpleQueue[int] = SimpleQueue()
     for core in sorted(os.sched_getaffinity(0)):
         cores.put(core)
-    executor = ThreadPoolExecutor(jobs, initializer=lambda: os.sched_setaffinity(0, {cores.get()}))
+    executor = ThreadPoolExecutor(min(jobs, cores.qsize()), initializer=lambda: os.sched_setaffinity(0, {cores.get()}))
     try:
         yield from executor.map(function, cases)
     finally:
