@@ -13,8 +13,8 @@ that our pipeline does beside (hashes, tracking, checkpoints), the curriculum, a
 
 `goal` is the lower of both sides' best success on validation. `seconds_ours` and `seconds_trl` are those from the start of
 each side's process until the evaluation that first reaches it has ended. `ratio` is TRL's / ours. `training_ratio` is the
-same for a mean iteration without its evaluation, and `whole_ratio` for all of both sides, their tests included, and ours
-with the registration of the model. A row is a task and a seed.
+same for a mean iteration without its evaluation. `whole_ours` and `whole_trl` are all seconds of both sides: their tests
+included, and ours with the registration of the model. A row is a task and a seed.
 """
 
 from __future__ import annotations
@@ -151,7 +151,6 @@ def compare(task: str, seed: int, folder: Path, more: dict[str, Any]) -> dict[st
         "goal": round(goal, 3),
         **{name: round(value, 1) for name, value in seconds.items()},
         "training_ratio": round(fmean(trl["training"]) / fmean(own["training"]), 2),
-        "whole_ratio": round(trl["whole"] / own["whole"], 2),
         "whole_ours": round(own["whole"]),
         "whole_trl": round(trl["whole"]),
         "base": round(own["base"], 3),

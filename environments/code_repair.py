@@ -19,14 +19,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from environments import base
 from environments._mutants import mutants, passed
-from environments._programs import make_problem
-from environments._renamed import renamed
-from environments._sandbox import NEEDED, Answer, RunResult, needed_walls, run, run_trusted
+from environments._sandbox import NEEDED, Answer, RunResult, needed_walls, run
 from environments.base import Component, Env, Message, Outcome, Scenario, Split, count_turns, tool
 
 SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all problems
-PRACTICE, PRACTICE_MUTANTS = 80, 10  # random programs for demonstrations, and mistakes in each program
-PRACTICE_SECONDS = 0.3  # of such code, which takes milliseconds or has no end
 LONGEST_CODE = 10_000  # characters
 LONGEST_LINE = 200  # characters of one example's result
 LONGEST_OUTPUT = 600  # characters of printed output
@@ -50,13 +46,11 @@ RANDOM_END = 1 / 3  # of the random player's turns after the first hand in what 
 
 
 class Problems(NamedTuple):
-    """The problems by split, the broken programs by problem, and the walls without which no code runs. Programs for practice
-    are ours alone, and run without any."""
+    """The problems by split, the broken programs by problem, and the walls without which no code runs."""
 
     problems: dict[Split, list[dict[str, Any]]]
     broken: dict[str, list[dict[str, Any]]]
     needed: Sequence[str] = NEEDED
-    is_practice: bool = False
 
 
 class CodeRepair(Env):
@@ -78,20 +72,6 @@ class CodeRepair(Env):
         for mutant in mutants:
             data.broken[mutant["name"]].append(mutant)
         return data
-
-    @classmethod
-    def practice(cls, data: Problems, seed: int) -> Problems:
-        """The training problems with other names in them, and random programs, all with mistakes drawn anew."""
-        rng = Random(f"practice {seed}")
-        problems = [renamed(problem, rng) for problem in data.problems["train"]]
-        problems += [make_problem(rng) for _ in range(PRACTICE)]
-        unlike = {problem["name"]: problem for problem in problems}
-        broken: dict[str, list[dict[str, Any]]] = {}
-        for name, problem in unlike.items():
-            programs = mutants(problem["reference"])
-            chosen = rng.sample(programs, min(PRACTICE_MUTANTS, len(programs)))
-            broken[name] = [{"name": name, "seen": False, "code": code} for code in chosen]
-        return Problems({"train": list(unlike.values()), "val": [], "test": []}, broken, data.needed, True)
 
     @classmethod
     def scenarios(cls, data: Problems, split: Split, count: int, seed: int) -> list[Scenario]:
@@ -187,10 +167,8 @@ class CodeRepair(Env):
         return "\n".join([f"Passed {passed(outcome.answers, tests)} of {len(tests)}.", *_faults(outcome)])
 
     def _run(self, code: str, tests: Sequence[Any]) -> RunResult:
-        name, calls = self.scenario.data["name"], [arguments for arguments, _ in tests]
-        if self.data.is_practice:
-            return run_trusted(code, name, calls, PRACTICE_SECONDS)
-        return run(code, name, calls, needed=self.data.needed)
+        calls = [arguments for arguments, _ in tests]
+        return run(code, self.scenario.data["name"], calls, needed=self.data.needed)
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:

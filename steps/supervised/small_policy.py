@@ -18,8 +18,7 @@ For several tasks, with shares of players for each, one tokenizer serves all, an
         --players "multiplication: scripted=0.45 bad=0.55; tic_tac_toe: scripted=0.3 random=0.68 bad=0.02" --policy FOLDER
 
 What every prompt repeats (the system message, each tool, the head of a call) is one token, and numbers are split into
-digits or kept whole. With --programs yes, texts are cut as suits Python: a line break with the indentation after it is one
-token, which a program and a JSON string that holds it write differently.
+digits or kept whole.
 """
 
 from __future__ import annotations
@@ -53,8 +52,6 @@ STORED = ("float32", "bfloat16")
 COPIES = 16  # per step with --body: random sequences that repeat
 DIGITS = {"one": r"\p{N}", "all": r" ?\p{N}+"}
 WORDS = r" ?[^\s\p{N}\p{P}\p{S}]+|%s| ?[\p{P}\p{S}]|\s"
-# A line break with the next line's indentation is one token, in a program and in a JSON string that holds one (\n).
-PROGRAMS = r"\\n *|\n *| ?[a-z_]+|\p{Lu}?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]|\s"
 
 
 def small_policy(
@@ -65,7 +62,6 @@ def small_policy(
     drawn: str = "turn",
     steps: str = "1000",
     digits: str = "all",
-    programs: str = "no",
     observations: str = "no",
     threads: str = "2",
     body: Input | None = None,
@@ -93,9 +89,8 @@ def small_policy(
     shares = shares_by_task(players, list(parts))
     if drawn not in DRAWN:
         raise UserError(f"--drawn: a player is drawn for each {' or '.join(DRAWN)}, not {drawn!r}")
-    for option, value in (("observations", observations), ("programs", programs)):
-        if value not in ("yes", "no"):
-            raise UserError(f"--{option}: yes or no, not {value!r}")
+    if observations not in ("yes", "no"):
+        raise UserError(f"--observations: yes or no, not {observations!r}")
     if stored not in STORED:
         raise UserError(f"--stored: {' or '.join(STORED)}, not {stored!r}")
     if (deviation := float(spread)) and drawn != "turn":
@@ -110,7 +105,6 @@ def small_policy(
             fixed.append(str(played[0][0]["content"]))
         corpus += played
     words = embedded_policy.WORDS if body else WORDS % DIGITS[digits]
-    words = PROGRAMS if programs == "yes" else words
     tokenizer = embedded_policy.make_tokenizer(_texts(corpus), words, fixed)
     torch.manual_seed(SEED)
     torch.set_num_threads(int(threads))
@@ -192,7 +186,7 @@ def demonstrations(
     pool: list[Scenario] = []
     players, weights = list(shares), list(shares.values())
     for number in itertools.count():
-        made = env.practice(data, seed * 100_000 + number) if number % EPISODES == 0 else None
+        made = env.practice(seed * 100_000 + number) if number % EPISODES == 0 else None
         if not pool or made is not None:
             world = data if made is None else made
             pool = _scenarios(env, world, seed)

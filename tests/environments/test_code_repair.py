@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 
 from environments import _mutants
-from environments._mutants import mutants, passed
-from environments._renamed import renamed
-from environments._sandbox import run, run_trusted, same
+from environments._mutants import mutants
+from environments._sandbox import run, same
 from environments.base import Message, Scenario, Split, split_of, use
 from environments.code_repair import (
     LONGEST_CODE,
-    PRACTICE,
     SHARES,
     CodeRepair,
     Problems,
@@ -164,56 +160,6 @@ def test_the_same_seed_gives_the_same_scenarios(data: Problems) -> None:
     assert len({one.id for one in CodeRepair.scenarios(data, "val", most, 1)}) == most
     with pytest.raises(ValueError, match=f"ask for {most} or fewer"):
         CodeRepair.scenarios(data, "val", most + 1, 1)
-
-
-def test_programs_for_practice_are_the_training_ones_with_other_names_and_random_ones(data: Problems) -> None:
-    made = CodeRepair.practice(data, 1)
-    names = [problem["name"] for problem in made.problems["train"]]
-    assert len(names) == len(data.problems["train"]) + PRACTICE
-    assert not set(names) & {problem["name"] for problem in data.problems["train"]}
-    assert made.problems["val"] == made.problems["test"] == []
-    for problem in made.problems["train"]:
-        outcome = run_trusted(
-            problem["reference"], problem["name"], [arguments for arguments, _ in problem["tests"]], 5
-        )
-        assert passed(outcome.answers, problem["tests"]) == len(problem["tests"]), problem["reference"]
-        assert problem["signature"] == problem["reference"].removeprefix("def ").partition(":")[0]
-        assert all(problem["name"] in mutant["code"] for mutant in made.broken[problem["name"]])
-    random_ones = made.problems["train"][-PRACTICE:]
-    assert len({line for problem in random_ones for line in problem["reference"].splitlines()}) > 2 * PRACTICE
-    assert all(len({repr(result) for _, result in one["examples"] + one["tests"]}) > 2 for one in random_ones)
-
-
-def test_trusted_code_has_the_same_results_without_a_process(data: Problems) -> None:
-    cases: list[tuple[str, str, list[list[Any]]]] = [
-        (code, "double", [[1], ["a"]])
-        for code in (REFERENCE, "def double(x):\n    return {x}", "x = 1", "def (", "1 / 0")
-    ]
-    cases += [(REFERENCE + "    return x[", "double", [[1]]), ("def double(x):\n    return x.y", "double", [[1], [2]])]
-    for problem in data.problems["val"][:5]:
-        calls = [arguments for arguments, _ in problem["tests"]]
-        cases += [(code, problem["name"], calls) for code in mutants(problem["reference"])[:4]]
-    for case in cases:
-        assert run_trusted(*case, 5)[:2] == run(*case)[:2], case
-    calls = [[[1]]]
-    assert run_trusted("def f(x):\n    x.append(2)\n    return x", "f", calls, 5).answers[0].value == [1, 2]
-    assert calls == [[[1]]], "the code has arguments of its own"
-    endless = run_trusted("def f(x):\n    while x:\n        pass\n    return 1", "f", [[0], [1], [0]], 0.1)
-    assert [answer.kind for answer in endless.answers] == ["value", "missing", "missing"]
-    assert endless.problem == "stopped after 2 s"
-
-
-def test_a_renamed_program_is_the_same_but_for_its_names() -> None:
-    code = (
-        "def f(words, n=2):\n    def g(x):\n        return len(x)\n    return [g(a.lower()) + n for a in words if a]\n"
-    )
-    new = renamed(DOUBLE | {"reference": code, "statement": "The words."}, Random(3))
-    assert renamed(DOUBLE | {"reference": code, "statement": "The words."}, Random(3)) == new
-    assert new["statement"] == "The words."
-    old_tree, tree = ast.walk(ast.parse(code)), ast.walk(ast.parse(new["reference"]))
-    assert [type(node) for node in old_tree] == [type(node) for node in tree]
-    assert {"len", "lower"} < set(re.findall(r"\w+", new["reference"])), "names that the code does not give stay"
-    assert not {"f", "words", "g"} & set(re.findall(r"\w+", new["reference"]))
 
 
 def test_the_policy_sees_no_hidden_test_and_no_reference(data: Problems) -> None:

@@ -165,7 +165,7 @@ def test_missing_data_is_named(task: Task, tmp_path: Path) -> None:
 
 
 def test_data_made_for_practice_are_the_seeds_and_not_the_tasks(task: Task) -> None:
-    made = [task.env.practice(task.data, seed) for seed in (1, 1, 2)]
+    made = [task.env.practice(seed) for seed in (1, 1, 2)]
     if made[0] is None:
         return
     first, again, other, own = (task.env.scenarios(data, "train", EACH, 7) for data in (*made, task.data))
@@ -745,7 +745,7 @@ BROKEN: list[tuple[Callable[..., None], dict[str, Any], type[BaseException]]] = 
     ),
     (
         test_data_made_for_practice_are_the_seeds_and_not_the_tasks,
-        {"practice": classmethod(lambda cls, data, seed: Template.load(_new.TEMPLATE))},
+        {"practice": classmethod(lambda cls, seed: Template.load(_new.TEMPLATE))},
         AssertionError,
     ),
     (test_missing_data_is_named, {"load": classmethod(lambda cls, folder: Template.load(_new.TEMPLATE))}, FAILED),
