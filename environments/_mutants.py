@@ -113,9 +113,10 @@ def broken(problem: dict[str, Any]) -> list[dict[str, Any]]:
         if len(kept) == MOST:
             break
         outcome = run(code, problem["name"], [arguments for arguments, _ in tests + examples])
-        if not outcome.problem and passed(outcome.answers[: len(tests)], tests) < len(tests):
+        right = passed(outcome.answers[: len(tests)], tests)
+        if not outcome.problem and right < len(tests):
             seen = passed(outcome.answers[len(tests) :], examples) < len(examples)  # an example shows the mistake
-            kept.append({"name": problem["name"], "seen": seen, "code": code})
+            kept.append({"name": problem["name"], "seen": seen, "passed": right, "code": code})
     return kept
 
 

@@ -183,8 +183,8 @@ def describe(problem: BaseException) -> str:
 def serve(code: str, name: str, calls: list[list[Any]], tell: Callable[[str, str], None]) -> None:
     """Load the code and make each call."""
     module = type(sys)("solution")
-    del sys.modules["_runner"]
-    sys.modules["solution"] = sys.modules["__main__"] = module
+    if sys.modules.pop("_runner", None):  # in a process of the code's own
+        sys.modules["solution"] = sys.modules["__main__"] = module
     try:
         exec(compile(code, "<code>", "exec", dont_inherit=True), module.__dict__)
         if name not in module.__dict__:

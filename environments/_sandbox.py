@@ -26,6 +26,7 @@ Time can be measured.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import json
 import math
@@ -44,7 +45,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from environments import _calls
+from environments import _calls, _runner
 
 SECONDS = 2.0  # of wall clock, once the walls are up
 START_SECONDS = 20.0  # to put the walls up; usually 20 ms, but a busy machine must not make the code look slow
@@ -121,6 +122,38 @@ def run(
     output = printable(child.output[:MOST_OUTPUT].decode("utf-8", "backslashreplace"))
     output = output.replace(f"{RUNNER}:", f"{RUNNER.name}:")  # of warnings: the same text wherever the project is
     return RunResult(problem, answers, output, refused, child.walls or [])
+
+
+class _LateError(Exception):
+    """Trusted code took too long."""
+
+
+def run_trusted(code: str, name: str, calls: Sequence[Sequence[Any]], seconds: float) -> RunResult:
+    """The same in this process, which takes a tenth of the time: for code that the task's own data were made of. In the
+    main thread alone, whose clock stops code without an end."""
+    reported: list[str] = []
+    late: list[int] = []
+
+    def stop(*_: object) -> None:
+        late.append(1)
+        raise _LateError
+
+    def tell(kind: str, value: str) -> None:
+        if late:
+            raise _LateError
+        reported.append(f'{{"{kind}": {value}}}')
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)  # of the processor: a busy machine changes nothing
+    try:
+        _runner.serve(code, name, copy.deepcopy([list(call) for call in calls]), tell)
+    except _LateError:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+    problem, answers = _read("\n".join(reported).encode(), f"stopped after {SECONDS:g} s", len(calls))
+    return RunResult(problem, answers, "", [], [])
 
 
 def needed_walls(settings: Path) -> tuple[str, ...]:

@@ -121,9 +121,9 @@ class Env(ABC):
         """The task's read-only data, loaded once and shared by all episodes. A FileNotFoundError names a missing file."""
 
     @classmethod
-    def practice(cls, seed: int) -> Any:
+    def practice(cls, data: Any, seed: int) -> Any:
         """Data as `load` returns them, made up anew for demonstrations (steps/supervised/small_policy.py): from them a small
-        policy learns to look things up, and not what the task's own data say. None, the default: those are used."""
+        policy learns to look things up, and not what the task's own `data` say. None, the default: those are used."""
         return None
 
     @classmethod

@@ -19,10 +19,13 @@ from typing import Any, ClassVar, NamedTuple
 
 from environments import base
 from environments._mutants import mutants, passed
-from environments._sandbox import NEEDED, Answer, RunResult, needed_walls, run
-from environments.base import Component, Env, Message, Outcome, Scenario, Split, count_turns, tool
+from environments._programs import make_problem
+from environments._sandbox import NEEDED, Answer, RunResult, needed_walls, run, run_trusted
+from environments.base import Component, Env, Message, Outcome, Scenario, Split, tool
 
 SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all problems
+PRACTICE, PRACTICE_MUTANTS = 160, 8  # random programs for demonstrations, and mistakes in each program
+PRACTICE_SECONDS = 0.05  # of such code, which takes milliseconds or has no end
 LONGEST_CODE = 10_000  # characters
 LONGEST_LINE = 200  # characters of one example's result
 LONGEST_OUTPUT = 600  # characters of printed output
@@ -33,12 +36,14 @@ SYSTEM = (
 )
 
 REWARD = {  # value, and why
-    "tests": (0.5, "the share of hidden tests passed, unless the broken code is handed in as it was"),
+    "tests": (
+        0.5,
+        "the share of hidden tests passed, beyond those that the broken code passes",
+    ),
     "solved": (0.5, "all hidden tests passed: half a function is not worth half"),
-    "no_submission": (-0.3, "the episode ended without a submission: less than one that passes nothing"),
+    "no_submission": (-0.1, "the episode ended without a submission: less than one that passes nothing"),
     "refused": (-0.2, "the code tried what is not allowed: files, processes, network"),
-    "error": (-0.1, "a malformed call, an unknown tool or wrong arguments"),
-    "turn": (-0.02, "each turn beyond one trial and the submission takes time"),
+    "error": (-0.02, "a malformed call, an unknown tool or wrong arguments"),
 }
 MOST_REFUSED = 3  # at most so many refusals count, because a loop of attempts is a single idea
 NEEDED_TURNS = 2
@@ -46,17 +51,19 @@ RANDOM_END = 1 / 3  # of the random player's turns after the first hand in what 
 
 
 class Problems(NamedTuple):
-    """The problems by split, the broken programs by problem, and the walls without which no code runs."""
+    """The problems by split, the broken programs by problem, and the walls without which no code runs. Programs for practice
+    are ours alone, and run without any."""
 
     problems: dict[Split, list[dict[str, Any]]]
     broken: dict[str, list[dict[str, Any]]]
     needed: Sequence[str] = NEEDED
+    is_practice: bool = False
 
 
 class CodeRepair(Env):
     """One function to write or to mend."""
 
-    max_turns = 8
+    max_turns = 12
     overlap: ClassVar[int] = 8  # a process for each answer: 20 ms of a core, and 2 s where the code has no end
     sources = ("name",)
     secret: ClassVar[tuple[str, ...]] = ("reference",)
@@ -72,6 +79,19 @@ class CodeRepair(Env):
         for mutant in mutants:
             data.broken[mutant["name"]].append(mutant)
         return data
+
+    @classmethod
+    def practice(cls, data: Problems, seed: int) -> Problems:
+        """The training problems and random programs, all with mistakes drawn anew."""
+        rng = Random(f"practice {seed}")
+        problems = [*data.problems["train"], *(make_problem(rng) for _ in range(PRACTICE))]
+        unlike = {problem["name"]: problem for problem in problems}
+        broken: dict[str, list[dict[str, Any]]] = {}
+        for name, problem in unlike.items():
+            programs = mutants(problem["reference"])
+            chosen = rng.sample(programs, min(PRACTICE_MUTANTS, len(programs)))
+            broken[name] = [{"name": name, "seen": False, "passed": 0, "code": code} for code in chosen]
+        return Problems({"train": list(unlike.values()), "val": [], "test": []}, broken, data.needed, True)
 
     @classmethod
     def scenarios(cls, data: Problems, split: Split, count: int, seed: int) -> list[Scenario]:
@@ -103,6 +123,7 @@ class CodeRepair(Env):
             "kind": "write" if mutant is None else "mend",
             "difficulty": max(1, problem["difficulty"] - easier),
             "broken": "" if mutant is None else mutant["code"],
+            "passed": 0 if mutant is None else mutant["passed"],  # hidden tests, by the broken code
         }
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n".join(parts)}]
         return Scenario.make("code_repair", split, messages, data)
@@ -121,17 +142,15 @@ class CodeRepair(Env):
         """Change one place of the task's code and run it like run_code. Each edit starts from the code as the task shows it.
 
         Args:
-            old: the text to replace, which must occur exactly once in the task's code
+            old: the text to replace, of whose places in the task's code the first is meant
             new: the text in its place
         """
         broken = self.scenario.data["broken"]
         if not broken:
             return base.error("the task shows no code to edit: write the function with run_code")
-        if (times := broken.count(old) if old else 0) != 1:
-            return base.error(
-                f"old must occur exactly once in the task's code, not {times} times: {shorten(old, 80)!r}"
-            )
-        return self._try(broken.replace(old, new))
+        if not old or old not in broken:
+            return base.error(f"old is not in the task's code: {shorten(old, 80)!r}")
+        return self._try(broken.replace(old, new, 1))
 
     def _try(self, code: str) -> str:
         """Run code, and compare the function with the examples."""
@@ -167,8 +186,10 @@ class CodeRepair(Env):
         return "\n".join([f"Passed {passed(outcome.answers, tests)} of {len(tests)}.", *_faults(outcome)])
 
     def _run(self, code: str, tests: Sequence[Any]) -> RunResult:
-        calls = [arguments for arguments, _ in tests]
-        return run(code, self.scenario.data["name"], calls, needed=self.data.needed)
+        name, calls = self.scenario.data["name"], [arguments for arguments, _ in tests]
+        if self.data.is_practice:
+            return run_trusted(code, name, calls, PRACTICE_SECONDS)
+        return run(code, name, calls, needed=self.data.needed)
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
@@ -177,17 +198,25 @@ class CodeRepair(Env):
         if result is None:
             counts["no_submission"] = 1
         else:
-            counts["tests"] = 0 if is_unchanged(scenario, messages) else result[0] / result[1]
+            before = scenario.data["passed"]
+            counts["tests"] = max(0, result[0] - before) / (result[1] - before)
             counts["solved"] = int(cls.success(scenario, messages))
         counts["refused"] = min(MOST_REFUSED, sum(map(_times_refused, base.tool_calls(messages))))
         counts["error"] = base.count_errors(messages)
-        counts["turn"] = max(0, count_turns(messages) - NEEDED_TURNS)
         return base.weighed(counts, REWARD)
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         result = submitted(messages)
         return result is not None and result[0] == result[1]
+
+    @classmethod
+    def anchor_state(cls, scenario: Scenario, messages: Sequence[Message]) -> str:
+        """Whether the code that ran last gives the examples' results: each trial starts anew, so nothing else matters."""
+        answers = [
+            str(message["content"]) for message in messages if message["role"] == "tool" and not base.is_error(message)
+        ]
+        return "nothing ran" if not answers else "right" if _all_right(answers[-1]) else "wrong"
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
@@ -197,7 +226,8 @@ class CodeRepair(Env):
         return Outcome(optimal_turns=NEEDED_TURNS, required={"submit": tests is not None}, accuracy=share)
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Tries small changes one by one until the examples pass; without code, a few usual function bodies."""
+        """Tries small changes one by one, likely mistakes first, until the examples pass; without code, a few usual function
+        bodies."""
         task = str(messages[1]["content"])
         tried = [(code, str(answer["content"])) for code, answer in _codes(shown_code(task), messages)]
         if tried and _all_right(tried[-1][1]):
@@ -205,7 +235,8 @@ class CodeRepair(Env):
         fresh = sorted(set(_candidates(task)) - {code for code, _ in tried})
         if len(tried) == self.max_turns - 1 or not fresh:
             return base.use("submit")
-        return trial(task, rng.choice(fresh))
+        likely = [code for code in fresh if is_likely(shown_code(task), code)]
+        return trial(task, rng.choice(likely or fresh))
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
         if self.latest and rng.random() < RANDOM_END:
@@ -239,22 +270,55 @@ def shown_code(task: str) -> str:
     return code[1] if code else ""
 
 
+# Words that are more often a mistake than what stands in their place in programs that work, of those of the training split.
+LIKELY = {
+    "not": "",
+    "-": "+",
+    "-=": "+=",
+    "//": "%",
+    "!=": "==",
+    ">": "<",
+    ">=": "<=",
+    "or": "and",
+    "min": "max",
+    "any": "all",
+    "upper": "lower",
+    "True": "False",
+    "2": "1",
+    "0": "1",
+}
+
+
+def is_likely(code: str, other: str) -> bool:
+    """Whether the first word in which a program differs from the broken `code` is a likely mistake."""
+    if not code:
+        return False
+    words, others = _words(code), _words(other)
+    start = _equal(words, others)
+    old, new = ("".join(part[start : start + 1]).strip() for part in (words, others))
+    return LIKELY.get(old) in ("", new)
+
+
 def edit_of(code: str, other: str) -> tuple[str, str]:
-    """The replacement (old, new) of the fewest whole lines that makes `other` of `code`; `old` occurs in it exactly once."""
-    lines, others = code.splitlines(keepends=True), other.splitlines(keepends=True)
-    start = _equal(lines, others)
-    kept = _equal(lines[start:][::-1], others[start:][::-1])  # lines at the end that stay
+    """A replacement (old, new) that makes `other` of `code`: the words that change, and as many after (or before) them as it
+    takes until the first place of `old` is the right one."""
+    words, others = _words(code), _words(other)
+    start = _equal(words, others)
+    kept = min(_equal(words[::-1], others[::-1]), len(words) - start, len(others) - start)  # words at the end that stay
     while True:
-        old, new = "".join(lines[start : len(lines) - kept]), "".join(others[start : len(others) - kept])
-        for edit in ((old.strip(), new.strip()), (old, new)):
-            if code.count(edit[0]) == 1 and code.replace(*edit) == other:
-                return edit
-        start, kept = max(start - 1, 0), kept if start else kept - 1
+        old, new = ("".join(part[start : len(part) - kept]) for part in (words, others))
+        if old and code.replace(old, new, 1) == other:
+            return old, new
+        start, kept = start if kept else start - 1, max(kept - 1, 0)
 
 
-def _equal(lines: Sequence[str], others: Sequence[str]) -> int:
-    """How many lines are equal before the first that differ."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(lines, others, strict=False)))
+def _words(code: str) -> list[str]:
+    return re.findall(r" ?(?:\w+|[^\w\s]+)|\s", code)
+
+
+def _equal(words: Sequence[str], others: Sequence[str]) -> int:
+    """How many words are equal before the first that differ."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False)))
 
 
 USUAL = (
@@ -334,27 +398,12 @@ def _codes(broken: str, messages: Sequence[Message]) -> list[tuple[str, Message]
         if base.is_error(answer):
             continue
         code = arguments.get("code") or codes[-1][0]
-        codes.append((broken.replace(arguments["old"], arguments["new"]) if name == "edit" else code, answer))
+        codes.append((broken.replace(arguments["old"], arguments["new"], 1) if name == "edit" else code, answer))
     return codes[1:]
-
-
-def is_unchanged(scenario: Scenario, messages: Sequence[Message]) -> bool:
-    """Whether the broken code was handed in as it was; spaces and comments make no difference."""
-    broken = scenario.data["broken"]
-    codes = _codes(broken, messages)
-    return submitted(messages) is not None and _bare(codes[-1][0]) == _bare(broken)
 
 
 def too_long(code: str) -> str:
     return base.error(f"code may have {LONGEST_CODE} characters at most, not {len(code)}; make it shorter")
-
-
-def _bare(code: str) -> str:
-    """Code without what makes no difference; text that is no Python without its spaces."""
-    try:
-        return _printed(code)
-    except (SyntaxError, ValueError, RecursionError):
-        return "".join(code.split())
 
 
 def shorten(text: str, most: int) -> str:

@@ -79,7 +79,7 @@ class EmailSearchPlus(EmailSearch):
     results: list[tuple[Any, ...]] | None = None  # (date, sender, subject, id) of the whole last result
 
     @classmethod
-    def practice(cls, seed: int) -> Mailbox:
+    def practice(cls, data: Mailbox, seed: int) -> Mailbox:
         """Inboxes of other mails."""
         mails, questions = make_mailbox(seed)
         return Mailbox(cls._index(mails), questions)

@@ -86,7 +86,7 @@ class KnowledgeSearch(Env):
         return cls.store(documents, questions)
 
     @classmethod
-    def practice(cls, seed: int) -> Store:
+    def practice(cls, data: Store, seed: int) -> Store:
         """Another invented world."""
         return cls.store(*_knowledge.make_world(seed))
 

@@ -18,7 +18,8 @@ For several tasks, with shares of players for each, one tokenizer serves all, an
         --players "multiplication: scripted=0.45 bad=0.55; tic_tac_toe: scripted=0.3 random=0.68 bad=0.02" --policy FOLDER
 
 What every prompt repeats (the system message, each tool, the head of a call) is one token, and numbers are split into
-digits or kept whole.
+digits or kept whole. With --programs yes, texts are cut as suits Python: a line break with the indentation after it is one
+token, which a program and a JSON string that holds it write differently.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ LEARNING_RATE = 2e-3
 LARGEST = 50.0  # log-odds that no other player stands against; more would overflow
 DRAWN = ("turn", "episode")  # how often another player may move
 STORED = ("float32", "bfloat16")
-COPIES = 16  # per step with --body: random sequences that repeat
 DIGITS = {"one": r"\p{N}", "all": r" ?\p{N}+"}
 WORDS = r" ?[^\s\p{N}\p{P}\p{S}]+|%s| ?[\p{P}\p{S}]|\s"
+# An operator of Python is one token, and so are a line break (in JSON, too) and the spaces that indent a line.
+PROGRAMS = r"\\n *|\n *| +(?= )| ?[a-z_]+|\p{Lu}?\p{L}+|\p{N}| ?[-+*/%<>=!]+| ?[^\s\p{L}\p{N}]|\s"
 
 
 def small_policy(
@@ -62,9 +64,11 @@ def small_policy(
     drawn: str = "turn",
     steps: str = "1000",
     digits: str = "all",
+    programs: str = "no",
     observations: str = "no",
     threads: str = "2",
     body: Input | None = None,
+    copies: str = "16",
     stored: str = "float32",
     spread: str = "0",
     batch_tokens: str = "8192",
@@ -73,7 +77,8 @@ def small_policy(
     template.
 
     `spread` is the standard deviation of a situation's log-odds of the player named first. Each step learns from at most
-    `batch_tokens` tokens, padding included, of which each task has an equal part. Because of rounding, the bytes depend on
+    `batch_tokens` tokens, padding included, of which each task has an equal part, and with a body from `copies` random
+    sequences that repeat. Because of rounding, the bytes depend on
     the number of threads; 1 leaves the other core of a small machine free.
     """
     import torch
@@ -89,8 +94,9 @@ def small_policy(
     shares = shares_by_task(players, list(parts))
     if drawn not in DRAWN:
         raise UserError(f"--drawn: a player is drawn for each {' or '.join(DRAWN)}, not {drawn!r}")
-    if observations not in ("yes", "no"):
-        raise UserError(f"--observations: yes or no, not {observations!r}")
+    for option, value in (("observations", observations), ("programs", programs)):
+        if value not in ("yes", "no"):
+            raise UserError(f"--{option}: yes or no, not {value!r}")
     if stored not in STORED:
         raise UserError(f"--stored: {' or '.join(STORED)}, not {stored!r}")
     if (deviation := float(spread)) and drawn != "turn":
@@ -105,6 +111,7 @@ def small_policy(
             fixed.append(str(played[0][0]["content"]))
         corpus += played
     words = embedded_policy.WORDS if body else WORDS % DIGITS[digits]
+    words = PROGRAMS if programs == "yes" else words
     tokenizer = embedded_policy.make_tokenizer(_texts(corpus), words, fixed)
     torch.manual_seed(SEED)
     torch.set_num_threads(int(threads))
@@ -118,7 +125,7 @@ def small_policy(
         )
         for name, part in parts.items()
     }
-    train(model, rows, int(steps), int(batch_tokens), observations == "yes", copies=body is not None)
+    train(model, rows, int(steps), int(batch_tokens), observations == "yes", copies=int(copies) if body else 0)
     policy.mkdir()
     model.to(getattr(torch, stored)).save_pretrained(policy)
     tokenizer.save_pretrained(policy)
@@ -186,7 +193,7 @@ def demonstrations(
     pool: list[Scenario] = []
     players, weights = list(shares), list(shares.values())
     for number in itertools.count():
-        made = env.practice(seed * 100_000 + number) if number % EPISODES == 0 else None
+        made = env.practice(data, seed * 100_000 + number) if number % EPISODES == 0 else None
         if not pool or made is not None:
             world = data if made is None else made
             pool = _scenarios(env, world, seed)
@@ -252,7 +259,7 @@ def train(
     steps: int,
     batch_tokens: int,
     observations: bool = False,
-    copies: bool = False,
+    copies: int = 0,
 ) -> None:
     """Learn the assistants' tokens of each task's rows, and if asked for, those of the observations, and to copy."""
     rng = random.Random(SEED)
@@ -260,7 +267,7 @@ def train(
     def losses(step: int) -> dict[str, Any]:
         parts = {f"loss of {name}" if name else "loss": loss(step, own) for name, own in rows.items()}
         if copies:
-            repeats = [embedded_policy.repeated_sequence(rng, model.vocab_size) for _ in range(COPIES)]
+            repeats = [embedded_policy.repeated_sequence(rng, model.vocab_size) for _ in range(copies)]
             parts["of repeats"] = embedded_policy.batch_loss(model, repeats)
         return parts
 

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 
 from environments import _mutants
-from environments._mutants import mutants
-from environments._sandbox import run, same
+from environments._mutants import mutants, passed
+from environments._sandbox import run, run_trusted, same
 from environments.base import Message, Scenario, Split, split_of, use
 from environments.code_repair import (
     LONGEST_CODE,
+    PRACTICE,
     SHARES,
     CodeRepair,
     Problems,
     edit_of,
-    is_unchanged,
+    is_likely,
     shorten,
     submitted,
 )
@@ -46,7 +47,7 @@ def data() -> Problems:
 
 
 def double(broken: str = "") -> CodeRepair:
-    mutant = {"code": broken, "seen": True} if broken else None
+    mutant = {"code": broken, "seen": True, "passed": 1} if broken else None
     return CodeRepair(CodeRepair.from_problem("train", DOUBLE, mutant), EMPTY)
 
 
@@ -162,6 +163,41 @@ def test_the_same_seed_gives_the_same_scenarios(data: Problems) -> None:
         CodeRepair.scenarios(data, "val", most + 1, 1)
 
 
+def test_programs_for_practice_are_the_training_ones_and_random_ones(data: Problems) -> None:
+    made = CodeRepair.practice(data, 1)
+    assert made.problems["train"][:-PRACTICE] == data.problems["train"]
+    assert made.problems["val"] == made.problems["test"] == []
+    random_ones = made.problems["train"][-PRACTICE:]
+    for problem in random_ones:
+        outcome = run_trusted(
+            problem["reference"], problem["name"], [arguments for arguments, _ in problem["tests"]], 5
+        )
+        assert passed(outcome.answers, problem["tests"]) == len(problem["tests"]), problem["reference"]
+        assert problem["signature"] == problem["reference"].removeprefix("def ").partition(":")[0]
+        assert all(problem["name"] in mutant["code"] for mutant in made.broken[problem["name"]])
+    assert len({line for problem in random_ones for line in problem["reference"].splitlines()}) > 2 * PRACTICE
+    assert all(len({repr(result) for _, result in one["examples"] + one["tests"]}) > 2 for one in random_ones)
+
+
+def test_trusted_code_has_the_same_results_without_a_process(data: Problems) -> None:
+    cases: list[tuple[str, str, list[list[Any]]]] = [
+        (code, "double", [[1], ["a"]])
+        for code in (REFERENCE, "def double(x):\n    return {x}", "x = 1", "def (", "1 / 0")
+    ]
+    cases += [(REFERENCE + "    return x[", "double", [[1]]), ("def double(x):\n    return x.y", "double", [[1], [2]])]
+    for problem in data.problems["val"][:5]:
+        calls = [arguments for arguments, _ in problem["tests"]]
+        cases += [(code, problem["name"], calls) for code in mutants(problem["reference"])[:4]]
+    for case in cases:
+        assert run_trusted(*case, 5)[:2] == run(*case)[:2], case
+    calls = [[[1]]]
+    assert run_trusted("def f(x):\n    x.append(2)\n    return x", "f", calls, 5).answers[0].value == [1, 2]
+    assert calls == [[[1]]], "the code has arguments of its own"
+    endless = run_trusted("def f(x):\n    while x:\n        pass\n    return 1", "f", [[0], [1], [0]], 0.1)
+    assert [answer.kind for answer in endless.answers] == ["value", "missing", "missing"]
+    assert endless.problem == "stopped after 2 s"
+
+
 def test_the_policy_sees_no_hidden_test_and_no_reference(data: Problems) -> None:
     for one in CodeRepair.scenarios(data, "train", 80, 5):
         shown = json.dumps(one.messages)
@@ -194,16 +230,15 @@ def test_examples_are_compared_one_a_line() -> None:
     assert not env.done
 
 
-def test_an_edit_changes_one_place_of_the_tasks_code_and_runs_it() -> None:
+def test_an_edit_changes_the_first_place_in_the_tasks_code_and_runs_it() -> None:
     env = double("def double(x):\n    y = x\n    return x - y\n")
-    assert env.call("edit", {"old": "x - y", "new": "y"}) == "double(1) == 1, not 2\ndouble(4) == 4, not 8"
+    assert env.call("edit", {"old": " y", "new": " z = y"}) == "double(1) == 0, not 2\ndouble(4) == 0, not 8"
     right = "double(1) == 2: right\ndouble(4) == 8: right"
-    assert env.call("edit", {"old": "x - y", "new": "x + y"}) == right, (
+    assert env.call("edit", {"old": "-", "new": "+"}) == right, (
         "it starts from the task's code, not from the last edit's"
     )
-    for old, times in (("z", 0), ("y", 2), ("", 0)):
-        answer = env.call("edit", {"old": old, "new": "z"})
-        assert answer == f"Error: old must occur exactly once in the task's code, not {times} times: {old!r}."
+    for old in ("w", ""):
+        assert env.call("edit", {"old": old, "new": "z"}) == f"Error: old is not in the task's code: {old!r}."
     assert env.call("edit", {"old": "x - y", "new": "1" * LONGEST_CODE}).startswith("Error: code may have")
     assert env.call("submit", {}) == "Passed 3 of 3.", "without code it hands in what ran last"
     assert env.done
@@ -215,34 +250,54 @@ def test_an_edit_changes_one_place_of_the_tasks_code_and_runs_it() -> None:
     ("code", "other", "edit"),
     [
         (
-            "def f(a):\n    if a:\n        return 1\n    return 2\n",
-            "def f(a):\n    if a:\n        return 3\n    return 2\n",
-            ("return 1", "return 3"),
+            "def f(a):\n    if a < 1:\n        return 2\n",
+            "def f(a):\n    if a <= 1:\n        return 2\n",
+            (" <", " <="),
         ),
-        (
-            "def f(a):\n    if a:\n        return 1\n    return 1\n",
-            "def f(a):\n    if a:\n        return 1\n    return 2\n",
-            ("return 1\n    return 1", "return 1\n    return 2"),
-        ),
+        ("    return -b\n    return -a\n", "    return -b\n    return a\n", (" -a", " a")),
+        ("if a:\n", "if not a:\n", (" a", " not a")),
+        ("x = 1 + 1\n", "x = 2 + 1\n", (" 1", " 2")),
+        ("x = 1 + 1\n", "x = 1 + 2\n", (" 1\n", " 2\n")),
+        ("x = a + 1\ny = a + 1", "x = a + 1\ny = a + 2", ("y = a + 1", "y = a + 2")),
         ("a\nb\nc\n", "a\nc\n", ("b\n", "")),
-        ("a\na\n", "a\na\na\n", ("a\na", "a\na\na")),
-        ("a\n  b\n", "a\n    b\n", ("  b\n", "    b\n")),
+        ("a\na\n", "a\na\na\n", ("\n", "\na\n")),
+        ("a\n  b\n", "a\n    b\n", (" b", "   b")),
     ],
 )
-def test_an_edit_is_of_the_fewest_lines_that_occur_once(code: str, other: str, edit: tuple[str, str]) -> None:
+def test_an_edit_is_the_change_and_as_many_words_as_its_place_needs(
+    code: str, other: str, edit: tuple[str, str]
+) -> None:
+    assert code.replace(*edit, 1) == other
     assert edit_of(code, other) == edit
-    assert code.replace(*edit) == other
 
 
-def test_an_edit_that_changes_nothing_is_the_broken_code_handed_in() -> None:
+@pytest.mark.parametrize(
+    ("word", "other", "likely"),
+    [("-", "+", True), ("+", "-", False), (">", "<", True), (">", ">=", False), ("- 2 *", "- 1 *", True)],
+)
+def test_likely_mistakes_are_tried_first(word: str, other: str, likely: bool) -> None:
+    code = "def f(a, b):\n    return a {} b\n"
+    assert is_likely(code.format(word), code.format(other)) == likely
+
+
+def test_a_negation_is_a_likely_mistake_and_without_code_there_is_none() -> None:
+    assert is_likely("if not a:\n    b\n", "if a:\n    b\n")
+    assert not is_likely("if a:\n    b\n", "if not a:\n    b\n")
+    assert not is_likely("", "def f(a):\n    return 1\n")
+
+
+def test_tests_that_the_broken_code_passes_earn_nothing() -> None:
+    """It passes one of three; as it was, with an edit that changes nothing, or with another mistake it earns nothing."""
     env = double("def double(x):\n    return x\n")
-    for edit, unchanged in ((("x\n", "x  # mended\n"), True), (("return x\n", "return 0\n"), False)):
-        _, success, messages = told(env.scenario, ("edit", edit), ("submit", ()))
-        assert is_unchanged(env.scenario, messages) == unchanged
-        assert not success
-    assert told(env.scenario, ("edit", ("x\n", "x  # mended\n")), ("submit", ()))[0] == 0.0
-    assert told(env.scenario, ("edit", ("return x\n", "return 0\n")), ("submit", ()))[0] == round(0.5 / 3, 6)
-    assert told(env.scenario, ("edit", ("return x", "return 2 * x")), ("submit", ()))[:2] == (1.0, True)
+    for old, new, value in (
+        ("x\n", "x  # mended\n", 0.0),
+        ("return x\n", "return 0\n", 0.0),
+        ("return x\n", "return 2 * x if x < 1 else x\n", 0.25),
+        ("return x", "return 2 * x", 1.0),
+    ):
+        assert told(env.scenario, ("edit", (old, new)), ("submit", ()))[:2] == (value, value == 1.0)
+    assert told(env.scenario, ("submit", "def double(x):\n    return 6\n"))[0] == 0.0
+    assert told(env.scenario, ("submit", "def double(x): pass"))[0] == 0.0, "fewer tests than before cost nothing"
 
 
 def test_long_output_loses_its_middle() -> None:
@@ -271,12 +326,12 @@ def test_rewards_by_hand() -> None:
     right, half, none = REFERENCE, "def double(x):\n    return x * x if x == 0 else 6", "def double(x): pass"
     assert told(scenario, ("submit", right))[:2] == (1.0, True)
     assert told(scenario, ("run_code", right), ("submit", right))[:2] == (1.0, True)
-    assert told(scenario, *[("run_code", right)] * 3, ("submit", right))[:2] == (0.96, True)
+    assert told(scenario, *[("run_code", right)] * 3, ("submit", right))[:2] == (1.0, True)
     assert told(scenario, ("submit", half))[:2] == (round(0.5 * 2 / 3, 6), False)
     assert told(scenario, ("submit", none))[:2] == (0.0, False)
-    assert told(scenario)[:2] == (-0.3, False)
-    assert told(scenario, ("run_code", right))[:2] == (-0.3, False)
-    assert told(scenario, ("think", right), ("submit", right))[:2] == (0.9, True)
+    assert told(scenario)[:2] == (-0.1, False)
+    assert told(scenario, ("run_code", right))[:2] == (-0.1, False)
+    assert told(scenario, ("think", right), ("submit", right))[:2] == (0.98, True)
     for attempts, value in ((1, 0.8), (2, 0.6), (9, 0.4)):
         attack = (
             f"for _ in range({attempts}):\n    try:\n        open('/etc/passwd')\n    except OSError:\n        pass\n"

@@ -165,13 +165,13 @@ def test_missing_data_is_named(task: Task, tmp_path: Path) -> None:
 
 
 def test_data_made_for_practice_are_the_seeds_and_not_the_tasks(task: Task) -> None:
-    made = [task.env.practice(seed) for seed in (1, 1, 2)]
+    made = [task.env.practice(task.data, seed) for seed in (1, 1, 2)]
     if made[0] is None:
         return
     first, again, other, own = (task.env.scenarios(data, "train", EACH, 7) for data in (*made, task.data))
     assert first == again
     ids = [{one.id for one in scenarios} for scenarios in (first, other, own)]
-    assert len(set.union(*ids)) == 3 * EACH
+    assert len(set.union(*ids)) > 2 * EACH, "they may have some of the task's own among them"
     for one in first:
         episode = task.env(one, made[0])
         assert task.env.success(one, episode.play("gold"))
@@ -745,7 +745,7 @@ BROKEN: list[tuple[Callable[..., None], dict[str, Any], type[BaseException]]] = 
     ),
     (
         test_data_made_for_practice_are_the_seeds_and_not_the_tasks,
-        {"practice": classmethod(lambda cls, seed: Template.load(_new.TEMPLATE))},
+        {"practice": classmethod(lambda cls, data, seed: Template.load(_new.TEMPLATE))},
         AssertionError,
     ),
     (test_missing_data_is_named, {"load": classmethod(lambda cls, folder: Template.load(_new.TEMPLATE))}, FAILED),

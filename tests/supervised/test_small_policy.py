@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from environments.tic_tac_toe import TicTacToe
 from steps.core.errors import UserError
 from steps.supervised import embedded_policy, small_policy
 from steps.supervised.embedded_policy import tokenized
-from steps.supervised.small_policy import DIGITS, WORDS, demonstrations, read_shares, shares_by_task
+from steps.supervised.small_policy import DIGITS, PROGRAMS, WORDS, demonstrations, read_shares, shares_by_task
 from tests.conftest import ROOT
 from tests.support import tiny
 
@@ -254,6 +255,21 @@ def test_numbers_are_read_digit_by_digit_or_whole(digits: str, pieces: list[str]
     tokenizer = make_tokenizer(["a 123 b 123"] * 9, WORDS % DIGITS[digits], [])
     found = [tokenizer.decode([token]) for token in tokenizer.encode("a 123", add_special_tokens=False)]
     assert found[-len(pieces) :] == pieces
+
+
+def test_a_line_break_of_a_program_is_one_token_with_what_indents_the_next_line() -> None:
+    """In a program and in JSON, where everything else of it is cut alike, so that it can be copied token by token."""
+    from steps.supervised.embedded_policy import make_tokenizer
+
+    code = "def f(x):\n    if x > 10:\n        return x\n"
+    tokenizer = make_tokenizer([code, json.dumps(code)] * 9, PROGRAMS, [])
+    program, text = (
+        [tokenizer.decode([token]) for token in tokenizer.encode(text, add_special_tokens=False)]
+        for text in (code, json.dumps(code)[1:-1])
+    )
+    assert "".join(program) == code
+    assert [piece.replace("\n", "\\n") for piece in program] == text
+    assert program.count("\n        ") == 1
 
 
 def test_with_a_spread_each_situation_leans_to_a_player_of_its_own() -> None:
