@@ -39,20 +39,13 @@ def test_the_table_in_the_documentation_has_every_task_and_keeps_to_the_bound() 
         assert int(count) == len(GENERAL | HACKS[task])
 
 
-@pytest.mark.parametrize(
-    ("code", "reward"),
-    [
-        ("def f(x):\n    return x + 2\n", 0.0),
-        ("def f(x):  # mended\n\n    return x+2", 0.0),
-        ("def f(x):\n    return x + 1\n", 0.4),
-    ],
-)
-def test_broken_code_that_is_handed_in_as_it_was_earns_nothing(code: str, reward: float) -> None:
-    """It passes most of the hidden tests, and was once paid for them."""
-    data = {"broken": "def f(x):\n    return x + 2\n"}
+@pytest.mark.parametrize(("passed", "reward"), [(4, 0.0), (3, 0.0), (5, 1.0)])
+def test_hidden_tests_that_the_broken_code_passes_earn_nothing(passed: int, reward: float) -> None:
+    """It passes most of them, and was once paid for them."""
+    data = {"broken": "def f(x):\n    return x + 2\n", "passed": 4}
     scenario = Scenario.make("code_repair", "train", [{"role": "user", "content": "Mend it."}], data)
-    answer = {"role": "tool", "name": "submit", "content": "Passed 4 of 5."}
-    parts = CodeRepair.components(scenario, [*scenario.messages, use("submit", code=code), answer])
+    answer = {"role": "tool", "name": "submit", "content": f"Passed {passed} of 5."}
+    parts = CodeRepair.components(scenario, [*scenario.messages, use("submit", code=""), answer])
     assert sum(part.value for part in parts) == pytest.approx(reward)
 
 
