@@ -78,8 +78,8 @@ def small_policy(
 
     `spread` is the standard deviation of a situation's log-odds of the player named first. Each step learns from at most
     `batch_tokens` tokens, padding included, of which each task has an equal part, and with a body from `copies` random
-    sequences that repeat. Because of rounding, the bytes depend on
-    the number of threads; 1 leaves the other core of a small machine free.
+    sequences that repeat. Because of rounding, the bytes depend on the number of threads; 1 leaves the other core of a
+    small machine free.
     """
     import torch
 
