@@ -16,11 +16,16 @@ from _json import encode_basestring_ascii as quote
 TYPE_CHECKING = False  # typing and collections.abc take 10 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import FrameType
     from typing import Any
 
 MEGABYTE = 1 << 20
 DEEPEST = 40  # levels of a returned value
 LONGEST = 50_000  # characters of a returned value
+LINES = (
+    100_000  # of the code that it may run; the longest reference solution of code_repair runs 5,303 in all its tests
+)
+LATE = 79  # the exit status of a process whose code would run more
 
 # --- The walls: what the kernel refuses. Each is used where the machine permits it.
 
@@ -180,13 +185,38 @@ def describe(problem: BaseException) -> str:
     return type(problem).__name__ + (f": {text}" if text else "") + (f" (line {place})" if place else "")
 
 
-def serve(code: str, name: str, calls: list[list[Any]], tell: Callable[[str, str], None]) -> None:
-    """Load the code and make each call."""
+def counter(late: Callable[[], object]) -> Callable[..., Any]:
+    """A trace function for sys.settrace that counts the lines that the code runs, its library's apart, and calls `late`
+    after LINES. What an endless loop has done by then is always the same, which a clock cannot promise."""
+    left = LINES
+
+    def count(frame: FrameType, event: str, value: object) -> Any:
+        nonlocal left
+        if event == "line":
+            left -= 1
+            if left < 0:
+                late()
+        return count
+
+    def enter(frame: FrameType, event: str, value: object) -> Any:
+        name = frame.f_code.co_filename
+        return count if name[0] == "<" and name[:7] != "<frozen" else None  # <code>, or <string> where it calls exec
+
+    return enter
+
+
+def serve(
+    code: str, name: str, calls: list[list[Any]], tell: Callable[[str, str], None], late: Callable[[], object]
+) -> None:
+    """Load the code and make each call; `late` ends it where it runs too many lines."""
+    count = counter(late)
     module = type(sys)("solution")
     if sys.modules.pop("_runner", None):  # in a process of the code's own
         sys.modules["solution"] = sys.modules["__main__"] = module
     try:
-        exec(compile(code, "<code>", "exec", dont_inherit=True), module.__dict__)
+        program = compile(code, "<code>", "exec", dont_inherit=True)
+        sys.settrace(count)
+        exec(program, module.__dict__)
         if name not in module.__dict__:
             raise OddError(f"it defines no {name}")
     except OddError as problem:
@@ -198,6 +228,7 @@ def serve(code: str, name: str, calls: list[list[Any]], tell: Callable[[str, str
     tell("loaded", "true")
     for arguments in calls:
         try:
+            sys.settrace(count)  # again, for an error at the recursion limit ends it
             value = encode(module.__dict__[name](*arguments))
             if len(value) > LONGEST:
                 raise OddError(f"a value of more than {LONGEST} characters")
@@ -224,5 +255,5 @@ def main(channel: int) -> None:
     os.environ["HOME"] = "/"  # without it sysconfig, which zoneinfo imports, asks the system for the user's folder
     sys.argv[:], sys.dont_write_bytecode = [], True
     del stream
-    serve(request["code"], request["name"], request["calls"], tell)
+    serve(request["code"], request["name"], request["calls"], tell, lambda: quit_now(LATE))
     quit_now(0)

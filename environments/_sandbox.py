@@ -11,8 +11,9 @@ All decisions are made outside that process, where its code cannot reach them:
 2. files: Landlock allows a fresh scratch folder and, for reading, the standard library and the system's C libraries.
 3. namespace: a user namespace without network, whose scratch folder is 4 MiB of memory. Not every machine permits it, and
    the others hold without it.
-4. Limits: 2 s of wall clock and of CPU, 256 MiB of memory, files of 1 MiB, 32 open files, one process with one thread;
-   64 KiB of output. No capabilities, no new privileges.
+4. Limits: 100,000 lines, so that code without an end always ends at the same place; for what lines do not count, 2 s of
+   wall clock and of CPU. 256 MiB of memory, files of 1 MiB, 32 open files, one process with one thread; 64 KiB of output.
+   No capabilities, no new privileges.
 5. The child gets only the code and the arguments. Expected values stay in this process, and returned values come back as
    JSON of plain types, so that there is nothing to steal and a forged answer must still be the right value. No pickle.
 
@@ -51,6 +52,7 @@ SECONDS = 2.0  # of wall clock, once the walls are up
 START_SECONDS = 20.0  # to put the walls up; usually 20 ms, but a busy machine must not make the code look slow
 MOST_OUTPUT = 65_536  # bytes
 MOST_RESULTS = 1_048_576  # bytes
+TOO_LONG = f"stopped after {_runner.LINES:,} lines"
 WALLS = ("namespace", "files", "calls")
 NEEDED = ("files", "calls")
 # As `-I -S` (that is `-E -P -s -S`), but without -E, which would ignore the variable that fixes the order of sets.
@@ -128,14 +130,14 @@ class _LateError(Exception):
     """Trusted code took too long."""
 
 
-def run_trusted(code: str, name: str, calls: Sequence[Sequence[Any]], seconds: float) -> RunResult:
+def run_trusted(code: str, name: str, calls: Sequence[Sequence[Any]], seconds: float = SECONDS) -> RunResult:
     """The same in this process, which takes a tenth of the time: for code that the task's own data were made of. In the
-    main thread alone, whose clock stops code without an end."""
+    main thread alone, whose clock stops it."""
     reported: list[str] = []
-    late: list[int] = []
+    late: list[str] = []  # why it was stopped
 
-    def stop(*_: object) -> None:
-        late.append(1)
+    def stop(why: str) -> None:
+        late.append(why)
         raise _LateError
 
     def tell(kind: str, value: str) -> None:
@@ -143,16 +145,17 @@ def run_trusted(code: str, name: str, calls: Sequence[Sequence[Any]], seconds: f
             raise _LateError
         reported.append(f'{{"{kind}": {value}}}')
 
-    before = signal.signal(signal.SIGVTALRM, stop)
+    before, traced = signal.signal(signal.SIGVTALRM, lambda *_: stop(f"stopped after {seconds:g} s")), sys.gettrace()
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)  # of the processor: a busy machine changes nothing
     try:
-        _runner.serve(code, name, copy.deepcopy([list(call) for call in calls]), tell)
+        _runner.serve(code, name, copy.deepcopy([list(call) for call in calls]), tell, lambda: stop(TOO_LONG))
     except _LateError:
         pass
     finally:
+        sys.settrace(traced)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
-    problem, answers = _read("\n".join(reported).encode(), f"stopped after {SECONDS:g} s", len(calls))
+    problem, answers = _read("\n".join(reported).encode(), "".join(late[:1]), len(calls))
     return RunResult(problem, answers, "", [], [])
 
 
@@ -281,6 +284,8 @@ class _Child:
 def _ending(status: int) -> str:
     if status == 0:
         return ""
+    if status == _runner.LATE:
+        return TOO_LONG
     if status == -signal.SIGXCPU:
         return f"stopped after {SECONDS:g} s"
     return f"the process ended by {signal.Signals(-status).name}" if status < 0 else f"the process exited with {status}"

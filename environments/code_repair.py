@@ -25,14 +25,13 @@ from environments.base import Component, Env, Message, Outcome, Scenario, Split,
 
 SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all problems
 PRACTICE, PRACTICE_MUTANTS = 160, 8  # random programs for demonstrations, and mistakes in each program
-PRACTICE_SECONDS = 0.05  # of such code, which takes milliseconds or has no end
 LONGEST_CODE = 10_000  # characters
 LONGEST_LINE = 200  # characters of one example's result
 LONGEST_OUTPUT = 600  # characters of printed output
 SYSTEM = (
     "You write and mend small Python functions. Try code with run_code, or a change of the task's code with edit; both "
     "compare the function with the examples. Then hand it in with submit, once: hidden tests decide. Code may import the "
-    "standard library. It has 2 seconds, and no files, processes or network."
+    "standard library. It may run 100,000 lines in 2 seconds, and has no files, processes or network."
 )
 
 REWARD = {  # value, and why
@@ -64,7 +63,9 @@ class CodeRepair(Env):
     """One function to write or to mend."""
 
     max_turns = 12
-    overlap: ClassVar[int] = 8  # a process for each answer: 20 ms of a core, and 2 s where the code has no end
+    overlap: ClassVar[int] = (
+        8  # a process for each answer: 20 ms of a core, and a little more where the code has no end
+    )
     sources = ("name",)
     secret: ClassVar[tuple[str, ...]] = ("reference",)
     latest: str = ""  # the code that ran last
@@ -188,7 +189,7 @@ class CodeRepair(Env):
     def _run(self, code: str, tests: Sequence[Any]) -> RunResult:
         name, calls = self.scenario.data["name"], [arguments for arguments, _ in tests]
         if self.data.is_practice:
-            return run_trusted(code, name, calls, PRACTICE_SECONDS)
+            return run_trusted(code, name, calls)
         return run(code, name, calls, needed=self.data.needed)
 
     @classmethod

@@ -193,9 +193,10 @@ def test_trusted_code_has_the_same_results_without_a_process(data: Problems) -> 
     calls = [[[1]]]
     assert run_trusted("def f(x):\n    x.append(2)\n    return x", "f", calls, 5).answers[0].value == [1, 2]
     assert calls == [[[1]]], "the code has arguments of its own"
-    endless = run_trusted("def f(x):\n    while x:\n        pass\n    return 1", "f", [[0], [1], [0]], 0.1)
+    endless = run_trusted("def f(x):\n    while x:\n        pass\n    return 1", "f", [[0], [1], [0]])
     assert [answer.kind for answer in endless.answers] == ["value", "missing", "missing"]
-    assert endless.problem == "stopped after 2 s"
+    assert endless.problem == "stopped after 100,000 lines"
+    assert run_trusted("def f(x):\n    return 9 ** x ** x", "f", [[99]], 0.1).problem == "stopped after 0.1 s"
 
 
 def test_the_policy_sees_no_hidden_test_and_no_reference(data: Problems) -> None:

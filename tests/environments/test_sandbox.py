@@ -22,6 +22,9 @@ from tests.conftest import ROOT
 DATA = ROOT / "tasks_data" / "code_repair"
 
 
+LOOP = "while True:\n    pass"
+
+
 def tried(code: str, **more: Any) -> RunResult:
     """A run of code that defines no function and is called by none."""
     return run(code + "\ndef f():\n    pass\n", "f", [], **more)
@@ -127,14 +130,45 @@ def test_equality_is_strict(given: Any, expected: Any, equal: bool) -> None:
 # --- Attacks
 
 
-@pytest.mark.parametrize("code", ["while True:\n    pass", "import time\ntime.sleep(60)", "9 ** 9 ** 9"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True:\n    pass",
+        "x = []\nwhile True:\n    x.append(1)",  # before its memory is used up, which takes about two seconds
+        "while True:\n    try:\n        1 / 0\n    except BaseException:\n        pass",
+        "exec('while True:\\n    pass')",
+        "sum(1 for _ in iter(int, 1))",
+    ],
+)
+def test_a_loop_without_end_is_stopped_by_its_lines(code: str) -> None:
+    assert tried(code, seconds=60).problem == "stopped after 100,000 lines"
+
+
+def test_lines_are_counted_over_all_calls_and_those_of_the_library_are_not() -> None:
+    loop = "def f(n):\n    for _ in range(n):\n        pass\n    return string.capwords('a ' * 50_000)[:1]"
+    answers = run(f"import string\n{loop}", "f", [[24_000]] * 3, seconds=60).answers
+    assert [answer.kind for answer in answers] == ["value", "value", "missing"]
+    recursion = "def f(n):\n    while n:\n        n = 1\n    return g(n)\ndef g(n):\n    return g(n)"
+    outcome = run(recursion, "f", [[0], [1]], seconds=60)  # the error at the limit of recursion ends no count
+    assert [answer.kind for answer in outcome.answers] == ["raised", "missing"]
+    assert outcome.problem == "stopped after 100,000 lines"
+
+
+def test_what_a_loop_without_end_printed_is_always_the_same() -> None:
+    code = "n = 0\nwhile True:\n    n += 1\n    if n % 10_000 == 0:\n        print(n)"
+    assert tried(code).output == tried(code, seconds=60).output == "10000\n20000\n30000\n"
+
+
+@pytest.mark.parametrize(
+    "code", ["import time\ntime.sleep(60)", "x = 9\nx ** x ** x", "import sys\nsys.settrace(None)\n" + LOOP]
+)
 def test_a_run_without_end_is_stopped(code: str) -> None:
-    assert tried(f"x = 9\n{code}".replace("9 ** 9", "x ** x"), seconds=0.4).problem == "stopped after 0.4 s"
+    assert tried(code, seconds=0.4).problem == "stopped after 0.4 s"
 
 
 def test_a_run_that_ignores_signals_is_stopped() -> None:
     code = "import signal\nfor n in (1, 2, 3, 13, 14, 15, 24):\n    signal.signal(n, signal.SIG_IGN)\n"
-    assert tried(code + "while True:\n    pass", seconds=0.4).problem == "stopped after 0.4 s"
+    assert tried(f"{code}import sys\nsys.settrace(None)\n{LOOP}", seconds=0.4).problem == "stopped after 0.4 s"
 
 
 @pytest.mark.parametrize(
