@@ -29,9 +29,10 @@ TASKS = [
     "support_dialogue",
     "game_2048",
     "knowledge_search",
+    "code_repair",
 ]
 COUNT = 500  # training scenarios to demonstrate
-FEWER = {"email_search": 216, "knowledge_search": 208}  # as many as there are
+FEWER = {"email_search": 216, "knowledge_search": 208, "code_repair": 422}  # as many as there are
 STILL = 1e-12
 FILE = "taught.jsonl"
 QUICK = {"scenarios.val": 16, "scenarios.test": 32}
