@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 MEGABYTE = 1 << 20
 DEEPEST = 40  # levels of a returned value
 LONGEST = 50_000  # characters of a returned value
-LINES = (
-    100_000  # of the code that it may run; the longest reference solution of code_repair runs 5,303 in all its tests
-)
+LINES = 100_000  # that the code may run; the longest reference solution of code_repair runs 5,303 in all its tests
 LATE = 79  # the exit status of a process whose code would run more
 
 # --- The walls: what the kernel refuses. Each is used where the machine permits it.
@@ -200,7 +198,7 @@ def counter(late: Callable[[], object]) -> Callable[..., Any]:
 
     def enter(frame: FrameType, event: str, value: object) -> Any:
         name = frame.f_code.co_filename
-        return count if name[0] == "<" and name[:7] != "<frozen" else None  # <code>, or <string> where it calls exec
+        return count if name[:1] == "<" and name[:7] != "<frozen" else None  # <code>, or <string> where it calls exec
 
     return enter
 

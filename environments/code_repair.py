@@ -63,9 +63,7 @@ class CodeRepair(Env):
     """One function to write or to mend."""
 
     max_turns = 12
-    overlap: ClassVar[int] = (
-        8  # a process for each answer: 20 ms of a core, and a little more where the code has no end
-    )
+    overlap: ClassVar[int] = 8  # a process for each answer: 20 ms of a core, twice as much where the code has no end
     sources = ("name",)
     secret: ClassVar[tuple[str, ...]] = ("reference",)
     latest: str = ""  # the code that ran last
