@@ -109,7 +109,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     axis.set(xlabel="iteration (0 = base policy)", ylabel="validation success", ylim=(0, 1))
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(alpha=0.3)
-    axis.legend(loc="lower right")
+    axis.legend(loc="best")
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
