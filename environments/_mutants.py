@@ -1,6 +1,6 @@
 """Makes the broken programs of code_repair: changes an operator, a constant or a branch of a Python function.
 
-    python -m environments._mutants tasks_data/code_repair     # writes mutants.jsonl from problems.jsonl: minutes
+    python -m environments._mutants tasks_data/code_repair     # writes mutants.jsonl from problems.jsonl
 
 Each broken program was run: it loads, ends in time and fails a hidden test. The same problems give the same bytes.
 """
