@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MEGABYTE = 1 << 20
+MEMORY = 256 * MEGABYTE
 DEEPEST = 40  # levels of a returned value
 LONGEST = 50_000  # characters of a returned value
 LINES = 100_000  # that the code may run; the longest reference solution of code_repair runs 5,303 in all its tests
@@ -38,7 +39,7 @@ def limit() -> None:
         resource.RLIMIT_CPU, (2, 3)
     )  # SIGXCPU after 2 s: at the second limit SIGKILL, as of other causes
     for what, most in (
-        (resource.RLIMIT_AS, 256 * MEGABYTE),
+        (resource.RLIMIT_AS, MEMORY),
         (resource.RLIMIT_FSIZE, MEGABYTE),
         (resource.RLIMIT_NOFILE, 32),
         (resource.RLIMIT_CORE, 0),

@@ -33,6 +33,7 @@ import json
 import math
 import os
 import re
+import resource
 import selectors
 import signal
 import socket
@@ -42,7 +43,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -148,7 +149,8 @@ def run_trusted(code: str, name: str, calls: Sequence[Sequence[Any]], seconds: f
     before, traced = signal.signal(signal.SIGVTALRM, lambda *_: stop(f"stopped after {seconds:g} s")), sys.gettrace()
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)  # of the processor: a busy machine changes nothing
     try:
-        _runner.serve(code, name, copy.deepcopy([list(call) for call in calls]), tell, lambda: stop(TOO_LONG))
+        with _little_memory():
+            _runner.serve(code, name, copy.deepcopy([list(call) for call in calls]), tell, lambda: stop(TOO_LONG))
     except _LateError:
         pass
     finally:
@@ -157,6 +159,19 @@ def run_trusted(code: str, name: str, calls: Sequence[Sequence[Any]], seconds: f
         signal.signal(signal.SIGVTALRM, before)
     problem, answers = _read("\n".join(reported).encode(), "".join(late[:1]), len(calls))
     return RunResult(problem, answers, "", [], [])
+
+
+@contextlib.contextmanager
+def _little_memory() -> Iterator[None]:
+    """This process gets at most as much more memory as a process of the code's own has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + _runner.MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def needed_walls(settings: Path) -> tuple[str, ...]:

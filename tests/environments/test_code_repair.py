@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from environments import _mutants
 from environments._mutants import mutants, passed
-from environments._sandbox import run, run_trusted, same
+from environments._sandbox import Answer, run, run_trusted, same
 from environments.base import Message, Scenario, Split, split_of, use
 from environments.code_repair import (
     LONGEST_CODE,
@@ -197,6 +198,15 @@ def test_trusted_code_has_the_same_results_without_a_process(data: Problems) -> 
     assert [answer.kind for answer in endless.answers] == ["value", "missing", "missing"]
     assert endless.problem == "stopped after 100,000 lines"
     assert run_trusted("def f(x):\n    return 9 ** x ** x", "f", [[99]], 0.1).problem == "stopped after 0.1 s"
+
+
+def test_trusted_code_gets_no_more_memory_than_other_code() -> None:
+    code, calls = "def f(x):\n    while True:\n        x += 3 * x", [["a"], ["b"]]
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    outcome = run_trusted(code, "f", calls)
+    assert outcome[:2] == run(code, "f", calls)[:2]
+    assert outcome.answers == [Answer("raised", "MemoryError (line 3)")] * 2
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_the_policy_sees_no_hidden_test_and_no_reference(data: Problems) -> None:
