@@ -167,17 +167,20 @@ def test_sockets_of_workers_that_have_ended_are_removed(tmp_path: Path, monkeypa
 
 ORPHAN = """
 import subprocess, sys
-words, null = [sys.executable, *sys.argv[1:]], subprocess.DEVNULL
-print(subprocess.Popen(words, start_new_session=True, stdin=null, stdout=null, stderr=null).pid)
+words, null, pipe = [sys.executable, *sys.argv[1:]], subprocess.DEVNULL, subprocess.PIPE
+child = subprocess.Popen(words, start_new_session=True, stdin=null, stdout=pipe, stderr=null)
+child.stdout.readline()  # until it runs, /proc may not show its command line yet
+print(child.pid)
 """
+SLEEP = "print(flush=True); import time; time.sleep(60)"
 
 
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
-        (["-c", "import time; time.sleep(60)", "flows.deployment.mlflow_server"], "a server"),
-        (["-c", "import time; time.sleep(60)", "VLLM::EngineCore"], "vLLM's engine"),
-        (["-c", "import time; time.sleep(60)", "steps.runner.worker", "/nowhere/x.sock"], "a warm worker that nobody"),
+        (["-c", SLEEP, "flows.deployment.mlflow_server"], "a server"),
+        (["-c", SLEEP, "VLLM::EngineCore"], "vLLM's engine"),
+        (["-c", SLEEP, "steps.runner.worker", "/nowhere/x.sock"], "a warm worker that nobody"),
     ],
 )
 def test_an_orphan_is_named_and_not_ended(tmp_path: Path, words: list[str], kind: str) -> None:
