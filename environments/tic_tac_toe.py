@@ -181,7 +181,8 @@ class TicTacToe(TwoSided):
 
     @classmethod
     def load(cls, folder: Path) -> dict[str, Any]:
-        """The opponents and sides of game.json: {"opponents": {name: share}, "sides": [X, O]}. ValueError if invalid."""
+        """The opponents and sides of game.json: {"opponents": {name: share}, "sides": [X, O]}; with "draw" also what a draw
+        earns, from 0 (as a loss) to 1 (as a win), in place of 0.5. ValueError if invalid."""
         path = folder / "game.json"
         game: dict[str, Any] = json.loads(base.read_text(path))
         shares, sides = game["opponents"], game["sides"]
@@ -189,7 +190,9 @@ class TicTacToe(TwoSided):
             raise ValueError(f"{path}: opponents are shares of {', '.join(OPPONENTS)}, not {shares}")
         if not sides or set(sides) - set(OTHER):
             raise ValueError(f"{path}: sides are X, O or both, not {sides}")
-        if unknown := set(game) - {"opponents", "sides"}:
+        if type(draw := game.get("draw", 0.5)) not in (int, float) or not 0 <= draw <= 1:
+            raise ValueError(f"{path}: a draw earns 0 to 1, not {draw}")
+        if unknown := set(game) - {"opponents", "sides", "draw"}:
             raise ValueError(f"{path}: there is no parameter {', '.join(sorted(unknown))}")
         return game
 
@@ -226,6 +229,7 @@ class TicTacToe(TwoSided):
             "seed": number,
             "board": board,
         }
+        hidden |= {"draw": data["draw"]} if "draw" in data else {}
         return [Scenario.make("tic_tac_toe", split, opening(side, board), hidden)]
 
     @tool
@@ -294,7 +298,8 @@ class TicTacToe(TwoSided):
         counts = {result(messages): 1}
         if wasted := base.count_errors(messages) - counts.get("illegal", 0):
             counts["no_move"] = wasted
-        return base.weighed(counts, REWARD)
+        draw = scenario.data.get("draw")
+        return base.weighed(counts, REWARD if draw is None else REWARD | {"draw": (draw, "not lost")})
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:

@@ -370,12 +370,29 @@ def test_too_many_scenarios() -> None:
         ({"opponents": {"random": 2.0, "self": -1.0}}, "opponents are shares"),
         ({"sides": ["Z"]}, "sides are X, O or both"),
         ({"size": 4}, "there is no parameter size"),
+        ({"draw": 1.5}, "a draw earns 0 to 1, not 1.5"),
+        ({"draw": "half"}, "a draw earns 0 to 1, not half"),
     ],
 )
 def test_parameters_are_checked(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
     (tmp_path / "game.json").write_text(json.dumps(GAME | change))
     with pytest.raises(ValueError, match=problem):
         TicTacToe.load(tmp_path)
+
+
+def test_a_draw_earns_what_the_parameters_say(tmp_path: Path) -> None:
+    game = GAME | {"opponents": {"minimax": 0.5, "random": 0.5}}
+    (tmp_path / "game.json").write_text(json.dumps(game | {"draw": 0.9}))
+    plain, other = (TicTacToe.scenarios(data, "val", 20, 1) for data in (game, TicTacToe.load(tmp_path)))
+    endings = set()
+    for half, more in zip(plain, other, strict=True):
+        messages = TicTacToe(half, game).play("gold")
+        ending = result(messages)
+        endings.add(ending)
+        rewards = [sum(part.value for part in TicTacToe.reward(one, messages)) for one in (half, more)]
+        assert rewards == ([0.5, 0.9] if ending == "draw" else [1.0, 1.0])
+        assert more.data == half.data | {"draw": 0.9}
+    assert endings == {"win", "draw"}
 
 
 def test_missing_parameters_are_named(tmp_path: Path) -> None:
