@@ -3,20 +3,26 @@
     python -m benchmarks.selfplay              # seeds 1, 2 and 3
     python -m benchmarks.selfplay --seeds 1    # one seed alone
     python -m benchmarks.selfplay --jobs 2     # two seeds at a time
-    python -m benchmarks.selfplay --quick      # seed 1, an iteration of a quarter of the scenarios
+    python -m benchmarks.selfplay --policy FOLDER    # with a base policy that was built before
+    python -m benchmarks.selfplay --quick      # seed 1, one iteration of a quarter of the games, from the preset's policy
 
-For each seed, in a clone: two runs that differ in `rollout.opponent` alone. Both have the preset's base policy and scenarios
-and the same settings (`SETTINGS`), and are evaluated alike, at `TEMPERATURE` and against the opponents of the task's data.
-What is compared is the share of the test split's games against minimax that the adapter chosen on validation draws or wins.
-Perfect play draws all of them, so that the most is 1 and the goal is `GOAL`. A row is a seed: `ratio` is the share after
-self-play / the one after random. The point holds where `difference` is above 0 for every seed, and the goal is met where
-`self_play` is at least `GOAL`.
+First it builds a base policy that knows the game and plays every fourth move at random (`PLAYERS`; 13 minutes of a core): an
+opponent must punish most mistakes, or self-play teaches them (docs/games.md). For each seed, in clones: two runs that differ
+in `rollout.opponent` alone. Both have the preset's scenarios and the same settings (`SETTINGS`), a draw earns as much as a
+win, and both are evaluated alike, at `TEMPERATURE` and against the opponents of the task's data. What is compared is the
+share of the test split's games against minimax that the adapter chosen on validation draws or wins. Perfect play draws all
+of them, so that the most is 1 and the goal is `GOAL`. A row is a seed: `ratio` is the share after self-play / the one after
+random. The point holds where `difference` is above 0 for every seed, and the goal is met where `self_play` is at least
+`GOAL`.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,12 +34,14 @@ SEEDS = [1, 2, 3]
 TASK = "tic_tac_toe"
 KIND = "not lost to minimax"  # of TicTacToe.decisions
 GOAL = 0.95
-ITERATIONS, QUICK = 12, 1
+ITERATIONS, QUICK = 20, 1
+PLAYERS, STEPS = "gold=0.75 random=0.25", 4000  # of the base policy's demonstrations
 EVERY = 2  # iterations after which a newer self is the opponent
-TEMPERATURE = 0.5  # of evaluations: greedy games would hide how often the policy blunders
+DRAW = 1.0  # what it earns: with less, a gamble for a win pays where the opponent blunders
+TEMPERATURE = 0.7  # of evaluations: greedy games would hide how often the policy blunders
 SCENARIOS = 64  # per iteration, of as many attempts as in the preset
-# Smaller steps than the preset's, and turns compared by board: an opponent that draws often teaches little by a game.
-SETTINGS = {"update.learning_rate": 0.0005, "update.advantages": "gigpo"}
+SETTINGS = {"update.learning_rate": 0.0005, "update.advantages": "gigpo"}  # small steps; turns are compared by board
+OPPONENTS = ("iteration", "random")
 
 
 class Arm(NamedTuple):
@@ -46,8 +54,26 @@ class Arm(NamedTuple):
     seconds: float
 
 
-def train(root: Path, seed: int, player: str, iterations: int, share: int) -> Arm:
-    """A run against this opponent, in a clone; 1 / `share` of the preset's scenarios."""
+def build_policy(folder: Path) -> Path:
+    """The base policy's folder. One thread, so that its bytes do not depend on the number of cores."""
+    root, policy = _runs.clone(folder / "policy_clone"), folder / "policy"
+    words = {"task": TASK, "task-data": f"tasks_data/{TASK}", "observations": "yes", "threads": "1", "players": PLAYERS}
+    words |= {"batch-tokens": "2048", "steps": str(STEPS), "policy": os.fspath(policy)}
+    given = itertools.chain.from_iterable((f"--{name}", value) for name, value in words.items())
+    _runs.show(root, ["-m", "steps.supervised.small_policy", *given])
+    return policy
+
+
+def train(case: tuple[int, str], folder: Path, policy: Path | None, iterations: int, share: int) -> Arm:
+    """The run of a seed against an opponent, in a clone; 1 / `share` of the scenarios. Without a policy, from the preset's."""
+    seed, player = case
+    root = _runs.clone(folder / f"seed{seed}-{player}")
+    data = root / f"tasks_data/{TASK}"
+    game = json.loads((data / "game.json").read_text())
+    (data / "game.json").write_text(json.dumps(game | {"draw": DRAW}))
+    if policy is not None:
+        shutil.rmtree(data / "policy")
+        shutil.copytree(policy, data / "policy")
     preset = load(root / f"tasks_data/{TASK}.yaml", Params)
     settings: dict[str, Any] = SETTINGS | {
         "seed": seed,
@@ -75,10 +101,8 @@ def drawn_or_won(path: Path) -> tuple[float, int]:
     return right / games, games
 
 
-def measure(seed: int, folder: Path, iterations: int, share: int) -> dict[str, Any]:
+def row(seed: int, own: Arm, random: Arm, iterations: int) -> dict[str, Any]:
     """The row of a seed."""
-    root = _runs.clone(folder / f"seed{seed}")
-    own, random = (train(root, seed, player, iterations, share) for player in ("iteration", "random"))
     return {
         "name": f"{TASK} seed {seed}",
         "ratio": round(own.trained / random.trained, 3) if random.trained else None,
@@ -101,6 +125,7 @@ def main() -> None:
     parser = _common.parser("selfplay", __doc__, quick)
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--iterations", type=int, help=f"of each run (default: {ITERATIONS}; quick: {QUICK})")
+    parser.add_argument("--policy", type=Path, metavar="FOLDER", help="the base policy (default: it is built first)")
     parser.add_argument("--folder", type=Path, help="keep the clones here; they are deleted by default")
     _runs.jobs(parser)
     options = parser.parse_args()
@@ -111,8 +136,11 @@ def main() -> None:
     os.environ["DVC_NO_ANALYTICS"] = "1"
     with tempfile.TemporaryDirectory(prefix="selfplay-") as temporary:
         folder, share = options.folder or Path(temporary), 4 if options.quick else 1
-        for row in _runs.side_by_side(options.jobs, lambda seed: measure(seed, folder, iterations, share), seeds):
-            rows.add(row)
+        policy = options.policy or (None if options.quick else build_policy(folder))
+        run = functools.partial(train, folder=folder, policy=policy, iterations=iterations, share=share)
+        arms = _runs.side_by_side(options.jobs, run, itertools.product(seeds, OPPONENTS))
+        for seed in seeds:
+            rows.add(row(seed, next(arms), next(arms), iterations))
 
 
 if __name__ == "__main__":
