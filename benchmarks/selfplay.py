@@ -65,7 +65,7 @@ def build_policy(folder: Path) -> Path:
 
 
 def train(case: tuple[int, str], folder: Path, policy: Path | None, iterations: int, share: int) -> Arm:
-    """The run of a seed against an opponent, in a clone; 1 / `share` of the scenarios. Without a policy, from the preset's."""
+    """The run of a seed against an opponent, from this base policy or the preset's; 1 / `share` of its scenarios."""
     seed, player = case
     root = _runs.clone(folder / f"seed{seed}-{player}")
     data = root / f"tasks_data/{TASK}"
