@@ -54,7 +54,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "start": {"measure": ROW},
     "demonstrations": {"measure": ROW},
     "mixed": {"both": None, "compare": ROW},
-    "selfplay": {"measure": ROW},
+    "selfplay": {"train": None, "row": ROW},
     "packages": {"build": 1.0, "measure": ROW},
 }
 ROWS = {
