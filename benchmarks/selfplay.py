@@ -34,13 +34,13 @@ SEEDS = [1, 2, 3]
 TASK = "tic_tac_toe"
 KIND = "not lost to minimax"  # of TicTacToe.decisions
 GOAL = 0.95
-ITERATIONS, QUICK = 14, 1
-PLAYERS, STEPS = "scripted=0.55 gold=0.2 random=0.25", 4000  # of the base policy's demonstrations
+ITERATIONS, QUICK = 36, 1
+PLAYERS, STEPS = "gold=0.75 random=0.25", 4000  # of the base policy's demonstrations
 EVERY = 2  # iterations after which a newer self is the opponent
 DRAW = 1.0  # what it earns: with less, a gamble for a win pays where the opponent blunders
-TEMPERATURE = 0.0  # of evaluations
+TEMPERATURE = 1.0  # of evaluations, as in training: greedy games would hide how often the policy blunders
 SCENARIOS = 64  # per iteration, of as many attempts as in the preset
-SETTINGS = {"update.learning_rate": 0.0003, "update.advantages": "gigpo"}  # small steps; turns are compared by board
+SETTINGS = {"update.learning_rate": 0.0005, "update.advantages": "gigpo"}  # small steps; turns are compared by board
 OPPONENTS = ("iteration", "random")
 
 
