@@ -34,7 +34,7 @@ SEEDS = [1, 2, 3]
 TASK = "tic_tac_toe"
 KIND = "not lost to minimax"  # of TicTacToe.decisions
 GOAL = 0.95
-ITERATIONS, QUICK = 36, 1
+ITERATIONS, QUICK = 16, 1
 PLAYERS, STEPS = "gold=0.75 random=0.25", 4000  # of the base policy's demonstrations
 EVERY = 2  # iterations after which a newer self is the opponent
 DRAW = 1.0  # what it earns: with less, a gamble for a win pays where the opponent blunders
