@@ -2,7 +2,7 @@
 
     python -m benchmarks.selfplay              # seeds 1, 2 and 3
     python -m benchmarks.selfplay --seeds 1    # one seed alone
-    python -m benchmarks.selfplay --jobs 2     # two seeds at a time
+    python -m benchmarks.selfplay --jobs 2     # two runs at a time, each on a core
     python -m benchmarks.selfplay --policy FOLDER    # with a base policy that was built before
     python -m benchmarks.selfplay --quick      # seed 1, one iteration of a quarter of the games, from the preset's policy
 
@@ -135,7 +135,7 @@ def main() -> None:
     rows = _common.begin("selfplay", options, len(seeds) / len(usual) if not options.iterations else None)
     os.environ["DVC_NO_ANALYTICS"] = "1"
     with tempfile.TemporaryDirectory(prefix="selfplay-") as temporary:
-        folder, share = options.folder or Path(temporary), 4 if options.quick else 1
+        folder, share = (options.folder or Path(temporary)).resolve(), 4 if options.quick else 1
         policy = options.policy or (None if options.quick else build_policy(folder))
         run = functools.partial(train, folder=folder, policy=policy, iterations=iterations, share=share)
         arms = _runs.side_by_side(options.jobs, run, itertools.product(seeds, OPPONENTS))
