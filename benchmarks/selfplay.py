@@ -4,7 +4,7 @@
     python -m benchmarks.selfplay --seeds 1    # one seed alone
     python -m benchmarks.selfplay --jobs 2     # two runs at a time, each on a core
     python -m benchmarks.selfplay --policy FOLDER    # with a base policy that was built before
-    python -m benchmarks.selfplay --quick      # seed 1, one iteration of a quarter of the games, from the preset's policy
+    python -m benchmarks.selfplay --quick      # seed 1, one iteration of an eighth of the games, from the preset's policy
 
 First it builds a base policy that knows the game and plays every fourth move at random (`PLAYERS`; 13 minutes of a core): an
 opponent must punish most mistakes, or self-play teaches them (docs/games.md). For each seed, in clones: two runs that differ
@@ -121,7 +121,7 @@ def row(seed: int, own: Arm, random: Arm, iterations: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    quick = f"seed 1, {QUICK} iteration of a quarter of the scenarios in place of {ITERATIONS}"
+    quick = f"seed 1, {QUICK} iteration of an eighth of the scenarios in place of {ITERATIONS}"
     parser = _common.parser("selfplay", __doc__, quick)
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--iterations", type=int, help=f"of each run (default: {ITERATIONS}; quick: {QUICK})")
@@ -135,7 +135,7 @@ def main() -> None:
     rows = _common.begin("selfplay", options, len(seeds) / len(usual) if not options.iterations else None)
     os.environ["DVC_NO_ANALYTICS"] = "1"
     with tempfile.TemporaryDirectory(prefix="selfplay-") as temporary:
-        folder, share = (options.folder or Path(temporary)).resolve(), 4 if options.quick else 1
+        folder, share = (options.folder or Path(temporary)).resolve(), 8 if options.quick else 1
         policy = options.policy or (None if options.quick else build_policy(folder))
         run = functools.partial(train, folder=folder, policy=policy, iterations=iterations, share=share)
         arms = _runs.side_by_side(options.jobs, run, itertools.product(seeds, OPPONENTS))
