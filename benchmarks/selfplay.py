@@ -3,17 +3,17 @@
     python -m benchmarks.selfplay              # seeds 1, 2 and 3
     python -m benchmarks.selfplay --seeds 1    # one seed alone
     python -m benchmarks.selfplay --jobs 2     # two runs at a time, each on a core
+    python -m benchmarks.selfplay --temperature 1    # evaluations sampled as hotly as training
     python -m benchmarks.selfplay --policy FOLDER    # with a base policy that was built before
-    python -m benchmarks.selfplay --quick      # seed 1, one iteration of an eighth of the games, from the preset's policy
+    python -m benchmarks.selfplay --quick      # seed 1, one iteration of a sixteenth of the games, from the preset's policy
 
 First it builds a base policy that knows the game and plays every fourth move at random (`PLAYERS`; 13 minutes of a core): an
 opponent must punish most mistakes, or self-play teaches them (docs/games.md). For each seed, in clones: two runs that differ
-in `rollout.opponent` alone. Both have the preset's scenarios and the same settings (`SETTINGS`), a draw earns as much as a
-win, and both are evaluated alike, at `TEMPERATURE` and against the opponents of the task's data. What is compared is the
-share of the test split's games against minimax that the adapter chosen on validation draws or wins. Perfect play draws all
-of them, so that the most is 1 and the goal is `GOAL`. A row is a seed: `ratio` is the share after self-play / the one after
-random. The point holds where `difference` is above 0 for every seed, and the goal is met where `self_play` is at least
-`GOAL`.
+in `rollout.opponent` alone. Both have the same settings (`SETTINGS`), a draw earns as much as a win, and both are evaluated
+alike, at `TEMPERATURE` and against the opponents of the task's data. What is compared is the share of the test split's games
+against minimax that the adapter chosen on validation draws or wins. Perfect play draws all of them, so that the most is 1
+and the goal is `GOAL`. A row is a seed: `ratio` is the share after self-play / the one after random. The point holds where
+`difference` is above 0 for every seed, and the goal is met where `self_play` is at least `GOAL`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,19 @@ SEEDS = [1, 2, 3]
 TASK = "tic_tac_toe"
 KIND = "not lost to minimax"  # of TicTacToe.decisions
 GOAL = 0.95
-ITERATIONS, QUICK = 16, 1
+ITERATIONS, QUICK = 20, 1
 PLAYERS, STEPS = "gold=0.75 random=0.25", 4000  # of the base policy's demonstrations
 EVERY = 2  # iterations after which a newer self is the opponent
 DRAW = 1.0  # what it earns: with less, a gamble for a win pays where the opponent blunders
-TEMPERATURE = 1.0  # of evaluations, as in training: greedy games would hide how often the policy blunders
-SCENARIOS = 64  # per iteration, of as many attempts as in the preset
-SETTINGS = {"update.learning_rate": 0.0005, "update.advantages": "gigpo"}  # small steps; turns are compared by board
+TEMPERATURE = 0.7  # of evaluations: greedily nothing is lost, and at 1 most of what is lost are moves of a few per cent
+SCENARIOS, ATTEMPTS = 64, 16  # per iteration: smaller batches drift into faults that the other side does not punish
+TEST = 1000  # test scenarios
+SETTINGS = {  # turns are compared by board; the learning rate falls to 0, so that the last adapters drift least
+    "update.advantages": "gigpo",
+    "update.learning_rate": 0.0015,
+    "update.lr_scheduler_type": "linear",
+}
+SHARE = 16  # of all these scenarios, that --quick takes
 OPPONENTS = ("iteration", "random")
 
 
@@ -64,7 +70,9 @@ def build_policy(folder: Path) -> Path:
     return policy
 
 
-def train(case: tuple[int, str], folder: Path, policy: Path | None, iterations: int, share: int) -> Arm:
+def train(
+    case: tuple[int, str], folder: Path, policy: Path | None, iterations: int, temperature: float, share: int
+) -> Arm:
     """The run of a seed against an opponent, from this base policy or the preset's; 1 / `share` of its scenarios."""
     seed, player = case
     root = _runs.clone(folder / f"seed{seed}-{player}")
@@ -78,10 +86,12 @@ def train(case: tuple[int, str], folder: Path, policy: Path | None, iterations: 
     settings: dict[str, Any] = SETTINGS | {
         "seed": seed,
         "scenarios.val": preset.scenarios.val // share,
-        "scenarios.test": preset.scenarios.test // share,
+        "scenarios.test": TEST // share,
         "rollout.scenarios": SCENARIOS // share,
+        "rollout.attempts": ATTEMPTS,
         "rollout.opponent.player": player,
-        "evaluate.temperature": TEMPERATURE,
+        "update.max_steps": iterations * preset.update.steps_per_generation,
+        "evaluate.temperature": temperature,
         "train.iterations": iterations,
         "train.patience": iterations,
     }
@@ -121,10 +131,13 @@ def row(seed: int, own: Arm, random: Arm, iterations: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    quick = f"seed 1, {QUICK} iteration of an eighth of the scenarios in place of {ITERATIONS}"
+    quick = f"seed 1, {QUICK} iteration of a sixteenth of the scenarios in place of {ITERATIONS}"
     parser = _common.parser("selfplay", __doc__, quick)
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--iterations", type=int, help=f"of each run (default: {ITERATIONS}; quick: {QUICK})")
+    parser.add_argument(
+        "--temperature", type=float, default=TEMPERATURE, help=f"of evaluations (default: {TEMPERATURE})"
+    )
     parser.add_argument("--policy", type=Path, metavar="FOLDER", help="the base policy (default: it is built first)")
     parser.add_argument("--folder", type=Path, help="keep the clones here; they are deleted by default")
     _runs.jobs(parser)
@@ -135,9 +148,10 @@ def main() -> None:
     rows = _common.begin("selfplay", options, len(seeds) / len(usual) if not options.iterations else None)
     os.environ["DVC_NO_ANALYTICS"] = "1"
     with tempfile.TemporaryDirectory(prefix="selfplay-") as temporary:
-        folder, share = (options.folder or Path(temporary)).resolve(), 8 if options.quick else 1
+        folder, share = (options.folder or Path(temporary)).resolve(), SHARE if options.quick else 1
         policy = options.policy or (None if options.quick else build_policy(folder))
-        run = functools.partial(train, folder=folder, policy=policy, iterations=iterations, share=share)
+        how = {"iterations": iterations, "temperature": options.temperature, "share": share}
+        run = functools.partial(train, folder=folder, policy=policy, **how)
         arms = _runs.side_by_side(options.jobs, run, itertools.product(seeds, OPPONENTS))
         for seed in seeds:
             rows.add(row(seed, next(arms), next(arms), iterations))
