@@ -11,9 +11,10 @@ First it builds a base policy that knows the game and plays every fourth move at
 opponent must punish most mistakes, or self-play teaches them (docs/games.md). For each seed, in clones: two runs that differ
 in `rollout.opponent` alone. Both have the same settings (`SETTINGS`), a draw earns as much as a win, and both are evaluated
 alike, at `TEMPERATURE` and against the opponents of the task's data. What is compared is the share of the test split's games
-against minimax that the adapter chosen on validation draws or wins. Perfect play draws all of them, so that the most is 1
-and the goal is `GOAL`. A row is a seed: `ratio` is the share after self-play / the one after random. The point holds where
-`difference` is above 0 for every seed, and the goal is met where `self_play` is at least `GOAL`.
+against minimax that the last adapter draws or wins, since its learning rate has fallen to 0, and validation has too few
+games to choose between adapters that are nearly as good. Perfect play draws all of them, so that the most is 1 and the goal
+is `GOAL`. A row is a seed: `ratio` is the share after self-play / the one after random. The point holds where `difference`
+is above 0 for every seed, and the goal is met where `self_play` is at least `GOAL`.
 """
 
 from __future__ import annotations
@@ -56,18 +57,21 @@ class Arm(NamedTuple):
     base: float  # the share that the base policy draws or wins
     trained: float
     games: int
-    iteration: int  # that was chosen on validation
     seconds: float
 
 
 def build_policy(folder: Path) -> Path:
     """The base policy's folder. One thread, so that its bytes do not depend on the number of cores."""
     root, policy = _runs.clone(folder / "policy_clone"), folder / "policy"
-    words = {"task": TASK, "task-data": f"tasks_data/{TASK}", "observations": "yes", "threads": "1", "players": PLAYERS}
-    words |= {"batch-tokens": "2048", "steps": str(STEPS), "policy": os.fspath(policy)}
-    given = itertools.chain.from_iterable((f"--{name}", value) for name, value in words.items())
-    _runs.show(root, ["-m", "steps.supervised.small_policy", *given])
+    given = {"task": TASK, "task-data": f"tasks_data/{TASK}", "observations": "yes", "threads": "1", "players": PLAYERS}
+    given |= {"batch-tokens": "2048", "steps": str(STEPS), "policy": os.fspath(policy)}
+    _runs.show(root, ["-m", "steps.supervised.small_policy", *words(given)])
     return policy
+
+
+def words(options: dict[str, str]) -> list[str]:
+    """A command's options, as its words."""
+    return [word for name, value in options.items() for word in (f"--{name}", value)]
 
 
 def train(
@@ -98,11 +102,13 @@ def train(
     if player == "iteration":
         settings["rollout.opponent.every"] = EVERY
     _runs.show(root, [*_runs.training(settings), "--task", TASK, "--name", f"against-{player}"])
-    summary = json.loads((root / "run/summary.json").read_text())
-    number = int(summary["trained"]["iteration"])
+    seconds = json.loads((root / "run/summary.json").read_text())["wall_seconds"]
+    given = {"task-data": f"tasks_data/{TASK}", "scenarios": "run/scenarios", "split": "test", "evaluation": "last"}
+    given["adapter"] = f"run/{iterations:03d}/adapter"
+    _runs.show(root, ["-m", "steps.evaluate", *words(given)])
     base, games = drawn_or_won(root / "run/000/test/summary.json")
-    trained, _ = drawn_or_won(root / f"run/{number:03d}/test/summary.json")
-    return Arm(base, trained, games, number, summary["wall_seconds"])
+    trained, _ = drawn_or_won(root / "last/summary.json")
+    return Arm(base, trained, games, seconds)
 
 
 def drawn_or_won(path: Path) -> tuple[float, int]:
@@ -123,8 +129,6 @@ def row(seed: int, own: Arm, random: Arm, iterations: int) -> dict[str, Any]:
         "goal": GOAL,
         "games": own.games,
         "iterations": iterations,
-        "self_play_iteration": own.iteration,
-        "random_iteration": random.iteration,
         "self_play_seconds": round(own.seconds),
         "random_seconds": round(random.seconds),
     }
