@@ -83,7 +83,7 @@ BENCHMARKS = {
         5400, 120, "test success trained / base policy, in environments of other packages", timed=False
     ),
     "selfplay": Benchmark(
-        3600, 45, "games drawn or won against minimax, after self-play / after random opponents", timed=False
+        6000, 45, "games drawn or won against minimax, after self-play / after random opponents", timed=False
     ),
     "pretrained": Benchmark(2400, 300, "ours / theirs, as benchmarks.update, iteration and rollout have it"),
 }
