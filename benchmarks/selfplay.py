@@ -103,11 +103,13 @@ def train(
         settings["rollout.opponent.every"] = EVERY
     _runs.show(root, [*_runs.training(settings), "--task", TASK, "--name", f"against-{player}"])
     seconds = json.loads((root / "run/summary.json").read_text())["wall_seconds"]
-    given = {"task-data": f"tasks_data/{TASK}", "scenarios": "run/scenarios", "split": "test", "evaluation": "last"}
-    given["adapter"] = f"run/{iterations:03d}/adapter"
-    _runs.show(root, ["-m", "steps.evaluate", *words(given)])
+    last = f"run/{iterations:03d}"
+    if not (root / last / "test").exists():  # validation chose another adapter
+        given = {"task-data": f"tasks_data/{TASK}", "scenarios": "run/scenarios", "split": "test"}
+        given |= {"adapter": f"{last}/adapter", "evaluation": f"{last}/test"}
+        _runs.show(root, ["-m", "steps.evaluate", *words(given)])
     base, games = drawn_or_won(root / "run/000/test/summary.json")
-    trained, _ = drawn_or_won(root / "last/summary.json")
+    trained, _ = drawn_or_won(root / last / "test/summary.json")
     return Arm(base, trained, games, seconds)
 
 
