@@ -40,9 +40,9 @@ PLAYERS, STEPS = "gold=0.75 random=0.25", 4000  # of the base policy's demonstra
 EVERY = 2  # iterations after which a newer self is the opponent
 DRAW = 1.0  # what it earns: with less, a gamble for a win pays where the opponent blunders
 TEMPERATURE = 0.7  # of evaluations: greedily nothing is lost, and at 1 most of what is lost are moves of a few per cent
-SCENARIOS, ATTEMPTS = 64, 16  # per iteration: smaller batches drift into faults that the other side does not punish
+SCENARIOS, ATTEMPTS = 64, 16  # per iteration; runs with half of these games ended lower (docs/games.md)
 TEST = 1000  # test scenarios
-SETTINGS = {  # turns are compared by board; the learning rate falls to 0, so that the last adapters drift least
+SETTINGS = {  # turns are compared by board; the learning rate falls to 0, so that the last adapter is the one to take
     "update.advantages": "gigpo",
     "update.learning_rate": 0.0015,
     "update.lr_scheduler_type": "linear",
@@ -156,8 +156,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="selfplay-") as temporary:
         folder, share = (options.folder or Path(temporary)).resolve(), SHARE if options.quick else 1
         policy = options.policy or (None if options.quick else build_policy(folder))
-        how = {"iterations": iterations, "temperature": options.temperature, "share": share}
-        run = functools.partial(train, folder=folder, policy=policy, **how)
+        run = functools.partial(
+            train, folder=folder, policy=policy, iterations=iterations, temperature=options.temperature, share=share
+        )
         arms = _runs.side_by_side(options.jobs, run, itertools.product(seeds, OPPONENTS))
         for seed in seeds:
             rows.add(row(seed, next(arms), next(arms), iterations))
