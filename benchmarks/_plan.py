@@ -45,7 +45,7 @@ def params_of(configuration: dict[str, Any], folder: Path) -> Params:
     """The parameters of a configuration: those that differ from the defaults, and its model's folder."""
     sections = {key: dict(value) for key, value in configuration["params"].items()}
     sections["policy"] = {"base_model": os.fspath(folder / configuration["model"])} | sections.get("policy", {})
-    sections["update"] = {"max_sampler_kl": 1e9} | sections.get("update", {})
+    sections["update"] = {"max_sampler_kl": 1e9, "max_kl": None} | sections.get("update", {})
     return Params.model_validate(sections)
 
 

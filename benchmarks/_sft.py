@@ -93,7 +93,7 @@ def run_trl(folder: str, batch: int) -> dict[str, Any]:
     torch.set_num_threads(settings.policy.threads)
     base = AutoModelForCausalLM.from_pretrained(settings.policy.base_model, dtype=torch.float32)
     model = with_first_adapter(base, out / "start")
-    order = list(passes(len(made), SETTINGS.epochs, SEED))
+    order = list(passes(len(made), SETTINGS.epochs or 1, SEED))
     data = [
         {
             "input_ids": made[place].ids,

@@ -138,6 +138,7 @@ def recipe(**settings: Any) -> Update:
     one_step: dict[str, Any] = {
         "num_iterations": 1,
         "steps_per_generation": 1,
+        "max_kl": None,
         "vllm_importance_sampling_correction": False,
     }
     return Update(loss_type="dapo", beta=0.0, learning_rate=LEARNING_RATE, **one_step, **settings)
@@ -228,7 +229,7 @@ def run_growth(folder: str, count: int, times: int) -> dict[str, Any]:
 
     prepare_training(len(cores()))
     params = load(ROOT / "params.yaml", Params)
-    update = params.update.model_copy(update={"max_sampler_kl": 1e9})  # the logprobs are made up
+    update = params.update.model_copy(update={"max_sampler_kl": 1e9, "max_kl": None})  # the logprobs are made up
     rows = json.loads(Path(folder, "shape.json").read_text())["rows"]
     gains, _ = batches.advantages([row["reward"] for row in rows], [row["group"] for row in rows])
     examples = []

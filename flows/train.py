@@ -63,6 +63,7 @@ def main() -> int:
         help="fork: that run's settings, from that iteration (or its best one)",
     )
     parser.add_argument("--name", default="", help="of the run, in Prefect, in MLflow and under refs/runs/")
+    parser.add_argument("--force", action="store_true", help="reinforce even a policy that shows nothing to learn from")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved parameters and stop")
     options = parser.parse_args()
 
@@ -74,7 +75,7 @@ def main() -> int:
             if options.task or options.preset:
                 raise UserError("--from brings the settings of its run: change them with --set, not --task or --preset")
             begin, fork = start.fork(options.source)
-        changes = [*fork, *options.set]
+        changes = [*fork, *options.set, *["train.way=grpo"] * options.force]
         params = set_params(changes, task=options.task, dry_run=options.dry_run, preset=options.preset, begin=begin)
         if options.dry_run:
             print(params.model_dump_json(indent=2, by_alias=True))

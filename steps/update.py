@@ -54,7 +54,7 @@ def update(
     batch, judged = read_batch(trajectories, rewards)
     prepare_training(params.policy.threads, params.policy.deterministic)
     trainer = grpo.Trainer(params.policy, checkpoint=previous, is_sharded=params.update.shard)
-    if params.update.reference == "base":
+    if params.update.reference != "start":
         trainer.start = None  # which later iterations will not read
     elif trainer.start is None:
         raise UserError(
@@ -66,8 +66,9 @@ def update(
     plan = planned(batch, judged, trainer.vocabulary, scenarios, params)
 
     measured: dict[str, float] = {}
-    if plan.examples:
-        measured = trainer.train(plan.examples, params.update, params.rollout.temperature, params.seed, older)
+    settings = params.update.model_copy(update={"steps_per_generation": plan.steps})
+    if plan.examples and plan.steps:
+        measured = trainer.train(plan.examples, settings, params.rollout.temperature, params.seed, older)
     tokens = account(batch, plan.rows, plan.fates)
     trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
     if process()[1] > 1:
@@ -108,6 +109,7 @@ class Plan(NamedTuple):
     rows: dict[str, list[Row]]  # by trajectory id
     scores: list[float | None]  # [B] what is compared in a group; None: unscored or quarantined
     quarantine: dict[str, list[str]]  # trajectory ids by reason
+    steps: int  # optimiser steps of a pass
     metrics: dict[str, float]
 
 
@@ -163,7 +165,9 @@ def planned(
         "rows": sum(len(rows[name]) for name, kind in fates.items() if kind in TRAINED),
         "zero_variance_groups": flat,
     }
-    return Plan(examples, fates, rows, scores, quarantine, metrics)
+    with_signal = {trajectory.scenario_id for trajectory in batch if fates[trajectory.id] == "gradient"}
+    steps = batches.steps_of(len(with_signal), len(set(groups)), params.update)
+    return Plan(examples, fates, rows, scores, quarantine, steps, metrics)
 
 
 def credit_turns(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from flows.terminal.report import RUN, read
+from flows.terminal.report import RUN, Point, read
 from steps.core.errors import UserError
 from steps.project.chain import iteration_name
 
@@ -51,6 +51,11 @@ def teaches_nothing(iteration: int) -> bool:
     return "gradient" not in read(RUN / iteration_name(iteration) / "fates.json").values()
 
 
+def has_fallen(now: Point, before: Point) -> bool:
+    """Whether validation is surely worse than it was: the two intervals are apart."""
+    return now.ci95[1] < before.ci95[0]
+
+
 def warnings(iteration: int) -> list[str]:
     """Lines about an iteration's batch and validation: what failed, and why nothing was learnt. Empty where all is well."""
     folder = RUN / iteration_name(iteration)
@@ -71,15 +76,15 @@ def tripped(iteration: int) -> dict[str, str]:
         return {"not looked at": str(problem)}
 
 
-def at_end(best: int, iterations: int) -> list[str]:
+def at_end(best: str, iterations: int) -> list[str]:
     """Lines beside a run's result: whether anything was learnt at all, and how many test episodes failed."""
     lines = []
     if all(teaches_nothing(iteration) for iteration in range(1, iterations + 1)):
         lines.append(
             "Warning: no iteration taught anything, so this is no result of training; the lines above say why."
         )
-    if failed := failures(RUN / iteration_name(best) / "test"):
-        lines.append(f"Warning: test of iteration {best}: {failed}")
+    if failed := failures(RUN / best / "test"):
+        lines.append(f"Warning: test of run/{best}: {failed}")
     return lines
 
 

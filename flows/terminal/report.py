@@ -26,14 +26,22 @@ class Point(NamedTuple):
     sampled: float | None = None  # success of attempts at temperature 1, where they were made
     measure: str = "success"  # what `success` is, in words
     by_task: Mapping[str, float] = {}  # success on each of several tasks
+    origin: str = ""  # START or SFT, of a policy before iteration 001
+
+    @property
+    def name(self) -> str:
+        """The name of its folder in run/."""
+        return self.origin or iteration_name(self.iteration)
 
 
-def point(iteration: int) -> Point:
-    text = (RUN / iteration_name(iteration) / "evaluation" / "summary.json").read_text()
+def point(policy: int | str) -> Point:
+    """The point of an iteration, or of an origin by its name."""
+    iteration, origin = (policy, "") if isinstance(policy, int) else (0, policy)
+    text = (RUN / (origin or iteration_name(iteration)) / "evaluation" / "summary.json").read_text()
     evaluation = Evaluation.model_validate_json(text)
     share, sampled = evaluation.share, evaluation.sampled_success
     by_task = {task: result.success for task, result in evaluation.by_task.items()}
-    return Point(iteration, share, evaluation.interval, evaluation.reward, sampled, evaluation.measure, by_task)
+    return Point(iteration, share, evaluation.interval, evaluation.reward, sampled, evaluation.measure, by_task, origin)
 
 
 def task_line(point: Point) -> str:
@@ -119,16 +127,18 @@ def iteration_row(iteration: int) -> dict[str, Any]:
     }
 
 
-def summary(task: str, best: int, iterations: int, version: str | None, wall: float) -> dict[str, Any]:
+def summary(task: str, best: Point, iterations: int, version: str | None, wall: float) -> dict[str, Any]:
     """The content of run/summary.json, which is a report and not an output of a DVC stage. `wall` is in seconds."""
-    base, trained = (read(RUN / folder / "test" / "summary.json") for folder in (BASE, iteration_name(best)))
+    trained = read(RUN / best.name / "test" / "summary.json")
+    begun = [name for name in origins(Path())[-1:] if name != best.name]
     receipt = read(RUN / "receipt.json")
     keys = ["success", "ci95", "n", "sampled_success", "sampled_ci95"]
     keys += [key for key in ("judged", "by_task") if trained.get(key)]
     return {
         "task": task,
-        "base": {key: base.get(key) for key in keys},
-        "trained": {key: trained.get(key) for key in keys} | {"iteration": best},
+        "base": tested(BASE, keys),
+        **({"begun": tested(begun[0], keys)} if begun else {}),
+        "trained": tested(best.name, keys) | {"iteration": best.iteration},
         **origin_rows(),
         "iterations": [iteration_row(iteration) for iteration in range(1, iterations + 1)],
         "registered": {"name": receipt["name"], "version": version} if version else None,
@@ -136,9 +146,17 @@ def summary(task: str, best: int, iterations: int, version: str | None, wall: fl
     }
 
 
+def tested(policy: str, keys: list[str]) -> dict[str, Any]:
+    """What a policy reached on the test split; `policy` is the name of its folder."""
+    row = read(RUN / policy / "test" / "summary.json")
+    return {key: row.get(key) for key in keys} | {"policy": policy}
+
+
 def references() -> dict[str, float]:
-    """Success of others on validation, by name, where the base policy's evaluation has measured them."""
-    return dict(read(RUN / BASE / "evaluation" / "summary.json").get("references", {}))
+    """Success of others on validation, by name: of the policies before iteration 001, and where the base policy's evaluation
+    has measured them, of the script and of a biased token."""
+    begun = {name: point(name).success for name in origins(Path())}
+    return begun | dict(read(RUN / BASE / "evaluation" / "summary.json").get("references", {}))
 
 
 def draw(points: list[Point], best: int, path: Path, lines: Mapping[str, float] | None = None) -> None:
@@ -150,7 +168,7 @@ def draw(points: list[Point], best: int, path: Path, lines: Mapping[str, float] 
     import matplotlib.pyplot as plt
 
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(7, 5), sharex=True, height_ratios=(2, 1), layout="constrained")
-    steps, successes, intervals, rewards, sampled, measures, by_task = zip(*points, strict=True)
+    steps, successes, intervals, rewards, sampled, measures, by_task, _ = zip(*points, strict=True)
     is_judged = measures[-1] != "success"
     upper.fill_between(steps, *zip(*intervals, strict=True), alpha=0.2, linewidth=0)
     upper.plot(steps, successes, marker="o", label="as evaluated: greedy by default")

@@ -1,7 +1,8 @@
 """Collects the demonstrations of the stage sft: the user's files, and the good trajectories of earlier runs.
 
 The second is rejection sampling (as in RAFT: Dong et al. 2023, arXiv:2304.06767): attempts whose reward is high enough are
-learnt from. A conversation that is there already is left out, and counted.
+learnt from. A conversation that is there already is left out, and counted. `player:scripted` in place of a file has the
+task's own player show how its training scenarios are done.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import environments
-from environments.base import Scenario
+from environments.base import Env, Scenario
 from flows.training.sources import checked_out, named
 from steps.core.errors import UserError
 from steps.core.params import Params, Sft
 from steps.core.records import Reward, Trajectory, read_records
+from steps.data.teach import taught
 from steps.lineage.tables import SHORT
 from steps.project.chain import read_chain
 from steps.supervised.chats import read_demonstrations
+
+PLAYER = "player:scripted"  # in sft.demonstrations
+TRIED = 16  # scenarios at which the scripted player is tried before a run is taught by it
 
 
 def collect(root: Path, params: Params, to: Path) -> dict[str, Any]:
@@ -29,7 +34,7 @@ def collect(root: Path, params: Params, to: Path) -> dict[str, Any]:
     texts: dict[str, str] = {}  # by what is learnt: the line
     total = 0
     for name in params.sft.demonstrations:
-        lines = of_file(root, name, params.task)
+        lines = of_player(params) if name == PLAYER else of_file(root, name, params.task)
         counts[name] = len(lines)
         total += len(lines)
         for line in lines:
@@ -42,6 +47,42 @@ def collect(root: Path, params: Params, to: Path) -> dict[str, Any]:
             texts.setdefault(identity(line), line)
     to.write_text("".join(f"{line}\n" for line in texts.values()), encoding="utf-8")
     return {"rows": len(texts), "from": counts, "repeated": total - len(texts)}
+
+
+def of_player(params: Params) -> list[str]:
+    """What the task's scripted player does at the run's training scenarios, where it succeeds. UserError where it never
+    does."""
+    env = environments.load(params.task)
+    if env.is_agent or not has_player(env):
+        raise UserError(
+            f"sft.demonstrations: the task {params.task} has no player `scripted`; name a file in its place"
+        )
+    lines, report = taught(env, *played(env, params, params.scenarios.train), 1, None, None)
+    if not lines:
+        raise UserError(
+            f"sft.demonstrations: the player `scripted` of {params.task} succeeds at none of {report['played']} training "
+            "scenarios; mend it, or name a file in its place"
+        )
+    return [json.dumps(line, ensure_ascii=False) for line in lines]
+
+
+def has_examples(params: Params) -> bool:
+    """Whether the task has a scripted player that succeeds at times, tried on a few training scenarios."""
+    env = environments.load(params.task)
+    if env.is_agent or not env.has_rule or not has_player(env):
+        return False
+    return bool(taught(env, *played(env, params, min(TRIED, params.scenarios.train)), 1, None, None)[0])
+
+
+def has_player(env: type[Env]) -> bool:
+    """Whether the task defines the player `scripted`."""
+    return not getattr(env.scripted, "__isabstractmethod__", False)
+
+
+def played(env: type[Env], params: Params, count: int) -> tuple[Any, list[Scenario]]:
+    """The task's data, and so many of its training scenarios."""
+    data = env.load(environments.data_of(params.task))
+    return data, env.scenarios(data, "train", count, params.seed)
 
 
 def identity(line: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from flows.terminal import health, report
 from flows.terminal.display import RunDisplay
-from flows.terminal.report import RUN
+from flows.terminal.report import RUN, Point
 from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.records import Judged, TaskResult
@@ -25,7 +25,7 @@ NEXT = {  # commands to go on with, and what each is for
 }
 
 
-def write_summary(task: str, chosen: int, iterations: int, started: float, display: RunDisplay) -> dict[str, Any]:
+def write_summary(task: str, chosen: Point, iterations: int, started: float, display: RunDisplay) -> dict[str, Any]:
     """Write run/summary.json, and return its content. A registry that is away leaves the version's number open."""
     from steps.registry.model import registered_version
 
@@ -49,8 +49,9 @@ def write_summary(task: str, chosen: int, iterations: int, started: float, displ
 def result_lines(summary: dict[str, Any]) -> list[str]:
     """The result of the tests, and what was registered."""
     lines = []
-    for who in ("base", "trained"):
-        result = summary[who]
+    for who in ("base", "begun", "trained"):
+        if (result := summary.get(who)) is None:
+            continue
         if judged := result.get("judged"):
             if who == "trained":  # the base policy is what it is compared with
                 lines += judged_lines(judged, result["n"])
@@ -63,16 +64,17 @@ def result_lines(summary: dict[str, Any]) -> list[str]:
         for task, fields in result.get("by_task", {}).items():
             lines.append(f"{'':>10}{TaskResult.model_validate(fields).sentence(task)}")
     lines += report.decision_table(len(summary["iterations"]))
-    iteration = summary["trained"]["iteration"]
+    policy = summary["trained"]["policy"]
+    which = f"iteration {int(policy)}" if policy.isdigit() else f"run/{policy}"
     if (entry := summary["registered"]) and entry["version"] is None:
-        lines.append(f"Registered iteration {iteration} in {entry['name']}; `make mlflow` shows the version's number.")
+        lines.append(f"Registered {which} in {entry['name']}; `make mlflow` shows the version's number.")
     elif entry:
-        lines.append(f"Registered iteration {iteration} as models:/{entry['name']}/{entry['version']}.")
+        lines.append(f"Registered {which} as models:/{entry['name']}/{entry['version']}.")
     else:
         lines.append(f"Not registered: {report.read(RUN / 'receipt.json')['reason']}.")
     for number, names in summary.get("tripwires", {}).items():
         lines.append(f"Tripwires in iteration {int(number)}: {', '.join(names)} (python -m steps.analytics.tripwires)")
-    return [*lines, *health.at_end(iteration, len(summary["iterations"]))]
+    return [*lines, *health.at_end(policy, len(summary["iterations"]))]
 
 
 def judged_lines(judged: dict[str, Any], n: int) -> list[str]:
@@ -91,6 +93,6 @@ def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
     seconds = f"({summary['wall_seconds']:.0f} s)"
     say(f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   {seconds}")
     say("\nNext:")
-    test = f"run/{iteration_name(summary['trained']['iteration'])}/test"
+    test = f"run/{summary['trained']['policy']}/test"
     for words, what in NEXT.items():
         say(f"  {words.format(test=test):<62}{what}")

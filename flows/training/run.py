@@ -29,11 +29,12 @@ from flows.terminal import health, report
 from flows.terminal.command import LOG, explained, prepare, stop_if_signalled, undisturbed
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
-from flows.training import start
+from flows.training import start, way
 from flows.training.ahead import Ahead, settle, worker
 from flows.training.ending import result_lines, write_summary
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
+from steps.core.params import Params, load
 from steps.core.records import OUTPUTS
 from steps.judging.watch import Alarm, Watch
 from steps.planning import plan
@@ -43,6 +44,7 @@ from steps.project.chain import iteration_name
 from steps.runner import handover
 from steps.tracking import system_metrics
 
+QUIET = 2  # iterations in a row without any signal, after which training ends
 BLIND = (
     "Warning: the judge that scores the training also says how good it is, for there is no rule and no evaluate.judge. "
     "Nothing would show that the policy only learns to please it."
@@ -51,7 +53,7 @@ BLIND = (
 if TYPE_CHECKING:
     from prefect.futures import PrefectFuture
 
-    from steps.core.params import Params
+    from steps.analytics.readiness import Readiness
     from steps.tracking.lasting import LastingMlflow
     from steps.tracking.system_metrics import Sample
     from steps.tracking.tracker import Tracker
@@ -170,9 +172,57 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
     """
     started = time.monotonic()
     machine.use_one_arena()
+    params = load("params.yaml", Params)
+    beside, usual, alone = worker(params, cards.visible() if params.train.overlap else [], machine.cores())
+    if alone:
+        display.say(
+            f"Stages run one after another, with the bytes of train.overlap: {params.train.overlap}, because {alone}."
+        )
+    with store.variables(**usual):
+        pipeline = Pipeline(Path.cwd(), beside)
+        begin(params, partial(run_stage, pipeline=pipeline, display=display), display)
+        return _tracked(display, started, pipeline, name)
+
+
+def begin(params: Params, run: Callable[[str], bool], display: RunDisplay) -> None:
+    """The base policy's validation, and the choice of the way from there, which may add a section to params.yaml."""
+    write_chain(params, 1, 1)
+    for name in params.tasks or ():
+        run(f"mix@{name}")
+    for stage in ("scenarios", "initialise", f"evaluate@{chain.BASE}"):
+        run(stage)
+    display.row(base := report.point(0), None, None)
+    if by_task := report.task_line(base):
+        display.say(by_task)
+    warn(0, display)
+
+    def measure() -> Readiness:
+        for stage in [f"start@{chain.START}"] * (chain.START in start.origins(params)):
+            run(stage)
+        for stage in ("rollout", "score"):
+            run(f"{stage}@{way.FIRST}")
+        return way.measured_on(RUN, params.task)
+
+    way.choose(params, measure, display.say)
+
+
+def write_chain(params: Params, iterations: int, best: int | str) -> None:
+    """Write chain.yaml for the parameters, up to an iteration."""
+    chain.write_chain(
+        iterations,
+        best,
+        params.train.overlap,
+        start.origins(params),
+        params.task if params.tasks else "",
+        start.opponent(params),
+    )
+
+
+def _tracked(display: RunDisplay, started: float, pipeline: Pipeline, name: str) -> dict[str, Any]:
+    """All stages after the base policy's validation, and what trackers get of them."""
     mlflow, trackers = open_trackers(display, name)
     try:
-        return _train(mlflow, trackers, display, started)
+        return _iterations(mlflow, trackers, display, started, pipeline)
     except BaseException as problem:
         signals = (KeyboardInterrupt, TerminationSignal)  # the second is what Prefect makes of SIGTERM
         interrupted = any(isinstance(link, signals) for link in causes(problem))
@@ -184,52 +234,34 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
         raise
 
 
-def _train(mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, started: float) -> dict[str, Any]:
-    params = mlflow.params
-    beside, usual, alone = worker(params, cards.visible() if params.train.overlap else [], machine.cores())
-    if alone:
-        display.say(
-            f"Stages run one after another, with the bytes of train.overlap: {params.train.overlap}, because {alone}."
-        )
-    with store.variables(**usual):
-        return _iterations(mlflow, trackers, display, started, Pipeline(Path.cwd(), beside))
-
-
 def _iterations(
     mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, started: float, pipeline: Pipeline
 ) -> dict[str, Any]:
-    """All stages, from the scenarios to the registration."""
+    """All iterations, the tests and the registration."""
     params = mlflow.params
     overlap, iterations = params.train.overlap, params.train.iterations
-    origins = start.origins(params)
-    tasks = params.task if params.tasks else ""
-    extend = partial(chain.write_chain, overlap=overlap, origins=origins, tasks=tasks, opponent=start.opponent(params))
+    origins, extend = start.origins(params), partial(write_chain, params)
     extend(1, 1)
     run = partial(run_stage, pipeline=pipeline, display=display)
-    for name in params.tasks or ():
-        run(f"mix@{name}")
-    run("scenarios")
-    run("initialise")
-    run(f"evaluate@{chain.BASE}")
-    curve = [report.point(0)]
-    display.row(curve[0], None, None)
-    if by_task := report.task_line(curve[0]):
-        display.say(by_task)
-    warn(0, display)
+    curve, begun = [report.point(0)], list[Point]()
     for origin in origins:
         run(f"{origin}@{origin}")
         run(f"evaluate@{origin}")
         display.say(report.origin_line(origin))
+        begun.append(report.point(origin))
     watch = Watch(RUN, params)
     watch.add(0)
     if watch.is_blind:
         display.say(BLIND)
     gc.freeze()  # a full collection of all objects that imports made takes 0.15 s
-    tracked = None  # the previous iteration, which is tracked while the next one samples
+    tracked, quiet = (
+        None,
+        0,
+    )  # the previous iteration, which is tracked while the next one samples; those without a signal
     with system_metrics.sampled() as drain, Ahead(params, pipeline, partial(submit, pipeline, display)) as ahead:
         for iteration in range(1, iterations + 1):
-            begun = min(iteration + overlap, iterations)
-            extend(begun, best(curve).iteration or iteration)
+            chosen = best(begun, curve)
+            extend(min(iteration + overlap, iterations), iteration if chosen is curve[0] else chosen.name)
             display.begin_iteration(iteration, iterations)
             if pipeline.beside:
                 ahead.begin(iteration)
@@ -241,24 +273,25 @@ def _iterations(
                 )
             gc.collect()  # 0.02 s: what earlier stages left in cycles lies between what stays
             machine.return_memory()
-            if why := ending(iteration, curve, watch.add(iteration), params.train.patience):
+            quiet = quiet + 1 if health.teaches_nothing(iteration) else 0
+            if why := ending(begun, curve, watch.add(iteration), params.train.patience, quiet):
                 display.say(f"{why}: training ends here.")
                 break
     display.end_iterations()
     if tracked is not None:
         tracked.result()
-    chosen = best(curve).iteration
-    extend(len(curve) - 1, chosen)
+    chosen = best(begun, curve)
+    extend(len(curve) - 1, chosen.name)
     if overlap:
         settle(len(curve) - 1, params.train)
-    for stage in ("test@base", "test@best"):
+    for stage in chain.tested_stages(Path.cwd()):
         run(stage)
     registered = run("register")
-    report.draw(curve, chosen, RUN / "learning_curve.png", report.references())
+    report.draw(curve, chosen.iteration, RUN / "learning_curve.png", report.references())
     for tracker in trackers:
         tracker.finish()
     mlflow.log_artifact(RUN / "learning_curve.png")
-    index([chain.BASE, *origins, iteration_name(chosen)], display)
+    index(list(dict.fromkeys([chain.BASE, *origins, chosen.name])), display)
     if mlflow.run_name:
         pages.rename(mlflow.run_name)
     pages.end(RUN / "learning_curve.png", mlflow.where())
@@ -312,11 +345,20 @@ def iterate(
     return future
 
 
-def ending(iteration: int, curve: list[Point], alarm: Alarm | None, patience: int) -> str:
-    """Why training ends after an iteration; empty where it goes on."""
+def ending(begun: list[Point], curve: list[Point], alarm: Alarm | None, patience: int, quiet: int = 0) -> str:
+    """Why training ends after the last iteration of the curve, the last `quiet` of which had no signal; empty where it goes
+    on."""
+    iteration, beginning = curve[-1].iteration, (begun or curve)[-1 if begun else 0]
     if alarm is not None:
         return f"{alarm.sentence()}. No adapter of this run is promoted (docs/judging.md)"
-    if iteration - best(curve).iteration >= patience:
+    if health.has_fallen(curve[-1], beginning):
+        return (
+            f"Validation {curve[-1].measure} fell to {curve[-1].success:.3f}, below the {beginning.success:.3f} that "
+            "training began with"
+        )
+    if quiet >= QUIET:
+        return f"No attempt of the last {quiet} iterations was better than another at the same scenario"
+    if iteration - best(begun, curve).iteration >= patience:
         return f"Validation has not improved for {patience} iterations"
     return ""
 
@@ -334,10 +376,11 @@ def warn(iteration: int, display: RunDisplay) -> None:
         display.say(line)
 
 
-def best(curve: list[Point]) -> Point:
-    """The iteration with the highest validation success, then reward, then the earliest. The base only before the first.
-    Without a rule, success is the share of scenarios on which a judge finds it better than the base policy."""
-    return max(curve[1:] or curve[:1], key=lambda point: (point.success, point.reward or 0.0, -point.iteration))
+def best(begun: list[Point], curve: list[Point]) -> Point:
+    """The policy with the highest validation success, then reward, then the earliest, of the iterations and of what they
+    began with; the base only where there is no other, since it is what the best is compared with in the end. Without a rule,
+    success is the share of scenarios on which a judge finds it better than the base policy."""
+    return max([*begun, *curve[1:]] or curve, key=lambda point: (point.success, point.reward or 0.0, -point.iteration))
 
 
 def title(params: Params, name: str) -> str:

@@ -97,7 +97,7 @@ def from_run(root: Path, address: str, to: Path, optimizer: bool) -> Brought:
     with checked_out(root, name) as run:
         chain = read_chain(run.folder)
         number = number or str((chain.get("tested") or {}).get("best"))
-        listed = [BASE, *(chain.get("iterations") or {})]
+        listed = [BASE, *(chain.get("started") or {}), *(chain.get("warmed") or {}), *(chain.get("iterations") or {})]
         if number not in listed:
             raise UserError(f"policy.start_from: the run {name} has no iteration {number}; it has {', '.join(listed)}")
         folder = f"run/{number}"

@@ -150,8 +150,13 @@ class Params(Section):
                 )
 
     def _check_start(self) -> None:
-        """ValueError for a reference that is the base policy, and for optimiser state that training would not carry on."""
-        if self.update.reference == "start" and self.policy.start_from is None and self.sft is None:
+        """Put in the default reference. ValueError for a reference that is the base policy, and for optimiser state that
+        training would not carry on."""
+        has_start = self.policy.start_from is not None or self.sft is not None
+        if self.update.reference is None and self.update.beta:
+            update = self.update.model_copy(update={"reference": "start" if has_start else "base"})
+            object.__setattr__(self, "update", update)
+        if self.update.reference == "start" and not has_start:
             raise ValueError(
                 "update.reference: start would have no effect without policy.start_from or sft: a fresh adapter is the base "
                 "policy; take it out"

@@ -286,13 +286,15 @@ class Sft(Section):
     """Supervised training on demonstrations before iteration 001: the stage sft (steps/sft.py, docs/start.md)."""
 
     demonstrations: tuple[str, ...] = ()
-    """Files of demonstrations, each in tasks_data/<task>/ or a path: JSON lines with `messages` in OpenAI's chat format."""
+    """Files of demonstrations, each in tasks_data/<task>/ or a path: JSON lines with `messages` in OpenAI's chat format.
+    player:scripted in place of a file is what the task's own player does at the training scenarios."""
     from_runs: tuple[str, ...] = ()
     """Kept runs whose good training trajectories are demonstrations, too: <name>, or <name>/<iteration> for one of them."""
     min_reward: float | None = None
     """Least reward of such a trajectory. Default: 1; read with from_runs."""
-    epochs: int = Field(1, ge=1, le=100)
-    """Passes over the demonstrations."""
+    epochs: int | None = Field(None, ge=1, le=1000)
+    """Passes over the demonstrations. null: as many as make 120 optimiser steps, and one at least, of which those are kept
+    that are best on a tenth of the demonstrations, which is then held out (steps/training/sft.py)."""
     batch: int = Field(16, ge=1, le=4096)
     """Demonstrations of an optimiser step."""
     learning_rate: float = Field(1e-3, gt=0)
@@ -338,6 +340,10 @@ class Train(Section):
 
     iterations: int = Field(14, ge=1, le=999)
     """Most iterations of a run."""
+    way: Literal["auto", "grpo", "sft"] = "auto"
+    """How training begins. grpo: by reinforcement. sft: by supervised training on what the task has: its
+    demonstrations.jsonl, good conversations that were ingested, or its scripted player. auto: by what the first attempts
+    show; a run that could learn nothing stops (docs/tasks.md#a-task-of-your-own). With a section `sft`, as that says."""
     patience: int = Field(14, ge=1)
     """Iterations without a better validation success, or share judged better, after which the run ends."""
     tripwires: Literal["warn", "stop"] = "warn"

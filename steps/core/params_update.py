@@ -34,9 +34,9 @@ class Update(Section):
     """By how much the episode's score counts less for each turn between a turn and the last one. Default: 0.95."""
     beta: float = Field(0.01, ge=0)
     """Weight of the KL divergence from `reference`."""
-    reference: Literal["base", "start"] = "base"
+    reference: Literal["base", "start"] | None = None
     """The policy that this divergence is from. base: the base model without an adapter. start: what iteration 001 continues,
-    by policy.start_from or the stage sft. Read with beta above 0."""
+    by policy.start_from or the stage sft. Default: start where there is one, else base. Read with beta above 0."""
     use_bias_correction_kl: bool | None = None
     """Weight the KL's gradient by the policies' ratio, which removes its bias. Default: true; read with beta above 0."""
     epsilon: float | None = Field(None, gt=0, lt=1)
@@ -46,7 +46,14 @@ class Update(Section):
     num_iterations: int = Field(1, ge=1)
     """Passes over the batch."""
     steps_per_generation: int = Field(8, ge=1)
-    """Optimiser steps of each pass."""
+    """Optimiser steps of each pass; at most, with optimizer_steps: by_signal."""
+    optimizer_steps: Literal["by_signal", "fixed"] = "by_signal"
+    """by_signal: as large a share of these steps as of the groups that have a signal, rounded, and at least one where any
+    has: Adam makes a full step of each, however little it is learnt from. fixed: always all, as in TRL."""
+    max_kl: float | None = Field(0.02, gt=0)
+    """KL divergence between the policy that sampled the batch and the updated one, in nats per token, which no update
+    exceeds: further steps are left out, and the whole step is shortened where that is not enough (steps/training/trust.py).
+    null: no bound, as in TRL."""
     learning_rate: float = Field(3e-4, gt=0)
     """Step size of AdamW, after the warm-up."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"

@@ -39,10 +39,10 @@ def taught(
     scenarios: Sequence[Scenario],
     attempts: int,
     endpoint: Endpoint | None,
-    min_reward: float,
+    min_reward: float | None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(demonstrations, report) of a teacher: the model of an endpoint, or the task's scripted player. UserError where it
-    cannot play at all."""
+    """(demonstrations, report) of a teacher: the model of an endpoint, or the task's scripted player. With `min_reward` None
+    an episode is taken where it is a success. UserError where the teacher cannot play at all."""
     policy = Policy(kind="scripted") if endpoint is None else Policy(kind="openai", endpoint=endpoint)
     pairs = [(scenario, number) for scenario in scenarios for number in range(attempts)]
     played = players.play(policy, env, data, pairs, prefix="taught")
@@ -51,7 +51,9 @@ def taught(
         reward = by_rule(env, scenario, game.trajectory)
         if game.trajectory.stop_reason != "done":
             refused[f"the episode ended by {game.trajectory.stop_reason}"] += 1
-        elif env.has_rule and (reward.score is None or reward.score < min_reward):
+        elif env.has_rule and min_reward is None and not reward.success:
+            refused["it is no success"] += 1
+        elif env.has_rule and min_reward is not None and (reward.score is None or reward.score < min_reward):
             refused[f"the reward is below {min_reward:g}"] += 1
         else:
             messages = game.trajectory.messages(scenario)

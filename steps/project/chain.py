@@ -60,17 +60,21 @@ def opponent_of(iteration: int, overlap: int, every: int) -> int:
 
 def write_chain(
     iterations: int,
-    best: int,
+    best: int | str,
     overlap: int = 0,
     origins: Sequence[str] = (),
     tasks: str = "",
     opponent: int | str | None = None,
 ) -> None:
-    """Write a chain of iterations 1 … `iterations`, of which `best` is tested and offered to the registry. Each samples with
-    the adapter that is `overlap` iterations older than the one it continues, or with the first one. `origins`: which of
-    START and SFT come before iteration 001, in this order; it continues the last of them, or the base policy. `tasks`: the
-    names of several tasks, with + between them; empty for a single one. `opponent`: after how many iterations a newer
-    adapter becomes the opponent, or the opponent's folder, such as CHAMPION; None: there is none."""
+    """Write a chain of iterations 1 … `iterations`.
+
+    `best`, the number of one or the name of an origin, is tested and offered to the registry; the last origin is tested
+    beside it, as `begun`. Each iteration samples with the adapter that is `overlap` iterations older than the one it
+    continues, or with the first one. `origins`: which of START and SFT come before iteration 001, in this order; it
+    continues the last of them, or the base policy. `tasks`: the names of several tasks, with + between them; empty for a
+    single one. `opponent`: after how many iterations a newer adapter becomes the opponent, or the opponent's folder, such
+    as CHAMPION; None: there is none.
+    """
     before = [BASE, *origins]
 
     def name(iteration: int) -> str:
@@ -91,7 +95,10 @@ def write_chain(
     begun += [f'warmed: {{{SFT}: {{prev: "{before[-2]}"}}}}\n'] if SFT in origins else []
     names = [*before, *(iteration_name(i) for i in range(1, iterations + 1))]
     evaluated = "\n".join(compared(f'"{name}"', name, "evaluation") for name in names)
-    tested = {"base": BASE, "best": iteration_name(best)}
+    chosen = best if isinstance(best, str) else iteration_name(best)
+    tested = {"base": BASE, "best": chosen}
+    if before[-1] not in tested.values():
+        tested["begun"] = before[-1]
     tests = "\n".join(compared(key, name, "test") for key, name in tested.items())
     pair = ", ".join(f'{key}: "{name}"' for key, name in tested.items())
     begun = [f"task: {tasks}\nof: {OF_SEVERAL}\n" if tasks else f"of: {OF_ONE}\n", *begun]
@@ -124,6 +131,11 @@ def origins(root: Path) -> list[str]:
     """Which of START and SFT come before iteration 001, by the chain.yaml in `root`."""
     content = read_chain(root)
     return [name for name, key in ((START, "started"), (SFT, "warmed")) if content.get(key)]
+
+
+def tested_stages(root: Path) -> list[str]:
+    """The stages that evaluate policies on the test split, by the chain.yaml in `root`."""
+    return [f"test@{key}" for key in read_chain(root).get("tests") or {}]
 
 
 def sampled_with(root: Path, number: str) -> str:

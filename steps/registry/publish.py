@@ -118,16 +118,17 @@ def recorded(root: Path, adapter: Path) -> card.Recorded:
 
     entries = ancestry(root, adapter)
     updates = sorted(name for name in entries if name.startswith("update@"))
-    if not updates:
+    makers = updates or sorted(name for name in entries if name.startswith(("sft@", "start@")))
+    if not makers:
         return card.Recorded()
     values: dict[str, Any] = {}
-    for name in [*sorted(entries.keys() - updates), *updates]:  # later values replace earlier ones
+    for name in [*sorted(entries.keys() - set(makers)), *makers]:  # later values replace earlier ones
         values |= (entries[name].get("params") or {}).get("params.yaml") or {}
     try:
         params = Params.model_validate(values)
     except ValidationError:
         params = None
-    inputs = {dep["path"]: dep.get("md5") for dep in entries[updates[-1]].get("deps", [])}
+    inputs = {dep["path"]: dep.get("md5") for dep in entries[makers[-1]].get("deps", [])}
     outputs = {out["path"]: out.get("md5") for entry in entries.values() for out in entry.get("outs", [])}
     kinds = ("/checkpoint", "/trajectories.parquet")
     hashes = {path: md5 for path, md5 in inputs.items() if path.startswith("run/") and path.endswith(kinds) and md5}

@@ -146,8 +146,11 @@ class MlflowTracker:
             tested = read_chain(self.root).get("tested") or {}
             tags = self.flow_settings | {"attached": attached, "best_iteration": str(tested.get("best"))}
             for prefix, number in (("test", tested.get("best")), ("test_base", tested.get("base"))):
-                metrics = self.measured.evaluation(prefix, number, "test") if number is not None else {}
-                self.client.log_batch(run.info.run_id, **batch(run, metrics, int(number or 0), {}, tags))
+                number = str(number or "")  # of an iteration, or the name of what the first one continued
+                metrics = self.measured.evaluation(prefix, number, "test") if number else {}
+                self.client.log_batch(
+                    run.info.run_id, **batch(run, metrics, int(number) if number.isdigit() else 0, {}, tags)
+                )
             for path in files:
                 self.client.log_text(run.info.run_id, public(path.read_text()), path.name)
             self._link_model(tested.get("best"))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.records import Row
 from steps.training import packing
+
+if TYPE_CHECKING:
+    from steps.core.params import Update
 
 STD_FLOOR = 1e-4  # added to a standard deviation of rewards, as TRL does
 ROUNDING = 1e-9  # an advantage, or a difference of rewards, that is not more than this is none
@@ -79,6 +82,14 @@ def advantages(
         std = {"group": stdev(scored[group]), "batch": batch_std, "none": None}[scale]
         result.append(centred if std is None else centred / (std + STD_FLOOR))
     return result, len(flat) + len(set(groups) - set(scored))
+
+
+def steps_of(with_signal: int, groups: int, settings: Update) -> int:
+    """Optimiser steps of a pass over so many groups, of which so many have a signal: `update.optimizer_steps`."""
+    most = settings.steps_per_generation
+    if settings.optimizer_steps == "fixed" or not with_signal:
+        return most if settings.optimizer_steps == "fixed" else 0
+    return max(1, round(most * with_signal / groups))
 
 
 class OptimizerStep(NamedTuple):

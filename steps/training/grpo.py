@@ -15,6 +15,7 @@ import random
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from steps.training.loss import RatioMeter, SamplerCheck, TrlLoss, clip_gradient
 from steps.training.model import WEIGHTS, adapter_of, load_model
 from steps.training.processes import gathered, join, process, shard
 from steps.training.schedule import check_schedule, set_rate
+from steps.training.trust import TrustRegion
 
 if TYPE_CHECKING:
     import torch
@@ -172,6 +174,7 @@ class Trainer:
             self._sample(examples, steps[0].groups, settings, temperature, seed, sampler)
         sums: dict[str, float] = defaultdict(float, loss=0.0)
         extremes: dict[str, list[float]] = defaultdict(list)
+        trust, divergence, seen = TrustRegion(self.weights, settings.max_kl), None, 0
         for number in range(planned):
             step = steps[number % len(steps)]
             set_rate(optimizer, settings, self.steps)
@@ -179,7 +182,8 @@ class Trainer:
                 batch["packed"] = self._pack(batch["examples"])
                 if settings.beta and "ref_per_token_logps" not in batch:
                     batch["ref_per_token_logps"] = self._reference(batch["packed"], settings, temperature)
-                sums["loss"] += self._accumulate(loss, batch, step, len(steps)) / planned
+                sums["loss"] += self._accumulate(loss, batch, step, len(steps))
+                trust.add(loss.logps, loss.entropies, batch)
                 if not number and not corrected:
                     sampler.add(loss.logps, loss.entropies, batch)
                 for name, metric in loss.take_metrics().items() if batch["tokens"] else ():
@@ -191,23 +195,31 @@ class Trainer:
             if not number:  # no weight has changed yet
                 whole = [sum(values) for values in zip(*gathered(sampler.sums), strict=True)]
                 common |= sampler.check(whole, settings.sampler_limit(self.layers), temperature)
+            seen += step.computed
+            divergence = trust.take() if trust.limit else None
+            if number and trust.is_left(divergence):
+                optimizer.zero_grad()
+                break
             self._sum_gradients()
             norm = clip_gradient(self.weights.values(), settings.max_grad_norm, number + 1, step.groups)
-            sums["grad_norm"] += norm / planned
+            sums["grad_norm"] += norm
             optimizer.step()
             optimizer.zero_grad()
             self.steps += 1
             progress(number + 1, planned, "optimiser steps")
-        if self.steps - begun != planned:
-            raise AssertionError(f"{self.steps - begun} optimiser steps were made, {planned} were planned")
+        made = self.steps - begun
+        if made < planned and not trust.is_left(divergence):
+            raise AssertionError(f"{made} optimiser steps were made, {planned} were planned")
+        divergence = trust.hold(divergence if made > 1 else None, partial(self._look, steps[0], temperature, trust))
+        common |= {} if divergence is None else {"update/kl": divergence, "update/kept": trust.kept * made / planned}
         measure(learning_rate=optimizer.param_groups[0]["lr"])  # of the last step; kept beside the stage's seconds
         self.moments = {
             name: {kind: optimizer.state[weight][kind] for kind in ("exp_avg", "exp_avg_sq")}
             for name, weight in self.weights.items()
         }
-        total = sum(step.computed for step in steps) * settings.num_iterations
-        common["grad_norm"] = sums.pop("grad_norm")
-        return common | self._metrics(gathered((dict(sums), dict(extremes))), total)
+        common["grad_norm"] = sums.pop("grad_norm") / made
+        sums["loss"] /= number + 1
+        return common | self._metrics(gathered((dict(sums), dict(extremes))), seen)
 
     @staticmethod
     def _metrics(summed: list[tuple[dict[str, float], dict[str, list[float]]]], tokens: float) -> dict[str, float]:
@@ -240,6 +252,14 @@ class Trainer:
         with torch.no_grad():
             for batch in self._share(sorted(chosen, key=lambda example: example.ids), settings, 0):
                 sampler.add(*packing.token_logps(self.model, self._pack(batch["examples"]), temperature), batch)
+
+    def _look(self, step: OptimizerStep, temperature: float, trust: TrustRegion) -> None:
+        """Add to `trust` the trajectories of an optimiser step, at the present weights."""
+        import torch
+
+        with torch.no_grad():
+            for batch in step.batches:
+                trust.add(*packing.token_logps(self.model, self._pack(batch["examples"]), temperature), batch)
 
     def _share(self, examples: list[Example], settings: Update, total: int) -> list[dict[str, Any]]:
         """This process's micro-batches of sorted trajectories. All processes pass through a sharded model together: one with

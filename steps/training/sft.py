@@ -4,6 +4,10 @@ TRL's trainer makes the steps: AdamW, the schedule, clipping, and the mean of th
 an optimiser step. What a step computes is this project's: rows are packed without padding, a beginning that they share
 passes through the model once (steps/training/packing.py), and logits are computed for the assistant's tokens alone. Left out
 of TRL's trainer: its preparation and packing of data, and its evaluation.
+
+Where `sft.epochs` leaves their number open, few demonstrations are passed over until STEPS optimiser steps are made. A tenth
+of them is held out then, and the weights are kept that write those best: first by the share of them in which every token is
+more probable than all others together, then by their loss.
 """
 
 from __future__ import annotations
@@ -11,12 +15,12 @@ from __future__ import annotations
 import math
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
 from steps.core.params_update import Update
-from steps.core.progress import progress
+from steps.core.progress import progress, say
 from steps.core.records import Row
 from steps.policy.machine import deterministic
 from steps.training import memory, packing
@@ -25,6 +29,12 @@ from steps.training.batches import Example, micro_batches
 if TYPE_CHECKING:
     from steps.core.params import Sft
     from steps.training.grpo import Trainer
+
+
+STEPS = 120  # optimiser steps at least, where sft.epochs is open
+CHECKS = 12  # times that the held-out demonstrations are looked at in these steps
+PATIENCE = 4  # looks without a better result, after which training ends; or half as many at which all is right
+HELD_OUT, FEWEST = 10, 10  # one in so many demonstrations is held out, of so many at least
 
 
 def fine_tune(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, seed: int) -> list[float]:
@@ -57,7 +67,9 @@ def _fit(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, s
 
     dtype, device = trainer.place
     losses: list[float] = []
-    order = list(passes(len(rows), settings.epochs, seed))
+    rows, held_out = divided(rows, settings, seed)
+    epochs = settings.epochs or -(-STEPS * settings.batch // len(rows))  # 1, of many demonstrations
+    order = list(passes(len(rows), epochs, seed))
     limits = Update(tokens_per_micro_batch=settings.tokens_per_micro_batch)
     limits = trainer.with_micro_batches([Example([row], 1.0) for row in rows], limits)
     budget = limits.tokens_per_micro_batch or memory.TOKENS
@@ -85,9 +97,29 @@ def _fit(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, s
             losses.append(total)
             return torch.tensor(total)
 
+    def look() -> Look:
+        """What the present weights make of the held-out demonstrations."""
+        right, nats, tokens = 0, 0.0, sum(sum(row.mask) for row in held_out)
+        examples = sorted((Example([row], 1.0) for row in held_out), key=lambda example: example.ids)
+        with torch.no_grad():
+            for part in micro_batches(examples, budget):
+                packed = packing.pack([row for example in part for row in example.rows], dtype, device)
+                logps_BS, _ = packing.token_logps(trainer.model, packed, 1.0)  # 0 where padded
+                right += int((logps_BS > math.log(0.5)).all(-1).sum())
+                nats -= float(logps_BS.sum())
+        return Look(right / len(held_out), nats / tokens)
+
+    best = Best(trainer.weights)
+
     class Shown(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             progress(state.global_step, state.max_steps, f"loss {losses[-1]:.3f}")
+            if held_out and state.global_step % max(1, state.max_steps // CHECKS) == 0:
+                seen = look()
+                say(
+                    f"step {state.global_step}: {seen.right:.0%} of {len(held_out)} held out are right, loss {seen.loss:.3f}"
+                )
+                control.should_training_stop = best.add(seen)
 
     arguments = SFTConfig(
         **configuration(settings, len(order), seed),
@@ -110,7 +142,47 @@ def _fit(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, s
     )
     made.remove_callback(PrinterCallback)
     made.train()
+    best.restore()
     return losses
+
+
+class Look(NamedTuple):
+    right: float  # share of the held-out demonstrations whose every token is more probable than all others together
+    loss: float  # nats per token
+
+
+class Best:
+    """The weights that write the held-out demonstrations best."""
+
+    def __init__(self, weights: Mapping[str, Any]) -> None:
+        self.weights, self.looks = weights, list[Look]()
+        self.kept: dict[str, Any] = {}
+
+    def add(self, seen: Look) -> bool:
+        """Keep the present weights if they are the best so far; whether training should end."""
+        self.looks.append(seen)
+        place = max(range(len(self.looks)), key=lambda number: (self.looks[number].right, -self.looks[number].loss))
+        if place == len(self.looks) - 1:
+            self.kept = {name: value.detach().clone() for name, value in self.weights.items()}
+        all_right = [look.right == 1.0 for look in self.looks[-PATIENCE // 2 :]]
+        return len(self.looks) - 1 - place >= PATIENCE or (len(all_right) == PATIENCE // 2 and all(all_right))
+
+    def restore(self) -> None:
+        """Put the best weights back; nothing where none were looked at."""
+        import torch
+
+        with torch.no_grad():
+            for name, value in self.kept.items():
+                self.weights[name].copy_(value)
+
+
+def divided(rows: Sequence[Row], settings: Sft, seed: int) -> tuple[list[Row], list[Row]]:
+    """(rows to learn, rows that are held out): none where sft.epochs is set, or where one pass makes steps enough."""
+    if settings.epochs is not None or len(rows) < FEWEST or len(rows) >= STEPS * settings.batch:
+        return list(rows), []
+    held_out = set(random.Random(f"held out {seed}").sample(range(len(rows)), len(rows) // HELD_OUT))
+    kept = [row for place, row in enumerate(rows) if place not in held_out]
+    return kept, [rows[place] for place in sorted(held_out)]
 
 
 def configuration(settings: Sft, rows: int, seed: int) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def test_a_sound_iteration_gives_no_warning(folder: Path) -> None:
     episodes(folder, "done", "max_turns")
     fates(folder, "gradient", "gradient")
     assert health.warnings(1) == []
-    assert health.at_end(1, 1) == []
+    assert health.at_end("001", 1) == []
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_an_iteration_that_teaches_nothing_says_why(
     line = health.warnings(1)[-1]
     assert line.startswith("Warning: iteration 1 teaches nothing: ")
     assert re.search(reason, line), line
-    assert health.at_end(1, 1)[0].startswith("Warning: no iteration taught anything")
+    assert health.at_end("001", 1)[0].startswith("Warning: no iteration taught anything")
 
 
 def test_failed_episodes_are_shown_with_the_first_error(
@@ -92,6 +92,6 @@ def test_failed_episodes_are_shown_with_the_first_error(
     assert rollout == "Warning: rollout: 2 of 4 episodes failed (50 %); the first error: ValueError: no mail [31m here"
     assert validation.startswith("Warning: validation: 1 of 4 episodes failed (25 %); the first error: KeyError: kkk")
     assert len(validation) < 400
-    assert health.at_end(1, 1) == [
-        "Warning: test of iteration 1: 1 of 2 episodes failed (50 %); the first error: ValueError: no mail [31m here"
+    assert health.at_end("001", 1) == [
+        "Warning: test of run/001: 1 of 2 episodes failed (50 %); the first error: ValueError: no mail [31m here"
     ]

@@ -132,6 +132,7 @@ def test_a_registry_that_is_away_at_the_end_costs_only_the_number(
 ) -> None:
     """The stage has registered the adapter; asking for the number used to end the run without its summary."""
     from flows.terminal.display import RunDisplay
+from flows.terminal.report import Point
     from flows.training import ending
 
     def away(*_: object) -> None:
@@ -140,7 +141,7 @@ def test_a_registry_that_is_away_at_the_end_costs_only_the_number(
     result = {"success": 0.5, "ci95": [0.4, 0.6], "n": 30}
     content: dict[str, Any] = {
         "base": result,
-        "trained": result | {"iteration": 2},
+        "trained": result | {"iteration": 2, "policy": "002"},
         "registered": None,
         "iterations": [{}],
         "wall_seconds": 1.0,
@@ -151,7 +152,8 @@ def test_a_registry_that_is_away_at_the_end_costs_only_the_number(
     monkeypatch.setattr("steps.registry.model.registered_version", away)
     monkeypatch.setattr(ending.report, "summary", lambda *_: content)
     monkeypatch.setattr(ending.health, "at_end", lambda *_: [])  # which reads the iterations' files
-    summary = ending.write_summary("toy", 2, 2, 0.0, RunDisplay())
+    best = Point(2, 0.5, (0.4, 0.6), 0.0)
+    summary = ending.write_summary("toy", best, 2, 0.0, RunDisplay())
     assert summary["registered"] == {"name": "toy", "version": None}
     lines: list[str] = []
     ending.print_end(lines.append, summary)
@@ -161,6 +163,7 @@ def test_a_registry_that_is_away_at_the_end_costs_only_the_number(
 def test_a_second_signal_does_not_cut_off_what_trackers_log_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """make passes on a SIGTERM that the process has had already, and people press Ctrl-C twice."""
     from flows.terminal.display import RunDisplay
+from flows.terminal.report import Point
     from flows.training import run as training
 
     ended: list[str] = []

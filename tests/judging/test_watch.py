@@ -266,10 +266,10 @@ def test_training_ends_where_the_alarm_is_raised() -> None:
     shares = [report.Point(iteration, success, (0, 1), 0.0) for iteration, success in enumerate((0.4, 0.6, 0.8, 0.55))]
     seen = alarm(curve(*HACKED), 10, 0.05)
     assert seen is not None
-    assert ending(3, shares, None, 2) == ""
-    assert ending(3, shares, None, 1) == "Validation has not improved for 1 iterations"
-    assert ending(3, shares, seen, 2).startswith("reward hacking: from iteration 2 to 3 success fell by 0.250")
-    assert "No adapter of this run is promoted" in ending(3, shares, seen, 2)
+    assert ending([], shares, None, 2) == ""
+    assert ending([], shares, None, 1) == "Validation has not improved for 1 iterations"
+    assert ending([], shares, seen, 2).startswith("reward hacking: from iteration 2 to 3 success fell by 0.250")
+    assert "No adapter of this run is promoted" in ending([], shares, seen, 2)
 
 
 def test_promotion_looks_at_all_iterations_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

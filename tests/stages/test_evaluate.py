@@ -110,7 +110,7 @@ def test_the_curve_and_the_summary_show_it(tmp_path: Path, engine: FakeEngine, m
     Path("run/000/test/summary.json").write_text(json.dumps(before))
     Path("run/receipt.json").write_text("{}")
     Path("run/001/metrics.json").write_text('{"reward_mean": 0.1, "tokens": 1, "collected": 1}')
-    shown = report.summary("multiplication", 1, 1, None, 1.0)
+    shown = report.summary("multiplication", report.point(1), 1, None, 1.0)
     assert shown["base"]["sampled_success"] is None
     assert shown["trained"]["sampled_success"] == 1.0
     assert [row["sampled_success"] for row in shown["iterations"]] == [1.0]

@@ -158,8 +158,9 @@ def test_what_the_flow_shows_and_chooses(run: Run, capsys: pytest.CaptureFixture
     write_chain(2, 2)
     curve = [report.point(number) for number in range(3)]
     assert [(point.success, point.reward) for point in curve] == [(0.5, None), (0.0, None), (1.0, None)]
-    assert best(curve).iteration == 2
-    assert best(curve[:2]).iteration == 1, "the base is no candidate"
+    assert best([], curve).iteration == 2
+    assert best([], curve[:2]).iteration == 1, "the base is no candidate"
+    assert best([curve[0]._replace(origin="sft")], curve[:2]).name == "sft", "what the iterations began with is"
     display = RunDisplay()
     for point in curve:
         display.row(point, None, None)
@@ -170,7 +171,7 @@ def test_what_the_flow_shows_and_chooses(run: Run, capsys: pytest.CaptureFixture
     run.evaluate("000", "test")
     run.evaluate("002", "test")
     (run.folder / "receipt.json").write_text('{"reason": "none"}')
-    summary = report.summary(TASK, 2, 2, None, 1.0)
+    summary = report.summary(TASK, curve[2], 2, None, 1.0)
     assert summary["iterations"][1]["judged_better_than_the_base_policy"] == 1.0
     assert "success" not in summary["iterations"][1]
     lines = ending.result_lines(summary)

@@ -251,7 +251,7 @@ def test_what_an_older_adapter_sampled_is_weighted_as_trl_does(batch: Batch, mod
     out. Nothing is left of the older adapter in the model."""
     import torch
 
-    plain = batch.update("newer")
+    plain = batch.update("newer", max_kl=None)
     chosen: dict[str, Any] = {}
     if mode:
         chosen = {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": mode}
@@ -558,7 +558,10 @@ def test_flat_groups_leave_the_adapter_as_it_was_where_they_are_dropped(batch: B
 def test_flat_groups_alone_have_the_gradient_of_the_kl_term(batch: Batch) -> None:
     for name in batch.rewards:
         batch.score(name, float(name[1]))
-    measured = batch.update("with KL", beta=0.01)
+    measured = batch.update("by signal", beta=0.01)
+    assert (measured["rows"], measured["optimizer_steps"], "loss" in measured) == (0, 0, False)
+    assert batch.adapter("by signal") == files(batch.folder / "previous-adapter")
+    measured = batch.update("with KL", beta=0.01, optimizer_steps="fixed")
     assert counts(measured) == (24, 0, 0, 24)
     assert (measured["rows"], measured["optimizer_steps"]) == (0, 2)
     assert measured["loss"] == pytest.approx(
@@ -566,7 +569,7 @@ def test_flat_groups_alone_have_the_gradient_of_the_kl_term(batch: Batch) -> Non
     )  # of two steps, with a little change between
     assert measured["sampler_kl"] < 1e-9
     assert batch.adapter("with KL") != files(batch.folder / "previous-adapter")
-    measured = batch.update("without KL", beta=0)
+    measured = batch.update("without KL", beta=0, optimizer_steps="fixed")
     assert (measured["optimizer_steps"], measured["loss"], measured["grad_norm"]) == (2, 0, 0)
     assert "sampler_kl" not in measured, "nothing was computed, so nothing was compared"
     assert batch.adapter("without KL") == files(batch.folder / "previous-adapter")

@@ -215,7 +215,7 @@ def main(family: str, folder: Path) -> dict[str, Any]:
         found["refused"] = str(refusal)
         rows = [Row([*one, 7, 8, 2], [0] * len(one) + [1] * 3, [0.0] * (len(one) + 3)) for one in asked * 4]
     examples = [Example([row], rng.gauss(0, 1), str(number // 4)) for number, row in enumerate(rows)]
-    update = Update(steps_per_generation=2, learning_rate=1e-2, max_sampler_kl=1e9)
+    update = Update(steps_per_generation=2, learning_rate=1e-2, max_sampler_kl=1e9, max_kl=None)
     found["kl"] = trainer.train(examples, update, 1.0, seed=5)["sampler_kl"]
     trainer.save_adapter(folder / "two")
     if "refused" in found:

@@ -21,7 +21,7 @@ def by_trl(model: Any, rows: list[Any], tokenizer: Any, folder: Path) -> list[An
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    order = list(sft.passes(len(rows), SETTINGS.epochs, 5))
+    order = list(sft.passes(len(rows), SETTINGS.epochs or 1, 5))
     labels = [[token if learnt else -100 for token, learnt in zip(row.ids, row.mask, strict=True)] for row in rows]
     SFTTrainer(
         model=model,
@@ -68,6 +68,49 @@ def test_small_micro_batches_give_the_same_steps(tmp_path: Path) -> None:
         sft.fine_tune(trainer, rows, settings, tokenizer, 5)
         results.append([value.detach().clone() for value in trainer.weights.values()])
     assert 0 < tiny.relative(*results) < 1e-4  # rounding alone
+
+
+def test_few_demonstrations_are_passed_over_until_the_held_out_ones_are_written_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows that say the same are learnt, and training ends before its 120 steps; the weights kept are the best seen."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "tasks_data/multiplication/policy")
+    policy = tiny.make_policy(tmp_path / "base")
+    rows = [
+        row._replace(ids=[*row.ids[:1], 7, 9], mask=[0, 1, 1], logprobs=[0.0] * 3) for row in tiny.random_rows(30, 3)
+    ]
+    settings = Sft(demonstrations=("x",), learning_rate=0.05)
+    learnt, held_out = sft.divided(rows, settings, 5)
+    assert (len(learnt), len(held_out)) == (27, 3)
+    trainer = tiny.moved(Trainer(policy, seed=1))
+    losses = sft.fine_tune(trainer, rows, settings, tokenizer, 5)
+    assert 10 < len(losses) < 120
+    assert "100% of 3 held out are right" in capsys.readouterr().out
+    assert min(losses) < 0.3 < losses[0]
+
+
+def test_the_best_weights_are_put_back() -> None:
+    import torch
+
+    weights = {"a": torch.zeros(1)}
+    best = sft.Best(weights)
+    looks = [(0.5, 2.0), (0.7, 1.0), (0.7, 1.5), (0.2, 0.1), (0.7, 1.1), (0.0, 9.0)]
+    ended = []
+    for step, look in enumerate(looks):
+        weights["a"].fill_(step)
+        ended.append(best.add(sft.Look(*look)))
+    best.restore()
+    assert (weights["a"].item(), ended) == (1.0, [False, False, False, False, False, True])
+
+
+def test_nothing_is_held_out_where_passes_are_set_or_demonstrations_many() -> None:
+    rows = tiny.random_rows(40, 1)
+    assert sft.divided(rows, SETTINGS, 5) == (rows, [])
+    many = Sft(demonstrations=("x",), batch=1)
+    assert sft.divided(rows[:9], many, 5) == (rows[:9], [])
+    assert sft.divided(rows * 3, many, 5) == (rows * 3, [])
 
 
 def test_each_pass_has_each_row_once_in_an_order_of_its_own() -> None:

@@ -1,0 +1,105 @@
+"""Which way a run takes: reinforcement at once, supervised training on demonstrations first, or none, with what is missing.
+
+The policy that the run begins with is measured on the first iteration's attempts (steps/analytics/readiness.py). Where it
+makes valid calls, succeeds at times and its attempts differ, reinforcement begins with those attempts. Where it does not,
+and somebody can show how it is done, the section `sft` is written to params.yaml, which makes the choice part of what
+`dvc repro` reproduces. Where nobody can, the run stops. `train.way` chooses by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import environments
+from flows.repro.parameters import set_params
+from flows.terminal.report import RUN
+from flows.training import start
+from flows.training.demonstrations import PLAYER, has_examples
+from steps.core.errors import UserError
+from steps.project.chain import iteration_name
+
+if TYPE_CHECKING:
+    from steps.analytics.readiness import Readiness
+    from steps.core.params import Params
+
+OWN = "demonstrations.jsonl"  # in tasks_data/<task>/: looked for without being named
+FIRST = iteration_name(1)
+
+
+def choose(params: Params, measure: Callable[[], Readiness], say: Callable[[str], None]) -> Params:
+    """The parameters with which the run goes on, those of params.yaml; `measure` makes the first attempts. UserError where
+    the run could learn nothing."""
+    if params.sft is not None or params.train.way == "grpo":
+        return params
+    sources = material(params)
+    if params.train.way == "sft":
+        if not sources:
+            raise UserError(f"train.way is sft, and there is nothing to learn from. {missing(params)}")
+        return adopt(params, sources, say)
+    measured = measure()
+    say(f"What the policy can do at the start ({measured.attempts} attempts at {measured.groups} scenarios):")
+    for line in measured.table():
+        say(line)
+    obstacle = measured.obstacle()
+    if not obstacle:
+        say("It speaks, and its attempts differ: it learns by reinforcement (GRPO) at once.")
+        return params
+    if not measured.can_be_taught or not sources:
+        anyway = f"`make train TASK={params.task} ARGS=--force` goes on anyway"
+        raise UserError(f"{obstacle}. {cure(measured, params)} {anyway}")
+    say(f"{obstacle[0].upper()}{obstacle[1:]}. It is taught first (SFT), by {', '.join(sources)}, then reinforced.")
+    return adopt(params, sources, say)
+
+
+def measured_on(run: Path, task: str) -> Readiness:
+    """The readiness that the first iteration's attempts show."""
+    from steps.analytics.readiness import readiness
+    from steps.core.records import Reward, Trajectory, read_records
+
+    trajectories = read_records(Trajectory, run / FIRST / "trajectories.parquet")
+    rewards = read_records(Reward, run / FIRST / "rewards.parquet")
+    return readiness(environments.load(task), trajectories, rewards)
+
+
+def material(params: Params) -> list[str]:
+    """What could be learnt from, as sft.demonstrations takes it: the task's demonstrations, good conversations that were
+    ingested, or else the scripted player. Several tasks at once have none."""
+    if params.tasks:
+        return []
+    ingested = Path("ingested") / params.task / OWN
+    files = [OWN] * (environments.data_of(params.task) / OWN).is_file() + [str(ingested)] * ingested.is_file()
+    return files or [PLAYER] * has_examples(params)
+
+
+def adopt(params: Params, sources: list[str], say: Callable[[str], None]) -> Params:
+    """Write the section `sft` to params.yaml, and bring its demonstrations together."""
+    params = set_params([f"sft.demonstrations={json.dumps(sources)}"])
+    for line in start.prepare(params, keep=True):
+        say(line)
+    return params
+
+
+def missing(params: Params) -> str:
+    """What would let the policy be taught, in two sentences."""
+    return (
+        f"Write some 30 demonstrations to {environments.data_of(params.task) / OWN} (docs/start.md), or a player "
+        f"`scripted` in the task, then run the same command again. Or begin with a policy that knows more, such as "
+        f"`make train TASK={params.task} PRESET=smollm2`."
+    )
+
+
+def cure(measured: Readiness, params: Params) -> str:
+    """What to do about what the policy lacks."""
+    if measured.failed == measured.attempts:
+        return f"Mend the task: `make check-task NAME={params.task}` tests it without a model."
+    if not measured.scored:
+        return f"Look at what the judge is asked and answers: {RUN / FIRST / 'judgements.jsonl'}."
+    if measured.is_solved:
+        return "Take harder scenarios, or evaluate what is there: `make promote` judges a version."
+    if measured.speaks and not measured.varied:
+        return "Give partial credit in the task's reward, take other scenarios, or raise rollout.attempts."
+    longer = "Raise rollout.max_tokens and policy.context if the attempts need more. " if measured.is_cut else ""
+    return longer + missing(params)

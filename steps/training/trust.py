@@ -1,0 +1,88 @@
+"""A bound on how far one update moves the policy: the KL divergence from the policy that sampled the batch.
+
+Whatever makes an update too large (few trajectories with a signal, a high learning rate, many passes), the policy that it
+leaves is within `update.max_kl` nats a token of the one that sampled. Each optimiser step's own forward pass tells how far
+the steps before it went, at no cost: once they exceed the bound, the rest of the steps is left out. Where the last step may
+have gone too far, that is measured on the trajectories of the first one, and the way that the adapter went is shortened, as
+TRPO does along its line (Schulman et al. 2015, arXiv:1502.05477, appendix C).
+
+The divergence is KL(sampler ‖ policy), by the k3 estimate (Schulman 2020) over the sampled tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from steps.core.errors import UserError
+from steps.training.loss import sampler_kl
+from steps.training.processes import gathered
+
+if TYPE_CHECKING:
+    import torch
+
+GROWTH = (
+    4.0  # by how much the divergence may grow with the last step, which is not measured where this is within the bound
+)
+SHORTER = 0.7  # the most that is kept of a step that is too long, each time
+ROUNDS = 12  # 0.7 ** 12 is 1 %, and the divergence falls with the square of that
+
+
+class TrustRegion:
+    """Where an update began, and how far from there its policy is."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], limit: float | None) -> None:
+        """`weights` are those that are trained, by name. `limit` in nats a token; None: nothing is bounded."""
+        self.weights, self.limit = weights, limit
+        self.begun = {name: value.detach().clone() for name, value in weights.items()} if limit else {}
+        self.sums = [0.0, 0.0]  # nats, tokens
+        self.kept = 1.0  # share of the whole step that was kept
+
+    def add(self, logps: Any, _: Any, batch: dict[str, Any]) -> None:
+        """Add a micro-batch by the policy's present logprobs [B, S]."""
+        if self.limit:
+            mask = batch["completion_mask"]
+            nats = sampler_kl(logps, batch["old_per_token_logps"], mask)
+            self.sums = [self.sums[0] + nats, self.sums[1] + float(mask.sum())]
+
+    def take(self) -> float | None:
+        """The divergence over what was added since it was last taken, in all processes; None where there was no token."""
+        nats, tokens = (sum(values) for values in zip(*gathered(self.sums), strict=True))
+        self.sums = [0.0, 0.0]
+        return nats / tokens if tokens else None
+
+    def is_left(self, divergence: float | None) -> bool:
+        """Whether the policy is surely too far from where it began. What is no number ends the next optimiser step."""
+        return self.limit is not None and divergence is not None and divergence > self.limit
+
+    def hold(self, measured: float | None, measure: Callable[[], None]) -> float | None:
+        """Shorten the step until its divergence is within the limit; the divergence, None where nothing is bounded.
+
+        `measured` is what was seen before the last optimiser step, or None. `measure` adds trajectories, by their logprobs
+        at the present weights. UserError where no part of the step is within the limit: its weights are no numbers.
+        """
+        if self.limit is None or (measured is not None and measured * GROWTH <= self.limit):
+            return measured
+        ended = {name: value.detach().clone() for name, value in self.weights.items()}
+        for _ in range(ROUNDS):
+            measure()
+            measured = self.take()
+            if measured is None or measured <= self.limit:
+                return measured
+            ratio = math.sqrt(self.limit / measured) if math.isfinite(measured) else 0.0
+            self.kept *= min(SHORTER, max(ratio, 0.1))
+            self._go(ended)
+        raise UserError(
+            f"the last optimiser step cannot be shortened to update.max_kl ({self.limit:g} nats a token; it is at "
+            f"{measured}): nothing of this update is kept. Lower update.learning_rate or set policy.dtype: float32, then "
+            "run the same command again"
+        )
+
+    def _go(self, ended: Mapping[str, torch.Tensor]) -> None:
+        """Set the weights to where `kept` of the step leads."""
+        import torch
+
+        with torch.no_grad():
+            for name, value in self.weights.items():
+                value.copy_(torch.lerp(self.begun[name], ended[name], self.kept))
