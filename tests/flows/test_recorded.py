@@ -132,7 +132,7 @@ def test_a_registry_that_is_away_at_the_end_costs_only_the_number(
 ) -> None:
     """The stage has registered the adapter; asking for the number used to end the run without its summary."""
     from flows.terminal.display import RunDisplay
-from flows.terminal.report import Point
+    from flows.terminal.report import Point
     from flows.training import ending
 
     def away(*_: object) -> None:
@@ -163,7 +163,6 @@ from flows.terminal.report import Point
 def test_a_second_signal_does_not_cut_off_what_trackers_log_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """make passes on a SIGTERM that the process has had already, and people press Ctrl-C twice."""
     from flows.terminal.display import RunDisplay
-from flows.terminal.report import Point
     from flows.training import run as training
 
     ended: list[str] = []
