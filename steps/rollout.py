@@ -4,7 +4,8 @@ Trajectories keep the exact token ids, which of them were sampled, and the logpr
 scenarios follow from the seed and the iteration's number: each is played once before any is played again. With
 `rollout.curriculum` they follow from earlier successes, too. drawn.json lists them, and their weights. Of several tasks
 each has its share of every batch (environments/_shares.py), drawn from its own scenarios as if it were the only one. With
-`rollout.opponent` another adapter plays the other side of a game (steps/sampling/rivals.py): drawn.json names it, too.
+`rollout.opponent` another adapter plays the other side of a game (steps/sampling/rivals.py): drawn.json names it, too. With
+`rollout.resample` groups without variance are sampled again at other scenarios (steps/sampling/resample.py).
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from steps.core.progress import say
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
     from typing import Any
 
     from environments.base import Scenario
     from steps.core.params import RolloutParams
+    from steps.core.records import Trajectory
     from steps.sampling.rivals import Opponent
 
 
@@ -56,40 +59,51 @@ def rollout(
         for task, counts in counts_by_task(int(iteration), params).items()
     }
     chosen, record = zip(*interleaved(drawn_by_task), strict=True)
-    attempts = [(scenario, attempt) for scenario in chosen for attempt in range(params.rollout.attempts)]
     data, seed = env.load(task_data), params.seed * 1000 + int(iteration)
     other = seated(params, opponent)
-    if env.is_agent:
-        if other is not None:
-            raise UserError(f"rollout.opponent: {params.task} is an agent of your own, and no game; take it out")
-        from steps.gateway.play import play as play_agents
+    if env.is_agent and other is not None:
+        raise UserError(f"rollout.opponent: {params.task} is an agent of your own, and no game; take it out")
 
-        played = play_agents(
-            params.policy, params.rollout, params.agents, params.task, env, adapter, attempts, iteration, seed
-        )
-    else:
-        from steps.sampling.play import play
+    def play(scenarios: Sequence[Scenario]) -> list[Trajectory]:
+        attempts = [(scenario, attempt) for scenario in scenarios for attempt in range(params.rollout.attempts)]
+        if env.is_agent:
+            from steps.gateway.play import play as play_agents
 
-        played = play(
-            params.policy,
-            params.rollout,
-            adapter,
-            env,
-            task_data,
-            data,
-            attempts,
-            iteration,
-            seed,
-            opponent=other,
+            return play_agents(
+                params.policy, params.rollout, params.agents, params.task, env, adapter, attempts, iteration, seed
+            )
+        from steps.sampling.play import play as play_here
+
+        return play_here(
+            params.policy, params.rollout, adapter, env, task_data, data, attempts, iteration, seed, opponent=other
         )
+
+    played, replaced = play(chosen), list[dict[str, Any]]()
+    if params.rollout.resample:
+        from functools import partial
+
+        from steps.judging.rule import by_rule
+        from steps.sampling.resample import grouped, resample
+
+        if not env.has_rule:
+            raise UserError(f"rollout.resample reads the rule's reward, and {params.task} has no rule; take it out")
+        groups, replaced = resample(
+            partial(by_rule, env), pool, grouped(played), params.rollout.resample, f"{seed}", play
+        )
+        entries = {entry["id"]: entry for entry in record}
+        record = tuple(entries.get(name, {"id": name}) for name in groups)
+        played = [trajectory for attempts in groups.values() for trajectory in attempts]
     write_records(played, trajectories)
     if drawn is not None:
         content = {"curriculum": settings and settings.model_dump(), "scenarios": record}
         if other is not None:
             content["opponent"] = described(other)
+        if params.rollout.resample:
+            content["replaced"] = replaced
         drawn.write_text(json.dumps(content, indent=2) + "\n")
     failed = sum(trajectory.stop_reason == "error" for trajectory in played)
-    say(f"{len(played)} episodes" + (f", {failed} of them failed" if failed else ""))
+    more = f", {len(replaced)} groups without variance sampled again" if replaced else ""
+    say(f"{len(played)} episodes" + (f", {failed} of them failed" if failed else "") + more)
 
 
 def seated(params: RolloutParams, adapter: Path | None) -> Opponent | None:

@@ -83,6 +83,10 @@ class Params(Section):
                     "must be another model; name another, or take evaluate.judge out"
                 )
         self._check_start()
+        if self.rollout.resample and not self.score.judges.rule:
+            raise ValueError(
+                "rollout.resample reads the rule's reward, and score.judges.rule is 0: give it a weight, or take it out"
+            )
         if self.update.shard and self.policy.quantization:
             raise ValueError(
                 f"update.shard does not work with policy.quantization: {self.policy.quantization}, whose weights are not "

@@ -109,6 +109,9 @@ class Rollout(Sharded):
     """Most turns of an episode. null: the environment's own limit."""
     curriculum: Curriculum | None = None
     """null: each scenario comes once before any comes again. {}: a curriculum with its defaults."""
+    resample: int = Field(0, ge=0, le=8)
+    """How often groups whose attempts all earned the same by the rule are replaced by groups at other scenarios, as in DAPO
+    (steps/sampling/resample.py). 0: never."""
     opponent: Opponent | None = None
     """Of games of two sides, in training alone. null: the opponents of the task's data."""
     order: Literal["lockstep", "free"] = "lockstep"
