@@ -40,18 +40,33 @@ def choose(params: Params, measure: Callable[[], Readiness], say: Callable[[str]
             raise UserError(f"train.way is sft, and there is nothing to learn from. {missing(params)}")
         return adopt(params, sources, say)
     measured = measure()
-    say(f"What the policy can do at the start ({measured.attempts} attempts at {measured.groups} scenarios):")
-    for line in measured.table():
+    for line in described(measured):
         say(line)
+    way, sentence = decision(measured, params, sources)
+    if not way:
+        raise UserError(f"{sentence} `make train TASK={params.task} ARGS=--force` goes on anyway")
+    say(sentence)
+    return adopt(params, sources, say) if way == "sft" else params
+
+
+def described(measured: Readiness) -> list[str]:
+    """What a policy can do, as lines."""
+    head = f"What the policy can do before training, in {measured.attempts} attempts at {measured.groups} scenarios:"
+    return [head, *measured.table()]
+
+
+def decision(measured: Readiness, params: Params, sources: list[str]) -> tuple[str, str]:
+    """(grpo, sft or nothing, the sentence that says why). `sources`: what could be learnt from."""
     obstacle = measured.obstacle()
     if not obstacle:
-        say("It speaks, and its attempts differ: it learns by reinforcement (GRPO) at once.")
-        return params
-    if not measured.can_be_taught or not sources:
-        anyway = f"`make train TASK={params.task} ARGS=--force` goes on anyway"
-        raise UserError(f"{obstacle}. {cure(measured, params)} {anyway}")
-    say(f"{obstacle[0].upper()}{obstacle[1:]}. It is taught first (SFT), by {', '.join(sources)}, then reinforced.")
-    return adopt(params, sources, say)
+        return (
+            "grpo",
+            "It can do the task at times, and its attempts differ: it learns by reinforcement (GRPO) at once.",
+        )
+    if measured.can_be_taught and sources:
+        first = f"{obstacle[0].upper()}{obstacle[1:]}"
+        return "sft", f"{first}. It is taught by {' and '.join(sources)} first (SFT), then reinforced (GRPO)."
+    return "", f"{obstacle}. {cure(measured, params)}"
 
 
 def measured_on(run: Path, task: str) -> Readiness:

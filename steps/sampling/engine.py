@@ -235,7 +235,7 @@ class EngineSampler:
     def __init__(
         self,
         policy: Policy,
-        adapter: Path,
+        adapter: Path | None,  # None: the base model alone
         temperature: float,
         max_tokens: int,
         stop: int,
@@ -249,7 +249,7 @@ class EngineSampler:
         engine.llm.reset_prefix_cache()
         self.on_gpu = engine.on_gpu
         self.engine = engine.llm
-        self.lora = engine.lora(adapter)
+        self.lora = engine.lora(adapter) if adapter is not None else None
         self.opponent = engine.lora(opponent) if opponent is not None else None
         self.keys: dict[str, int] = {}
         self.ranked: dict[str, int] = {}  # requests whose most probable tokens are asked for, and how many of each
@@ -311,7 +311,7 @@ def _ranked(values: Any, count: int) -> tuple[tuple[int, float], ...]:
 def play(
     policy: Policy,
     limits: Rollout | Evaluate,
-    adapter: Path,
+    adapter: Path | None,  # None: the base model alone
     env: type[Env],
     data: Any,
     attempts: Sequence[tuple[Scenario, int]],  # (scenario, number of the attempt)
@@ -338,7 +338,7 @@ def play(
         attempts,
         prefix=prefix,
         seed=seed,
-        adapter_hash=adapter_hash(adapter),
+        adapter_hash=adapter_hash(adapter) if adapter is not None else "base",
         context=policy.context,
         max_tokens=max_tokens,
         max_turns=limits.max_turns,
