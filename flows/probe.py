@@ -10,8 +10,11 @@ then chooses (flows/training/way.py). Left out: judges, which are not asked, and
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from steps.core.records import Trajectory
 
 LONGEST = 110  # characters of a line of the attempt that is shown
+LOG = Path(".flywheel/try.log")
 
 
 def probe(params: Params, scenarios: int, attempts: int) -> None:
@@ -48,7 +52,8 @@ def probe(params: Params, scenarios: int, attempts: int) -> None:
     say(f"{params.task}: {attempts} attempts of {params.policy.base_model} at each of {len(chosen)} scenarios")
     pairs = [(scenario, number) for scenario in chosen for number in range(attempts)]
     began = time.monotonic()
-    played = engine.play(params.policy, params.rollout, None, env, data, pairs, "try", params.seed)
+    with quiet():
+        played = engine.play(params.policy, params.rollout, None, env, data, pairs, "try", params.seed)
     say(f"played in {time.monotonic() - began:.1f} s, vLLM's start included. The first attempt:")
     for line in shown(env, pairs[0][0], played[0]):
         say(f"  {line}")
@@ -63,6 +68,24 @@ def probe(params: Params, scenarios: int, attempts: int) -> None:
     if params.sft is not None:
         sentence = f"{sentence} The section sft of its settings teaches it first."
     say(sentence if chosen_way or params.sft else f"Training would stop here: {sentence}")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, what vLLM and torch print goes to LOG."""
+    LOG.parent.mkdir(exist_ok=True)
+    sys.stdout.flush()
+    kept = os.dup(1), os.dup(2)
+    with LOG.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            for number, terminal in enumerate(kept, 1):
+                os.dup2(terminal, number)
+                os.close(terminal)
 
 
 def shown(env: type[Env], scenario: Scenario, trajectory: Trajectory) -> list[str]:
