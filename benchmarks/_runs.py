@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,6 +26,15 @@ from benchmarks._common import ROOT, tell
 TOOLS = ("FLYWHEEL_", "LANGFUSE_", "MLFLOW_", "PREFECT_", "WANDB_")
 Case = TypeVar("Case")
 Result = TypeVar("Result")
+
+
+class Failed(SystemExit):
+    """A command that ended with an error; the message says which."""
+
+    def __init__(self, message: str, lines: Sequence[str], seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+        self.last_line = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
 def clone(root: Path) -> Path:
@@ -86,7 +95,7 @@ def side_by_side(jobs: int, function: Callable[[Case], Result], cases: Iterable[
 def show(root: Path, words: list[str], variables: Mapping[str, str] | None = None) -> tuple[float, str]:
     """Run this Python on the words in a clone, and repeat on standard error what it prints, as it comes.
 
-    Returns its seconds, and what it printed. SystemExit where it fails.
+    Returns its seconds, and what it printed. Failed, which ends a benchmark, where it fails.
     """
     tell(f"{root.name}: {' '.join(words)}")
     began, lines = time.perf_counter(), []
@@ -110,7 +119,6 @@ def show(root: Path, words: list[str], variables: Mapping[str, str] | None = Non
             raise
     if process.returncode:
         log = root / ".flywheel" / "train.log"
-        raise SystemExit(
-            f"{' '.join(words)} in {root} failed with exit code {process.returncode}; see above, and {log}"
-        )
+        message = f"{' '.join(words)} in {root} failed with exit code {process.returncode}; see above, and {log}"
+        raise Failed(message, lines, time.perf_counter() - began)
     return time.perf_counter() - began, "".join(lines)

@@ -72,9 +72,11 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     steps = rate(lambda: replay(env, data, each[next(at) % len(each)]), seconds)
     a_episode = sum(len(turns) for _, turns in plays) / len(plays)
     scenarios = rate(lambda: len(env.scenarios(data, "train", SCENARIOS, next(at))), seconds)
-    scripted = 1 / rate(lambda: bool(env(made[next(at) % len(made)], data).play("scripted")), seconds)
     row = {"name": name, "steps_per_second": round(steps), "episodes_per_second": round(steps / a_episode, 1)}
     row["scenarios_per_second"] = round(scenarios)
+    if not env.has_player("scripted"):
+        return row
+    scripted = 1 / rate(lambda: bool(env(made[next(at) % len(made)], data).play("scripted")), seconds)
     return row | ({"scripted_seconds_per_episode": round(scripted, 4)} if scripted > DEAR else {})
 
 

@@ -65,6 +65,8 @@ def result(name: str, env: type[Env], data: Any, made: Sequence[Scenario], hack:
 def measure(task: str, count: int) -> dict[str, Any]:
     """The row of a task."""
     env = environments.load(task)
+    if lacking := [env.lacks(player) for player in ("scripted", "gold") if not env.has_player(player)]:
+        raise SystemExit(f"{lacking[0]}.")
     data = env.load(ROOT / "tasks_data" / task.rpartition(".")[2])
     made = env.scenarios(data, "test", count, 1)
     hacks = [result(name, env, data, made, hack) for name, hack in (GENERAL | HACKS.get(task, {})).items()]

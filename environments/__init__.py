@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from environments._shares import PLUS
 
 # A module with an agent (a function `rollout` in place of an Env), or with an MCP server's tools.
-NO_PLAYERS = re.compile(r"^((async )?def rollout\(|class \w+\(Mcp\))", re.MULTILINE)
+NO_TOOLS = re.compile(r"^((async )?def rollout\(|class \w+\(Mcp\))", re.MULTILINE)
 
 if TYPE_CHECKING:
     from environments._agents import Result as Result
@@ -38,10 +38,10 @@ def __getattr__(name: str) -> Any:
 
 
 def tasks(agents: bool = True) -> list[str]:
-    """The tasks in this folder but `mcp`, whose server is yours. Without agents, if so wanted: those have no players, nor do
-    tasks with an MCP server's tools. No task's module is run."""
+    """The tasks in this folder but `mcp`, whose server is yours. Without agents, if so wanted, and without tasks with an MCP
+    server's tools: neither has tools of its own. No task's module is run."""
     files = [path for path in Path(__file__).parent.glob("[!_]*.py") if path.stem not in ("base", "mcp")]
-    return sorted(path.stem for path in files if agents or not NO_PLAYERS.search(path.read_text(encoding="utf-8")))
+    return sorted(path.stem for path in files if agents or not NO_TOOLS.search(path.read_text(encoding="utf-8")))
 
 
 def data_of(task: str) -> Path:
@@ -78,8 +78,10 @@ def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
             f"{name} defines {len(classes)} environments; a task's module defines exactly one Env class, or else a function "
             "rollout"
         )
-    if lacking := sorted(classes[0].__abstractmethods__):
-        raise ValueError(
-            f"{name}: {classes[0].__name__} does not define {', '.join(lacking)}; see environments/_template.py"
-        )
-    return classes[0]
+    [env] = classes
+    lacking = sorted(env.__abstractmethods__)
+    if env.reward.__func__ is Env.reward.__func__ and env.success.__func__ is Env.success.__func__:  # type: ignore[attr-defined]
+        lacking.append("reward or success")
+    if lacking:
+        raise ValueError(f"{name}: {env.__name__} does not define {', '.join(lacking)}; see environments/_template.py")
+    return env

@@ -130,18 +130,6 @@ class AgentEnv(Env):
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         cls._refuse("its success is what its function `rollout` returned, and not in a transcript")
 
-    def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        self._refuse("it has no scripted player")
-
-    def random(self, messages: Sequence[Message], rng: Random) -> Message:
-        self._refuse("it has no random player")
-
-    def gold(self, messages: Sequence[Message], rng: Random) -> Message:
-        self._refuse("it has no player who knows the answer")
-
-    def bad(self, messages: Sequence[Message], rng: Random) -> Message:
-        self._refuse("it has no bad player")
-
     @classmethod
     def _refuse(cls, why: str) -> NoReturn:
         raise ValueError(f"{cls.task} is an agent of your own: {why}")

@@ -26,7 +26,7 @@ from environments import base
 from environments._apart import SECONDS, Child, Episode, Stopped, child_of
 from environments._packages import check_versions
 from environments._sandbox import printable
-from environments._tools import any_value, tool_of
+from environments._tools import any_call, tool_of
 from environments.base import Component, Env, Message, Scenario, Tool, unwritable
 
 ERROR, MOST_ERRORS = -0.05, 20
@@ -179,14 +179,7 @@ class Apart(Env):
         """A call whose arguments fit its schema, or words."""
         if not self.tools() or (self.hears and rng.random() < 0.5):
             return self.scripted(messages, rng)
-        return self.any_call(rng)
-
-    def any_call(self, rng: Random) -> Message:
-        tools = list(self.tools().values())
-        function = rng.choice(tools).schema["function"]
-        properties, required = function["parameters"].get("properties", {}), function["parameters"].get("required", ())
-        filled = {name: any_value(properties.get(name, {}), rng) for name in required}
-        return base.use(function["name"], **filled)
+        return any_call(self.tools(), rng)
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """A number or a word of the last message: nobody knows a script for every environment."""

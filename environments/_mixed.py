@@ -61,6 +61,15 @@ class Mixed(Env):
         return interleaved(drawn)
 
     @classmethod
+    def has_player(cls, player: str) -> bool:
+        return all(part.has_player(player) for part in cls.parts.values())
+
+    @classmethod
+    def lacks(cls, player: str) -> str:
+        """That of the first task without the player."""
+        return next(part.lacks(player) for part in cls.parts.values() if not part.has_player(player))
+
+    @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
         return cls.of(scenario).components(scenario, messages)
 

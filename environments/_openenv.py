@@ -23,7 +23,7 @@ from environments import base
 from environments._apart import Stopped, child_of
 from environments._apart_env import Apart, Turn
 from environments._packages import options_of
-from environments._tools import any_value
+from environments._tools import any_call, any_value
 from environments.base import Message, Scenario, Split
 
 SEEDS = 100_000
@@ -65,7 +65,7 @@ class OpenEnv(Apart):
     # Players
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        return self.any_call(rng)
+        return any_call(self.tools(), rng)
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
         """The next action of those that search finds; the last of them again where the episode goes on."""

@@ -87,7 +87,8 @@ class Template(Env):
         answer = _answer(messages)
         return Outcome(answer, scenario.data["answer"], optimal_turns=2, required={"answer": answer is not None})
 
-    # EDIT: the players. They show that the task can be solved, that the reward separates good from bad, and how hard it is.
+    # EDIT, or leave out: the players. `scripted` can teach a policy before training; `gold` and `bad` show that the task can
+    # be solved and that the reward separates right from wrong; the default of `random` makes any call that fits a schema.
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """Looks up the country in the question and answers with the result, from the transcript alone."""

@@ -14,11 +14,14 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
+
+from environments._transcripts import Message, use
 
 F = typing.TypeVar("F", bound=Callable[..., Any])
 
@@ -28,6 +31,7 @@ SECTION = re.compile(
     r"(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?|Attributes|See Also|Todo):\s*"
 )
 ARGUMENTS = ("Args", "Arguments", "Parameters")
+WORDS = ("a", "b", "note", "hello")  # texts of calls that are made at random
 ENTRY = re.compile(r"(\w+) ?(?:\(.*?\))?:\s*(.*)")  # name: text, or name (type): text
 
 
@@ -98,8 +102,10 @@ def make_tool(method: Callable[..., Any]) -> Tool:
         required += [name] if must else []
     parameters = {"type": "object", "properties": properties, "required": required}
     function = {"name": method.__name__, "description": summary, "parameters": parameters}
-    strict = ConfigDict(extra="forbid", strict=True)
-    model = create_model(f"{method.__name__}_arguments", __config__=strict, **fields)
+    strict = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    with warnings.catch_warnings():  # an argument may be called `copy` or `schema`, as a method of the model is
+        warnings.filterwarnings("ignore", "Field name", UserWarning)
+        model = create_model(f"{method.__name__}_arguments", __config__=strict, **fields)
     return Tool(method.__name__, {"type": "function", "function": function}, model)
 
 
@@ -214,10 +220,25 @@ def _hint(schema: Any) -> Any:
     return kinds.get(kind, Any) if isinstance(kind, str) else Any
 
 
-def any_value(schema: Any, rng: Random) -> Any:
+def any_call(tools: Mapping[str, Tool], rng: Random, texts: Sequence[str] = ()) -> Message:
+    """A call of one of the tools whose arguments fit its schema; for texts up to three words in a row of those given."""
+    function = rng.choice(list(tools.values())).schema["function"]
+    properties, required = function["parameters"].get("properties", {}), function["parameters"].get("required", ())
+    optional = [
+        name for name, schema in properties.items() if name not in required and schema.keys() & {"type", "enum"}
+    ]
+    names = [*required, *(name for name in optional if rng.random() < 0.3)]
+    given = rng.choice(texts).split() if texts else []
+    starts = [rng.randrange(len(given)) for _ in range(3) if given]
+    parts = [" ".join(given[start : start + rng.randint(1, 3)]).strip(".,?!") for start in starts]
+    choices = [part for part in parts if part] or WORDS
+    return use(function["name"], **{name: any_value(properties.get(name, {}), rng, choices) for name in names})
+
+
+def any_value(schema: Any, rng: Random, texts: Sequence[str] = WORDS) -> Any:
     """A value of a JSON schema's type; of its `enum` where it has one, and within its bounds."""
     if not isinstance(schema, dict):
-        return "a"
+        return texts[0]
     if schema.get("enum"):
         return rng.choice(schema["enum"])
     low = int(schema.get("minimum", 0))
@@ -228,4 +249,4 @@ def any_value(schema: Any, rng: Random) -> Any:
         "array": [],
         "object": {},
     }
-    return kinds.get(str(schema.get("type")), rng.choice(("a", "b", "note", "hello")))
+    return kinds.get(str(schema.get("type")), rng.choice(texts))

@@ -9,6 +9,17 @@ from typing import Any
 Message = dict[str, Any]  # as in the OpenAI chat format: role, content, and an assistant's tool_calls
 
 
+def use(name: str, /, **arguments: Any) -> Message:
+    """An assistant's turn that calls one tool."""
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+
+def words(text: str) -> Message:
+    """An assistant's turn in plain words."""
+    return {"role": "assistant", "content": text}
+
+
 def error(text: str) -> str:
     """The observation of an error. All environments use this form, so that a reward can count errors."""
     return f"Error: {text}."

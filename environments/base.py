@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from environments import _waiting
+from environments._players import Players
 from environments._tools import Tool as Tool
 from environments._tools import make_tool, text_of
 from environments._tools import tool as tool
@@ -37,6 +38,8 @@ from environments._transcripts import count_turns as count_turns
 from environments._transcripts import error as error
 from environments._transcripts import is_error as is_error
 from environments._transcripts import tool_calls as tool_calls
+from environments._transcripts import use as use
+from environments._transcripts import words as words
 
 Split = Literal["train", "val", "test"]
 
@@ -87,10 +90,10 @@ class Outcome(NamedTuple):
 T = typing.TypeVar("T")
 
 
-class Env(ABC):
+class Env(Players, ABC):
     """One episode of a task. Subclasses add tools and define the task in the class methods below."""
 
-    max_turns: ClassVar[int]
+    max_turns: ClassVar[int] = 10  # of the assistant, after which an episode ends
     # Keys of `data` that together identify where an answer comes from (a mail, the seed of a game; each member of a list).
     # steps/data/contamination.py checks that train shares no source with val or test. It checks the texts of the user's
     # messages as well, unless `openings_repeat` says that different scenarios start with much the same words (a board, a
@@ -131,15 +134,18 @@ class Env(ABC):
     def scenarios(cls, data: Any, split: Split, count: int, seed: int) -> list[Scenario]:
         """`count` scenarios of a split; the same seed gives the same ones. ValueError if the split has too few."""
 
-    @classmethod
-    @abstractmethod
-    def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component] | float:
-        """The components of a transcript's rule reward, which is their sum; or the reward as a single number."""
+    # A task defines one of the next two at least, and the other follows from it.
 
     @classmethod
-    @abstractmethod
+    def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component] | float:
+        """The components of a transcript's rule reward, which is their sum; or the reward as a single number. By default 1
+        for a success and 0 for anything else."""
+        return float(cls.success(scenario, messages))
+
+    @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
-        """Whether the transcript did what was asked."""
+        """Whether the transcript did what was asked. By default whether its reward is above 0."""
+        return round(sum(part.value for part in cls.components(scenario, messages)), 9) > 0  # 0.1 + 0.2 - 0.3 is not
 
     @classmethod
     def components(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
@@ -230,39 +236,6 @@ class Env(ABC):
         """A person's correction in the form of the answer that it corrects, such as words that correct a call."""
         return correction
 
-    # Players return the next turn for a transcript; `play` makes a whole episode. They need no model: they are baselines,
-    # demonstrations for a small policy, and what every task is checked with (tests/environments/test_environments.py).
-
-    @abstractmethod
-    def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        """A best effort by rules that uses only what the policy sees: the transcript and the tools."""
-
-    @abstractmethod
-    def random(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Any well-formed turn."""
-
-    @abstractmethod
-    def gold(self, messages: Sequence[Message], rng: Random) -> Message:
-        """A turn of a player who knows the hidden data and succeeds."""
-
-    @abstractmethod
-    def bad(self, messages: Sequence[Message], rng: Random) -> Message:
-        """A plausible but wrong turn; its episode must be rewarded less than that of `gold`."""
-
-    def play(self, player: str, seed: int = 0) -> list[Message]:
-        """The transcript of a whole episode by `scripted`, `random`, `gold` or `bad`."""
-        rng = Random(f"{player} {seed} {self.scenario.id}")
-        messages = list(self.scenario.messages)
-        try:
-            for _ in range(self.max_turns):
-                messages.append(getattr(self, player)(messages, rng))
-                messages += self.step(messages[-1])
-                if self.done:
-                    break
-        finally:
-            self.release()
-        return messages
-
     def step(self, message: Message, problems: Sequence[str] = ()) -> list[Message]:
         """The messages that answer a turn; `problems` describe the calls that could not be parsed."""
         answers: list[Message] = []
@@ -277,7 +250,7 @@ class Env(ABC):
             answers += self.hear(str(message["content"]))
         return answers
 
-    def release(self) -> None:  # noqa: B027  (most have nothing to free)
+    def release(self) -> None:
         """Called when the episode is over, however it ended, at times twice: frees what it holds, such as a connection."""
 
     def _in_time(self, function: Mapping[str, Any]) -> str:
@@ -315,6 +288,11 @@ class Env(ABC):
         """The answer to a turn in plain words, without a tool call. A task that takes its result this way sets `done`."""
         asked = error(f"no tool was called; call one {self.call_hint}")
         return [{"role": "tool", "name": "", "content": asked}]
+
+    @classmethod
+    def takes_words(cls) -> bool:
+        """Whether a turn in plain words is more than an error: the task defines `hear`."""
+        return cls.hear is not Env.hear
 
     def call(self, name: str, arguments: Any) -> str:
         """Run one tool call and return the observation."""
@@ -385,17 +363,6 @@ def weighed(counts: Mapping[str, float], table: Mapping[str, tuple[float, str]])
         for name, count in counts.items()
         if count
     ]
-
-
-def use(name: str, /, **arguments: Any) -> Message:
-    """An assistant's turn that calls one tool."""
-    function = {"name": name, "arguments": arguments}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
-
-
-def words(text: str) -> Message:
-    """An assistant's turn in plain words."""
-    return {"role": "assistant", "content": text}
 
 
 def normalise(text: str) -> str:

@@ -17,14 +17,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, NamedTuple, NoReturn, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 from pydantic import BaseModel
 
 from environments import _waiting
 from environments._mcp import Server, Servers
 from environments._mcp_settings import TOOLS, ServerSettings, read_settings
-from environments._tools import any_value
 from environments.base import (
     Component,
     Env,
@@ -36,8 +35,6 @@ from environments.base import (
     error,
     read_lines,
     unwritable,
-    use,
-    words,
 )
 
 SCENARIOS = "scenarios.jsonl"
@@ -178,29 +175,6 @@ class Mcp(Env):
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
         """Nothing: there is no rule."""
         return []
-
-    @classmethod
-    def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
-        return False
-
-    def random(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Calls a tool with arguments that fit the simplest of its schema, or ends with words."""
-        if rng.random() < 0.2:
-            return words("I do not know.")
-        function = rng.choice(self.data.tools)["function"]
-        parameters = function["parameters"]
-        names = [*parameters.get("required", ())] + [
-            name for name in parameters.get("properties", {}) if rng.random() < 0.3
-        ]
-        filled = {name: any_value(parameters.get("properties", {}).get(name, {}), rng) for name in dict.fromkeys(names)}
-        return use(function["name"], **filled)
-
-    def scripted(self, messages: Sequence[Message], rng: Random) -> NoReturn:
-        raise ValueError(
-            f"the task {self.task()} has no scripted player: only models can play with an MCP server's tools"
-        )
-
-    gold = bad = scripted
 
 
 def read_tools(folder: Path) -> list[dict[str, Any]]:

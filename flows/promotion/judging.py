@@ -118,7 +118,7 @@ def judge(
         policy = policy_of(champion, adapter, parameters.policy)
         evaluation = evaluated("champion", folder, parameters, policy, adapter, rival)
         sides["champion"] = gate.read_side(evaluation, scenarios)
-    if rival is None and has_players(parameters.task):  # a judge compares with the champion and the base policy alone
+    if rival is None and has_script(parameters.task):  # a judge compares with the champion and the base policy alone
         evaluation = evaluated("scripted", folder, parameters, Policy(kind="scripted"), None)
         sides["scripted"] = gate.read_side(evaluation, scenarios)
     report = read(RUN / "scenarios/contamination.json")
@@ -207,12 +207,12 @@ def clusters_of(task: str, scenarios: list[Scenario]) -> list[str] | None:
         return None
 
 
-def has_players(task: str) -> bool:
-    """Whether a task has a scripted player. An agent of the user's own has none."""
+def has_script(task: str) -> bool:
+    """Whether a task has a scripted player. An agent of the user's own has none, and a task need not have one."""
     import environments
 
     try:
-        return not environments.load(task).is_agent
+        return environments.load(task).has_player("scripted")
     except (ModuleNotFoundError, ValueError):  # the evaluation will say so
         return True
 

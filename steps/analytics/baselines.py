@@ -164,7 +164,7 @@ def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> 
     data = env.load(folder)
     chosen, of_the_run = choose(task, env, data, words)
     results = []
-    for player in words.players:
+    for player in words.players or players_of(env, endpoint):
         policy = Policy(kind=player, endpoint=endpoint if player == "openai" else None)
         results.append(play(task, words.split, env, data, policy, chosen))
     if of_the_run:
@@ -174,6 +174,14 @@ def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> 
             raise UserError(f"--bias needs a run of {task} in {words.run}: its base policy is what gets the bias")
         results.append(biased(task, words.split, words.run, env, folder, data, chosen))
     return results
+
+
+def players_of(env: type[Env], endpoint: Endpoint | None) -> list[str]:
+    """All players that can play a task here. It is said which the task lacks."""
+    own = [player for player in ("random", "scripted") if env.is_agent or env.has_player(player)]
+    if "scripted" not in own:
+        say(env.lacks("scripted"))
+    return [*own, *(["openai"] if endpoint else [])]
 
 
 def show(results: Sequence[PlayerResult]) -> None:
@@ -212,10 +220,9 @@ def _time(seconds: float | None) -> str:
 def run(words: argparse.Namespace, display: ProgressDisplay) -> None:
     """Compare the players at each task, and print its table at once."""
     endpoint = endpoint_of(words)
-    words.players = words.players or ["random", "scripted", *(["openai"] if endpoint else [])]
-    if "openai" in words.players and endpoint is None:
+    if "openai" in (words.players or ()) and endpoint is None:
         raise UserError("--players openai needs --model, the name of the model to ask")
-    if endpoint is not None and "openai" not in words.players:
+    if endpoint is not None and words.players and "openai" not in words.players:
         raise UserError("--model would have no effect: add openai to --players, or leave them out")
     if words.count is not None and words.count < 1:
         raise UserError(f"--count: {words.count} is no number of scenarios")

@@ -23,7 +23,7 @@ class Solver:
     def __init__(self, env: type[Env], data: Any, endpoint: Endpoint | None) -> None:
         self.env, self.data, self.endpoint = env, data, endpoint
         own = env.accept.__func__ is not Env.accept.__func__  # type: ignore[attr-defined]
-        self.by_script = env.has_rule and not own
+        self.by_script = env.has_rule and not own and env.has_player("scripted")
         tried = ["checked by the scripted player"] * self.by_script
         if endpoint is not None:
             tried.append(
@@ -32,7 +32,9 @@ class Solver:
         if not env.has_rule and endpoint is not None:
             tried.append("and came to an answer; no rule says whether it is right")
         unchecked = "not checked" if env.is_agent else "not checked: name a model with --solver"
-        has_checked = env.has_rule and not env.is_agent
+        if env.has_rule and not env.is_agent and not own:
+            unchecked += f"; {env.lacks('scripted')}"
+        has_checked = env.has_rule and not env.is_agent and own
         self.how = ", ".join(tried) or ("checked by the task's own `accept`" if has_checked else unchecked)
 
     def __call__(self, scenarios: Sequence[Scenario]) -> dict[str, str]:

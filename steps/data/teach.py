@@ -102,6 +102,8 @@ def run(words: argparse.Namespace) -> None:
         raise UserError(f"--task {words.task}: {problem}") from None
     if env.is_agent:
         raise UserError(f"--task {words.task} is an agent of your own, which no model but the run's own can play")
+    if words.scripted and not env.has_player("scripted"):
+        raise UserError(f"--scripted: {env.lacks('scripted')}")
     data = env.load(Path("tasks_data") / words.task)
     try:
         scenarios = env.scenarios(data, "train", words.count, words.seed)

@@ -41,8 +41,10 @@ def better(name: str, side: Side | None, challenger: Side, interval: Any, tail: 
     difference."""
     if side is None:
         text = "there is none: the base policy stands in for it" if name == "champion" else "not measured"
-        if name == "scripted" and challenger.judged is not None:
-            text = "not measured: a judge compares with the champion and the base policy alone"
+        if name == "scripted":
+            text = "not measured: the task has no such player"
+            if challenger.judged is not None:
+                text = "not measured: a judge compares with the champion and the base policy alone"
         missing = name == "scripted" and params.scripted_tolerance is not None
         return Check(name=name, passed=not missing, measured=None, bound=None, text=text)
     difference, low, high = interval(name, tail or paired.TAIL)

@@ -73,6 +73,8 @@ def play(
             f"{env.__module__} is an agent of your own, which only the run's own policy can play (policy.kind: vllm): "
             f"{name(policy)} cannot"
         )
+    if policy.endpoint is None and not env.has_player(policy.kind):
+        raise UserError(env.lacks(policy.kind))
     slow = slow or SlowTools()
     episodes = [
         MessageEpisode(env, data, scenario, attempt, prefix, max_turns, slow.tool_timeout)

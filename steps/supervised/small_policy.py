@@ -92,6 +92,10 @@ def small_policy(
     loaded = env.load(task_data)
     data = loaded if mixed.parts(env) else {"": loaded}
     shares = shares_by_task(players, list(parts))
+    if lacking := [
+        part.lacks(name) for task, part in parts.items() for name in shares[task] if not part.has_player(name)
+    ]:
+        raise UserError(f"--players: {lacking[0]}")
     if drawn not in DRAWN:
         raise UserError(f"--drawn: a player is drawn for each {' or '.join(DRAWN)}, not {drawn!r}")
     for option, value in (("observations", observations), ("programs", programs)):

@@ -61,7 +61,7 @@ def test_a_module_with_a_function_rollout_is_a_task(tmp_path: Path, monkeypatch:
 
 def test_tasks_can_leave_agents_out() -> None:
     folder = Path(environments.__file__).parent
-    assert environments.NO_PLAYERS.search((folder / "_agent_template.py").read_text())
+    assert environments.NO_TOOLS.search((folder / "_agent_template.py").read_text())
     assert environments.tasks(agents=False) == [
         name for name in environments.tasks() if not environments.load(name).is_agent
     ]
@@ -202,7 +202,7 @@ def test_players_say_that_an_agent_has_none() -> None:
     with pytest.raises(UserError, match="an_agent is an agent of your own, which only the run's own policy can play"):
         players.play(Policy(kind="scripted"), module(), [], [(scenario, 0)], prefix="val")
     for player in ("scripted", "random", "gold", "bad"):
-        with pytest.raises(ValueError, match="an_agent is an agent of your own: it has no"):
+        with pytest.raises(ValueError, match="an_agent is an agent of your own, which has no players"):
             module()(scenario, []).play(player)
     for judged in (module().reward, module().success):
         with pytest.raises(ValueError, match="and not in a transcript"):

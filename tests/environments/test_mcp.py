@@ -311,7 +311,7 @@ def test_there_is_no_rule_and_no_player_but_a_random_one(folder: Path, begin: An
     reward = by_rule(Mcp, ASKED, Trajectory(id="x", scenario_id=ASKED.id, **done))
     assert (reward.score, reward.success, reward.explanation) == (None, False, "this task has no rule")
     env = begin(Mcp.load(folder))
-    with pytest.raises(ValueError, match="the task mcp has no scripted player"):
+    with pytest.raises(ValueError, match="mcp has no scripted player"):
         env.play("scripted")
     data = Mcp.load(folder)
     Mcp(ASKED, data).play("random")

@@ -77,6 +77,22 @@ def test_a_section_ends_the_description_even_before_the_arguments() -> None:
     assert schema["parameters"]["properties"]["country"]["description"] == "its name"
 
 
+def test_arguments_may_be_called_as_a_models_own_methods_are(recwarn: pytest.WarningsRecorder) -> None:
+    def renew(self: Env, copy: str, schema: int, model_name: str) -> str:
+        """Renew.
+
+        Args:
+            copy: which
+            schema: how
+            model_name: whose
+        """
+        return copy
+
+    checked = make_tool(renew).arguments.model_validate({"copy": "B-1", "schema": 2, "model_name": "x"})
+    assert [getattr(checked, name) for name in type(checked).model_fields] == ["B-1", 2, "x"]
+    assert not recwarn.list
+
+
 def test_choices_are_of_the_type_of_their_values() -> None:
     def look(self: Env, level: Literal[1, 2], kind: Literal["a", "b"]) -> str:
         """Look.

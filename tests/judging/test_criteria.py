@@ -387,7 +387,8 @@ def plays(request: pytest.FixtureRequest) -> list[tuple[type[Env], Scenario, str
     for one in chosen:
         for player in ("gold", "bad") if slow else ("gold", "bad", "scripted", "random"):
             episode = env(one, data)
-            made.append((env, one, player, episode.play(player), episode.done))
+            if env.has_player(player):
+                made.append((env, one, player, episode.play(player), episode.done))
     return made
 
 
@@ -405,6 +406,8 @@ def test_gold_is_worth_nearly_all_and_more_than_bad(plays: Any) -> None:
     for env, one, player, messages, done in plays:
         scores.setdefault(one.id, {})[player] = judged(env, one, messages, done).score
     for found in scores.values():
+        if not {"gold", "bad"} <= found.keys():
+            continue
         assert found["gold"] >= 0.9
         assert found["gold"] > found["bad"] + 0.05
 

@@ -267,8 +267,10 @@ def test_a_task_without_the_player(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "class Bare(Multiplication):\n    scripted = Env.scripted\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ValueError, match="Bare does not define scripted"):
-        environments.load("bare_tasks.bare")
+    env = environments.load("bare_tasks.bare")
+    _, data, attempts = task("multiplication")
+    with pytest.raises(UserError, match=r"bare_tasks\.bare has no scripted player, which would bring"):
+        players.play(Policy(kind="scripted"), env, data, attempts, prefix="test")
 
 
 # --- policy.kind
