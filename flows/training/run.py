@@ -208,6 +208,7 @@ def _iterations(
     run = partial(run_stage, pipeline=pipeline, display=display)
     for name in params.tasks or ():
         run(f"mix@{name}")
+    run("task_code")
     run("scenarios")
     run("initialise")
     run(f"evaluate@{chain.BASE}")

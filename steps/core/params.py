@@ -191,6 +191,11 @@ def check_name(key: str, name: str) -> None:
         )
 
 
+class TaskCodeParams(Section):
+    task: str
+    tasks: dict[str, int] | None = None
+
+
 class ScenariosParams(Section):
     task: str
     tasks: dict[str, int] | None = None

@@ -365,7 +365,8 @@ def trajectory(batch: str, name: str) -> NodeKey:
 
 
 def code_judge(name: str, entry: dict[str, Any]) -> str:
-    """The identity of a judge that is code: its name, and a hash of the code, task and parameters in dvc.lock."""
+    """The identity of a judge that is code: its name, and a hash of the code, task and parameters in dvc.lock; of the task's
+    code in older locks all of environments/."""
     parameters = (entry.get("params") or {}).get("params.yaml") or {}
     code = {dep["path"]: dep.get("md5") for dep in entry.get("deps", [])}
     paths = (f"steps/judging/{name}.py", f"steps/{name}.py")  # older locks have the second one
@@ -373,7 +374,7 @@ def code_judge(name: str, entry: dict[str, Any]) -> str:
     if own is None:
         missing = f"dvc.lock records no code of the judge {name} ({paths[0]} under the deps of score)"
         raise UserError(f"{missing}: the judge cannot be identified; `dvc repro` scores again")
-    parts = [code.get("environments"), own, task_of(parameters)]
+    parts = [code.get("run/task_code.json") or code.get("environments"), own, task_of(parameters)]
     return f"{name}-{digest([*parts, (parameters.get('score') or {}).get(name)])}"
 
 

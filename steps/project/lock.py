@@ -117,14 +117,15 @@ def lineage(root: Path, *paths: Path) -> dict[str, str]:
 
 
 def ancestry(root: Path, *paths: Path) -> Lock:
-    """The entries in dvc.lock of all stages that these outputs come from, directly or indirectly."""
+    """The entries in dvc.lock of all stages that these outputs come from, directly or indirectly. Not that of task_code:
+    it has the hash of all tasks' code, and the others have that of its result."""
     lock = read_lock(root)
     makers = {out["path"]: name for name, entry in lock.items() for out in entry.get("outs", [])}
     queue: list[str] = [os.path.relpath(path, root) for path in paths]
     entries: Lock = {}
     while queue:
         name = makers.get(queue.pop())
-        if name and name not in entries:
+        if name and name not in entries and name != "task_code":
             entries[name] = lock[name]
             queue += [dep["path"] for dep in lock[name].get("deps", [])]
     return entries
