@@ -1,9 +1,9 @@
 """Task code: the files of environments/ that the run's task is made of, with a hash of each.
 
 The stages that play or judge the task depend on this list and not on the whole folder, so a new task, or an edit to another
-one, leaves their results as they are. The list has the task's module, what every task needs, and all in the folder that these
-import, directly or not, wherever the import stands. A file that a module names in a string is on it, too: such files run in
-processes of their own. A module elsewhere (`my_package.my_task`) is not, as DVC knows nothing of it.
+one, leaves their results as they are. The list has the task's module, what every task needs, and all in the folder that
+these import, directly or not, wherever the import stands. A file that a module names in a string is on it, too: such files
+run in processes of their own. A module elsewhere (`my_package.my_task`) is not: DVC knows nothing of it.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from steps.core.masking import MaskingFilter, masked
 PROGRESS = Path(".flywheel/progress.json")
 LOADS = {  # what takes the time of a stage that seems to do little
     "starting Prefect": "a server of its own, unless PREFECT_API_URL names one",
-    "task_code": "waits for packages that the worker still loads",
+    "scenarios": "waits for packages that the worker still loads",
     "initialise": "loads torch and the trainer, unless the worker has",
     "evaluate@000": "starts vLLM, then plays validation",
 }

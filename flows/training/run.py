@@ -192,7 +192,7 @@ def _train(mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, 
             f"Stages run one after another, with the bytes of train.overlap: {params.train.overlap}, because {alone}."
         )
     with store.variables(**usual):
-        return _iterations(mlflow, trackers, display, started, Pipeline(Path.cwd(), beside))
+        return _iterations(mlflow, trackers, display, started, Pipeline(Path.cwd(), beside, display.say))
 
 
 def _iterations(
@@ -208,7 +208,6 @@ def _iterations(
     run = partial(run_stage, pipeline=pipeline, display=display)
     for name in params.tasks or ():
         run(f"mix@{name}")
-    run("task_code")
     run("scenarios")
     run("initialise")
     run(f"evaluate@{chain.BASE}")

@@ -399,7 +399,9 @@ def test_a_run_of_several_tasks_depends_on_the_data_of_each(
         assert read[f"mix@{task}"] == {"steps/mix.py", f"tasks_data/{task}"}
         assert f"mix@{task}" in before, "whose copies it waits for"
     reading = {name for name, paths in read.items() if f"tasks_data/{both}" in paths}
-    assert reading == {name for name in stages if name.partition("@")[0] not in ("embedded_policy", "mix", "task_code", "register")}
+    assert reading == {
+        name for name in stages if name.partition("@")[0] not in ("embedded_policy", "mix", "task_code", "register")
+    }
     assert {"tasks"} == keys["score@001"] & {"task", "tasks"}
     assert not [name for name in listed if name.startswith("mix")]
 

@@ -45,7 +45,9 @@ def test_without_one_it_is_that_of_the_command_that_started_it(folder: Path) -> 
     assert script(folder, *WHICH).stdout.strip() == sys.executable
 
 
-@pytest.mark.parametrize("other", ["", "#!/bin/sh\necho Traceback >&2\nexit 1\n", f"#!/bin/sh\nexec {sys.executable} -S -I"])
+@pytest.mark.parametrize(
+    "other", ["", "#!/bin/sh\necho Traceback >&2\nexit 1\n", f"#!/bin/sh\nexec {sys.executable} -S -I"]
+)
 def test_where_no_python_has_the_packages_it_says_what_to_do(folder: Path, other: str) -> None:
     if other:
         (folder.parent / "bin/python").write_text(f'{other} "$@"\n')

@@ -62,7 +62,13 @@ def test_a_module_elsewhere_has_what_every_task_has() -> None:
 def test_an_import_is_found_however_it_is_written(tmp_path: Path, source: str) -> None:
     folder = tmp_path / "environments"
     folder.mkdir()
-    files = {"__init__": "", "_two_sided": "", "_helper": "from environments import _deeper", "_deeper": "", "other": ""}
+    files = {
+        "__init__": "",
+        "_two_sided": "",
+        "_helper": "from environments import _deeper",
+        "_deeper": "",
+        "other": "",
+    }
     for name, text in (files | {"mine": source}).items():
         (folder / f"{name}.py").write_text(text)
     assert names("mine", folder=folder) == {"__init__.py", "_two_sided.py", "mine.py", "_helper.py", "_deeper.py"}
@@ -71,7 +77,13 @@ def test_an_import_is_found_however_it_is_written(tmp_path: Path, source: str) -
 def test_a_task_may_be_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "environments"
     (folder / "mine").mkdir(parents=True)
-    files = {"__init__": "", "_two_sided": "", "base": "", "mine/__init__": "from ..base import Env", "mine/players": ""}
+    files = {
+        "__init__": "",
+        "_two_sided": "",
+        "base": "",
+        "mine/__init__": "from ..base import Env",
+        "mine/players": "",
+    }
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
     assert names("mine", folder=folder) == {f"{name}.py" for name in files}
