@@ -23,7 +23,9 @@ from steps.core.errors import UserError
 from tests.conftest import python, run
 
 ROOT = Path(__file__).parent.parent.parent
-LONG = "steps/python -m steps.rollout --scenarios run/scenarios --adapter run/000/adapter --trajectories run/001/t --number 1"
+LONG = (
+    "steps/python -m steps.rollout --scenarios run/scenarios --adapter run/000/adapter --trajectories run/t --number 1"
+)
 
 
 def entry(number: int) -> dict[str, Any]:

@@ -551,6 +551,10 @@ def test_a_judge_that_is_code_needs_its_code_in_the_lock() -> None:
     identity = reader.code_judge("rule", entry)
     moved = {"deps": [dep | {"path": dep["path"].replace("judging/", "")} for dep in entry["deps"]]}
     assert reader.code_judge("rule", moved) == identity
+    listed = {
+        "deps": [dep | {"path": dep["path"].replace("environments", "run/task_code.json")} for dep in entry["deps"]]
+    }
+    assert reader.code_judge("rule", listed) == identity, "newer locks have the task's own code"
     entry["deps"][1]["md5"] = "0" * 32
     assert reader.code_judge("rule", entry) != identity
     with pytest.raises(
