@@ -36,14 +36,14 @@ def task_code(environments: Input, listing: Output, params: TaskCodeParams) -> N
 
 def files_of(folder: Path, tasks: list[str]) -> list[Path]:
     """The files in the folder `environments` that these tasks are made of. UserError where one is no Python."""
-    found = set[Path]()
+    files = set[Path]()
     queue = [folder / name for name in EVERY_TASK] + [file for task in tasks for file in own_files(folder, task)]
     while queue:
         file = queue.pop()
-        if file not in found:
-            found.add(file)
+        if file not in files:
+            files.add(file)
             queue += named_files(folder, file)
-    return sorted(found)
+    return sorted(files)
 
 
 def own_files(folder: Path, task: str) -> list[Path]:

@@ -212,7 +212,7 @@ class Learning(Section):
     def check(self) -> Self:
         if not self.policy.has_adapter:
             raise ValueError(
-                f"policy.kind: {self.policy.kind} can be evaluated only (python -m steps.evaluate, python -m "
+                f"policy.kind: {self.policy.kind} can be evaluated only (steps.evaluate, "
                 "steps.analytics.baselines): initialise, rollout, update and register need policy.kind: vllm, ray or server"
             )
         return self

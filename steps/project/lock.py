@@ -21,7 +21,7 @@ Lock = dict[str, dict[str, Any]]  # dvc.lock: stage -> {"cmd", "deps", "params",
 ENTRY = re.compile(
     r"^  ([^\s#][^\n]*):\n(?:(?: {3,}|  -).*\n)*", re.MULTILINE
 )  # a stage, and its name as it is written
-CURE = "`git checkout dvc.lock` brings the committed one back, and `dvc repro` runs what it then lacks"
+CURE = "`git checkout dvc.lock` brings the committed one back, and `.venv/bin/dvc repro` runs what it then lacks"
 
 
 def read_lock(root: Path) -> Lock:
@@ -136,7 +136,7 @@ def unfit(lock: Lock, names: list[str], params: Params) -> str | None:
     from pydantic import ValidationError
 
     if missing := [name for name in names if name not in lock]:
-        return f"dvc.lock has no {', '.join(missing)}: not finished yet (`dvc repro` finishes it)"
+        return f"dvc.lock has no {', '.join(missing)}: not finished yet (`.venv/bin/dvc repro` finishes it)"
     outputs = {out["path"]: out.get("md5") for entry in lock.values() for out in entry.get("outs", [])}
     now = params.model_dump(mode="json", by_alias=True)
     for name in names:
@@ -146,10 +146,10 @@ def unfit(lock: Lock, names: list[str], params: Params) -> str | None:
         except ValidationError:
             same = False
         if not same:
-            return f"params.yaml is not what {name} ran with (`dvc repro` runs it again)"
+            return f"params.yaml is not what {name} ran with (`.venv/bin/dvc repro` runs it again)"
         for dep in lock[name].get("deps", []):
             if outputs.get(dep["path"], dep.get("md5")) != dep.get("md5"):
-                return f"{dep['path']} has changed since {name} ran (`dvc repro` runs it again)"
+                return f"{dep['path']} has changed since {name} ran (`.venv/bin/dvc repro` runs it again)"
     return None
 
 

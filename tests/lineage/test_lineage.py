@@ -473,7 +473,9 @@ def test_a_verdict_that_cannot_be_read_is_one_sentence(project: Run, sqlite: Led
         index.index(project.root, sqlite)
     (folder / "evaluations.json").unlink()
     (folder / "verdict.json").write_text("{}")
-    with pytest.raises(UserError, match=r"run/promote/\w+ holds no verdict .*; `python -m flows.promote --dry-run`"):
+    with pytest.raises(
+        UserError, match=r"run/promote/\w+ holds no verdict .*; `.venv/bin/python -m flows.promote --dry-run`"
+    ):
         index.index(project.root, sqlite)
 
 
@@ -519,7 +521,7 @@ def test_what_is_not_what_dvc_recorded_is_not_linked(project: Run, sqlite: Ledge
     (project.root / "run/002/adapter/adapter_model.safetensors").write_bytes(b"another")
     (project.root / "run/009").mkdir()
     done = index.index(project.root, sqlite)
-    recorded = "is not what dvc.lock recorded (`dvc repro` or `dvc checkout` repairs it)"
+    recorded = "is not what dvc.lock recorded (`.venv/bin/dvc repro` or `.venv/bin/dvc checkout` repairs it)"
     assert done.left_out == [f"run/002/adapter {recorded}", "run/009 is not in chain.yaml"]
     answer = questions.forward("scenario", "s3", sqlite, project.root)
     assert (trained(answer), answer.unlinked) == ({}, [second]), "it was evaluated, that is all that is known"
