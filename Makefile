@@ -150,9 +150,9 @@ new-mcp: install  ## write a task with an MCP server's tools (NAME=notes COMMAND
 	@[ -n "$(COMMAND)" ] || { echo "Say how the server is started, as in 'make new-mcp NAME=notes COMMAND=\"uvx mcp-server-notes\"'." >&2; exit 2; }
 	@$(RUN) python -m environments._new "$(or $(NAME),mcp)" --mcp '$(COMMAND)'
 
-check-task: dev  ## test a task by the rules for every task (NAME=my_task, or its dotted module)
+check-task: dev  ## test a task or an agent by the rules for every task, and by a test of its own (NAME=my_task, or a dotted module)
 	@[ -n "$(NAME)" ] || { echo "Name the task, as in 'make check-task NAME=my_task'." >&2; exit 2; }
-	@$(RUN) python -m pytest -q tests/environments/test_environments.py --task "$(NAME)" $(ARGS)
+	@$(RUN) python -m pytest -q tests/environments/test_environments.py $(wildcard tests/environments/test_$(NAME).py) --task "$(NAME)" $(ARGS)
 
 test: check  ## run make check and all tests (ARGS="-k name")
 	@echo "test: pytest"

@@ -2,7 +2,7 @@
 
 A small agent to start from. EDIT marks what an agent of your own changes; its test says that it works:
 
-    python -m pytest tests/environments/test_agent_template.py
+    make check-task NAME=_agent_template
 """
 
 from __future__ import annotations

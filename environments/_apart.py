@@ -184,7 +184,7 @@ def end_all() -> None:
 def interpreter(package: str) -> str:
     """The interpreter that has a package. TaskProblem with the commands that make it."""
     variable, folder = f"{package.upper()}_PYTHON", f"~/.venvs/{package}"
-    commands = f"`python -m venv {folder}; {folder}/bin/pip install {PINS[package]}`"
+    commands = f"`.venv/bin/python -m venv {folder}; {folder}/bin/pip install {PINS[package]}`"
     path = str(Path(os.environ[variable]).expanduser()) if os.environ.get(variable) else ""
     if not path:
         raise TaskProblem(

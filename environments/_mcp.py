@@ -276,7 +276,7 @@ def changed(expected: list[dict[str, Any]], has: list[dict[str, Any]], folder: P
     differing = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     return (
         f"the MCP server has other tools than {folder / TOOLS} (differing: {', '.join(differing[:5])}); write it again with "
-        f"`python -m environments._mcp {folder}`, after which runs with the tools of before are stale"
+        f"`.venv/bin/python -m environments._mcp {folder}`, after which runs with the tools of before are stale"
     )
 
 

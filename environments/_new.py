@@ -173,11 +173,9 @@ def main() -> int:
         return 1
     print("wrote " + ", ".join(str(path.relative_to(ROOT)) for path in written))
     after = f"check: make check-task NAME={name}"
-    if words.agent:
-        after = f"check: .venv/bin/python -m pytest tests/environments/test_{name}.py"
-    elif words.mcp is not None:
+    if words.mcp is not None:
         out = f"tasks_data/{name}/scenarios.jsonl"
-        after = f"then: python -m steps.data.generate --task {name} --out {out} --model NAME"
+        after = f"then: .venv/bin/python -m steps.data.generate --task {name} --out {out} --model NAME"
     print(f"edit them where it says EDIT; {after}")
     return 0
 

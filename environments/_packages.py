@@ -53,7 +53,7 @@ def load(task: str) -> type[Env]:
     except ModuleNotFoundError as problem:
         raise ModuleNotFoundError(
             f"{task} needs the package {problem.name}, of this project's extra `environments`: install it with "
-            "`make install DEV=1`, or `uv pip install --override requirements/overrides.txt '.[environments]'`",
+            "`make install DEV=1`, or `.venv/bin/uv pip install --override requirements/overrides.txt '.[environments]'`",
             name=problem.name,
         ) from None
     return made
@@ -96,7 +96,8 @@ def check_versions(task: str, folder: Path) -> None:
         if installed.get(package) != version:
             raise TaskProblem(
                 f"{file} is of {package} {version}, and {installed.get(package, 'none')} is installed: its scenarios may be "
-                f"others. Install that version, or write the file anew with `python -m environments._packages '{task}'`"
+                "others. Install that version, or write the file anew with `.venv/bin/python -m environments._packages "
+                f"'{task}'`"
             )
 
 

@@ -2,7 +2,7 @@
 
 A small task to start from. EDIT marks what a task of your own changes. This checks what every task must fulfil:
 
-    python -m pytest tests/environments/test_environments.py --task _template
+    make check-task NAME=_template
 """
 
 from __future__ import annotations

@@ -326,7 +326,7 @@ def split_of(content: str, shares: Mapping[Split, float] = SHARES) -> Split:
 def read_text(path: Path, maker: str = "") -> str:
     """The text of a data file. A FileNotFoundError says how to restore it: from git, or with the module that wrote it."""
     if not path.is_file():
-        again = f" or write it anew with `python -m environments.{maker} {path.parent}`" if maker else ""
+        again = f" or write it anew with `.venv/bin/python -m environments.{maker} {path.parent}`" if maker else ""
         raise FileNotFoundError(f"{path} is missing: restore it with `git checkout -- {path}`{again}")
     return path.read_text(encoding="utf-8")
 

@@ -120,7 +120,7 @@ class Mcp(Env):
 
     @classmethod
     def scenarios(cls, data: Data, split: Split, count: int, seed: int) -> list[Scenario]:
-        again = f"python -m steps.data.generate --task {cls.name_in_params()} --out {data.folder / SCENARIOS}"
+        again = f".venv/bin/python -m steps.data.generate --task {cls.name_in_params()} --out {data.folder / SCENARIOS}"
         if data.scenarios is None:
             raise ValueError(f"{data.folder / SCENARIOS} is missing: `{again} --model NAME` writes it")
         drawn_from = data.scenarios[split]
@@ -179,7 +179,10 @@ class Mcp(Env):
 
 def read_tools(folder: Path) -> list[dict[str, Any]]:
     """The recorded tools of a task, in the OpenAI form. TaskProblem says how to record them."""
-    path, again = folder / TOOLS, f"`python -m environments._mcp {folder}` asks the server for its tools and writes it"
+    path, again = (
+        folder / TOOLS,
+        f"`.venv/bin/python -m environments._mcp {folder}` asks the server for its tools and writes it",
+    )
     if not path.is_file():
         raise TaskProblem(f"{path} is missing: {again}")
     try:

@@ -57,7 +57,7 @@ def run(root: Path, names: list[str], capture: Path) -> list[str]:
 def made_of(root: Path, keys: set[str], ledger: Ledger) -> Iterator[str]:
     """A line for each version of a data set that holds one of these conversations, and for each adapter made of them."""
     for md5, path in data_sets(keys, ledger).items():
-        yield f"data set {path}, version {md5}, holds it: `dvc gc --workspace` removes it once no commit needs it"
+        yield f"data set {path}, version {md5}, holds it: `.venv/bin/dvc gc --workspace` removes it once no commit needs it"
     adapters: dict[str, Touched] = {}
     for key in sorted(keys):
         try:

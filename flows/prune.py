@@ -42,7 +42,7 @@ def prune(root: Path, last: int = 1, delete: bool = False) -> dict[str, str]:
         removable = pruning.removable(cache, pruning.snapshots(root), indexed, registered, last)
         report(cache, removable)
         if not delete:
-            print("nothing was deleted; `python -m flows.prune --delete` does it")
+            print("nothing was deleted; `.venv/bin/python -m flows.prune --delete` does it")
         elif removable:
             print(f"deleted: {size(pruning.remove(cache, removable))} are free")
     return removable

@@ -110,7 +110,7 @@ def choose(words: str | None) -> list[str]:
     stored = sorted(path.parent.name for path in RUN.glob("[0-9][0-9][0-9]/trajectories.parquet"))
     if not stored:
         raise UserError(
-            f"{RUN} holds no iteration to judge again: `make train` makes some, `dvc checkout` brings them back"
+            f"{RUN} holds no iteration to judge again: `make train` makes some, `.venv/bin/dvc checkout` brings them back"
         )
     if words is None:
         return stored

@@ -32,7 +32,9 @@ def rollback(root: Path, name: str, to: str, why: str, dry_run: bool = False) ->
     model = read_registry(root, name)
     before = model.aliases.get("champion")
     if before is None:
-        raise UserError(f"{name} has no champion that could be taken back: `python -m flows.promote` makes one")
+        raise UserError(
+            f"{name} has no champion that could be taken back: `.venv/bin/python -m flows.promote` makes one"
+        )
     if to == "previous" and to not in model.aliases:
         raise UserError(f"{name} has no alias previous, for its champion never changed: name a version with --to")
     after = str(model.version(to).version)
@@ -41,7 +43,7 @@ def rollback(root: Path, name: str, to: str, why: str, dry_run: bool = False) ->
     if int(after) > int(before) and after != model.aliases.get("previous"):
         raise UserError(
             f"version {after} of {name} is later than the champion, {before}: forward it goes through the gate alone, "
-            f"`python -m flows.promote --version {after}`"
+            f"`.venv/bin/python -m flows.promote --version {after}`"
         )
     if not dry_run:
         check_right()

@@ -37,6 +37,7 @@ from steps.core.keys import key
 from steps.core.progress import say
 from steps.core.terminal import served
 from steps.policy.loading import load_chat
+from steps.policy.machine import preloaded
 from steps.registry.model import CANARY, fetched, policy_of, read_registry, tagged_adapter
 from steps.traces import store
 
@@ -197,7 +198,7 @@ def serve(root: Path, alias: str, host: str, port: int, seconds: float, captured
     follower = Follower(root, settings, alias, scores)
     follower.write(str(follower.version.version))
     chat = load_chat(follower.policy, environments.load(settings.task))
-    with Services(root / ".flywheel", plain(os.environ, *VLLMS) | server.environment()) as services:
+    with Services(root / ".flywheel", plain(os.environ, *VLLMS) | preloaded() | server.environment()) as services:
         say(f"starting vLLM with {settings.model} version {follower.version.version} …")
         services.start("serve", *server.command(follower.policy, follower.adapter, chat))
         services.wait("serve", f"{server.page}/health")

@@ -166,7 +166,9 @@ def serve(root: Path, ports: dict[str, int], only: str | None = None, runs: int 
         file = state / f"{only or 'ui'}.env"
         write_variables(file, variables, [variable for name in chosen for variable in SHELL.get(name, ())])
         shown = file.relative_to(root)
-        say(f"in another terminal, for the commands `prefect`, `python -m flows.…` and `make train`: . {shown}")
+        say(
+            f"in another terminal, for the commands `prefect`, `.venv/bin/python -m flows.…` and `make train`: . {shown}"
+        )
         say(f"Logs are in {state.relative_to(root)}/. Ctrl-C stops all of it.")
         services.watch()
 

@@ -28,7 +28,7 @@ from steps.core.params import Policy
 from steps.core.progress import say
 from steps.core.terminal import served
 from steps.policy.loading import local
-from steps.policy.machine import own_cores
+from steps.policy.machine import own_cores, preloaded
 
 KEY = Path(".flywheel/vllm-server.key")
 VLLMS = (
@@ -82,7 +82,7 @@ def command(policy: Policy, host: str, port: int, on_gpu: bool) -> list[str]:
 def environment(policy: Policy, host: str, port: int, secret: str, folder: Path, on_gpu: bool) -> dict[str, str]:
     """All variables of vLLM's process. `folder`: where adapters are kept that come over HTTP."""
     guarded = {guard.KEY: secret, guard.SWAP_TOKEN: secret, guard.HOST: host, uploads.FOLDER: str(folder)}
-    return plain(os.environ, *VLLMS) | variables(policy, on_gpu) | guarded
+    return plain(os.environ, *VLLMS) | preloaded() | variables(policy, on_gpu) | guarded
 
 
 def printed(policy: Policy, host: str, port: int) -> str:

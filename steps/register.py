@@ -39,12 +39,13 @@ def register(
     name = adapter_hash(adapter)
     if trained.adapter_hash != name:
         raise UserError(
-            f"{evaluation} is of adapter {trained.adapter_hash}, and {adapter} is {name}: evaluate it again (`dvc repro`)"
+            f"{evaluation} is of adapter {trained.adapter_hash}, and {adapter} is {name}: evaluate it again "
+            "(`.venv/bin/dvc repro`)"
         )
     if trained.n != base.n:
         raise UserError(
             f"{evaluation} has {trained.n} scenarios and {base_evaluation} has {base.n}: only the same can be compared, "
-            "evaluate both again (`dvc repro`)"
+            "evaluate both again (`.venv/bin/dvc repro`)"
         )
     better, reason = compare(trained, base)
     if better:
@@ -64,13 +65,13 @@ def compare(trained: Evaluation, base: Evaluation) -> tuple[bool, str]:
     if (trained.judged is None) != (base.judged is None):
         raise UserError(
             "one of the two evaluations has rewards by a rule, and the other was compared by a judge: let the agent return "
-            "a reward always, or never, and evaluate both again (`dvc repro`)"
+            "a reward always, or never, and evaluate both again (`.venv/bin/dvc repro`)"
         )
     if trained.judged is not None:
         if trained.judged.rival_hash != base.adapter_hash:
             raise UserError(
                 f"the judge compared the adapter with {trained.judged.rival_hash}, and not with the base policy, "
-                f"{base.adapter_hash}: evaluate it again (`dvc repro`)"
+                f"{base.adapter_hash}: evaluate it again (`.venv/bin/dvc repro`)"
             )
         better = trained.interval[0] > 0.5
         return better, f"on test {trained.sentence()}; the lower end is {'' if better else 'not '}above 0.5"

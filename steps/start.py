@@ -35,7 +35,7 @@ def start(
         if trainer.adapter_hash != adapter_hash(policy):
             raise UserError(
                 f"{policy} holds adapter {adapter_hash(policy)} and the checkpoint of {trainer.adapter_hash}: bring in both "
-                "from one iteration (python -m flows.train does), or set policy.start_optimizer: false"
+                "from one iteration (.venv/bin/python -m flows.train does), or set policy.start_optimizer: false"
             )
     else:
         trainer = grpo.Trainer(params.policy)

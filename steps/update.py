@@ -59,7 +59,8 @@ def update(
     elif trainer.start is None:
         raise UserError(
             f"update.reference is start, and {previous} does not say what that is: neither the stage start nor sft made its "
-            "beginning; train again with policy.start_from or sft (python -m flows.train), or take update.reference out"
+            "beginning; train again with policy.start_from or sft (.venv/bin/python -m flows.train), or take "
+            "update.reference out"
         )
     older = behaviour if behaviour and adapter_hash(behaviour) != trainer.adapter_hash else None
     contract.check_adapter(batch, adapter_hash(older) if older else trainer.adapter_hash, older or previous)
@@ -193,7 +194,7 @@ def credit_turns(
     if unknown := [trajectory for trajectory in batch if trajectory.scenario_id not in by_id]:
         raise UserError(
             f"{scenarios} does not have the scenario {unknown[0].scenario_id} of trajectory {unknown[0].id}: sample again "
-            "(`dvc repro`)"
+            "(`.venv/bin/dvc repro`)"
         )
     states = [credit.states_of(env, by_id, trajectory) for trajectory in batch]
     groups = [trajectory.scenario_id for trajectory in batch]

@@ -54,7 +54,7 @@ def judged(root: Path, name: str, settings: dict[str, Any]) -> Path:
     if changed := made.changed_code():
         raise UserError(
             f"the run {run} had uncommitted changes to {', '.join(changed[:5])}, and a deployment runs committed code "
-            "alone: commit them and train again, or judge the version by hand with python -m flows.evaluate"
+            "alone: commit them and train again, or judge the version by hand with .venv/bin/python -m flows.evaluate"
         )
     listed = made.difference.partition("diff --git ")[0]
     restore(root, path, made._replace(difference=listed))  # made.files has all of params.yaml
@@ -176,7 +176,7 @@ def have(path: Path, *targets: str) -> None:
     if not missing or not all(re.fullmatch(r"run/\d{3}/checkpoint", out) for out in missing):
         lost = ", ".join(missing[:5]) or ", ".join(targets)
         raise UserError(f"not in DVC's cache, nor in its remote if there is one: {lost} (see DVC's output above)")
-    say(f"without {', '.join(missing)}, which python -m flows.prune removed")
+    say(f"without {', '.join(missing)}, which .venv/bin/python -m flows.prune removed")
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ ASK = f"MLflow asks for a key. User name: {USER}; password: the text in {KEY}."
 ASK += " For commands, `. .flywheel/ui.env` sets both (after `make mlflow`: `. .flywheel/mlflow.env`)."
 NOT_PROMOTER = (
     "Only promoters may move the alias champion, rename or delete here: ask whoever runs the server for "
-    "`python -m flows.deployment.people add NAME --promoter`."
+    "`.venv/bin/python -m flows.deployment.people add NAME --promoter`."
 )
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]

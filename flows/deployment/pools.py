@@ -65,7 +65,10 @@ def set_up(client: SyncPrefectClient, root: Path, pool: str, kind: str, image: s
         client.update_work_pool(pool, WorkPoolUpdate(base_job_template=made))
     client.upsert_global_concurrency_limit_by_name(limit(pool), runs)
     if kind != "process" and not dvc_output(root, "config", "core.remote").strip():
-        say("there is no default DVC remote: the data of runs stay in the pool's volume (`dvc remote add --default`)")
+        say(
+            "there is no default DVC remote: the data of runs stay in the pool's volume (`.venv/bin/dvc remote add "
+            "--default`)"
+        )
 
 
 def template(root: Path, kind: str, image: str | None, variables: Mapping[str, str]) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def workspace() -> Iterator[Path]:
             share(root, ref(path.name))
         # The outputs go to the project's default DVC remote, if it has one. An unreachable remote fails no run.
         if dvc_output(path, "config", "core.remote").strip() and dvc(path, "push", "--quiet", check=False):
-            say("`dvc push` failed: this run's data are in this machine's cache alone")
+            say("`.venv/bin/dvc push` failed: this run's data are in this machine's cache alone")
     remove(root, path)
 
 

@@ -116,7 +116,7 @@ def hashes(where: Place) -> list[Finding]:
     what = "1 output is" if len(listed) == 1 else f"{len(listed)} outputs are"
     text = f"{what} as recorded ({reader.read} files read"
     if reader.by_size:
-        text += f", {reader.by_size} compared by size alone: `python -m flows.doctor --thorough` reads all"
+        text += f", {reader.by_size} compared by size alone: `.venv/bin/python -m flows.doctor --thorough` reads all"
     return [Finding("hashes", OK, f"{text})")]
 
 
@@ -167,7 +167,12 @@ def without_listing(root: Path, out: Output, listing: Path, state: str) -> list[
             f"{out.path} is whole, and its list of files in DVC's cache is {'damaged' if state == CHANGED else state}"
         )
         return [
-            Finding("hashes", BAD if state == CHANGED else WARN, text, f"rm -f {shown} && dvc commit -q -f {out.path}")
+            Finding(
+                "hashes",
+                BAD if state == CHANGED else WARN,
+                text,
+                f"rm -f {shown} && .venv/bin/dvc commit -q -f {out.path}",
+            )
         ]
     is_here = (root / out.path).exists()
     what = "has changed or is cut short" if is_here else "is missing"
@@ -178,7 +183,7 @@ def without_listing(root: Path, out: Output, listing: Path, state: str) -> list[
 def remade(root: Path, out: Output) -> str:
     """The command that brings back what the cache has lost."""
     has_remote = any(section.startswith(("remote ", "'remote ")) for section in settings(root).sections())
-    return f"dvc pull --force {out.path}" if has_remote else f"rm -rf {out.path} && dvc repro"
+    return f".venv/bin/dvc pull --force {out.path}" if has_remote else f"rm -rf {out.path} && .venv/bin/dvc repro"
 
 
 def described(root: Path, out: Output, members: list[Member], extra: int) -> list[Finding]:
@@ -204,14 +209,14 @@ def described(root: Path, out: Output, members: list[Member], extra: int) -> lis
         parts = [shown] * bool(here[CHANGED])
         parts += [f"{extra} more files than it should have"] * bool(extra)
         text = f"{out.path} is not as dvc.lock has it: {', '.join(parts)}; DVC's cache has it whole"
-        return [*findings, Finding("hashes", BAD, text, f"dvc checkout --force {out.path}")]
+        return [*findings, Finding("hashes", BAD, text, f".venv/bin/dvc checkout --force {out.path}")]
     if here[MISSING]:
         text = f"{files(here[MISSING], out)} missing (of {len(members)}); DVC's cache has them whole"
-        cure = f"dvc checkout {out.path}"
+        cure = f".venv/bin/dvc checkout {out.path}"
         return [*findings, Finding("hashes", WARN, text, cure, partial(checked_out, root, [out.path]))]
     if cached[MISSING]:
         text = f"{files(cached[MISSING], out)} missing in DVC's cache, and whole in the folder"
-        return [*findings, Finding("hashes", WARN, text, f"dvc commit -q -f {out.path}")]
+        return [*findings, Finding("hashes", WARN, text, f".venv/bin/dvc commit -q -f {out.path}")]
     return findings
 
 
@@ -248,5 +253,5 @@ def checked_out(root: Path, paths: list[str]) -> str:
         words, cwd=root, capture_output=True, text=True, timeout=300, env=os.environ | {"DVC_NO_ANALYTICS": "1"}
     )
     if done.returncode:
-        raise RuntimeError(f"`dvc checkout {' '.join(paths)}` failed: {' '.join(done.stderr.split())[-300:]}")
+        raise RuntimeError(f"`.venv/bin/dvc checkout {' '.join(paths)}` failed: {' '.join(done.stderr.split())[-300:]}")
     return f"{' '.join(paths)} is back from DVC's cache"

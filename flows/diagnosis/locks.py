@@ -25,7 +25,7 @@ from flows.repro import folder_lock
 from steps.core.files import write_text
 from steps.runner import handover
 
-MEND = "python -m flows.doctor --mend"
+MEND = ".venv/bin/python -m flows.doctor --mend"
 DVCS = ("lock", "rwlock.lock")  # in .dvc/tmp; the kernel's, so they end with their process
 TEMPORARY = re.compile(r"\.tmp-(\d+)(?=[.-]|$)")
 QUIET_SECONDS = 60.0  # for which nothing was written to a leftover; its writer may be in another container
@@ -113,7 +113,7 @@ def rwlock(path: Path) -> list[Finding]:
         content = json.loads(path.read_bytes())
         gone = sorted({why_gone(info["pid"], written) for _, _, info in entries(content)} - {""})
     except (ValueError, TypeError, LookupError, AttributeError):
-        text = f"{shown} was cut short or damaged, and a plain `dvc repro` refuses it"
+        text = f"{shown} was cut short or damaged, and a plain `.venv/bin/dvc repro` refuses it"
         return [Finding("locks", BAD, text, f"rm {shown}", partial(removed, path, shown))]
     if gone:
         text = f"{shown} holds locks of processes that have ended: {'; '.join(gone)}"

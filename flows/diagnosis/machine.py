@@ -160,7 +160,7 @@ def disk(where: Place) -> list[Finding]:
             state, text = BAD, f"{text}, and only {inodes.f_favail} more files can be made there"
         if state != OK:
             text = f"{text}; a run needs {where.free_gb:g} GB at least"
-        cure = "python -m flows.prune --delete" if folder == where.root else f"du -xsh {folder}/* | sort -h"
+        cure = ".venv/bin/python -m flows.prune --delete" if folder == where.root else f"du -xsh {folder}/* | sort -h"
         findings.append(Finding("disk", state, text, "" if state == OK else cure))
     return findings
 

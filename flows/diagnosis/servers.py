@@ -235,19 +235,21 @@ def remotes(where: Place) -> list[Finding]:
     default, findings = parsed.get("core", "remote", fallback=""), []
     if default and default not in sections:
         text = f"core.remote is {default}, and DVC has no remote of that name"
-        findings.append(Finding("remotes", BAD, text, f"dvc remote add {default} ADDRESS"))
+        findings.append(Finding("remotes", BAD, text, f".venv/bin/dvc remote add {default} ADDRESS"))
     for name, section in sections.items():
         findings.append(of_remote(where.root, name, section.get("url", ""), section.get("endpointurl", "")))
     if sections and not default:
-        text = f"there are {len(sections)} remotes and no default one, so `dvc push` does not know where to"
-        findings.append(Finding("remotes", WARN, text, f"dvc remote default {next(iter(sections))}"))
+        text = f"there are {len(sections)} remotes and no default one, so `.venv/bin/dvc push` does not know where to"
+        findings.append(Finding("remotes", WARN, text, f".venv/bin/dvc remote default {next(iter(sections))}"))
     return findings or [Finding("remotes", OK, "DVC has no remote: runs are in this machine's cache alone")]
 
 
 def of_remote(root: Path, name: str, url: str, endpoint: str) -> Finding:
     parts = urllib.parse.urlsplit(url)
     if not url:
-        return Finding("remotes", BAD, f"the remote {name} has no url", f"dvc remote modify {name} url ADDRESS")
+        return Finding(
+            "remotes", BAD, f"the remote {name} has no url", f".venv/bin/dvc remote modify {name} url ADDRESS"
+        )
     if parts.scheme in ("", "file", "local"):
         folder = root / ".dvc" / url.removeprefix("file://")
         state = OK if folder.is_dir() else BAD
@@ -263,11 +265,14 @@ def of_remote(root: Path, name: str, url: str, endpoint: str) -> Finding:
         host, port = CLOUDS[parts.scheme], 443
     if not host or port is None:
         return Finding(
-            "remotes", WARN, f"the remote {name} ({hidden(url)}) is of a kind that is not tried here", "dvc status -c"
+            "remotes",
+            WARN,
+            f"the remote {name} ({hidden(url)}) is of a kind that is not tried here",
+            ".venv/bin/dvc status -c",
         )
     try:
         socket.create_connection((host, port), timeout=SECONDS).close()
     except OSError as problem:
         text = f"the remote {name} ({hidden(url)}) cannot be reached: {host}:{port}: {reason_of(problem)}"
-        return Finding("remotes", BAD, text, f"dvc remote modify {name} url ADDRESS")
+        return Finding("remotes", BAD, text, f".venv/bin/dvc remote modify {name} url ADDRESS")
     return Finding("remotes", OK, f"the remote {name} ({hidden(url)}) accepts connections; its keys were not tried")

@@ -81,12 +81,14 @@ def tested(root: Path, parameters: PromoteParams, challenger: Any) -> dict[str, 
     chosen: dict[str, str] = chain.read_chain(root).get("tested") or {}
     adapter = RUN / str(chosen.get("best")) / "adapter"
     if not adapter.is_dir():
-        raise UserError(f"{adapter}, which chain.yaml names as the best, does not exist: `dvc checkout` brings it back")
+        raise UserError(
+            f"{adapter}, which chain.yaml names as the best, does not exist: `.venv/bin/dvc checkout` brings it back"
+        )
     if (best := adapter_hash(adapter)) != challenger.tags.get("adapter_hash"):
         raise UserError(
             f"{parameters.model} version {challenger.version} is adapter {challenger.tags.get('adapter_hash')}, and "
             f"{adapter} is {best}: {RUN}/ is of another run; bring that run back (`git checkout` of its revision, then "
-            "`dvc checkout`) or register this one (`make train`)"
+            "`.venv/bin/dvc checkout`) or register this one (`make train`)"
         )
     whole = params.load("params.yaml", params.Params)
     if reason := lock.unfit(lock.read_lock(root), ["test@base", "test@best"], whole):
@@ -109,7 +111,7 @@ def judge(
 
     for path in (RUN / "scenarios/test.parquet", RUN / "scenarios/contamination.json"):
         if not path.is_file():
-            raise UserError(f"{path} does not exist: the stage scenarios makes it (`dvc repro`)")
+            raise UserError(f"{path} does not exist: the stage scenarios makes it (`.venv/bin/dvc repro`)")
     scenarios = read_records(Scenario, RUN / "scenarios/test.parquet")
     sides = {name: gate.read_side(RUN / best[key] / "test", scenarios) for name, key in OWN.items()}
     rival = RUN / best[OWN["challenger"]] / "test" if sides["challenger"].judged is not None else None

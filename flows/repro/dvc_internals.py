@@ -235,7 +235,7 @@ def run_command(executable: str, line: str, more: Mapping[str, str] | None = Non
     the usual one that is to run it.
     """
     words = shlex.split(line)
-    module = words[2] if words[:2] == ["python", "-m"] else ""
+    module = words[2] if words[:2] == ["steps/python", "-m"] else ""
     name, kills = module.rpartition(".")[2], death.oom_kills()
     if module.startswith("steps.") and is_warm():
         code, text = command(module, name, parse(find(module, name), module, words[3:]), True, more)

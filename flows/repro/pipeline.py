@@ -9,11 +9,12 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.repro.process import last_line
+from flows.repro.reasons import TASK_CODE, why_again
 from steps.core.errors import UserError, causes, masked
 from steps.runner import handover
 
@@ -41,8 +42,11 @@ class Pipeline:
     so one of them has it at a time (`turn`), and gives it up only while its stage's command runs, which DVC does not see.
     """
 
-    def __init__(self, root: Path, beside: Mapping[str, str] | None = None) -> None:
-        """`beside`: the variables of the worker that runs stages beside the usual one."""
+    def __init__(
+        self, root: Path, beside: Mapping[str, str] | None = None, say: Callable[[str], None] | None = None
+    ) -> None:
+        """`beside`: the variables of the worker that runs stages beside the usual one. `say` gets a sentence on why the
+        first stage that runs does so again, where it had run before."""
         from flows.repro.dvc_internals import LockFile
 
         logging.getLogger("dvc").setLevel(logging.ERROR)
@@ -53,12 +57,16 @@ class Pipeline:
         self.own = threading.local()  # `variables`: of this thread's worker
         self.parts, self.users = contextlib.ExitStack(), 0  # of DVC, that are replaced while a stage is under way
         self.is_ended = False
+        self.say, self.code = say, frozenset[tuple[str, int]]()  # as of when the list of the task's code was made
 
     def reproduce(self, stage: str, beside: bool = False) -> bool:
         """Run a stage if it is stale: whether it ran. StageFailed where it failed; KeyboardInterrupt on Ctrl-C. `beside`: in
         another thread than the main one, while that may run a stage, too."""
         self.own.variables = self.beside if beside else {}
         try:
+            if not beside and (code := written(self.root / "environments")) != self.code:
+                self._reproduce(TASK_CODE, beside)
+                self.code = code
             return not (beside and self.is_ended) and self._reproduce(stage, beside)
         except (StageFailed, UserError, KeyboardInterrupt):
             if beside and self.is_ended:
@@ -90,6 +98,10 @@ class Pipeline:
         """Run a stage's command; the other thread may have DVC meanwhile."""
         from flows.repro.dvc_internals import run_command
 
+        if self.say and self.own.stage != TASK_CODE:
+            if sentence := why_again(next(iter(self.repos.values())), self.own.stage):
+                self.say(sentence)
+            self.say = None
         self.turn.release()
         try:
             run_command(executable, line, self.own.variables, **options)
@@ -102,6 +114,7 @@ class Pipeline:
 
         from flows.repro.dvc_internals import CommandFailed
 
+        self.own.stage = stage
         try:
             with self.turn, self._replaced():
                 if beside not in self.repos:
@@ -118,3 +131,8 @@ class Pipeline:
                 cure = "; `git checkout dvc.lock` brings the committed one back" if "dvc.lock" in str(why) else ""
                 raise UserError(f"DVC cannot run {stage}: {kind}{why}{cure}") from None
             raise StageFailed(stage, cause.code, cause.text) from None
+
+
+def written(folder: Path) -> frozenset[tuple[str, int]]:
+    """The Python files in a folder, and when each was written, in ns; none where there is no folder."""
+    return frozenset((path.as_posix(), path.stat().st_mtime_ns) for path in folder.rglob("*.py"))

@@ -23,5 +23,5 @@ def versioned(root: Path, folder: Path) -> None:
             repo.add([os.fspath(folder)])
     except DvcException as problem:
         raise UserError(
-            f"{folder} was written, but DVC cannot store it ({problem}): `dvc add {folder}` once that is mended"
+            f"{folder} was written, but DVC cannot store it ({problem}): `.venv/bin/dvc add {folder}` once that is mended"
         ) from None

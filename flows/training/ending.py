@@ -73,7 +73,9 @@ def result_lines(summary: dict[str, Any]) -> list[str]:
     else:
         lines.append(f"Not registered: {report.read(RUN / 'receipt.json')['reason']}.")
     for number, names in summary.get("tripwires", {}).items():
-        lines.append(f"Tripwires in iteration {int(number)}: {', '.join(names)} (python -m steps.analytics.tripwires)")
+        lines.append(
+            f"Tripwires in iteration {int(number)}: {', '.join(names)} (.venv/bin/python -m steps.analytics.tripwires)"
+        )
     return [*lines, *health.at_end(policy, len(summary["iterations"]))]
 
 

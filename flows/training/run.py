@@ -179,7 +179,7 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
             f"Stages run one after another, with the bytes of train.overlap: {params.train.overlap}, because {alone}."
         )
     with store.variables(**usual):
-        pipeline = Pipeline(Path.cwd(), beside)
+        pipeline = Pipeline(Path.cwd(), beside, display.say)
         begin(params, partial(run_stage, pipeline=pipeline, display=display), display)
         return _tracked(display, started, pipeline, name)
 

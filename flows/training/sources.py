@@ -184,8 +184,8 @@ class RestoredRun(NamedTuple):
         if missing := [path for path in outputs if not (self.folder / path).exists()]:
             raise UserError(
                 f"the run {self.name} is kept, and its {', '.join(missing)} are not in DVC's cache: another machine may "
-                "have them (`dvc remote add`), or python -m flows.prune removed them; `python -m flows.reproduce "
-                f"{self.name}` makes them again"
+                "have them (`.venv/bin/dvc remote add`), or flows.prune removed them; "
+                f"`.venv/bin/python -m flows.reproduce {self.name}` makes them again"
             )
 
     def md5(self, output: str) -> str:

@@ -97,16 +97,16 @@ def take_scenarios(root: Path, params: Params, to: Path) -> dict[str, Any]:
     places = [path for path in (ingested.FILE, root / name) if path.is_file()]
     if version is None and not (root / name).is_file():
         raise UserError(
-            f"scenarios.ingested: there is no {name}: `python -m flows.ingest` makes it of conversations, and `dvc pull "
-            f"{name.parent}.dvc` brings one that others made"
+            f"scenarios.ingested: there is no {name}: `.venv/bin/python -m flows.ingest` makes it of conversations, and "
+            f"`.venv/bin/dvc pull {name.parent}.dvc` brings one that others made"
         )
     wanted = version or ingested.md5(root / name)
     path = next((path for path in places if ingested.md5(path) == wanted), None)
     if path is None:
         raise UserError(
-            f"scenarios.ingested.version {wanted} is neither in {ingested.FILE} nor the present {name}: `dvc checkout "
-            f"{POINTER}` brings back the version of the run that is checked out, and --set scenarios.ingested.version=null "
-            "takes the present one"
+            f"scenarios.ingested.version {wanted} is neither in {ingested.FILE} nor the present {name}: "
+            f"`.venv/bin/dvc checkout {POINTER}` brings back the version of the run that is checked out, and "
+            "--set scenarios.ingested.version=null takes the present one"
         )
     rows = len(ingested.read_scenarios(path))
     if not rows:

@@ -97,11 +97,13 @@ def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]
     for label, number in numbers.items():
         folder = run / number / FOLDERS[split]
         if not (folder / "rewards.parquet").is_file() or (label == "trained" and number == "000"):
-            say(f"{label}: {folder} does not exist, so it is not in the table; `dvc repro` makes it")
+            say(f"{label}: {folder} does not exist, so it is not in the table; `.venv/bin/dvc repro` makes it")
             continue
         rewards = [reward for reward in read_records(Reward, folder / "rewards.parquet") if reward.scenario_id in ids]
         if {reward.scenario_id for reward in rewards} != ids:
-            say(f"{label}: {folder} is of other scenarios, so it is not in the table; `dvc repro` makes it again")
+            say(
+                f"{label}: {folder} is of other scenarios, so it is not in the table; `.venv/bin/dvc repro` makes it again"
+            )
             continue
         played = {trajectory.id: trajectory for trajectory in read_records(Trajectory, folder / "trajectories.parquet")}
         episodes = [played[reward.trajectory_id].turns for reward in rewards]

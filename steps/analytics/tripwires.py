@@ -110,7 +110,8 @@ def missing_episodes(it: Iteration) -> str:
         whole = max(sizes)
         lost = sum((whole - size) * count for size, count in sizes.items())
         return (
-            f"{lost} episodes are missing: some groups have fewer attempts than {whole}. Sample again (`dvc repro -f`)"
+            f"{lost} episodes are missing: some groups have fewer attempts than {whole}. Sample again "
+            "(`.venv/bin/dvc repro -f`)"
         )
     return ""
 
@@ -273,7 +274,8 @@ def reward_hacking(it: Iteration) -> str:
 def other_adapter(it: Iteration) -> str:
     if (own := adapter_hash(it.folder / "adapter")) != it.evaluation.adapter_hash:
         return (
-            f"the validation is of adapter {it.evaluation.adapter_hash}, and not of this iteration's {own}: `dvc repro`"
+            f"the validation is of adapter {it.evaluation.adapter_hash}, and not of this iteration's {own}: "
+            "`.venv/bin/dvc repro`"
         )
     return ""
 
@@ -325,10 +327,12 @@ def findings(run: Path, number: int) -> list[Finding]:
     except UserError:  # also for a parquet file that is missing
         raise
     except FileNotFoundError as problem:
-        raise UserError(f"{problem.filename} is missing: run the iteration again (`dvc repro`)") from problem
+        raise UserError(f"{problem.filename} is missing: run the iteration again (`.venv/bin/dvc repro`)") from problem
     except (ValueError, KeyError) as problem:
         reason = (str(problem).splitlines() or [""])[0]
-        raise UserError(f"{iteration.folder} cannot be read ({reason}): make it again (`dvc repro`)") from problem
+        raise UserError(
+            f"{iteration.folder} cannot be read ({reason}): make it again (`.venv/bin/dvc repro`)"
+        ) from problem
 
 
 def main(words: Sequence[str]) -> int:

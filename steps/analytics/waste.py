@@ -54,7 +54,8 @@ def waste(folder: Path) -> Waste:
     names = batch["id"].to_pylist()
     if fates.keys() != set(names):
         raise UserError(
-            f"{folder}/fates.json does not fit trajectories.parquet beside it: they are of different updates (`dvc repro` "
+            f"{folder}/fates.json does not fit trajectories.parquet beside it: they are of different updates "
+            "(`.venv/bin/dvc repro` "
             "runs it again)"
         )
     tokens: dict[str, int] = dict.fromkeys(TOKEN_FATES, 0)
@@ -96,11 +97,11 @@ def shares(tokens: Mapping[str, int]) -> dict[str, float]:
 def _fates(path: Path) -> dict[str, str]:
     """What the update wrote: trajectory id -> fate. UserError where it is missing or holds something else."""
     if not path.is_file():
-        raise UserError(f"{path} does not exist: the stage update makes it (`dvc repro`)")
+        raise UserError(f"{path} does not exist: the stage update makes it (`.venv/bin/dvc repro`)")
     try:
         fates = json.loads(path.read_text())
         if not isinstance(fates, dict) or not all(fate in FATES for fate in fates.values()):
             raise ValueError("it holds no fates")
     except ValueError as problem:
-        raise UserError(f"{path} cannot be read ({problem}): make it again (`dvc repro`)") from None
+        raise UserError(f"{path} cannot be read ({problem}): make it again (`.venv/bin/dvc repro`)") from None
     return fates

@@ -200,6 +200,11 @@ def check_name(key: str, name: str) -> None:
         )
 
 
+class TaskCodeParams(Section):
+    task: str
+    tasks: dict[str, int] | None = None
+
+
 class ScenariosParams(Section):
     task: str
     tasks: dict[str, int] | None = None
@@ -216,7 +221,7 @@ class Learning(Section):
     def check(self) -> Self:
         if not self.policy.has_adapter:
             raise ValueError(
-                f"policy.kind: {self.policy.kind} can be evaluated only (python -m steps.evaluate, python -m "
+                f"policy.kind: {self.policy.kind} can be evaluated only (steps.evaluate, "
                 "steps.analytics.baselines): initialise, rollout, update and register need policy.kind: vllm, ray or server"
             )
         return self

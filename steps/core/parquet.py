@@ -38,11 +38,16 @@ def read_columns(path: Path, names: Sequence[str] | None = None) -> pa.Table:
                 raise unreadable(path, f"it has no column {', '.join(missing)}")
             return file.read(columns=names and list(names), use_threads=names is None)
     except FileNotFoundError:
-        raise MissingFile(f"{path} does not exist: make it (`dvc repro`), or bring it back (`dvc checkout`)") from None
+        raise MissingFile(
+            f"{path} does not exist: make it (`.venv/bin/dvc repro`), or bring it back (`.venv/bin/dvc checkout`)"
+        ) from None
     except (pa.ArrowException, OSError, *DAMAGE) as problem:
         raise unreadable(path, str(problem)) from None
 
 
 def unreadable(path: Path, reason: str) -> UserError:
     line = (reason.strip().splitlines() or [""])[0]
-    return UserError(f"{path} cannot be read ({line}): make it again (`dvc repro`), or bring it back (`dvc checkout`)")
+    return UserError(
+        f"{path} cannot be read ({line}): make it again (`.venv/bin/dvc repro`), or bring it back "
+        "(`.venv/bin/dvc checkout`)"
+    )

@@ -48,7 +48,7 @@ def add(task: str, out: Path, words: Sequence[str], read: Sequence[Path]) -> str
         options += ["--deps", os.fspath(path)]
     for path in (out, out.with_name(out.name + REPORT)):
         options += ["--outs-no-cache", os.fspath(path)]
-    command = shlex.join(["python", "-m", "steps.data.generate", *words])
+    command = shlex.join(["steps/python", "-m", "steps.data.generate", *words])
     address = f"{folder / 'dvc.yaml'}:{name}"
     dvc(folder, "stage", "add", "--quiet", *options, command)
     dvc(Path.cwd(), "commit", "--quiet", "--force", address)

@@ -61,7 +61,9 @@ def read_generated(env: type[Env], data: Any, path: Path) -> dict[Split, list[Sc
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"scenarios.generated: {path} does not exist; python -m steps.data.generate makes it") from None
+        raise UserError(
+            f"scenarios.generated: {path} does not exist; .venv/bin/python -m steps.data.generate makes it"
+        ) from None
     except (OSError, UnicodeDecodeError) as problem:
         raise UserError(f"scenarios.generated: {path} cannot be read ({problem})") from None
     for number, line in enumerate(

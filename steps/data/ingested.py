@@ -43,7 +43,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
                 row = None
             if not isinstance(row, dict):
                 raise UserError(
-                    f"{path}, line {number} is damaged: `dvc checkout {path.parent}` brings back the last version"
+                    f"{path}, line {number} is damaged: `.venv/bin/dvc checkout {path.parent}` brings back the last version"
                 )
             rows.append(row)
     return rows
@@ -70,12 +70,14 @@ def read_version(settings: Ingested, path: Path = FILE) -> list[Scenario]:
     """The scenarios of the version that params.yaml names. UserError where the file is not here, or is another version."""
     if not path.is_file():
         raise UserError(
-            f"scenarios.ingested: {path} is not here: `dvc checkout {path.parent}.dvc` brings it back, and `make train` "
+            f"scenarios.ingested: {path} is not here: `.venv/bin/dvc checkout {path.parent}.dvc` brings it back, and "
+            "`make train` "
             "makes it anew of what was ingested"
         )
     if settings.version != (held := md5(path)):
         raise UserError(
-            f"scenarios.ingested.version is {settings.version}, and {path} is {held}: `dvc checkout {path.parent}.dvc` "
+            f"scenarios.ingested.version is {settings.version}, and {path} is {held}: `.venv/bin/dvc checkout "
+            f"{path.parent}.dvc` "
             "brings the run's own back, and `make train` takes the version that is set"
         )
     return read_scenarios(path)

@@ -146,7 +146,7 @@ def read_rival(folder: Path, scenarios: Sequence[Scenario], split: str, by_rule:
     if summary.split != split or [trajectory.scenario_id for trajectory in trajectories] != [s.id for s in scenarios]:
         raise UserError(
             f"{folder} is of the split {summary.split} and {len(trajectories)} scenarios, this evaluation of {split} and "
-            f"{len(scenarios)}: only the same scenarios can be compared, evaluate both again (`dvc repro`)"
+            f"{len(scenarios)}: only the same scenarios can be compared, evaluate both again (`.venv/bin/dvc repro`)"
         )
     return trajectories
 

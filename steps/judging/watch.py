@@ -156,7 +156,9 @@ def read_point(run: Path, iteration: int, params: Params, env: type[Env], cluste
 
     folder = run / f"{iteration:03d}" / "evaluation"
     if not folder.is_dir():
-        raise UserError(f"{folder} does not exist: `dvc checkout` brings it back, `dvc repro` makes it again")
+        raise UserError(
+            f"{folder} does not exist: `.venv/bin/dvc checkout` brings it back, `.venv/bin/dvc repro` makes it again"
+        )
     summary = Evaluation.model_validate_json((folder / "summary.json").read_text(encoding="utf-8"))
     rewards = read_records(Reward, folder / "rewards.parquet")
     truths: dict[str, np.ndarray] = {}

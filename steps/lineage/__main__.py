@@ -71,7 +71,7 @@ def run(words: argparse.Namespace) -> None:
         for text in indexed.left_out:
             output.print(f"left out: {text}")
         for key, about in lost.items():
-            advice = f"check out commit {about.get('git_commit')} or its run, `dvc checkout`, and index it"
+            advice = f"check out commit {about.get('git_commit')} or its run, `.venv/bin/dvc checkout`, and index it"
             output.print(f"run {key} is no longer in the index, for its files are not here: {advice}")
         kinds = ", ".join(f"{number} {kind}" for kind, number in counts(ledger).items())
         output.print(f"{indexed.nodes} nodes and {indexed.edges} edges added; the ledger has {kinds}")
@@ -100,7 +100,9 @@ def show_back(answer: Ancestry, output: Console) -> None:
     trajectories = sum(len(step.trajectories) for step in answer.steps)
     calls = len({key for step in answer.steps for key in step.replies})
     if answer.unlinked:
-        output.print(f"NOT WHOLE: {UNLINKED} {', '.join(answer.unlinked)}; `python -m steps.lineage index` says why")
+        output.print(
+            f"NOT WHOLE: {UNLINKED} {', '.join(answer.unlinked)}; `.venv/bin/python -m steps.lineage index` says why"
+        )
     counted = f"{trajectories} trajectories of {len(scenarios)} scenarios, {calls} judge calls"
     output.print(f"{counted}; --json has their ids")
     for key, run in answer.runs.items():
@@ -129,11 +131,13 @@ def show_forward(answer: Impact, output: Console) -> None:
     if answer.evaluated:
         output.print(f"{len(answer.evaluated)} more were evaluated on it, not trained: evaluate them again")
     if answer.verdicts:
-        advice = "to be given again by `python -m flows.promote`"
+        advice = "to be given again by `.venv/bin/python -m flows.promote`"
         output.print(f"verdicts that rest on it, {advice}: {len(answer.verdicts)}")
     show_decisions(answer.verdicts, answer.decisions, output)
     if answer.unlinked:
-        output.print(f"NOT KNOWN: {UNLINKED} {', '.join(answer.unlinked)}; `python -m steps.lineage index` says why")
+        output.print(
+            f"NOT KNOWN: {UNLINKED} {', '.join(answer.unlinked)}; `.venv/bin/python -m steps.lineage index` says why"
+        )
 
 
 def show_decisions(verdicts: list[dict[str, Any]], decisions: list[Decision], output: Console) -> None:

@@ -196,7 +196,7 @@ def find(connection: sa.Connection, kind: str, text: str) -> str:
     if names:
         raise UserError(f"{kind} {text} is one of several: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}")
     number = connection.execute(sa.select(sa.func.count()).where(NODES.c.kind == kind)).scalar_one()
-    advice = "`python -m steps.lineage index` adds what a folder's run/ holds"
+    advice = "`.venv/bin/python -m steps.lineage index` adds what a folder's run/ holds"
     raise UserError(f"the ledger knows no {kind} {text!r} (it has {number} nodes of that kind); {advice}")
 
 

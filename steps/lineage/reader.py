@@ -123,7 +123,7 @@ class Reader:
             name = adapter_hash(self.root / path)
         except FileNotFoundError as problem:
             missing = f"{problem.filename} is missing in {path}"
-            raise UserError(f"{missing}; `dvc checkout` brings the adapter back") from None
+            raise UserError(f"{missing}; `.venv/bin/dvc checkout` brings the adapter back") from None
         state = self.state(number)
         if state is not None and state != name:
             self.left_out.append(f"{path} is {name}, but run/{number}/checkpoint is of adapter {state}")
@@ -235,7 +235,9 @@ class Reader:
         if name not in self.lock:
             self.left_out.append(f"dvc.lock has no {name}: {unlinked}")
         elif changed := [path for path, md5 in now.items() if read.get(path) != md5]:
-            self.left_out.append(f"{', '.join(changed)} changed after {name}: {unlinked} (`dvc repro` trains it again)")
+            self.left_out.append(
+                f"{', '.join(changed)} changed after {name}: {unlinked} (`.venv/bin/dvc repro` trains it again)"
+            )
         elif batch.adapters != {sampler}:
             sampled = ", ".join(sorted(batch.adapters)) or "nothing"
             self.left_out.append(f"batch {number} is of {sampled}, run/{policy}/checkpoint of {sampler}: {unlinked}")
@@ -297,7 +299,9 @@ class Reader:
             return None
         md5 = folder_md5(full) if full.is_dir() else file_md5(full)
         if self.outputs.get(path, md5) != md5:
-            self.left_out.append(f"{path} is not what dvc.lock recorded (`dvc repro` or `dvc checkout` repairs it)")
+            self.left_out.append(
+                f"{path} is not what dvc.lock recorded (`.venv/bin/dvc repro` or `.venv/bin/dvc checkout` repairs it)"
+            )
             return None
         return md5
 
@@ -325,7 +329,7 @@ def evidence(folder: Path, name: str) -> dict[str, Any]:
         evaluations = {side: {key: str(file[key]) for key in ("path", "md5")} for side, file in rests_on.items()}
     except (ValidationError, ValueError, LookupError, TypeError, AttributeError, OSError) as problem:
         line = str(problem).strip().splitlines()[0]
-        advice = "`python -m flows.promote --dry-run` makes it again"
+        advice = "`.venv/bin/python -m flows.promote --dry-run` makes it again"
         raise UserError(f"{name} holds no verdict ({line}); {advice}") from None
     return {
         "hash": verdict.hash,
@@ -355,7 +359,7 @@ def source_of(line: str) -> str:
 
 def unreadable(path: str, what: str, reason: str) -> UserError:
     line = (reason.strip().splitlines() or [""])[0]
-    advice = "`dvc checkout` brings back what was recorded, `dvc repro` makes it"
+    advice = "`.venv/bin/dvc checkout` brings back what was recorded, `.venv/bin/dvc repro` makes it"
     return UserError(f"{path} holds no {what} ({line}); {advice}")
 
 
@@ -365,15 +369,16 @@ def trajectory(batch: str, name: str) -> NodeKey:
 
 
 def code_judge(name: str, entry: dict[str, Any]) -> str:
-    """The identity of a judge that is code: its name, and a hash of the code, task and parameters in dvc.lock."""
+    """The identity of a judge that is code: its name, and a hash of the code, task and parameters in dvc.lock; of the task's
+    code in older locks all of environments/."""
     parameters = (entry.get("params") or {}).get("params.yaml") or {}
     code = {dep["path"]: dep.get("md5") for dep in entry.get("deps", [])}
     paths = (f"steps/judging/{name}.py", f"steps/{name}.py")  # older locks have the second one
     own = next((code[path] for path in paths if path in code), None)
     if own is None:
         missing = f"dvc.lock records no code of the judge {name} ({paths[0]} under the deps of score)"
-        raise UserError(f"{missing}: the judge cannot be identified; `dvc repro` scores again")
-    parts = [code.get("environments"), own, task_of(parameters)]
+        raise UserError(f"{missing}: the judge cannot be identified; `.venv/bin/dvc repro` scores again")
+    parts = [code.get("run/task_code.json") or code.get("environments"), own, task_of(parameters)]
     return f"{name}-{digest([*parts, (parameters.get('score') or {}).get(name)])}"
 
 

@@ -102,5 +102,7 @@ def reading(ledger: Ledger) -> Iterator[sa.Connection]:
     """A connection for reading; UserError where nothing was ever indexed."""
     with ledger.reading() as connection:
         if connection.execute(sa.select(NODES.c.id).limit(1)).first() is None:
-            raise UserError("the ledger has no lineage yet: `python -m steps.lineage index` adds what run/ holds")
+            raise UserError(
+                "the ledger has no lineage yet: `.venv/bin/python -m steps.lineage index` adds what run/ holds"
+            )
         yield connection

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from steps.core.errors import FreshProcessNeeded, UserError
 
@@ -105,6 +108,19 @@ def keep_few_kernels() -> None:
     iterations. Stages took the same time with 16 as with 1,024.
     """
     os.environ.setdefault(KERNELS, "64")
+
+
+def preloaded(site: Path | None = None) -> dict[str, str]:
+    """The variables with which processes of vLLM's on a CPU load torch's OpenMP first, where the path of the installed
+    packages (`site`) has a space. vLLM writes that path into LD_PRELOAD, which the loader splits at spaces: it then says so
+    in each process, and vLLM's threads share a core. The loader takes the bare name from a folder of LD_LIBRARY_PATH."""
+    folder = (site or Path(sysconfig.get_path("purelib"))) / "torch" / "lib"
+    library = next(folder.glob("libgomp*.so*"), None)
+    is_set = "libgomp" in os.environ.get("LD_PRELOAD", "")
+    if is_set or library is None or " " not in str(folder) or (Path(sys.prefix) / ".gpu").exists():
+        return {}
+    names = {"LD_PRELOAD": library.name, "LD_LIBRARY_PATH": str(folder)}
+    return {name: ":".join(filter(None, (value, os.environ.get(name)))) for name, value in names.items()}
 
 
 def before_training(free: Callable[[], None]) -> None:

@@ -62,7 +62,7 @@ def read(folder: Path) -> Probe | None:
         return None
     except (ValueError, LookupError, TypeError):
         raise UserError(
-            f"{folder / FILE} is damaged: `dvc checkout` brings it back, or make the adapter again"
+            f"{folder / FILE} is damaged: `.venv/bin/dvc checkout` brings it back, or make the adapter again"
         ) from None
 
 

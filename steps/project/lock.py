@@ -21,7 +21,7 @@ Lock = dict[str, dict[str, Any]]  # dvc.lock: stage -> {"cmd", "deps", "params",
 ENTRY = re.compile(
     r"^  ([^\s#][^\n]*):\n(?:(?: {3,}|  -).*\n)*", re.MULTILINE
 )  # a stage, and its name as it is written
-CURE = "`git checkout dvc.lock` brings the committed one back, and `dvc repro` runs what it then lacks"
+CURE = "`git checkout dvc.lock` brings the committed one back, and `.venv/bin/dvc repro` runs what it then lacks"
 
 
 def read_lock(root: Path) -> Lock:
@@ -117,14 +117,15 @@ def lineage(root: Path, *paths: Path) -> dict[str, str]:
 
 
 def ancestry(root: Path, *paths: Path) -> Lock:
-    """The entries in dvc.lock of all stages that these outputs come from, directly or indirectly."""
+    """The entries in dvc.lock of all stages that these outputs come from, directly or indirectly. Not that of task_code:
+    it has the hash of all tasks' code, and the others have that of its result."""
     lock = read_lock(root)
     makers = {out["path"]: name for name, entry in lock.items() for out in entry.get("outs", [])}
     queue: list[str] = [os.path.relpath(path, root) for path in paths]
     entries: Lock = {}
     while queue:
         name = makers.get(queue.pop())
-        if name and name not in entries:
+        if name and name not in entries and name != "task_code":
             entries[name] = lock[name]
             queue += [dep["path"] for dep in lock[name].get("deps", [])]
     return entries
@@ -135,7 +136,7 @@ def unfit(lock: Lock, names: list[str], params: Params) -> str | None:
     from pydantic import ValidationError
 
     if missing := [name for name in names if name not in lock]:
-        return f"dvc.lock has no {', '.join(missing)}: not finished yet (`dvc repro` finishes it)"
+        return f"dvc.lock has no {', '.join(missing)}: not finished yet (`.venv/bin/dvc repro` finishes it)"
     outputs = {out["path"]: out.get("md5") for entry in lock.values() for out in entry.get("outs", [])}
     now = params.model_dump(mode="json", by_alias=True)
     for name in names:
@@ -145,10 +146,10 @@ def unfit(lock: Lock, names: list[str], params: Params) -> str | None:
         except ValidationError:
             same = False
         if not same:
-            return f"params.yaml is not what {name} ran with (`dvc repro` runs it again)"
+            return f"params.yaml is not what {name} ran with (`.venv/bin/dvc repro` runs it again)"
         for dep in lock[name].get("deps", []):
             if outputs.get(dep["path"], dep.get("md5")) != dep.get("md5"):
-                return f"{dep['path']} has changed since {name} ran (`dvc repro` runs it again)"
+                return f"{dep['path']} has changed since {name} ran (`.venv/bin/dvc repro` runs it again)"
     return None
 
 

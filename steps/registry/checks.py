@@ -166,7 +166,10 @@ def gains(
 
 def lacking() -> Check:
     """Refuses where the regression set decides, and there is none."""
-    text = "there is no regression set, which promote.decides names: `python -m flows.ingest` makes one of bad answers"
+    text = (
+        "there is no regression set, which promote.decides names: `.venv/bin/python -m flows.ingest` makes one of bad "
+        "answers"
+    )
     return Check(name="regression", passed=False, measured=None, bound=None, text=text)
 
 
@@ -175,7 +178,8 @@ def clean(report: Mapping[str, Any], n: int) -> Check:
     tested = (report.get("scenarios") or {}).get("test")
     if tested != n:
         raise UserError(
-            f"contamination.json is of {tested} test scenarios, and there are {n}: make both again (`dvc repro scenarios`)"
+            f"contamination.json is of {tested} test scenarios, and there are {n}: make both again "
+            "(`.venv/bin/dvc repro scenarios`)"
         )
     pairs = sum((report.get("found") or {}).values())
     passed = report.get("passed") is True and not pairs

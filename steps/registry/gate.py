@@ -108,7 +108,7 @@ def read_side(folder: Path, scenarios: Sequence[Scenario]) -> Side:
     from steps.core.records import Reward, Trajectory, read_records
     from steps.registry.publish import read_test
 
-    again = "evaluate it again (`dvc repro`, or `python -m steps.evaluate`)"
+    again = "evaluate it again (`.venv/bin/dvc repro`, or `.venv/bin/python -m steps.evaluate`)"
     if missing := [name for name in FILES if not (folder / name).is_file()]:
         raise UserError(f"{folder / missing[0]} does not exist: {again}")
     try:
@@ -148,7 +148,9 @@ def read_scores(path: Path, expected: Sequence[str]) -> np.ndarray:
     except ValueError as problem:
         raise UserError(f"{path} cannot be read ({str(problem).splitlines()[0]}): evaluate it again") from None
     if [pair.scenario_id for pair in pairs] != list(expected):
-        raise UserError(f"{path} does not have the {len(expected)} test scenarios: evaluate it again (`dvc repro`)")
+        raise UserError(
+            f"{path} does not have the {len(expected)} test scenarios: evaluate it again (`.venv/bin/dvc repro`)"
+        )
     return np.array([pair.score for pair in pairs])
 
 

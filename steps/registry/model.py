@@ -144,8 +144,8 @@ def tagged_adapter(version: Any) -> str:
     if not re.fullmatch(r"[0-9a-f]{16}", tag or ""):
         raise UserError(
             f"{version.name} version {version.version} has {f'{tag[:80]!r} as' if tag else 'no'} tag adapter_hash, which "
-            "the stage register sets to 16 hexadecimal digits: use another version (`python -m flows.rollback --to N "
-            "--why TEXT` moves champion), or register the adapter again"
+            "the stage register sets to 16 hexadecimal digits: use another version "
+            "(`.venv/bin/python -m flows.rollback --to N --why TEXT` moves champion), or register the adapter again"
         )
     return str(tag)
 
@@ -169,7 +169,7 @@ def fetched(registry: RegisteredModel, version: Any, folder: Path) -> Path:
         if not holds(temporary, expected):
             raise UserError(
                 f"what MLflow holds of {registry.name} version {version.version} is not adapter {expected}: its files were "
-                "changed or lost; put champion on a whole one with `python -m flows.rollback`"
+                "changed or lost; put champion on a whole one with `.venv/bin/python -m flows.rollback`"
             )
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)

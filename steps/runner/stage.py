@@ -205,6 +205,8 @@ def existing(name: str, path: Path) -> Path:
     """The path of an input. UserError, which names the stage that makes it, where it does not exist."""
     if not path.exists():
         maker = MAKERS.get(name.rpartition("_")[2])
-        advice = f"it is made by the stage {maker}: run that first, or `dvc repro`" if maker else "check the path"
+        advice = (
+            f"it is made by the stage {maker}: run that first, or `.venv/bin/dvc repro`" if maker else "check the path"
+        )
         raise UserError(f"--{name.replace('_', '-')}: {path} does not exist; {advice}")
     return path

@@ -29,6 +29,7 @@ from steps.policy.machine import (
     before_training,
     keep_few_kernels,
     own_cores,
+    preloaded,
     prepare_deterministic,
     prepare_sampling,
     return_memory,
@@ -226,6 +227,7 @@ def set_variables(on_gpu: bool) -> None:
     if not on_gpu:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # draws_cpu.py replaces a part of the other
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        os.environ.update(preloaded())
 
 
 class EngineSampler:

@@ -31,7 +31,10 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PREFIX = "flywheel-"  # of the names of adapters on the servers
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 SHORT = 30.0  # seconds for what computes next to nothing
-START = "start it as docs/gpu.md says (`make vllm-server`, or the command that `python -m flows.vllm_server --print` prints)"
+START = (
+    "start it as docs/gpu.md says (`make vllm-server`, or the command that `.venv/bin/python -m flows.vllm_server "
+    "--print` prints)"
+)
 DRAWN = 16  # tokens of the requests by which a server's draws are checked
 MOST = 20  # logprobs at a place: as many as vLLM gives by default
 

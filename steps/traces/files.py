@@ -40,14 +40,14 @@ def read_conversations(folder: Path) -> list[Conversation]:
     """The conversations that were ingested. UserError where the file is damaged, or only its DVC file is here."""
     if not folder.exists() and folder.with_name(f"{folder.name}.dvc").exists():
         raise UserError(
-            f"{folder} is not here, but {folder}.dvc is: `dvc pull {folder}.dvc` brings what was ingested so far"
+            f"{folder} is not here, but {folder}.dvc is: `.venv/bin/dvc pull {folder}.dvc` brings what was ingested so far"
         )
     path = folder / "conversations.jsonl"
     try:
         return [Conversation.model_validate(row) for row in read_rows(path)]
     except ValidationError as problem:
         raise UserError(
-            f"{path} is damaged ({problem.errors()[0]['msg']}): `dvc checkout {folder}` brings it back"
+            f"{path} is damaged ({problem.errors()[0]['msg']}): `.venv/bin/dvc checkout {folder}` brings it back"
         ) from None
 
 
@@ -63,7 +63,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     except (ValueError, TypeError):
         raise UserError(
-            f"{path} is damaged: `dvc checkout {folder}` brings it back, or delete it to read all sources again"
+            f"{path} is damaged: `.venv/bin/dvc checkout {folder}` brings it back, or delete it to read all sources again"
         ) from None
 
 

@@ -84,7 +84,9 @@ class Deliveries:
                 self._warn(f"it did not answer within {seconds:.0f} s")
         if missing:
             what = " and ".join(f"{number} {kind}" for kind, number in sorted(missing.items()))
-            self.log_message(masked(f"{what} did not reach {self.host}; `python -m steps.tracking` sends them again"))
+            self.log_message(
+                masked(f"{what} did not reach {self.host}; `.venv/bin/python -m steps.tracking` sends them again")
+            )
         return not missing
 
     def _work(self) -> None:

@@ -49,5 +49,5 @@ def check_out(root: Path, path: Path) -> None:
     (path / ".dvc" / "config.local").write_text(f"[cache]\n    dir = {root / '.dvc' / 'cache'}\n")
     if dvc(path, "checkout", "--force", "--quiet", check=False):
         raise UserError(
-            "DVC's cache does not hold all of the run: fetch the rest first (`dvc fetch`), see the lines above"
+            "DVC's cache does not hold all of the run: fetch the rest first (`.venv/bin/dvc fetch`), see the lines above"
         )

@@ -65,7 +65,7 @@ class LastingMlflow:
             return
         if not (self._lasting(self._log_waiting) and self._lasting(self.tracker.finish)):
             missing = ", ".join([*(f"iteration {number}" for number in self.waiting), "the end of the run"])
-            self.log_message(f"MLflow lacks {missing}: `python -m steps.tracking` logs it once MLflow works")
+            self.log_message(f"MLflow lacks {missing}: `.venv/bin/python -m steps.tracking` logs it once MLflow works")
 
     def log_artifact(self, path: Path) -> None:
         """Log a file with the parent run."""

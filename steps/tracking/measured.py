@@ -19,7 +19,7 @@ from steps.policy.adapter import adapter_hash
 from steps.project import chain
 from steps.project.lock import Lock
 
-REMEDY = "run `dvc repro` or `dvc checkout`"
+REMEDY = "run `.venv/bin/dvc repro` or `.venv/bin/dvc checkout`"
 NOT_IN_NAMES = re.compile(r"[^\w./ -]")  # characters that MLflow refuses in the name of a metric
 
 

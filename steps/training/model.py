@@ -74,7 +74,7 @@ def take_adapter(model: Any, folder: Path) -> None:
         raise UserError(
             f"{folder} holds an adapter of other layers or another rank than the one that is being trained, which has "
             f"{mine} at {name} where that has {given}: it is of another policy.base_model or policy.lora; run the stages "
-            "again (`dvc repro`), or start from an adapter of this policy"
+            "again (`.venv/bin/dvc repro`), or start from an adapter of this policy"
         )
     _take(model, tensors)
 

@@ -304,7 +304,9 @@ def test_what_is_no_fate_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_run_from_before_fates_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = by_hand(tmp_path, monkeypatch)
     (folder / "fates.json").unlink()
-    with pytest.raises(UserError, match=r"fates\.json does not exist: the stage update makes it \(`dvc repro`\)"):
+    with pytest.raises(
+        UserError, match=r"fates\.json does not exist: the stage update makes it \(`.venv/bin/dvc repro`\)"
+    ):
         waste.waste(folder)
 
 

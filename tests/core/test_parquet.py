@@ -63,7 +63,9 @@ def test_what_cannot_be_read_is_one_sentence_with_a_cure(tmp_path: Path, name: s
     (tmp_path / "text.parquet").write_text("no parquet, but longer than its magic bytes")
     (tmp_path / "empty.parquet").touch()
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UserError, match=rf"^{re.escape(f'{tmp_path / name} {reason}')}.*`dvc checkout`\)$") as caught:
+    with pytest.raises(
+        UserError, match=rf"^{re.escape(f'{tmp_path / name} {reason}')}.*`.venv/bin/dvc checkout`\)$"
+    ) as caught:
         read_columns(tmp_path / name, ["id", "score", "rating"])
     assert isinstance(caught.value, MissingFile) == isinstance(caught.value, FileNotFoundError) == ("missing" in name)
 
@@ -91,5 +93,7 @@ def test_a_flipped_bit_anywhere_is_read_or_one_sentence(tmp_path: Path) -> None:
 
 def test_a_record_of_another_kind_is_one_sentence(tmp_path: Path) -> None:
     write_records([trajectory(1)], tmp_path / "some.parquet")
-    with pytest.raises(UserError, match=r"some\.parquet cannot be read \(a row is no Reward: .*`dvc checkout`"):
+    with pytest.raises(
+        UserError, match=r"some\.parquet cannot be read \(a row is no Reward: .*`.venv/bin/dvc checkout`"
+    ):
         read_records(Reward, tmp_path / "some.parquet")

@@ -296,7 +296,7 @@ def test_a_line_that_was_changed_is_named(tmp_path: Path, line: str, reason: str
 
 def test_a_file_that_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"scenarios\.generated: .* does not exist; python -m steps\.data\.generate makes it"
+        UserError, match=r"scenarios\.generated: .* does not exist; .venv/bin/python -m steps\.data\.generate makes it"
     ):
         read_generated(Multiplication, DATA, tmp_path / "a.jsonl")
 

@@ -90,5 +90,5 @@ def test_another_version_than_the_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"is {'0' * 32}, and .* is {version}"):
         ingested.read_version(Ingested(version="0" * 32), path)
     path.unlink()
-    with pytest.raises(UserError, match="is not here: `dvc checkout"):
+    with pytest.raises(UserError, match=r"is not here: `.venv/bin/dvc checkout"):
         ingested.read_version(Ingested(version=version), path)

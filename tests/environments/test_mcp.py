@@ -253,7 +253,9 @@ def test_what_is_missing_or_has_changed_is_said(tmp_path: Path, folder: Path) ->
     with pytest.raises(TaskProblem, match=r"server\.yaml is missing"):
         Mcp.load(tmp_path)
     write(tmp_path)
-    with pytest.raises(TaskProblem, match=r"tools.json is missing: `python -m environments\._mcp .*` asks the server"):
+    with pytest.raises(
+        TaskProblem, match=r"tools.json is missing: `.venv/bin/python -m environments\._mcp .*` asks the server"
+    ):
         Mcp.load(tmp_path)
     (tmp_path / "tools.json").write_text("[{}]")
     with pytest.raises(TaskProblem, match=r"tools\.json is damaged"):
@@ -283,7 +285,9 @@ def test_scenarios_come_from_the_file_alone(folder: Path) -> None:
         for text in texts
     ]
     data = Mcp.load(folder)
-    with pytest.raises(ValueError, match=r"scenarios.jsonl is missing: `python -m steps\.data\.generate --task mcp"):
+    with pytest.raises(
+        ValueError, match=r"scenarios.jsonl is missing: `.venv/bin/python -m steps\.data\.generate --task mcp"
+    ):
         Mcp.scenarios(data, "train", 1, 1)
     path = folder / SCENARIOS
     try:

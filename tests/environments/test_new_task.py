@@ -86,9 +86,12 @@ def test_a_new_agent_passes_its_own_test(tmp_path: Path) -> None:
     for split in cast(tuple[Split, ...], ("train", "val", "test")):
         count = getattr(settings.scenarios, split)
         assert len(env.scenarios(scenarios, split, count, settings.seed)) == count
-    assert f"check: .venv/bin/python -m pytest {test.relative_to(folder)}" in done.stdout
+    assert "check: make check-task NAME=river_agent" in done.stdout
+    made = do(["make", "--dry-run", "check-task", "NAME=river_agent"], folder).stdout
+    assert f"pytest -q tests/environments/test_environments.py {test.relative_to(folder)} --task" in made
+    rules = ("tests/environments/test_environments.py", "--task", "river_agent", "-k", "river_agent")
     for words in (
-        ("pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(test)),
+        ("pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(test), *rules),
         ("ruff", "check", "--no-cache", str(module), str(test)),
         ("ruff", "format", "--check", "--no-cache", str(module), str(test)),
     ):

@@ -276,7 +276,7 @@ def test_disk_space_is_compared_with_what_a_run_needs(tmp_path: Path) -> None:
     assert OK in states(machine.disk(findings.place(tmp_path, {}, free_gb=0.0)))
     full = machine.disk(findings.place(tmp_path, {}, free_gb=1e9))
     assert states(full) == [BAD, BAD]
-    assert full[0].cure == "python -m flows.prune --delete"
+    assert full[0].cure == ".venv/bin/python -m flows.prune --delete"
 
 
 def test_little_memory_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def test_a_whole_run_is_well(project: Path) -> None:
 def test_missing_outputs_are_brought_back(project: Path) -> None:
     shutil.rmtree(project / "run")
     seen = {each.cure: each.state for each in look(project)}
-    assert seen == {"dvc checkout run/folder": WARN, "dvc checkout run/file": WARN}
+    assert seen == {".venv/bin/dvc checkout run/folder": WARN, ".venv/bin/dvc checkout run/file": WARN}
     assert sorted(mended(project)) == [
         "mended: run/file is back from DVC's cache",
         "mended: run/folder is back from DVC's cache",
@@ -105,7 +105,7 @@ def test_missing_outputs_are_brought_back(project: Path) -> None:
 def test_a_changed_output_is_named_and_stays(project: Path, path: str, content: str, out: str) -> None:
     (project / path).write_text(content)
     (finding,) = look(project)
-    assert (finding.state, finding.cure, finding.mend) == (BAD, f"dvc checkout --force {out}", None)
+    assert (finding.state, finding.cure, finding.mend) == (BAD, f".venv/bin/dvc checkout --force {out}", None)
     assert finding.text.startswith(f"{out} is not as dvc.lock has it: 1 ")
     assert mended(project) == []
     assert (project / path).read_text() == content
@@ -129,7 +129,7 @@ def test_what_is_lost_in_both_places_is_made_again(project: Path) -> None:
     (finding,) = look(project)
     assert (finding.state, finding.mend) == (BAD, None)
     subprocess.run(
-        finding.cure.replace("dvc repro", f"{sys.executable} -m dvc repro"),
+        finding.cure.replace(".venv/bin/dvc repro", f"{sys.executable} -m dvc repro"),
         shell=True,
         env=environment(project),
         check=True,
@@ -147,7 +147,7 @@ def test_a_damaged_list_of_a_folder_is_written_again_by_the_command(project: Pat
         "run/folder is whole, and its list of files in DVC's cache is damaged",
     )
     subprocess.run(
-        finding.cure.replace("dvc commit", f"{sys.executable} -m dvc commit"),
+        finding.cure.replace(".venv/bin/dvc commit", f"{sys.executable} -m dvc commit"),
         shell=True,
         env=environment(project),
         check=True,
@@ -158,7 +158,7 @@ def test_a_damaged_list_of_a_folder_is_written_again_by_the_command(project: Pat
 def test_a_file_that_only_the_folder_has_is_stored_by_the_command(project: Path) -> None:
     stored(project, "alone\n").unlink()
     (finding,) = look(project)
-    assert (finding.state, finding.cure) == (WARN, "dvc commit -q -f run/file")
+    assert (finding.state, finding.cure) == (WARN, ".venv/bin/dvc commit -q -f run/file")
     command(project, sys.executable, "-m", *finding.cure.split())
     assert [each.state for each in look(project)] == [OK]
 

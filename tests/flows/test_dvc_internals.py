@@ -23,7 +23,9 @@ from steps.core.errors import UserError
 from tests.conftest import python, run
 
 ROOT = Path(__file__).parent.parent.parent
-LONG = "python -m steps.rollout --scenarios run/scenarios --adapter run/000/adapter --trajectories run/001/t --iteration 001"
+LONG = (
+    "steps/python -m steps.rollout --scenarios run/scenarios --adapter run/000/adapter --trajectories run/t --number 1"
+)
 
 
 def entry(number: int) -> dict[str, Any]:
@@ -231,7 +233,7 @@ def test_a_stage_that_fails_says_so_in_its_own_words(
     """Whether the worker ran it or a process of its own: on Prefect's page (the error's text) and in the terminal."""
     sentence = "the mailbox does not exist; `git checkout` brings it back"
     (repository / "failing.py").write_text(FAILING)
-    line = "python -m steps.rollout" if warm else f"{sys.executable} failing.py"
+    line = "steps/python -m steps.rollout" if warm else f"{sys.executable} failing.py"
     (repository / "dvc.yaml").write_text(f"stages: {{copy: {{cmd: {line}, deps: [a], outs: [b]}}}}")
     monkeypatch.setattr(dvc_internals, "is_warm", lambda: True)
     monkeypatch.setattr(dvc_internals, "find", lambda *_: None)

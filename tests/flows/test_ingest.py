@@ -66,9 +66,9 @@ def test_versions_are_given_to_dvc_and_deletion_lists_them(project: Path, capsys
         forget.run(project, ["chat 99"], project / ".flywheel/capture")
 
     shutil.rmtree(folder)
-    with pytest.raises(UserError, match=r"`dvc pull .*ingested/email_search.dvc`"):
+    with pytest.raises(UserError, match=r"`.venv/bin/dvc pull .*ingested/email_search.dvc`"):
         run(project, source)
-    with pytest.raises(UserError, match=r"`dvc pull .*ingested/email_search.dvc`"):
+    with pytest.raises(UserError, match=r"`.venv/bin/dvc pull .*ingested/email_search.dvc`"):
         forget.run(project, ["chat 0"], project / ".flywheel/capture")
 
 
@@ -106,7 +106,7 @@ def test_the_commands_of_the_page_run(project: Path, capsys: pytest.CaptureFixtu
     shutil.copytree(GOLDEN / "langfuse", project / "export")
     shutil.copytree(GOLDEN / "capture", project / ".flywheel/capture")
     page = (GOLDEN.parent.parent.parent / "docs/traces.md").read_text()
-    lines = [words[2:] for words in commands(page) if words[:2] == ["python", "-m"]]
+    lines = [words[2:] for words in commands(page) if words[:2] == [".venv/bin/python", "-m"]]
     ran = 0
     for module, *words in lines:
         if module == "flows.ingest" and len(words) > 0:

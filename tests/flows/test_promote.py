@@ -588,7 +588,7 @@ def test_prefect_shows_the_table_and_the_picture(project: Project, monkeypatch: 
         ("other run", r"toy version 1 is adapter \w+, and run/007/adapter is \w+: run/ is of another run; bring that"),
         ("no version", "toy has no version 9: give one of 1, 2, challenger, champion"),
         ("no registry", "holds no version of another: `make train` registers one"),
-        ("no adapter", "run/007/adapter, which chain.yaml names as the best, does not exist: `dvc checkout`"),
+        ("no adapter", "run/007/adapter, which chain.yaml names as the best, does not exist: `.venv/bin/dvc checkout`"),
         ("no report", "run/scenarios/contamination.json does not exist: the stage scenarios makes it"),
         ("no test", "run/007/test/summary.json does not exist: evaluate it again"),
         ("not finished", "what was tested is not of these parameters: dvc.lock has no test@base"),

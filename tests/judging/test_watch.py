@@ -241,7 +241,7 @@ def test_without_a_rule_only_another_judge_tells_the_truth(run: Path) -> None:
 
 
 def test_a_missing_evaluation_is_named(run: Path) -> None:
-    with pytest.raises(UserError, match=r"003/evaluation does not exist: `dvc checkout` brings it back"):
+    with pytest.raises(UserError, match=r"003/evaluation does not exist: `.venv/bin/dvc checkout` brings it back"):
         read(run, 3)
 
 

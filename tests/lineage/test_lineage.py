@@ -473,7 +473,9 @@ def test_a_verdict_that_cannot_be_read_is_one_sentence(project: Run, sqlite: Led
         index.index(project.root, sqlite)
     (folder / "evaluations.json").unlink()
     (folder / "verdict.json").write_text("{}")
-    with pytest.raises(UserError, match=r"run/promote/\w+ holds no verdict .*; `python -m flows.promote --dry-run`"):
+    with pytest.raises(
+        UserError, match=r"run/promote/\w+ holds no verdict .*; `.venv/bin/python -m flows.promote --dry-run`"
+    ):
         index.index(project.root, sqlite)
 
 
@@ -519,7 +521,7 @@ def test_what_is_not_what_dvc_recorded_is_not_linked(project: Run, sqlite: Ledge
     (project.root / "run/002/adapter/adapter_model.safetensors").write_bytes(b"another")
     (project.root / "run/009").mkdir()
     done = index.index(project.root, sqlite)
-    recorded = "is not what dvc.lock recorded (`dvc repro` or `dvc checkout` repairs it)"
+    recorded = "is not what dvc.lock recorded (`.venv/bin/dvc repro` or `.venv/bin/dvc checkout` repairs it)"
     assert done.left_out == [f"run/002/adapter {recorded}", "run/009 is not in chain.yaml"]
     answer = questions.forward("scenario", "s3", sqlite, project.root)
     assert (trained(answer), answer.unlinked) == ({}, [second]), "it was evaluated, that is all that is known"
@@ -551,6 +553,10 @@ def test_a_judge_that_is_code_needs_its_code_in_the_lock() -> None:
     identity = reader.code_judge("rule", entry)
     moved = {"deps": [dep | {"path": dep["path"].replace("judging/", "")} for dep in entry["deps"]]}
     assert reader.code_judge("rule", moved) == identity
+    listed = {
+        "deps": [dep | {"path": dep["path"].replace("environments", "run/task_code.json")} for dep in entry["deps"]]
+    }
+    assert reader.code_judge("rule", listed) == identity, "newer locks have the task's own code"
     entry["deps"][1]["md5"] = "0" * 32
     assert reader.code_judge("rule", entry) != identity
     with pytest.raises(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -214,3 +217,31 @@ def test_weights_are_loaded_straight_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     loading.load_model(Policy(base_model="some/model"))
     assert [how.get("device_map") for how in asked] == [None, {"": 3}]
+
+
+def test_openmp_is_loaded_first_where_the_path_has_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the loader has it: vLLM's own way, the path in LD_PRELOAD, loads nothing there, and each process says so."""
+    folder = tmp_path / "my projects/lib/torch/lib"
+    folder.mkdir(parents=True)
+    [library, *_] = (Path(machine.sysconfig.get_path("purelib")) / "torch/lib").glob("libgomp*.so*")
+    shutil.copy(library, folder)
+    for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+
+    def started(variables: dict[str, str]) -> tuple[bool, str]:
+        words = [sys.executable, "-S", "-c", "print(open('/proc/self/maps').read())"]
+        done = subprocess.run(words, env=os.environ | variables, capture_output=True, text=True)
+        return str(folder / library.name) in done.stdout, done.stderr
+
+    assert started(machine.preloaded(tmp_path / "my projects/lib")) == (True, "")
+    is_loaded, said = started({"LD_PRELOAD": str(folder / library.name)})
+    assert not is_loaded
+    assert "cannot be preloaded" in said
+    monkeypatch.setenv("LD_PRELOAD", "/lib/libgomp.so.1")
+    assert machine.preloaded(tmp_path / "my projects/lib") == {}, "somebody has seen to it"
+
+
+def test_elsewhere_the_loader_is_left_to_vllm(tmp_path: Path) -> None:
+    (tmp_path / "torch/lib").mkdir(parents=True)
+    (tmp_path / "torch/lib/libgomp.so.1").touch()
+    assert machine.preloaded(tmp_path) == {}

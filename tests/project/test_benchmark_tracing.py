@@ -82,9 +82,8 @@ def test_rows_by_hand(tmp_path: Path) -> None:
     plain = Run(60.0, "", "", locked("a"), 0)
     assert plain.outputs == {"run/001/adapter": "a"}
     output = f"row\ntracking: Langfuse at x {tracing.WARNING}: why; the run goes on\n"
-    output += (
-        "tracking: 240 scores and 60 traces did not reach Langfuse at x; `python -m steps.tracking` sends them again\n"
-    )
+    again = "`.venv/bin/python -m steps.tracking` sends them again"
+    output += f"tracking: 240 scores and 60 traces did not reach Langfuse at x; {again}\n"
     measured = row("hanging", Run(63.0, output, output + "other\n", locked("b"), 7), plain, 3)
     assert measured == {
         "name": "tracing",

@@ -35,6 +35,7 @@ RUNNER |= {f"steps/core/{name}.py" for name in ("cores", "errors", "files", "mas
 RUNNER |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "steps").rglob("__init__.py")}
 EMBEDDED = "tasks_data/embedded_policy"  # the default of policy.base_model, read through a parameter
 TASK = "tasks_data/${task}"  # a policy made for the task lies there
+FOLDER, CODE = "environments", "run/task_code.json"  # what the stage task_code reads, and what it makes of that
 
 Stage = dict[str, Any]
 
@@ -65,7 +66,7 @@ def function(name: str) -> Callable[..., None]:
 
 def options(stage: Stage) -> dict[str, str]:
     words = shlex.split(stage["cmd"])
-    assert words[:2] == ["python", "-m"]
+    assert words[:2] == ["steps/python", "-m"]
     assert all(word.startswith("--") for word in words[3::2])
     return {
         word.removeprefix("--").replace("-", "_"): value for word, value in zip(words[3::2], words[4::2], strict=True)
@@ -125,7 +126,7 @@ def command_faults(stage: Stage) -> list[str]:
     paths = {arguments[name] for name, (kind, _, _) in kinds.items() if kind == "Output" and name in arguments}
     faults += [f"{out} is not written" for out in listed["Output"] if out not in paths]
     paths = {arguments[name] for name, (kind, _, _) in kinds.items() if kind == "Input" and name in arguments}
-    data = [dep for dep in listed["Input"] if not dep.endswith(".py") and dep not in ("environments", EMBEDDED, TASK)]
+    data = [dep for dep in listed["Input"] if not dep.endswith(".py") and dep not in (CODE, EMBEDDED, TASK)]
     faults += [f"{dep} is not read" for dep in data if dep not in paths]
     return sorted(faults)
 
@@ -197,12 +198,12 @@ def loads_environments(file: str) -> bool:
 def code_faults(stage: Stage) -> set[str]:
     """Files that a stage's module imports and dvc.yaml does not list, or the other way round."""
     needed = closure(module(stage))
-    listed = {dep for dep in stage["deps"] if dep.endswith(".py")}
-    if any(map(loads_environments, needed)):  # any of them may be the task
-        needed = {file for file in needed if not file.startswith("environments/")} | {"environments"}
-        listed |= {"environments"} & set(stage["deps"])
-    elif "environments" in stage["deps"]:
-        listed.add("environments")
+    listed = {dep for dep in stage["deps"] if dep.endswith(".py") or dep in (FOLDER, CODE)}
+    covered = {file for file in needed if file.startswith("environments/")}
+    if FOLDER in options(stage).values():
+        needed = needed - covered | {FOLDER}
+    elif any(map(loads_environments, needed)):  # the list has what any task needs (tests/stages/test_task_code.py)
+        needed = needed - covered | {CODE}
     return needed ^ listed
 
 
@@ -214,9 +215,9 @@ def test_code_dependencies_are_what_the_stage_imports(name: str) -> None:
 def test_the_rule_of_code_can_fail() -> None:
     bad = copy.deepcopy(STAGES["rollout"])
     bad["deps"].remove("steps/sampling/engine.py")
-    bad["deps"].remove("environments")
-    bad["deps"].append("steps/training/grpo.py")
-    assert code_faults(bad) == {"steps/sampling/engine.py", "environments", "steps/training/grpo.py"}
+    bad["deps"].remove(CODE)
+    bad["deps"] += ["steps/training/grpo.py", FOLDER]
+    assert code_faults(bad) == {"steps/sampling/engine.py", CODE, "steps/training/grpo.py", FOLDER}
 
 
 def test_imports_are_found_wherever_they_stand(tmp_path: Path) -> None:
@@ -297,7 +298,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
 
 def test_dvc_makes_a_stage_of_each_iteration(listed: dict[str, dict[str, Any]]) -> None:
     numbers = ("001", "002", "003")
-    expected = {"scenarios", "initialise", "register", "test@base", "test@best"}
+    expected = {"task_code", "scenarios", "initialise", "register", "test@base", "test@best"}
     expected |= {f"{name}@{number}" for name in ("rollout", "score", "update") for number in numbers}
     expected |= {f"evaluate@{number}" for number in ("000", *numbers)}
     assert listed.keys() - {"embedded_policy"} == expected
@@ -398,7 +399,9 @@ def test_a_run_of_several_tasks_depends_on_the_data_of_each(
         assert read[f"mix@{task}"] == {"steps/mix.py", f"tasks_data/{task}"}
         assert f"mix@{task}" in before, "whose copies it waits for"
     reading = {name for name, paths in read.items() if f"tasks_data/{both}" in paths}
-    assert reading == {name for name in stages if name.partition("@")[0] not in ("embedded_policy", "mix", "register")}
+    assert reading == {
+        name for name in stages if name.partition("@")[0] not in ("embedded_policy", "mix", "task_code", "register")
+    }
     assert {"tasks"} == keys["score@001"] & {"task", "tasks"}
     assert not [name for name in listed if name.startswith("mix")]
 

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("environments", "steps", "flows", "viewer")
-STAGES = ("mix", "scenarios", "initialise", "start", "sft", "rollout", "score", "update", "evaluate", "register")
+STAGES = """mix task_code scenarios initialise start sft rollout score update evaluate register""".split()
 FLOWS = """train evaluate promote rescore rollback reproduce prune export ask ui deploy plan vllm_server ingest
     forget doctor audit""".split()
 RUN_FLOWS = ("flywheel", "serve")  # flows that run other flows

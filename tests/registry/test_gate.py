@@ -289,7 +289,7 @@ def test_an_evaluation_is_read(tmp_path: Path) -> None:
         ("order", "is of 10 scenarios, which are in another order than the 10 of the test split"),
         ("others", "is of 9 scenarios, which are others than the 10 of the test split"),
         ("split", "is of the split val: what is registered is judged on the test split"),
-        ("missing", r"rewards.parquet does not exist: evaluate it again \(`dvc repro`"),
+        ("missing", r"rewards.parquet does not exist: evaluate it again \(`.venv/bin/dvc repro`"),
         ("folder", r"summary.json does not exist: evaluate it again"),
         ("broken", r"trajectories.parquet cannot be read \(.+\): make it again"),
         ("edited", "summary.json does not fit the files beside it"),

@@ -108,7 +108,7 @@ def flow(team: Team, folder: Path) -> dict[str, Any]:
     alice = Person(team, copy_project(folder / "alice"), "alice", team.key("add", "alice"))
     change_params(alice.folder, SMALL)
     for line in documented("dvc remote add").splitlines():  # the DVC remote
-        alice(*line.partition("#")[0].split())
+        alice(*line.partition("#")[0].replace(".venv/bin/", "").split())
     alice(
         "git",
         "-c",

@@ -168,7 +168,7 @@ def test_a_conversation_is_named_by_its_id_or_its_key() -> None:
 @pytest.mark.parametrize("text", ["{", '{"a": 1}\n[', '["a"]'])
 def test_damaged_files_are_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "conversations.jsonl").write_text(text)
-    with pytest.raises(Exception, match=r"conversations.jsonl, line . is damaged: `dvc checkout"):
+    with pytest.raises(Exception, match=r"conversations.jsonl, line . is damaged: `.venv/bin/dvc checkout"):
         files.read_conversations(tmp_path)
     (tmp_path / "state.json").write_text("[")
     with pytest.raises(Exception, match=r"state.json is damaged"):

@@ -75,7 +75,8 @@ def test_what_is_missing_at_the_end_is_named_with_a_cure(fake: FakeTracker) -> N
     fake.problem = OSError("away")
     mlflow.finish()
     assert lines[-1] == (
-        "MLflow lacks iteration 001, iteration 002, the end of the run: `python -m steps.tracking` logs it once MLflow works"
+        "MLflow lacks iteration 001, iteration 002, the end of the run: "
+        "`.venv/bin/python -m steps.tracking` logs it once MLflow works"
     )
 
 

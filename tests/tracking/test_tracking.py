@@ -469,7 +469,7 @@ def test_what_is_not_what_dvc_recorded_is_left_out(project: Project) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("params", "params.yaml is not what rollout@001 ran with (`dvc repro` runs it again)"),
+        ("params", "params.yaml is not what rollout@001 ran with (`.venv/bin/dvc repro` runs it again)"),
         ("unfinished", "dvc.lock has no update@002, evaluate@002: not finished yet"),
         ("stale", "run/001/adapter has changed since rollout@002 ran"),
         ("no lock", "dvc.lock has no rollout@001"),

@@ -263,7 +263,7 @@ def test_what_the_cache_lacks_is_named_until_it_is_there(own: Path) -> None:
         assert "The DVC cache lacks" in page
         assert "run/001/evaluation" in page
         assert "run/001/trajectories.parquet" in page
-        assert "`python -m flows.reproduce nightly --kept` fetches" in page
+        assert "`.venv/bin/python -m flows.reproduce nightly --kept` fetches" in page
         for path, data in kept.items():
             path.write_bytes(data)  # as `dvc fetch` does
         page = read(client, "/", run="nightly")

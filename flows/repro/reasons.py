@@ -1,0 +1,64 @@
+"""Why a stage whose results exist runs again, in one sentence: what changed since it ran."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dvc.repo import Repo
+
+TASK_CODE = "task_code"  # the stage that lists the task's code
+LISTING = "run/task_code.json"  # what it makes
+ENDS = ("evaluate", "test", "register")  # stages after which no policy is trained anew
+MOST = 4  # changes that are named
+
+
+def why_again(repo: Repo, name: str) -> str:
+    """The sentence; empty for a stage that dvc.lock does not know, which never ran. DVC may be about to run the stage."""
+    stage = repo.stage.load_one(name=name)
+    if not any(dep.hash_info for dep in stage.deps):
+        return ""
+    causes = list[str]()
+    for dep in stage.deps:
+        if hasattr(dep, "read_params"):
+            before, now = dep.hash_info.value or {}, dep.read_params()
+            causes[:0] = [cause for key in dep.params for cause in differences(key, before.get(key), now.get(key))]
+        elif dep.workspace_status():
+            is_listing = dep.def_path == LISTING
+            causes += changed_code(repo, dep.hash_info.value) if is_listing else [dep.def_path]
+    if stage.changed_stage():
+        causes.append("its command")
+    begins = f"{name} runs again" if name.partition("@")[0] in ENDS else f"The run starts over from {name}"
+    if not causes:
+        return f"{begins}: run/ or DVC's cache lacks its results."
+    more = [f"{len(causes) - MOST} more"] if len(causes) > MOST else []
+    *first, last = causes[:MOST] + more
+    return f"{begins}: {', '.join(first)}{' and ' if first else ''}{last} changed."
+
+
+def differences(key: str, before: Any, now: Any) -> Iterator[str]:
+    """The settings in which two values of a parameter differ, with both values: `rollout.temperature (1.0 → 0.7)`."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in sorted(before.keys() | now.keys()):
+            yield from differences(f"{key}.{name}", before.get(name), now.get(name))
+    elif before != now:
+        yield f"{key} ({shown(before)} → {shown(now)})"
+
+
+def shown(value: Any) -> str:
+    """A setting's value, cut where it is long; one that is not there has its default."""
+    text = "default" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def changed_code(repo: Repo, before: str) -> list[str]:
+    """The files of environments/ that differ from the list with this hash, by the list that is there now."""
+    with suppress(OSError, ValueError):
+        old = json.loads(Path(repo.cache.local.oid_to_path(before)).read_text())
+        new = json.loads((Path(repo.root_dir) / LISTING).read_text())
+        return sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
+    return ["the task's code"]
