@@ -19,7 +19,8 @@ NEXT = {  # commands to go on with, and what each is for
     ".venv/bin/python -m steps.analytics.transcripts {test}": "read what the agent did",
     "make view": "the same as pages, with every attempt, reward and chart",
     "make mlflow": "compare iterations and runs, open the registry",
-    "make serve": "serve the champion, once there is one (make promote)",
+    "make promote": "judge the new version by the gate: it becomes champion if it passes",
+    "make serve": "serve the champion",
     "make ui": "schedule and start runs from Prefect's pages",
     "make reproduce": "what is stale? everything again with ARGS=--force: same bytes",
 }
