@@ -36,8 +36,8 @@ def publish(root: Path, adapter: Path, evaluation: Path, base_evaluation: Path, 
 
     No version becomes champion here, not even the first: that is the gate's to decide (flows/promote.py).
 
-    Whether the adapter deserves it is for the caller to decide. Call it again after the store was lost: DVC does not know
-    of the store, so it would not run the stage again.
+    Whether the adapter deserves it is for the caller to decide. flows/training/ending.py calls it again where the store has
+    lost the version: DVC does not know of the store, so it does not run the stage again.
     """
     from steps.policy.adapter import adapter_hash
 

@@ -118,8 +118,8 @@ class Project:
         return name
 
     def trained(self, number: str, wins: int) -> str:
-        """A run that ends with this adapter, registered as the flow does it; returns its version. The first is made champion,
-        as if it had passed the gate before."""
+        """A run that ends with this adapter, registered as the flow does it; returns its version. The first is made
+        champion, as if it had passed the gate before."""
         version = self.registered(number, wins)
         if "champion" not in self.aliases():
             self.registry().client.set_registered_model_alias("toy", "champion", version)
@@ -157,7 +157,10 @@ def project(here: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     ("wins", "says"),
     [
         (40, "success 0.667 against 0.167 of the base: +0.500 ["),
-        (12, "failed: base; success 0.200 against 0.167 of the base: +0.033 [-0.032, +0.096] (95 %); the lower end must"),
+        (
+            12,
+            "failed: base; success 0.200 against 0.167 of the base: +0.033 [-0.032, +0.096] (95 %); the lower end must",
+        ),
     ],
     ids=("better", "no better"),
 )
@@ -166,7 +169,9 @@ def test_the_first_version_passes_the_gate_against_the_base_policy_or_is_refused
 ) -> None:
     project.registered("004", wins)
     assert project.aliases() == {"challenger": "1"}
-    with pytest.raises(UserError, match="toy has no champion yet: `make promote` judges its newest version by the gate"):
+    with pytest.raises(
+        UserError, match="toy has no champion yet: `make promote` judges its newest version by the gate"
+    ):
         project.registry().version("champion")
     verdict = promote.promote.fn(PromoteSettings())
     assert verdict is not None
