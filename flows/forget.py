@@ -4,8 +4,9 @@
     python -m flows.forget capture:0f3c5a8e9d1b2c47 --capture /srv/capture
 
 They are deleted from the store of captured conversations and from ingested/<task>/ of every task, whose data sets are made
-anew. Versions of these that DVC keeps, and adapters that were trained on them, are listed by the ledger's lineage: `dvc gc`
-removes the first, and another training without them replaces the others.
+anew. Versions of these that DVC keeps, and adapters that were trained on them, are listed by the ledger's lineage: the
+command that is printed removes the first as soon as no commit and no kept run needs them, and another training without them
+replaces the others.
 """
 
 from __future__ import annotations
@@ -56,8 +57,12 @@ def run(root: Path, names: list[str], capture: Path) -> list[str]:
 
 def made_of(root: Path, keys: set[str], ledger: Ledger) -> Iterator[str]:
     """A line for each version of a data set that holds one of these conversations, and for each adapter made of them."""
-    for md5, path in data_sets(keys, ledger).items():
-        yield f"data set {path}, version {md5}, holds it: `.venv/bin/dvc gc --workspace` removes it once no commit needs it"
+    versions_of_sets = data_sets(keys, ledger)
+    for md5, path in versions_of_sets.items():
+        yield f"data set {path}, version {md5}, holds it"
+    if versions_of_sets:
+        command = f".venv/bin/python -m flows.prune --delete --data-set {' '.join(versions_of_sets)}"
+        yield f"`{command}` removes those of these versions that no commit and no kept run (refs/runs/) needs"
     adapters: dict[str, Touched] = {}
     for key in sorted(keys):
         try:

@@ -1,5 +1,7 @@
 """Promote: judges the registry's challenger against the champion, and makes it champion if it passes the gate.
 
+A model's first version passes it as well, against the base policy. Before that there is no champion.
+
     python -m flows.promote                 # the version with the alias `challenger`
     python -m flows.promote --version 4
     python -m flows.promote --dry-run       # judges, and changes nothing in MLflow; counts as a look at the test split

@@ -6,7 +6,7 @@ scenarios at which it is judged better must be above 0.5.
 The receipt says what was decided and why. It depends on the inputs alone, and DVC versions it. The version itself is stored
 in MLflow; an adapter that has one already does not get a second.
 
-Left out: the full gate (the champion, slices), moving the alias `champion` once there is one, and deleting anything.
+Left out: the full gate and the alias `champion`, also of the first version (flows/promote.py), and deleting anything.
 
     python -m steps.register --adapter run/004/adapter --evaluation run/004/test --base-evaluation run/000/test \\
         --receipt run/receipt.json

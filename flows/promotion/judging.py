@@ -292,8 +292,8 @@ def print_end(judged: Challenge, dry_run: bool) -> None:
         result = f"{entry} {'would be' if dry_run else 'is'} champion"
         print(f"{result}{f' in place of version {champion}' if champion else ''}.")
     else:
-        stays = f"stays version {champion}" if champion else "there is none"
-        print(f"{entry} is refused, {verdict.reason}. Champion {stays}.")
+        stays = f"Champion stays version {champion}." if champion else "There is no champion."
+        print(f"{entry} is refused, {verdict.reason}. {stays}")
     nothing = "; nothing in MLflow (--dry-run)" if dry_run else ""
     print(f"Written: {judged.folder}/verdict.md, .json and .png{nothing}", flush=True)
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from flows.terminal import health, report
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
+from steps.core import params
 from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.records import Judged, TaskResult
-from steps.project.chain import iteration_name
+from steps.project.chain import BASE, iteration_name
 
 NEXT = {  # commands to go on with, and what each is for
     ".venv/bin/python -m steps.analytics.transcripts {test}": "read what the agent did",
     "make view": "the same as pages, with every attempt, reward and chart",
     "make mlflow": "compare iterations and runs, open the registry",
-    "make serve": "serve the champion, once there is one (make promote)",
+    "make promote": "judge the new version by the gate: it becomes champion if it passes",
+    "make serve": "serve the champion",
     "make ui": "schedule and start runs from Prefect's pages",
     "make reproduce": "what is stale? everything again with ARGS=--force: same bytes",
 }
@@ -27,12 +30,10 @@ NEXT = {  # commands to go on with, and what each is for
 
 def write_summary(task: str, chosen: Point, iterations: int, started: float, display: RunDisplay) -> dict[str, Any]:
     """Write run/summary.json, and return its content. A registry that is away leaves the version's number open."""
-    from steps.registry.model import registered_version
-
     receipt, version, is_away = report.read(RUN / "receipt.json"), None, False
     if receipt["registered"]:
         try:
-            version = registered_version(receipt["name"], receipt["adapter_hash"])
+            version = version_of(receipt, RUN / iteration_name(chosen), display)
         except UserError as problem:
             is_away = True
             display.say(f"The registry cannot be asked for the number of the version: {problem}")
@@ -44,6 +45,24 @@ def write_summary(task: str, chosen: Point, iterations: int, started: float, dis
         summary["tripwires"] = {iteration_name(number): names for number, names in seen.items() if names}
     write_text(RUN / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def version_of(receipt: dict[str, Any], best: Path, display: RunDisplay) -> str:
+    """The number of the version that the receipt speaks of. It is registered again where the registry has none: DVC keeps
+    the receipt and knows nothing of the registry, which may be another one now (another machine or server, a store or a
+    version that was deleted). `best` is the iteration's folder."""
+    from steps.registry.model import registered_version
+    from steps.registry.publish import publish
+
+    name = receipt["name"]
+    if version := registered_version(name, receipt["adapter_hash"]):
+        return version
+    parameters = params.load("params.yaml", params.RegisterParams)
+    version = publish(Path.cwd(), best / "adapter", best / "test", RUN / BASE / "test", parameters)
+    display.say(
+        f"The registry had no version of {name} with this adapter: it is registered again, as version {version}."
+    )
+    return version
 
 
 def result_lines(summary: dict[str, Any]) -> list[str]:

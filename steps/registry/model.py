@@ -84,8 +84,14 @@ def adapter_at(address: str, registered: Sequence[Version]) -> str | None:
     for version in of_model:
         if version.version == number or alias in version.aliases:
             return version.adapter_hash
+    if of_model and alias == "champion":
+        raise no_champion(name)
     existing = ", ".join(" @".join([version.version, *version.aliases]) for version in of_model)
     raise UserError(f"the registry has no {address} that holds an adapter; versions of {name}: {existing or 'none'}")
+
+
+def no_champion(name: str) -> UserError:
+    return UserError(f"{name} has no champion yet: `make promote` judges its newest version by the gate")
 
 
 class RegisteredModel(NamedTuple):
@@ -101,6 +107,8 @@ class RegisteredModel(NamedTuple):
         number = self.aliases.get(label, label)
         if number in self.versions:
             return self.versions[number]
+        if label == "champion":
+            raise no_champion(self.name)
         labels = ", ".join([*sorted(self.versions, key=int), *sorted(self.aliases)])
         raise UserError(f"{self.name} has no version {label}: give one of {labels}")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
-from steps.core.progress import say
 from steps.project.git import git_state
 from steps.project.lock import ancestry, lineage
 from steps.project.store import address, connect, experiment, explained, variables
@@ -33,10 +32,12 @@ def read_test(folder: Path) -> Evaluation:
 
 
 def publish(root: Path, adapter: Path, evaluation: Path, base_evaluation: Path, params: RegisterParams) -> str:
-    """Register an adapter, unless it is registered already, and return its version. Sets the aliases.
+    """Register an adapter, unless it is registered already, and return its version, which gets the alias `challenger`.
 
-    Whether the adapter deserves it is for the caller to decide. Call it again after the store was lost: DVC does not know
-    of the store, so it would not run the stage again.
+    No version becomes champion here, not even the first: that is the gate's to decide (flows/promote.py).
+
+    Whether the adapter deserves it is for the caller to decide. flows/training/ending.py calls it again where the store has
+    lost the version: DVC does not know of the store, so it does not run the stage again.
     """
     from steps.policy.adapter import adapter_hash
 
@@ -69,13 +70,6 @@ def publish(root: Path, adapter: Path, evaluation: Path, base_evaluation: Path, 
             links.append({"name": name, "version": created.version})
             client.set_logged_model_tags(model, {"mlflow.modelVersions": json.dumps(links)})
         client.set_registered_model_alias(name, "challenger", version)
-        if "champion" not in client.get_registered_model(name).aliases:
-            try:
-                client.set_registered_model_alias(name, "champion", version)
-            except MlflowException as problem:  # the server's keys are people's own (flows/deployment/people.py)
-                if problem.error_code != "PERMISSION_DENIED":
-                    raise
-                say(f"{name} has no champion yet, and your key may not make one: a promoter may, by `make promote`")
     return version
 
 

@@ -118,7 +118,15 @@ class Project:
         return name
 
     def trained(self, number: str, wins: int) -> str:
-        """A run that ends with this adapter, registered as the flow does it; returns its version."""
+        """A run that ends with this adapter, registered as the flow does it; returns its version. The first is made
+        champion, as if it had passed the gate before."""
+        version = self.registered(number, wins)
+        if "champion" not in self.aliases():
+            self.registry().client.set_registered_model_alias("toy", "champion", version)
+        return version
+
+    def registered(self, number: str, wins: int) -> str:
+        """The same, and no champion is made."""
         self.adapter(number, wins)
         (self.root / "chain.yaml").write_text(f'tested: {{base: "000", best: "{number}"}}\n')
         parameters = params.load("params.yaml", PromoteParams)
@@ -145,12 +153,35 @@ def project(here: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     return project
 
 
-def test_the_first_champion_is_champion_already(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    project.trained("004", 40)
-    assert project.aliases() == {"challenger": "1", "champion": "1"}
-    assert promote.promote.fn(PromoteSettings()) is None
-    assert "toy version 1 is the champion already: nothing to do." in capsys.readouterr().out
-    assert not (project.root / "run/promote").exists()
+@pytest.mark.parametrize(
+    ("wins", "says"),
+    [
+        (40, "success 0.667 against 0.167 of the base: +0.500 ["),
+        (
+            12,
+            "failed: base; success 0.200 against 0.167 of the base: +0.033 [-0.032, +0.096] (95 %); the lower end must",
+        ),
+    ],
+    ids=("better", "no better"),
+)
+def test_the_first_version_passes_the_gate_against_the_base_policy_or_is_refused(
+    project: Project, capsys: pytest.CaptureFixture[str], wins: int, says: str
+) -> None:
+    project.registered("004", wins)
+    assert project.aliases() == {"challenger": "1"}
+    with pytest.raises(
+        UserError, match="toy has no champion yet: `make promote` judges its newest version by the gate"
+    ):
+        project.registry().version("champion")
+    verdict = promote.promote.fn(PromoteSettings())
+    assert verdict is not None
+    assert (verdict.against, verdict.look, verdict.promoted) == ("base", 1, wins == 40)
+    assert says in verdict.reason
+    assert project.aliases() == {"challenger": "1"} | ({"champion": "1"} if wins == 40 else {})
+    assert project.tags("1")["promoted"] == str(wins == 40).lower()
+    output = capsys.readouterr().out
+    ends = "is champion." if wins == 40 else f"is refused, {verdict.reason}. There is no champion."
+    assert f"toy version 1 {ends}" in output
 
 
 def test_the_champion_is_not_compared_with_itself(
@@ -358,15 +389,6 @@ def test_one_that_is_no_better_is_refused_on_the_record(project: Project, capsys
     assert "NO  champion" in output
     assert "toy version 2 is refused, failed: champion; success 0.750 against 0.717 of the champion" in output
     assert "Champion stays version 1." in output
-
-
-def test_without_a_champion_it_is_judged_against_the_base_policy(project: Project) -> None:
-    project.trained("004", 30)
-    project.registry().client.delete_registered_model_alias("toy", "champion")
-    verdict = promote.promote.fn(PromoteSettings())
-    assert verdict is not None
-    assert (verdict.against, verdict.promoted) == ("base", True)
-    assert project.aliases() == {"challenger": "1", "champion": "1"}
 
 
 def test_it_is_logged_to_the_run_that_made_the_adapter(project: Project) -> None:

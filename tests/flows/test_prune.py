@@ -187,3 +187,27 @@ def test_it_waits_for_nobody_and_works_beside_nobody(project: Path) -> None:
 
     with folder_lock.held(project, "train"), pytest.raises(UserError, match="is at work in"):
         prune.prune(project)
+
+
+def test_what_forget_prints_removes_the_version_and_no_kept_runs_data(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flows import forget
+
+    kept, free = (stored(project, {"scenarios.jsonl": f"said {word}\n".encode()}) for word in ("one", "two"))
+    (project / "start.dvc").write_text(json.dumps({"outs": [{"path": "start", "md5": kept}]}))
+    workspace.keep_described(project, "learnt")
+    (project / "start.dvc").unlink()
+    rows = Rows()
+    for md5 in (kept, free):
+        rows.edge(rows.node(("conversation", "capture:1")), "used", rows.node(("dataset", md5), path="ingested/toy"))
+    with Ledger() as ledger:
+        ledger.change(lambda connection: write(connection, rows))
+        *_, advice = forget.made_of(project, {"capture:1"}, ledger)
+    before = files_in(project)
+    assert free in before
+    words = advice.split("`")[1].split()
+    assert words[:3] == ["python", "-m", "flows.prune"]
+    assert prune.main(words[3:]) == 0
+    assert before - files_in(project) == {free, hashlib.md5(b"said two\n").hexdigest()}
+    assert f"{kept} stays: a commit, a worktree, a kept run (refs/runs/)" in capsys.readouterr().out

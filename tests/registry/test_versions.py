@@ -49,6 +49,7 @@ def test_an_address_names_an_adapter(address: str, adapter: str | None) -> None:
     [
         ("models:/toy/7", "holds an adapter; versions of toy: 2 @challenger, 1 @champion @previous"),
         ("models:/none@champion", "versions of none: none"),
+        ("models:/other@champion", "other has no champion yet: `make promote` judges its newest version by the gate"),
         ("models:/toy", "write models:/<name>@<alias> or models:/<name>/<number>"),
     ],
 )

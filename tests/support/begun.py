@@ -1,11 +1,11 @@
 """Runs that start from what is known, each repeated by `dvc repro`: from the champion, a fork, and from demonstrations.
 
 `python -m tests.support.begun` (about 12 minutes on 2 cores; not part of the tests). In a copy of the project small runs
-of multiplication are made: one from nothing, which is registered and becomes champion; one from the champion; a fork of the
+of multiplication are made: one from nothing, which is registered; one from that version; a fork of the
 first with another learning rate; one with supervised training on the good trajectories of both; and, after flows.prune has
 deleted what it may, a fork of the first again. After each, everything it made is deleted from run/ and start/, `dvc checkout
 start.dvc` and `dvc repro --force --no-run-cache` make it again, and every output's hash in dvc.lock must be what it was.
-Lineage must lead from the champion's successor to the run that made the champion, and a name that no run has must be a
+Lineage must lead from the version's successor to the run that made the version, and a name that no run has must be a
 sentence. Ends with 1 where anything differs.
 """
 
@@ -33,7 +33,7 @@ SMALL: dict[str, object] = {
 SFT = {"from_runs": ["one", "two/001"], "batch": 8}
 RUNS: dict[str, tuple[list[str], dict[str, object]]] = {
     "one": (["--task", "multiplication"], SMALL),
-    "two": ([], {"policy.start_from": "models:/multiplication@champion", "update.reference": "start", "seed": 2}),
+    "two": ([], {"policy.start_from": "models:/multiplication@challenger", "update.reference": "start", "seed": 2}),
     "three": (["--from", "one/001"], {"update.learning_rate": 0.0002, "train.iterations": 1}),
     "four": (["--from", "one"], {"policy.start_from": None, "policy.start_optimizer": False, "sft": SFT}),
 }

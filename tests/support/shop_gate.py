@@ -90,7 +90,7 @@ def verdict(folder: Path) -> dict[str, Any]:
     played = read_records(Trajectory, run / "001" / "trajectories.parquet")
     rewards = read_records(Reward, run / "001" / "rewards.parquet")
     summary = json.loads((run / "summary.json").read_text())
-    [path] = (run / "promote").glob("*/verdict.json")
+    path = max((run / "promote").glob("*/verdict.json"), key=lambda file: file.stat().st_mtime)
     said = json.loads(path.read_text())
     return {
         "episodes": len(played),
@@ -117,7 +117,8 @@ def main() -> int:
 
     with Server(answer) as server:
         write_task(folder, command, server.url, options.iterations)
-        call(["-m", "flows.train", "--task", TASK], folder)  # the first that is registered is the champion
+        call(["-m", "flows.train", "--task", TASK], folder)
+        call(["-m", "flows.promote"], folder)  # the first version, against the base policy
         more = f"train.iterations={options.iterations + 2}"
         call(["-m", "flows.train", "--set", more, "--set", "seed=2"], folder)
         code = call(["-m", "flows.promote"], folder, codes=(0, 3))
