@@ -94,6 +94,14 @@ def seconds(iteration: int) -> dict[str, float]:
     return {stage: read(path)["seconds"] for stage, path in timings.items() if path.exists()}
 
 
+def tests_seconds(name: str, sizes: Any) -> float:
+    """How long the tests of the base policy and of the best one take, by the latest evaluation, that of run/<name>, and the
+    sizes of the splits (params.scenarios)."""
+    path = RUN / name / "timings" / "evaluation.json"
+    seconds: float = read(path)["seconds"] if path.exists() else 0.0
+    return 2 * seconds * sizes.test / sizes.val
+
+
 def keep_overhead(iteration: int, overhead: float) -> None:
     """Keep the seconds that an iteration took beyond its stages' own work: DVC, Prefect, MLflow, the hand-over."""
     path = RUN / iteration_name(iteration) / "timings" / "overhead.json"
@@ -134,6 +142,12 @@ def summary(task: str, best: int, iterations: int, version: str | None, wall: fl
         "registered": {"name": receipt["name"], "version": version} if version else None,
         "wall_seconds": round(wall, 2),
     }
+
+
+def tested(summary: Mapping[str, Any]) -> str:
+    """The folder in run/ of the policy that was tested as the best, by the content of run/summary.json."""
+    best = summary["trained"]["iteration"]
+    return best if isinstance(best, str) else iteration_name(best)
 
 
 def references() -> dict[str, float]:
@@ -177,7 +191,7 @@ def draw(points: list[Point], best: int, path: Path, lines: Mapping[str, float] 
     if is_judged:
         upper.axhline(0.5, color="grey", linewidth=0.8)
     lower.plot(steps, [math.nan if reward is None else reward for reward in rewards], marker=".", color="tab:green")
-    lower.set(xlabel="iteration (0 = base policy)", ylabel="reward")
+    lower.set(xlabel="iteration (0 = base policy)", ylabel="validation reward")
     lower.xaxis.get_major_locator().set_params(integer=True)
     for axis in (upper, lower):
         axis.grid(alpha=0.3)

@@ -86,8 +86,11 @@ def _fit(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, s
             return torch.tensor(total)
 
     class Shown(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            progress(0, state.max_steps, "optimiser steps")
+
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            progress(state.global_step, state.max_steps, f"loss {losses[-1]:.3f}")
+            progress(state.global_step, state.max_steps, f"optimiser steps, loss {losses[-1]:.3f}")
 
     arguments = SFTConfig(
         **configuration(settings, len(order), seed),
