@@ -1,21 +1,37 @@
-"""The end of a training run: run/summary.json, the result in words, and commands to go on with."""
+"""The end of a training run: run/summary.json and run/report.html, the result in words, a scenario before and after, and
+commands to go on with.
+
+What shows transcripts asks the task's own code for the answers (`Env.outcome`). Where that fails, or a file is damaged, the
+end says so and leaves it out: the run itself is complete.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from flows.terminal import health, report
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN
-from steps.core.errors import UserError
+from flows.training import page
+from steps.core.errors import UserError, explain
 from steps.core.files import write_text
 from steps.core.records import Judged, TaskResult
 from steps.project.chain import iteration_name
 
+if TYPE_CHECKING:
+    from environments.base import Env
+    from steps.analytics.changes import Changes
+    from steps.core.params import Params
+    from steps.tracking.lasting import LastingMlflow
+
+WIDTH = 100  # characters of a line of a transcript
 NEXT = {  # commands to go on with, and what each is for
+    "make ask{scenario}": 'play it again with the base and the trained policy; Q="…" asks your own',
+    "open run/report.html": "the run on one page that can be sent on",
     ".venv/bin/python -m steps.analytics.transcripts {test}": "read what the agent did",
     "make view": "the same as pages, with every attempt, reward and chart",
     "make mlflow": "compare iterations and runs, open the registry",
@@ -83,14 +99,53 @@ def judged_lines(judged: dict[str, Any], n: int) -> list[str]:
     return [f" trained: {text}", f"          {result.faults()}"]
 
 
+def before_and_after(env: type[Env], found: Changes) -> list[str]:
+    """A test scenario that the base policy fails and the trained one solves, with a few lines of what each did."""
+    from steps.analytics.changes import question
+
+    others = f"{len(found.broken)} the other way round"
+    if not found.fixed:
+        return [f"No test scenario is solved by the trained policy alone ({others})."]
+    change, lead = found.fixed[0], " " * 10
+    lines = [f"One of {len(found.fixed)} test scenarios that the trained policy alone solves ({others}):"]
+    lines.append(f"{'question':>8}  {question(change.scenario, WIDTH)}")
+    for who, side in (("base", change.before), ("trained", change.after)):
+        first, *more = side.lines(env, change.scenario, WIDTH)
+        lines += [f"{who:>8}  {first}", *(lead + line for line in more)]
+    return lines
+
+
+@contextlib.contextmanager
+def left_out(what: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Inside, an error costs `what` alone, and is said."""
+    try:
+        yield
+    except Exception as problem:
+        say(f"{what} is left out: {explain(problem)[0].splitlines()[-1]}")
+
+
+def write_page(params: Params, summary: dict[str, Any], tracker: LastingMlflow, say: Callable[[str], None]) -> None:
+    """Write run/report.html, and give MLflow a copy."""
+    with left_out(str(page.REPORT), say):
+        tracker.log_artifact(page.write(params, summary))
+
+
 def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
-    """Print the result, and commands to go on with."""
+    """Print the result, a scenario before and after, and commands to go on with."""
     say("")
     for line in result_lines(summary):
         say(line)
+    names = {"test": f"run/{report.tested(summary)}/test", "scenario": ""}
+    with left_out("A scenario before and after", say):
+        import environments
+        from steps.analytics.changes import changes
+
+        found = changes(RUN, report.tested(summary))
+        for line in ["", *before_and_after(environments.load(summary["task"]), found), ""]:
+            say(line)
+        names["scenario"] = f" SCENARIO={found.fixed[0].scenario.id}" if found.fixed else ""
     seconds = f"({summary['wall_seconds']:.0f} s)"
     say(f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   {seconds}")
     say("\nNext:")
-    test = f"run/{iteration_name(summary['trained']['iteration'])}/test"
     for words, what in NEXT.items():
-        say(f"  {words.format(test=test):<62}{what}")
+        say(f"  {words.format(**names):<62}{what}")

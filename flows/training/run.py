@@ -31,7 +31,7 @@ from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
 from flows.training import start
 from flows.training.ahead import Ahead, settle, worker
-from flows.training.ending import result_lines, write_summary
+from flows.training.ending import result_lines, write_page, write_summary
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.records import OUTPUTS
@@ -230,7 +230,8 @@ def _iterations(
         for iteration in range(1, iterations + 1):
             begun = min(iteration + overlap, iterations)
             extend(begun, best(curve).iteration or iteration)
-            display.begin_iteration(iteration, iterations)
+            tests = report.tests_seconds(iteration_name(iteration - 1), params.scenarios)
+            display.begin_iteration(iteration, iterations, tests)
             if pipeline.beside:
                 ahead.begin(iteration)
             tracked = iterate(iteration, curve, trackers, tracked, drain, iterations, run, display, ahead)
@@ -244,7 +245,7 @@ def _iterations(
             if why := ending(iteration, curve, watch.add(iteration), params.train.patience):
                 display.say(f"{why}: training ends here.")
                 break
-    display.end_iterations()
+    display.end_iterations(report.tests_seconds(iteration_name(len(curve) - 1), params.scenarios))
     if tracked is not None:
         tracked.result()
     chosen = best(curve).iteration
@@ -263,6 +264,7 @@ def _iterations(
         pages.rename(mlflow.run_name)
     pages.end(RUN / "learning_curve.png", mlflow.where())
     summary = write_summary(params.task, chosen, len(curve) - 1, started, display)
+    write_page(params, summary, mlflow, display.say)
     pages.result(result_lines(summary))
     if summary["registered"] and summary["registered"]["version"]:
         mlflow.note(
