@@ -15,6 +15,8 @@ ARGS ?=
 MLFLOW_PORT ?= 5000
 PREFECT_PORT ?= 4200
 SERVE_PORT ?= 8000
+# For ask: a scenario of the test split, by its id or number
+SCENARIO ?=
 VIEW_PORT ?= 8600
 # For gpu-check: a Python with torch, transformers, accelerate and peft, and the folder of what it lacks (dill pickles what does
 # not lie in a folder of this name by value, and fails).
@@ -223,8 +225,9 @@ vllm-server: install  ## sample for runs with policy.kind: server (ARGS="--host 
 
 # A question may hold $, quotes and backticks: it is taken literally, and reaches the command through the environment.
 ask: override export Q := $(value Q)
-ask: install  ## ask the served champion (Q="What is …?", or ARGS="--scenario 7": a scenario of the test split)
-	@exec env $(RUN) python -m flows.ask --port $(SERVE_PORT) $(ARGS) $(if $(Q),-- "$$Q")
+ask: install  ## ask the served champion, or without a server the run's base and trained policy (Q="What is …?", SCENARIO=id)
+	@exec env $(RUN) python -m flows.ask $(if $(filter file,$(origin SERVE_PORT)),,--port $(SERVE_PORT)) \
+		$(if $(SCENARIO),--scenario "$(SCENARIO)") $(ARGS) $(if $(Q),-- "$$Q")
 
 ledger: install  ## rebuild the ledger's index of run/ (stored answers of models stay)
 	@$(RUN) python -m steps.lineage rebuild

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 Message = dict[str, Any]  # as in the OpenAI chat format: role, content, and an assistant's tool_calls
+# How the errors of a turn itself begin, which no tool has seen: of calls that could not be parsed (steps/policy/formats.py),
+# and of `Env.call` and `Env.hear` (base.py).
+UNPARSED = ("a tool call ", "tool calls must ")
+CALL_ERRORS = (*UNPARSED, "no tool was called", "there is no tool named ", "the arguments of ", "wrong arguments for ")
 
 
 def use(name: str, /, **arguments: Any) -> Message:
@@ -27,6 +31,16 @@ def error(text: str) -> str:
 
 def is_error(observation: Message) -> bool:
     return str(observation.get("content", "")).startswith("Error: ")
+
+
+def is_call_error(text: str) -> bool:
+    """Whether an error is one of the policy's turn itself, such as a call with wrong arguments, and not one of a tool."""
+    return text.removeprefix("Error: ").startswith(CALL_ERRORS)
+
+
+def is_unparsed(text: str) -> bool:
+    """Whether an error says that a call could not be parsed."""
+    return text.removeprefix("Error: ").startswith(UNPARSED)
 
 
 def count_errors(messages: Sequence[Message]) -> int:

@@ -36,7 +36,9 @@ from environments._transcripts import count_calls as count_calls
 from environments._transcripts import count_errors as count_errors
 from environments._transcripts import count_turns as count_turns
 from environments._transcripts import error as error
+from environments._transcripts import is_call_error as is_call_error
 from environments._transcripts import is_error as is_error
+from environments._transcripts import is_unparsed as is_unparsed
 from environments._transcripts import tool_calls as tool_calls
 from environments._transcripts import use as use
 from environments._transcripts import words as words

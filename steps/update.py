@@ -127,7 +127,7 @@ def planned(
 
     rows, quarantine = checked(batch, vocabulary)
     bad = {name for names in quarantine.values() for name in names}
-    cut = {trajectory.id for trajectory in batch if trajectory.stop_reason in contract.TRUNCATED} - bad
+    cut = {trajectory.id for trajectory in batch if contract.is_truncated(trajectory)} - bad
     masked = cut if params.update.truncated_completions == "mask" else set()
     scores = [
         None if trajectory.id in bad else compared(judged[trajectory.id], trajectory.id in cut, params.update)

@@ -1,7 +1,8 @@
 """What a person sees while a flow runs: a table with one row per iteration, and how far the current stage is.
 
-On a terminal it is live; elsewhere it prints one line per stage and one row per iteration. All other output of the process
-(of stages, DVC, libraries) goes to the log file. Everything printed and logged is masked (steps/core/masking.py).
+On a terminal it is live; elsewhere it prints one line per stage, how far a long stage is once a minute, and one row per
+iteration. All other output of the process (of stages, DVC, libraries) goes to the log file. Everything printed and logged is
+masked (steps/core/masking.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,11 +28,14 @@ from flows.terminal.report import Point
 from steps.core.masking import MaskingFilter, masked
 
 PROGRESS = Path(".flywheel/progress.json")
+MINUTE = 60.0  # seconds between the lines that say how far a long stage is, where nothing is live
+LATEST = 3  # iterations whose mean time the rest is estimated by
 LOADS = {  # what takes the time of a stage that seems to do little
     "starting Prefect": "a server of its own, unless PREFECT_API_URL names one",
     "scenarios": "waits for packages that the worker still loads",
     "initialise": "loads torch and the trainer, unless the worker has",
     "evaluate@000": "starts vLLM, then plays validation",
+    "sft@sft": "loads torch and the trainer, unless the worker has",
 }
 
 
@@ -46,6 +51,7 @@ class RunDisplay:
         self.since = time.monotonic()
         self.beside: tuple[str, float] | None = None  # a stage that runs at the same time, and since when
         self.latest: dict[str, dict[str, Any]] = {}  # progress by the name of a stage's module
+        self.first: dict[str, tuple[int, float]] = {}  # likewise, of the first progress: how much was done, and when
         self.rows: list[tuple[str, ...]] = []
         self.measure = "success"  # what is measured on validation
         self.logger: Any = None  # of Prefect's flow run: its page shows the same lines
@@ -62,29 +68,68 @@ class RunDisplay:
         """Show that a stage starts."""
         self.stage, self.since = stage, time.monotonic()
         PROGRESS.unlink(missing_ok=True)
-        self.latest.pop(stage.partition("@")[0], None)
+        self._forget(stage)
         loads = f" ({LOADS[stage]})" if stage in LOADS else ""
         self._line(f"  {stage}{loads} …", style="dim")
 
     def begin_beside(self, stage: str) -> None:
         """Show that a stage starts at the same time as another."""
         self.beside = stage, time.monotonic()
-        self.latest.pop(stage.partition("@")[0], None)
+        self._forget(stage)
         self._line(f"  {stage} (in the worker that samples ahead) …", style="dim")
 
     def end_beside(self) -> None:
         """Show that this stage has ended."""
         self.beside = None
 
-    def begin_iteration(self, number: int, most: int) -> None:
-        """Show which iteration begins, and how long all may take at most, by the longest so far."""
-        left = f", {duration((most - number + 1) * max(self.spent))} left at most" if self.spent else ""
+    def begin_iteration(self, number: int, most: int, tests: float = 0.0) -> None:
+        """Show which iteration begins, and how much time is left, by the latest ones and `tests` seconds for the tests."""
+        latest, left = self.spent[-LATEST:], ""
+        if latest:
+            seconds = (most - number + 1) * sum(latest) / len(latest) + tests
+            left = f", {duration(seconds)} left{', tests included' if tests else ''}"
         self.iteration = f"iteration {number} of at most {most}{left}"
         self._line(self.iteration)
 
-    def end_iterations(self) -> None:
-        """Only tests and the registration are left."""
-        self.iteration = ""
+    def end_iterations(self, tests: float = 0.0) -> None:
+        """Only tests, of so many seconds, and the registration are left."""
+        self.iteration = f"tests and registration, {duration(tests)} left" if tests else ""
+        if tests:
+            self._line(self.iteration)
+
+    def _forget(self, stage: str) -> None:
+        """Drop the progress of the stage that ran before under the same name."""
+        name = stage.partition("@")[0]
+        self.latest.pop(name, None)
+        self.first.pop(name, None)
+
+    def _look(self) -> None:
+        """Read how far the stages are."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            progress = json.loads(PROGRESS.read_text())
+            self.latest[progress["stage"]] = progress
+            self.first.setdefault(progress["stage"], (progress["done"], time.monotonic()))
+
+    def _left(self, stage: str) -> str:
+        """How long a stage may still take, by what it has done since its first progress; empty where nobody can tell."""
+        name, now = stage.partition("@")[0], time.monotonic()
+        done, total = self.latest[name]["done"], self.latest[name]["total"]
+        before, since = self.first.get(name, (done, now))
+        if not before < done < total:
+            return ""
+        return f"{duration((now - since) / (done - before) * (total - done))} left"
+
+    def report_progress(self) -> None:
+        """Say in a line how far the stages at work are, where they say so themselves."""
+        self._look()
+        for stage in [self.stage, *([self.beside[0]] if self.beside else [])]:
+            if progress := self.latest.get(stage.partition("@")[0]):
+                parts = (f"{progress['done']}/{progress['total']} {progress['note']}".strip(), self._left(stage))
+                self._line(f"  {stage}: {', '.join(filter(None, parts))}", style="dim")
+
+    def _report_often(self, ended: threading.Event) -> None:
+        while not ended.wait(MINUTE):
+            self.report_progress()
 
     def _line(self, text: str, style: str | None = None) -> None:
         """Log a line, and print it where no live table shows the same."""
@@ -107,15 +152,13 @@ class RunDisplay:
         self.rows.append(cells)
         self.measure = point.measure
         self.spent += [] if spent is None else [spent]
-        start = f"iteration {cells[0]:>4}   reward {cells[1]:>6}"
+        start = f"iteration {cells[0]:>4}   train reward {cells[1]:>6}"
         self._line(
             f"{start}   validation {self.measure} {cells[2]} [{cells[3]}]   sampled {cells[4] or '–'}   {cells[5]}"
         )
 
     def __rich__(self) -> Group:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            progress = json.loads(PROGRESS.read_text())
-            self.latest[progress["stage"]] = progress
+        self._look()
         at_work = [(self.stage, self.since), *([self.beside] if self.beside else [])]
         iteration = [Text(self.iteration, style="dim")] if self.iteration else []
         return Group(self._table(), *iteration, *(self._stage_line(*each) for each in at_work))
@@ -139,9 +182,10 @@ class RunDisplay:
             TextColumn("[cyan]{task.description}"),
             *Progress.get_default_columns()[1:3],
             TextColumn("{task.fields[note]}"),
-            TextColumn("[dim]{task.fields[spent]:.0f} s"),
+            TextColumn("[dim]{task.fields[spent]}"),
         )
-        bar.add_task(stage, total=total, completed=finished, note=f"{finished}/{total} {note}", spent=spent)
+        time_words = ", ".join(filter(None, (f"{spent:.0f} s", self._left(stage))))
+        bar.add_task(stage, total=total, completed=finished, note=f"{finished}/{total} {note}", spent=time_words)
         return bar
 
     @contextlib.contextmanager
@@ -158,11 +202,14 @@ class RunDisplay:
         self.console = Console(file=os.fdopen(terminal[0], "w", closefd=False))
         os.dup2(file, 1)
         os.dup2(file, 2)
+        ended = threading.Event()
+        threading.Thread(target=self._report_often, args=(ended,), daemon=True).start()
         try:
             live = Live(self, console=self.console, refresh_per_second=4, transient=True)
             with live if self.console.is_terminal else contextlib.nullcontext() as self.live:
                 yield
         finally:
+            ended.set()
             if self.live is not None:
                 self.console.print(self._table())  # the live one is gone
             self.live, self.logger = None, None

@@ -16,7 +16,7 @@ from steps.project.chain import iteration_name
 LONGEST = 300  # characters shown of an error
 
 CURES = {  # stop reason -> what helps
-    "length": "raise rollout.max_tokens, for turns are cut off",
+    "length": "raise rollout.max_tokens, and what an agent of your own asks for: turns are cut off",
     "context": "raise policy.context, for episodes fill it",
     "max_turns": "raise rollout.max_turns, or train a policy that comes to an end",
 }
@@ -38,12 +38,18 @@ def failures(folder: Path) -> str:
 
 
 def stops(folder: Path) -> list[tuple[str, str | None]]:
-    """(stop reason, error) of each episode."""
+    """(stop reason, error) of each episode. An agent of one's own goes on after a turn that was cut off, and ends by itself:
+    its reason is `length`, too, where a turn was."""
     from steps.core.parquet import read_columns
 
-    path = folder / "trajectories.parquet"
-    rows = read_columns(path, ["stop_reason", "error"]).to_pylist() if path.exists() else []
-    return [(row["stop_reason"], row["error"]) for row in rows]
+    path, finish = folder / "trajectories.parquet", "finish_reason"
+    names = ["stop_reason", "error", f"turns.list.element.{finish}"]
+    rows = read_columns(path, names).to_pylist() if path.exists() else []
+    is_cut = [any(turn[finish] == "length" for turn in row.get("turns") or ()) for row in rows]
+    return [
+        ("length" if cut and row["stop_reason"] == "done" else row["stop_reason"], row["error"])
+        for row, cut in zip(rows, is_cut, strict=True)
+    ]
 
 
 def teaches_nothing(iteration: int) -> bool:

@@ -102,6 +102,14 @@ def seconds(iteration: int) -> dict[str, float]:
     return {stage: read(path)["seconds"] for stage, path in timings.items() if path.exists()}
 
 
+def tests_seconds(name: str, sizes: Any) -> float:
+    """How long the tests of the base policy and of the best one take, by the latest evaluation, that of run/<name>, and the
+    sizes of the splits (params.scenarios)."""
+    path = RUN / name / "timings" / "evaluation.json"
+    seconds: float = read(path)["seconds"] if path.exists() else 0.0
+    return 2 * seconds * sizes.test / sizes.val
+
+
 def keep_overhead(iteration: int, overhead: float) -> None:
     """Keep the seconds that an iteration took beyond its stages' own work: DVC, Prefect, MLflow, the hand-over."""
     path = RUN / iteration_name(iteration) / "timings" / "overhead.json"
@@ -136,9 +144,9 @@ def summary(task: str, best: Point, iterations: int, version: str | None, wall: 
     keys += [key for key in ("judged", "by_task") if trained.get(key)]
     return {
         "task": task,
-        "base": tested(BASE, keys),
-        **({"begun": tested(begun[0], keys)} if begun else {}),
-        "trained": tested(best.name, keys) | {"iteration": best.iteration},
+        "base": tested_row(BASE, keys),
+        **({"begun": tested_row(begun[0], keys)} if begun else {}),
+        "trained": tested_row(best.name, keys) | {"iteration": best.iteration},
         **origin_rows(),
         "iterations": [iteration_row(iteration) for iteration in range(1, iterations + 1)],
         "registered": {"name": receipt["name"], "version": version} if version else None,
@@ -146,10 +154,15 @@ def summary(task: str, best: Point, iterations: int, version: str | None, wall: 
     }
 
 
-def tested(policy: str, keys: list[str]) -> dict[str, Any]:
+def tested_row(policy: str, keys: list[str]) -> dict[str, Any]:
     """What a policy reached on the test split; `policy` is the name of its folder."""
     row = read(RUN / policy / "test" / "summary.json")
     return {key: row.get(key) for key in keys} | {"policy": policy}
+
+
+def tested(summary: Mapping[str, Any]) -> str:
+    """The folder in run/ of the policy that was tested as the best, by the content of run/summary.json."""
+    return str(summary["trained"]["policy"])
 
 
 def references() -> dict[str, float]:
@@ -195,7 +208,7 @@ def draw(points: list[Point], best: int, path: Path, lines: Mapping[str, float] 
     if is_judged:
         upper.axhline(0.5, color="grey", linewidth=0.8)
     lower.plot(steps, [math.nan if reward is None else reward for reward in rewards], marker=".", color="tab:green")
-    lower.set(xlabel="iteration (0 = base policy)", ylabel="reward")
+    lower.set(xlabel="iteration (0 = base policy)", ylabel="validation reward")
     lower.xaxis.get_major_locator().set_params(integer=True)
     for axis in (upper, lower):
         axis.grid(alpha=0.3)

@@ -1,23 +1,40 @@
-"""The end of a training run: run/summary.json, the result in words, and commands to go on with."""
+"""The end of a training run: run/summary.json and run/report.html, the result in words, a scenario before and after, and
+commands to go on with.
+
+What shows transcripts asks the task's own code for the answers (`Env.outcome`). Where that fails, or a file is damaged, the
+end says so and leaves it out: the run itself is complete.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.terminal import health, report
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
+from flows.training import page
 from steps.core import params
-from steps.core.errors import UserError
+from steps.core.errors import UserError, explain
 from steps.core.files import write_text
 from steps.core.records import Judged, TaskResult
-from steps.project.chain import BASE, iteration_name
+from steps.project.chain import BASE, SFT, START, iteration_name
 
+if TYPE_CHECKING:
+    from environments.base import Env
+    from steps.analytics.changes import Changes
+    from steps.core.params import Params
+    from steps.tracking.lasting import LastingMlflow
+
+WIDTH = 100  # characters of a line of a transcript
+BEGUN = {SFT: "taught", START: "start"}  # what the policies before iteration 001 are called
 NEXT = {  # commands to go on with, and what each is for
+    "make ask{scenario}": 'play it again with the base and the trained policy; Q="…" asks your own',
+    "open run/report.html": "the run on one page that can be sent on",
     ".venv/bin/python -m steps.analytics.transcripts {test}": "read what the agent did",
     "make view": "the same as pages, with every attempt, reward and chart",
     "make mlflow": "compare iterations and runs, open the registry",
@@ -33,7 +50,7 @@ def write_summary(task: str, chosen: Point, iterations: int, started: float, dis
     receipt, version, is_away = report.read(RUN / "receipt.json"), None, False
     if receipt["registered"]:
         try:
-            version = version_of(receipt, RUN / iteration_name(chosen), display)
+            version = version_of(receipt, RUN / chosen.name, display)
         except UserError as problem:
             is_away = True
             display.say(f"The registry cannot be asked for the number of the version: {problem}")
@@ -50,7 +67,7 @@ def write_summary(task: str, chosen: Point, iterations: int, started: float, dis
 def version_of(receipt: dict[str, Any], best: Path, display: RunDisplay) -> str:
     """The number of the version that the receipt speaks of. It is registered again where the registry has none: DVC keeps
     the receipt and knows nothing of the registry, which may be another one now (another machine or server, a store or a
-    version that was deleted). `best` is the iteration's folder."""
+    version that was deleted). `best` is the policy's folder."""
     from steps.registry.model import registered_version
     from steps.registry.publish import publish
 
@@ -76,9 +93,10 @@ def result_lines(summary: dict[str, Any]) -> list[str]:
                 lines += judged_lines(judged, result["n"])
             continue
         low, high = result["ci95"]
+        label = BEGUN.get(result.get("policy", ""), who) if who == "begun" else who
         sampled = "" if result.get("sampled_success") is None else f"; sampled {result['sampled_success']:.3f}"
         lines.append(
-            f"{who:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {result['n']} scenarios{sampled}"
+            f"{label:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {result['n']} scenarios{sampled}"
         )
         for task, fields in result.get("by_task", {}).items():
             lines.append(f"{'':>10}{TaskResult.model_validate(fields).sentence(task)}")
@@ -106,14 +124,53 @@ def judged_lines(judged: dict[str, Any], n: int) -> list[str]:
     return [f" trained: {text}", f"          {result.faults()}"]
 
 
+def before_and_after(env: type[Env], found: Changes) -> list[str]:
+    """A test scenario that the base policy fails and the trained one solves, with a few lines of what each did."""
+    from steps.analytics.changes import question
+
+    others = f"{len(found.broken)} the other way round"
+    if not found.fixed:
+        return [f"No test scenario is solved by the trained policy alone ({others})."]
+    change, lead = found.fixed[0], " " * 10
+    lines = [f"One of {len(found.fixed)} test scenarios that the trained policy alone solves ({others}):"]
+    lines.append(f"{'question':>8}  {question(change.scenario, WIDTH)}")
+    for who, side in (("base", change.before), ("trained", change.after)):
+        first, *more = side.lines(env, change.scenario, WIDTH)
+        lines += [f"{who:>8}  {first}", *(lead + line for line in more)]
+    return lines
+
+
+@contextlib.contextmanager
+def left_out(what: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Inside, an error costs `what` alone, and is said."""
+    try:
+        yield
+    except Exception as problem:
+        say(f"{what} is left out: {explain(problem)[0].splitlines()[-1]}")
+
+
+def write_page(params: Params, summary: dict[str, Any], tracker: LastingMlflow, say: Callable[[str], None]) -> None:
+    """Write run/report.html, and give MLflow a copy."""
+    with left_out(str(page.REPORT), say):
+        tracker.log_artifact(page.write(params, summary))
+
+
 def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
-    """Print the result, and commands to go on with."""
+    """Print the result, a scenario before and after, and commands to go on with."""
     say("")
     for line in result_lines(summary):
         say(line)
+    names = {"test": f"run/{report.tested(summary)}/test", "scenario": ""}
+    with left_out("A scenario before and after", say):
+        import environments
+        from steps.analytics.changes import changes
+
+        found = changes(RUN, report.tested(summary))
+        for line in ["", *before_and_after(environments.load(summary["task"]), found), ""]:
+            say(line)
+        names["scenario"] = f" SCENARIO={found.fixed[0].scenario.id}" if found.fixed else ""
     seconds = f"({summary['wall_seconds']:.0f} s)"
     say(f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   {seconds}")
     say("\nNext:")
-    test = f"run/{summary['trained']['policy']}/test"
     for words, what in NEXT.items():
-        say(f"  {words.format(test=test):<62}{what}")
+        say(f"  {words.format(**names):<62}{what}")

@@ -31,7 +31,7 @@ from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
 from flows.training import start, way
 from flows.training.ahead import Ahead, settle, worker
-from flows.training.ending import result_lines, write_summary
+from flows.training.ending import result_lines, write_page, write_summary
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.params import Params, load
@@ -254,15 +254,14 @@ def _iterations(
     if watch.is_blind:
         display.say(BLIND)
     gc.freeze()  # a full collection of all objects that imports made takes 0.15 s
-    tracked, quiet = (
-        None,
-        0,
-    )  # the previous iteration, which is tracked while the next one samples; those without a signal
+    tracked = None  # the previous iteration, which is tracked while the next one samples
+    quiet = 0  # iterations in a row without a signal
     with system_metrics.sampled() as drain, Ahead(params, pipeline, partial(submit, pipeline, display)) as ahead:
         for iteration in range(1, iterations + 1):
             chosen = best(begun, curve)
             extend(min(iteration + overlap, iterations), iteration if chosen is curve[0] else chosen.name)
-            display.begin_iteration(iteration, iterations)
+            tests = report.tests_seconds(iteration_name(iteration - 1), params.scenarios)
+            display.begin_iteration(iteration, iterations, tests)
             if pipeline.beside:
                 ahead.begin(iteration)
             tracked = iterate(iteration, curve, trackers, tracked, drain, iterations, run, display, ahead)
@@ -277,7 +276,7 @@ def _iterations(
             if why := ending(begun, curve, watch.add(iteration), params.train.patience, quiet):
                 display.say(f"{why}: training ends here.")
                 break
-    display.end_iterations()
+    display.end_iterations(report.tests_seconds(iteration_name(len(curve) - 1), params.scenarios))
     if tracked is not None:
         tracked.result()
     chosen = best(begun, curve)
@@ -296,6 +295,7 @@ def _iterations(
         pages.rename(mlflow.run_name)
     pages.end(RUN / "learning_curve.png", mlflow.where())
     summary = write_summary(params.task, chosen, len(curve) - 1, started, display)
+    write_page(params, summary, mlflow, display.say)
     pages.result(result_lines(summary))
     if summary["registered"] and summary["registered"]["version"]:
         mlflow.note(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from environments.base import Scenario
+from environments.base import Scenario, is_unparsed
 from steps.core.parquet import read_columns
 from steps.core.records import fingerprint, read_records
 from steps.core.stats import slices_of
@@ -118,7 +118,7 @@ def acts_of(number: int, turn: Mapping[str, Any]) -> list[Act]:
         arguments = json.dumps(function["arguments"], ensure_ascii=False)
         acts.append(Act(number, name, arguments, answer, answer.startswith("Error: ")))
     others = [str(answer.get("content", "")) for answer in answers[len(calls) :]]
-    if calls or any(answer.startswith("Error: a tool call ") for answer in others):  # the words of steps/policy/chat.py
+    if calls or any(map(is_unparsed, others)):
         return acts + [Act(number, MALFORMED, "", answer, True) for answer in others]
     answer = others[0] if others else ""
     name = CUT_OFF if turn["finish_reason"] == "length" else WORDS

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +102,8 @@ def _transcript(trajectory: Trajectory, reward: Reward | None) -> Iterable[Text]
         cut = ", cut off" if turn.finish_reason == "length" else ""
         counts = f"{len(turn.prompt_ids)} tokens before, {len(turn.completion_ids)} sampled{cut}"
         yield Text(f"  turn {number} · {counts} · {_mean_logprob([turn])}", "dim")
-        for line in _answer(turn.message):
-            yield _indented(line, "    ", "green")
+        for line in spoken(turn.message):
+            yield _indented(shorten(line), "    ", "green")
         for observation in turn.observations:
             text = str(observation.get("content", ""))
             yield _indented(shorten(text), "    → ", "red" if text.startswith("Error: ") else "")
@@ -124,15 +124,15 @@ def _transcript(trajectory: Trajectory, reward: Reward | None) -> Iterable[Text]
         yield _indented(reward.explanation, "    ", "")
 
 
-def _answer(message: Message) -> Iterable[str]:
-    """The policy's message: its text, then its calls as name(argument=value)."""
+def spoken(message: Message) -> Iterator[str]:
+    """What the policy said in a turn: its words, then its calls as name(argument=value)."""
     if message.get("content"):
-        yield shorten(str(message["content"]))
+        yield str(message["content"])
     for call in message.get("tool_calls") or ():
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         named = isinstance(arguments, dict)
         inside = [f"{key}={_value(value)}" for key, value in arguments.items()] if named else [_value(arguments)]
-        yield shorten(f"{name}({', '.join(inside)})")
+        yield f"{name}({', '.join(inside)})"
 
 
 def _indented(text: str, lead: str, style: str) -> Text:

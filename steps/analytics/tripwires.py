@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from environments.base import Scenario, is_error
+from environments.base import Scenario, is_call_error, is_error
 from steps.analytics.episodes import iterations
 from steps.core.errors import UserError
 from steps.core.records import Evaluation, Reward, Trajectory, read_records
@@ -130,8 +130,20 @@ def repeated_error(it: Iteration) -> str:
     errors = Counter(error for each in it.batch for error in errors_of(each))
     for error, count in errors.most_common(1):
         if count >= REPEATED * len(it.batch):
-            return f"{count} of {len(it.batch)} episodes have the same error: {error[:200]}. Mend the tool, or what it says"
+            return f"{count} of {len(it.batch)} episodes have the same error: {error[:200]}. {cure(error, it.batch)}"
     return ""
+
+
+def cure(error: str, batch: Sequence[Trajectory]) -> str:
+    """What helps against an error that many episodes have: the policy makes it, or a tool answers with it."""
+    if is_call_error(error):
+        return (
+            "The policy makes it, and no tool has seen the call: teach it the calls first (docs/start.md), or say in the "
+            "tool's docstring what it takes"
+        )
+    if any(each.error == error for each in batch):
+        return "It ends the episode: mend the environment, or the agent, that raises it"
+    return "A tool answers with it: mend the tool where the calls are right, and what it says where the policy errs"
 
 
 def errors_of(trajectory: Trajectory) -> set[str]:

@@ -17,8 +17,14 @@ from steps.core.errors import UserError
 if TYPE_CHECKING:
     from steps.core.records import Row, Trajectory
 
-TRUNCATED = ("length", "context")  # stop reasons of an episode that was cut off by max_tokens or the context
+TRUNCATED = ("length", "context")  # stop reasons of an episode that ended because max_tokens or the context cut it off
 ROUNDING = 1e-6  # nats by which a logprob may lie above zero
+
+
+def is_truncated(trajectory: Trajectory) -> bool:
+    """Whether the episode was cut off by max_tokens or the context. An agent of one's own goes on after a turn that was
+    cut off and ends by itself, so its turns are looked at, too."""
+    return trajectory.stop_reason in TRUNCATED or any(turn.finish_reason == "length" for turn in trajectory.turns)
 
 
 def end_of_turn(batch: Sequence[Trajectory]) -> int | None:

@@ -112,8 +112,11 @@ def _fit(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, s
     best = Best(trainer.weights)
 
     class Shown(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            progress(0, state.max_steps, "optimiser steps")
+
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            progress(state.global_step, state.max_steps, f"loss {losses[-1]:.3f}")
+            progress(state.global_step, state.max_steps, f"optimiser steps, loss {losses[-1]:.3f}")
             if held_out and state.global_step % max(1, state.max_steps // CHECKS) == 0:
                 seen = look()
                 say(

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from environments.base import Scenario, error
+from environments.base import Scenario, error, use
 from flows.terminal import health
 from steps.analytics import tripwires
 from steps.analytics.tripwires import TRIPWIRES, findings
 from steps.core.errors import UserError
 from steps.core.records import Reward, Trajectory, read_records, write_records
 from tests.conftest import Project
+from tests.support.judged import attempt
 
 pytestmark = pytest.mark.slow
 Change = Callable[[Path], None]
@@ -66,6 +67,24 @@ def with_observation(trajectory: Trajectory) -> Trajectory:
     first, *others = trajectory.turns
     answer = {"role": "tool", "name": "search_emails", "content": error("the index is locked")}
     return trajectory.model_copy(update={"turns": (first.model_copy(update={"observations": (answer,)}), *others)})
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("Error: wrong arguments for search_emails: keywords: field required.", "The policy makes it"),
+        ("Error: there is no email with this id.", "A tool answers with it: mend the tool where"),
+        ("ValueError: no such column", "It ends the episode: mend the environment"),
+    ],
+)
+def test_an_error_that_repeats_is_the_policys_or_the_tools(text: str, advice: str) -> None:
+    scenario = Scenario.make("t", "train", [], {})
+    if text.startswith("Error: "):
+        batch = [attempt(scenario, 0, use("search_emails"), {"role": "tool", "name": "", "content": text})]
+    else:
+        batch = [attempt(scenario, 0, use("search_emails"), stop="error", error=text)]
+    [found] = tripwires.errors_of(batch[0])
+    assert tripwires.cure(found, batch).startswith(advice)
 
 
 def first_attempts(batch: list[Trajectory]) -> list[Trajectory]:

@@ -12,9 +12,10 @@ import pytest
 
 from environments._template import Template
 from environments._tools import make_tool, text_of, tool
-from environments.base import Component, Env
+from environments.base import Component, Env, error, is_call_error, is_unparsed
 from steps.core.records import Trajectory
 from steps.judging.rule import by_rule
+from steps.policy.formats import FORMATS, OTHER, UNWRITABLE
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "tasks_data" / "_template"
@@ -313,3 +314,17 @@ def test_a_class_that_extends_a_task_has_its_tools_too() -> None:
     assert Template.tools()
     assert list(Less.tools()) == list(Template.tools())
     assert list(More.tools()) == [*Template.tools(), "shout"]
+
+
+def test_errors_of_a_call_are_told_from_those_of_a_tool() -> None:
+    """The first are the policy's: no tool has seen such a turn."""
+    data = Template.load(FOLDER)
+    env = Template(Template.scenarios(data, "train", 1, 1)[0], data)
+    [name, *_] = env.tools()
+    wrong = [("none", {}), (name, []), (name, {"key": float("nan")}), (name, {"unknown": 1})]
+    shown = [env.call(tool, given) for tool, given in wrong] + [str(env.hear("words")[0]["content"])]
+    unparsed = [error(text) for text in (*(form.malformed for form in FORMATS.values()), OTHER, UNWRITABLE)]
+    assert [text for text in [*shown, *unparsed] if not is_call_error(text)] == []
+    assert [text for text in unparsed if not is_unparsed(text)] == []
+    assert [text for text in shown if is_unparsed(text)] == []
+    assert not is_call_error(error("there is no country of this name; look up another"))

@@ -1,8 +1,12 @@
-"""`make ask`: an episode with a served model. The server is a fake that answers by a function (tests/support)."""
+"""`make ask`: an episode with a served model, or without a server with a run's base policy and its best one.
+
+The server is a fake that answers by a function, and the engine is one that plays given words (tests/support)."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +15,14 @@ import pytest
 import yaml
 
 import environments
+from environments.base import Scenario, words
 from flows import ask
+from flows.serving import local
 from steps.core import params
+from steps.core.errors import UserError
 from tests.conftest import ROOT, free_port
+from tests.support import ended
+from tests.support.judged import attempt
 from tests.support.openai_server import Server, calling, tool_call
 
 Q = "Who said that it isn't $5?"
@@ -129,3 +138,114 @@ def test_a_server_that_fails_is_one_sentence(served: Server, capsys: pytest.Capt
     served.fail = lambda number, body: 400
     assert ask.main(["--port", port(served)]) == 2
     assert "400: " in capsys.readouterr().err
+
+
+def said(text: str, number: int) -> Scenario:
+    return Scenario.make("t", "test", [{"role": "user", "content": text}], {"number": number})
+
+
+def test_a_scenario_is_named_by_id_or_number_or_drawn_or_like_the_question() -> None:
+    texts = ("What is the rent?", "What is the budget of the Falcon team?", "What is the budget?", "What is the rent?")
+    scenarios = [said(text, number) for number, text in enumerate(texts)]
+    assert ask.choose(scenarios, scenarios[2].id, None, None) is scenarios[2]
+    assert ask.choose(scenarios, "3", None, None) is scenarios[3]
+    assert ask.choose(scenarios, None, None, None) is scenarios[0]
+    assert ask.choose(scenarios, None, 5, None) is ask.choose(scenarios, None, 5, None)
+    assert len({ask.choose(scenarios, None, seed, None).id for seed in range(20)}) == 4
+    assert ask.choose(scenarios, None, None, "who leads the FALCON budget?") is scenarios[1], (
+        "the rarer word counts more"
+    )
+    assert ask.choose(scenarios, "0", None, "the FALCON budget") is scenarios[0]
+    with pytest.raises(UserError, match=f"no test scenario has this id; the first of 4 is {scenarios[0].id}"):
+        ask.choose(scenarios, "abc", None, None)
+
+
+@pytest.fixture
+def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """The current folder is a project whose run has ended; what the engine was asked: (adapter, scenario's id)."""
+    (tmp_path / "tasks_data").symlink_to(ROOT / "tasks_data")
+    monkeypatch.chdir(tmp_path)
+    Path("params.yaml").write_text("task: multiplication\n")
+    Path("run/summary.json").write_text(json.dumps(ended.run(Path())))
+    asked: list[tuple[str, Any]] = []
+
+    def by_policy(env: Any, folder: Path, data: Any, attempts: Any, adapter: Path, *_: Any, seed: int) -> list[Any]:
+        [(scenario, number)] = attempts
+        asked.append((adapter.parent.name, scenario.id))
+        os.write(1, b"noise of the engine\n")
+        known = adapter.parent.name == "001"
+        return [attempt(scenario, number, words(f"it is {scenario.data['answer'] if known else 7}"))]
+
+    monkeypatch.setattr("steps.evaluate.by_policy", by_policy)
+    monkeypatch.setattr(local, "start_engine", lambda settings: os.write(2, b"noise of the engine\n"))
+    monkeypatch.setattr(ask, "PORT", free_port())
+    return asked
+
+
+def test_without_a_server_base_and_trained_play_the_same_scenario(
+    finished: list[tuple[str, Any]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    scenario = ended.SCENARIOS[1]
+    assert ask.main(["--scenario", scenario.id]) == 0
+    output, problems = capfd.readouterr()
+    assert finished == [("000", scenario.id), ("001", scenario.id)]
+    assert "serve.key holds no key). Loading tasks_data/embedded_policy here" in output
+    assert f"\nLoaded in 0 s; test scenario {scenario.id}\nquestion: " in output
+    base, trained = output.partition("\ntrained (run/001)\n")[::2]
+    assert "\nbase (run/000)\nturn 1: it is 7\nanswer: 7\nsuccess: no; expected: 144\nended: " in base
+    assert trained.startswith(
+        "turn 1: it is 144\nanswer: 144\nsuccess: yes; expected: 144\nended: the environment said"
+    )
+    assert "noise" not in output + problems
+    assert "noise" in Path(".flywheel/ask.log").read_text()
+
+
+def test_a_question_of_the_users_own_without_a_server(
+    finished: list[tuple[str, Any]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path(".flywheel").mkdir()
+    Path(".flywheel/serve.key").write_text("a-key\n")
+    assert ask.main(["--", "What is 12 times 15?"]) == 0
+    output = capfd.readouterr().out
+    assert "No server is asked (no model is served at http://127.0.0.1:" in output
+    assert (
+        f"test scenario {ended.SCENARIOS[4].id}, whose data the tools work on\nquestion: What is 12 times 15?" in output
+    )
+    assert "success" not in output
+
+
+def test_two_attempts_stand_side_by_side_where_there_is_room(
+    capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "150")
+    ask.show({"base": ["turn 1: [x]", "no"], "trained": ["turn 1: y"]})
+    assert re.search(r"turn 1: \[x\] +turn 1: y", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("run/summary.json", "and there is no finished run in run/ to ask: `make train` makes one"),
+        ("run/001/adapter", "the adapter of trained (run/001) is not here: `dvc checkout`"),
+    ],
+)
+def test_without_server_and_run_one_sentence_says_what_to_do(
+    finished: list[tuple[str, Any]], capfd: pytest.CaptureFixture[str], path: str, sentence: str
+) -> None:
+    Path(path).rename("elsewhere")
+    assert ask.main([]) == 2
+    assert sentence in capfd.readouterr().err
+    assert finished == []
+
+
+def test_a_run_of_another_task_is_named(finished: list[tuple[str, Any]], capfd: pytest.CaptureFixture[str]) -> None:
+    Path("params.yaml").write_text("task: tic_tac_toe\n")
+    assert ask.main([]) == 2
+    assert "the run in run/ is of multiplication, not of tic_tac_toe" in capfd.readouterr().err
+
+
+def test_a_policy_without_adapters_is_one_sentence() -> None:
+    settings = params.Params(task="multiplication", policy=params.Policy(kind="scripted"))
+    with pytest.raises(UserError, match=r"policy\.kind: scripted has no adapters"):
+        local.start_engine(settings)

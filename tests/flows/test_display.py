@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+import time
 from pathlib import Path
 
 import pytest
 
-from flows.terminal.display import RunDisplay, duration
+from flows.terminal import report
+from flows.terminal.display import PROGRESS, RunDisplay, duration
 from flows.terminal.report import Point
+from steps.core.params_sections import Scenarios
 
 
 def test_a_piped_run_says_what_loads_which_iteration_it_is_and_how_long_it_may_take(
@@ -22,6 +27,10 @@ def test_a_piped_run_says_what_loads_which_iteration_it_is_and_how_long_it_may_t
         display.row(Point(1, 0.5, (0.4, 0.6), 0.1, 0.5), 0.25, 30.0)
         display.begin_iteration(2, 10)
         assert "iteration 2 of at most 10" in str(display.__rich__().renderables[1])
+        for spent in (60.0, 90.0, 120.0):
+            display.row(Point(2, 0.5, (0.4, 0.6), 0.1, 0.5), 0.25, spent)
+        display.begin_iteration(5, 10, tests=60.0)
+        display.end_iterations(60.0)
         display.end_iterations()
         assert "iteration" not in str(display.__rich__().renderables[1])
     lines = capfd.readouterr().out.splitlines()
@@ -31,8 +40,48 @@ def test_a_piped_run_says_what_loads_which_iteration_it_is_and_how_long_it_may_t
         "  score@001 …",
         "iteration 1 of at most 10",
     ]
+    assert lines[4].startswith("iteration    1   train reward +0.250   validation success 0.500"), (
+        "the plot has validation's"
+    )
     assert lines[4].endswith("sampled 0.500   30.0 s"), "on one line, however narrow a terminal would be"
-    assert lines[5:] == ["iteration 2 of at most 10, about 4 min left at most"]
+    assert lines[5] == "iteration 2 of at most 10, about 4 min left"
+    assert lines[9:] == [
+        "iteration 5 of at most 10, about 10 min left, tests included",  # 6 times the mean of the latest three, and 60 s
+        "tests and registration, about 60 s left",
+    ]
+
+
+def test_a_long_stage_says_how_far_it_is_where_nothing_is_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("flows.terminal.display.MINUTE", 0.02)
+    PROGRESS.parent.mkdir()
+    display = RunDisplay()
+    with display.shown(tmp_path / "log"):
+        display.begin("sft@sft")
+        for done, loss in ((1, 2.0), (2, 1.5)):
+            PROGRESS.write_text(json.dumps({"stage": "sft", "done": done, "total": 400, "note": f"loss {loss:.3f}"}))
+            time.sleep(0.2)
+        assert "left" in str(display.__rich__().renderables[-1].tasks[0].fields["spent"]), "a live table says the same"
+        display.begin("evaluate@sft")
+        time.sleep(0.1)
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == "  sft@sft (loads torch and the trainer, unless the worker has) …"
+    assert lines[1] == "  sft@sft: 1/400 loss 2.000"
+    assert re.fullmatch(r"  sft@sft: 2/400 loss 1\.500, about \d+ (s|min) left", lines[-2])
+    assert lines[-1] == "  evaluate@sft …"
+
+
+def test_the_tests_at_the_end_are_estimated_by_the_latest_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = Scenarios(val=60, test=240)
+    assert report.tests_seconds("001", sizes) == 0.0, "nothing was measured yet"
+    (tmp_path / "run/001/timings").mkdir(parents=True)
+    (tmp_path / "run/001/timings/evaluation.json").write_text('{"seconds": 3.0}')
+    assert report.tests_seconds("001", sizes) == 24.0
 
 
 def test_a_guess_is_no_more_exact_than_it_is() -> None:

@@ -38,6 +38,17 @@ def fates(folder: Path, *kinds: str) -> None:
     (folder / "fates.json").write_text(json.dumps({str(place): kind for place, kind in enumerate(kinds)}))
 
 
+def test_an_agent_whose_turns_are_cut_off_is_told_so(folder: Path) -> None:
+    """It goes on after such a turn, and ends by itself: its stop reason is `done`."""
+    folder.mkdir(parents=True)
+    whole = attempt(SCENARIO, 0, words("x"), words("y"))
+    first = whole.turns[0].model_copy(update={"finish_reason": "length"})
+    batch = [whole.model_copy(update={"id": str(place), "turns": (first, whole.turns[1])}) for place in range(2)]
+    write_records(batch, folder / "trajectories.parquet")
+    fates(folder, "zero_variance", "zero_variance")
+    assert "all 2 episodes were truncated: raise rollout.max_tokens" in health.warnings(1)[-1]
+
+
 def test_a_sound_iteration_gives_no_warning(folder: Path) -> None:
     episodes(folder, "done", "max_turns")
     fates(folder, "gradient", "gradient")
@@ -49,7 +60,7 @@ def test_a_sound_iteration_gives_no_warning(folder: Path) -> None:
     ("stops", "kinds", "reason"),
     [
         (["length"] * 4, ["zero_variance"] * 4, "all 4 episodes were truncated: raise rollout.max_tokens"),
-        (["length", "context"], ["truncated"] * 2, "max_tokens, for turns are cut off; raise policy.context"),
+        (["length", "context"], ["truncated"] * 2, "max_tokens, and .*: turns are cut off; raise policy.context"),
         (["max_turns"] * 2, ["zero_variance"] * 2, "all 2 episodes were truncated: raise rollout.max_turns"),
         (["error"] * 4, ["quarantined"] * 4, "all 4 episodes failed. `make check-task NAME=…`"),
         (

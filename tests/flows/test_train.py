@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from steps.core.records import Trajectory, read_records
 from steps.runner.handover import LOG, stop_workers, worker_pids
 from tests.conftest import SMALL, Project, change_params, copy_project, end, python, run, start
 from tests.support.judge_server import ByRule, Judge
@@ -44,11 +45,24 @@ def test_the_flow_ends_well_and_says_what_is_next(project: Project) -> None:
     for word in ("iteration", "base", "trained", "steps.analytics.transcripts", "make mlflow", "make reproduce"):
         assert word in project.finished.stdout
     assert (project.folder / "run/learning_curve.png").stat().st_size > 5000
+    assert 20_000 < (project.folder / "run/report.html").stat().st_size < 400_000
+    assert "is left out" not in project.finished.stdout, "the page and the scenario before and after are there"
     log = (project.folder / LOG).read_text()
     assert "steps.sampling.packages took" in log, "a worker imports while Prefect starts"
     assert "code or environment changed" not in log, "and is the one that runs the stages"
     assert worker_pids(project.folder) == {}
     assert not [path for path in project.folder.glob("run/**/*") if ".tmp" in path.name]
+
+
+def test_ask_plays_a_test_scenario_again_with_both_policies_and_the_same_tokens(project: Project) -> None:
+    done = run(python("flows.ask", "--scenario", "2"), project.folder)
+    assert done.returncode == 0, done.stderr
+    best = json.loads((project.folder / "run/summary.json").read_text())["trained"]["iteration"]
+    for who, name in (("base", "000"), ("trained", f"{best:03d}")):
+        tested = read_records(Trajectory, project.folder / f"run/{name}/test/trajectories.parquet")[2]
+        tokens = sum(len(turn.completion_ids) for turn in tested.turns)
+        shown = done.stdout.partition(f"\n{who} (run/{name})\n")[2]
+        assert f"({len(tested.turns)} turns, {tokens} sampled tokens, " in shown.partition("\nended: ")[2], done.stdout
 
 
 def test_two_processes_give_the_update_of_one_through_dvc(project: Project, tmp_path: Path) -> None:

@@ -450,6 +450,16 @@ def test_an_episode_cut_off_by_the_context_is_truncated_too(batch: Batch) -> Non
     assert (counts(measured), measured["truncated"]) == ((24, 19, 0, 5), 5)
 
 
+def test_an_agents_cut_off_turn_is_counted_though_the_agent_ended_by_itself(batch: Batch) -> None:
+    """A turn of an agent behind the gateway has a context, and the agent goes on after it was cut off."""
+    cut = next(each for each in batch.trajectories.values() if each.stop_reason == "length")
+    shown = {"context": ({"role": "user", "content": "ask"},)}
+    turns = (cut.turns[0].model_copy(update=shown), *cut.turns[1:])
+    batch.change(cut.id, turns=turns, stop_reason="done")
+    measured = batch.update()
+    assert (measured["quarantined"], measured["truncated"]) == (0, 4)
+
+
 # --- What is refused
 
 

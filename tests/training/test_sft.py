@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from steps.core.params import Sft
+from steps.core.progress import report_to
 from steps.training import sft
 from steps.training.grpo import Trainer
 from tests.conftest import ROOT
@@ -44,7 +45,14 @@ def test_it_is_trls_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     trainer = tiny.moved(Trainer(policy, seed=1))
     stock = tiny.twin(trainer, tmp_path / "first", double=False)
     before = [value.detach().clone() for value in trainer.weights.values()]
-    losses = sft.fine_tune(trainer, rows, SETTINGS, tokenizer, 5)
+    reported: list[dict[str, Any]] = []
+    report_to(reported.append)
+    try:
+        losses = sft.fine_tune(trainer, rows, SETTINGS, tokenizer, 5)
+    finally:
+        report_to(None)
+    shown = [message["progress"] for message in reported if "progress" in message]
+    assert (shown[0], shown[-1]) == ([0, 9, "optimiser steps"], [9, 9, f"optimiser steps, loss {losses[-1]:.3f}"])
     assert (len(losses), losses[-1] < losses[0]) == (9, True)
     assert (trainer.steps, trainer.moments) == (0, {})
     assert "forward" not in trainer.model.get_base_model().__dict__  # TRL's replacement is gone

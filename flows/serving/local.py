@@ -1,0 +1,88 @@
+"""A run's policies played in this process, without a server: by the run's own engine, as the stage evaluate plays them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.terminal import report
+from steps.core import params
+from steps.core.errors import UserError
+from steps.project.chain import BASE
+
+if TYPE_CHECKING:
+    from environments.base import Env, Scenario
+    from steps.core.records import Trajectory
+
+
+def policies(root: Path, task: str, why: str) -> dict[str, Path]:
+    """The adapters of the run in run/, by what they are: the base policy's and the best one's. UserError, which begins with
+    why no server is asked, where there is no finished run of this task."""
+    path = root / report.RUN / "summary.json"
+    cure = "`make train` makes one, and `make serve` serves the champion"
+    if not path.exists():
+        raise UserError(f"{why}, and there is no finished run in run/ to ask: {cure}")
+    summary = report.read(path)
+    if summary["task"] != task:
+        raise UserError(f"{why}, and the run in run/ is of {summary['task']}, not of {task} (params.yaml): {cure}")
+    folders = dict.fromkeys((BASE, report.tested(summary)))
+    adapters = {f"{'base' if name == BASE else 'trained'} (run/{name})": root / report.RUN / name for name in folders}
+    for who, folder in adapters.items():
+        if not (folder / "adapter").is_dir():
+            raise UserError(f"{why}, and the adapter of {who} is not here: `dvc checkout` brings it back")
+    return {who: folder / "adapter" for who, folder in adapters.items()}
+
+
+def start_engine(settings: params.Params) -> None:
+    """Load the engine, where it is one of this process. UserError where the policy has no adapter."""
+    if not settings.policy.has_adapter:
+        raise UserError(f"policy.kind: {settings.policy.kind} has no adapters, so there are no two policies to ask")
+    if settings.policy.kind == "vllm":
+        from steps.sampling import engine
+
+        engine.get(settings.policy)
+
+
+def play(
+    root: Path, env: type[Env], data: Any, scenario: Scenario, adapters: dict[str, Path]
+) -> dict[str, tuple[Trajectory, float]]:
+    """An episode of each of these adapters, as the stage evaluate plays it, and its seconds."""
+    import environments
+    from steps.evaluate import by_policy
+
+    settings = params.load(root / "params.yaml", params.EvaluateParams)
+    folder = root / environments.data_of(settings.task)
+    played = {}
+    for who, adapter in adapters.items():
+        begun = time.monotonic()
+        [trajectory] = by_policy(
+            env, folder, data, [(scenario, 0)], adapter, settings, settings.evaluate, "ask", seed=0
+        )
+        played[who] = trajectory, time.monotonic() - begun
+    return played
+
+
+@contextlib.contextmanager
+def logged(log: Path) -> Iterator[None]:
+    """Inside, what this process and its libraries print goes to a file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = os.dup(1), os.dup(2)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    try:
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for place, old in enumerate(before, 1):
+            os.dup2(old, place)
+            os.close(old)
+        os.close(file)
