@@ -16,10 +16,16 @@ ADDRESS = Path(".flywheel/gateway/address.json")
 SECONDS = 2.0  # that a gateway has to answer
 
 
+def are_played(root: Path) -> bool:
+    """Whether a gateway of this project says where it is: only then is there something to see."""
+    return (root / ADDRESS).exists()
+
+
 def status(root: Path) -> tuple[dict[str, Any] | None, str]:
     """(the gateway's status, why there is none)."""
     nothing = (
-        "No agent is being played: `make train` plays one where the task has a function `rollout` (docs/agents.md)."
+        "No agent of your own is being played now. While a task whose file has a function `rollout` is trained, this page "
+        "shows the clients that play its agent, the episodes under way, and why episodes failed (docs/agents.md)."
     )
     try:
         place = json.loads((root / ADDRESS).read_text())

@@ -1,4 +1,4 @@
-"""The charts of the page "Analytics": where their marks stand.
+"""The charts of the pages: where their marks stand.
 
 The numbers come from steps/analytics/analysis.py and steps/analytics/waste.py. A chart holds only geometry and texts.
 viewer/templates/charts.html draws it as inline SVG and escapes all texts.
@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from steps.analytics.analysis import Analysis, GroupSummary, Pattern
+    from steps.core.records import Evaluation
 
 WIDTH, HEIGHT = 460, 200  # of a chart, in units of its viewBox
 LEFT, RIGHT, TOP, BOTTOM = 46, 450, 10, 176  # edges of the plot
 COLOURS = 6  # classes s0 … s5 of view.css
-SPLITS = {"train": "rollouts", "val": "evaluation", "test": "test"}
+SPLITS = {"train": "training", "val": "validation", "test": "test"}
 SHORTEST = 8  # an error text of fewer characters is too common to search for
 
 
@@ -77,8 +76,7 @@ def curves(analysis: Analysis) -> list[Chart]:
                     dots.append(Dot(across(names.index(name), len(names)), scale.y(number), about, low, high))
             if dots:
                 series.append(Series(shown, colour, dots))
-        legend = [(entry.colour, entry.name) for entry in series]
-        return Chart(title, below(names), scale.ticks(share), series, [], legend)
+        return Chart(title, below(names), scale.ticks(share), series, [], legend_of(series))
 
     charts = [
         chart("Success, with its 95 % interval", lambda line: line.success, share=True),
@@ -127,27 +125,42 @@ def fates(analysis: Analysis) -> Chart | None:
     return stacked("Sampled tokens: what became of them", shares, order) if order else None
 
 
-def decisions(run: Path) -> Chart | None:
-    """Which decisions were right on validation by iteration, a line per kind; None for a task that counts none."""
-    from steps.core.records import Evaluation
+def learning(evaluations: Mapping[str, Evaluation]) -> Chart | None:
+    """Success on validation by iteration with its interval, and that of sampled attempts where they were made."""
+    names, scale = list(evaluations), Scale(0.0, 1.0)
+    shown: dict[str, list[Dot]] = {"as evaluated": [], "sampled": []}
+    for place, (name, result) in enumerate(evaluations.items()):
+        x, (low, high) = across(place, len(names)), result.interval
+        about = f"{name}: {result.share:.3f} [{low:.3f}, {high:.3f}]"
+        shown["as evaluated"].append(Dot(x, scale.y(result.share), about, scale.y(low), scale.y(high)))
+        if (sampled := result.sampled_success) is not None:
+            shown["sampled"].append(Dot(x, scale.y(sampled), f"{name}: sampled {sampled:.3f}"))
+    series = [Series(kind, colour, dots) for colour, (kind, dots) in enumerate(shown.items()) if dots]
+    measure = list(evaluations.values())[-1].measure if evaluations else ""
+    title = f"Validation by iteration: {measure}, with its 95 % interval"
+    return Chart(title, below(names), scale.ticks(True), series, [], legend_of(series)) if series else None
 
-    counts: dict[str, dict[str, tuple[int, int]]] = {}  # by iteration, as evaluate wrote them
-    for path in sorted(run.glob("*/evaluation/summary.json")):
-        with suppress(OSError, ValueError):  # being written, or of another version: the page's other numbers say so
-            counts[path.parent.parent.name] = Evaluation.model_validate_json(path.read_text()).decisions
-    names, scale = list(counts), Scale(0.0, 1.0)
-    kinds = list(dict.fromkeys(kind for by_kind in counts.values() for kind in by_kind))
+
+def decisions(evaluations: Mapping[str, Evaluation]) -> Chart | None:
+    """Which decisions were right on validation by iteration, a line per kind; None for a task that counts none."""
+    names, scale = list(evaluations), Scale(0.0, 1.0)
+    kinds = list(dict.fromkeys(kind for result in evaluations.values() for kind in result.decisions))
     series = []
     for colour, kind in enumerate(kinds):
         dots = []
-        for place, (name, by_kind) in enumerate(counts.items()):
-            right, made = by_kind.get(kind, (0, 0))
+        for place, (name, result) in enumerate(evaluations.items()):
+            right, made = result.decisions.get(kind, (0, 0))
             if made:
                 about = f"{kind} {name}: {right} of {made} right"
                 dots.append(Dot(across(place, len(names)), scale.y(right / made), about))
         series.append(Series(kind, colour % COLOURS, dots))
-    legend = [(entry.colour, entry.name) for entry in series]
-    return Chart("Right decisions: evaluation", below(names), scale.ticks(True), series, [], legend) if kinds else None
+    title = "Right decisions on validation"
+    return Chart(title, below(names), scale.ticks(True), series, [], legend_of(series)) if kinds else None
+
+
+def legend_of(series: Sequence[Series]) -> list[tuple[int, str]]:
+    """The entries of a legend of lines: colour, name."""
+    return [(entry.colour, entry.name) for entry in series]
 
 
 def search(pattern: Pattern) -> dict[str, str]:

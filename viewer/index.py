@@ -18,6 +18,7 @@ from steps.core.parquet import read_columns
 from steps.project import chain
 
 KINDS = ("rollout", "evaluation", "test")  # in the order in which an iteration makes them; other kinds may exist
+WORDS = {"rollout": "training", "evaluation": "validation", "test": "test"}  # what a person reads of them
 LONGEST = 300  # characters of a question that a list shows and a search reads
 COLUMNS = ("id", "scenario_id", "attempt", "adapter_hash", "stop_reason", "error")
 SAMPLED = "turns.list.element.completion_ids"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader
@@ -18,9 +20,12 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from steps.core.errors import UserError
 from steps.project import chain
 from viewer import agents, charts
+from viewer.changes import CHANGES, pairs
 from viewer.group import LIKELY, asked, full, opinion
-from viewer.index import OUTCOMES, SORTS, AttemptGroup, Index, ListRow, Query, TrajectoryFile, holds, line, parse
+from viewer.index import OUTCOMES, SORTS, WORDS, AttemptGroup, Index, Query, TrajectoryFile, holds, line, parse
+from viewer.overview import overview
 from viewer.runs import HERE, OpenedRun, Runs
+from viewer.summaries import evaluations
 
 if TYPE_CHECKING:
     from steps.analytics.analysis import Analysis
@@ -33,15 +38,6 @@ STATE = "run other q said iteration kind outcome stop min max error by sort orde
 STATE += "at scenario attempt tokens before after change".split()
 
 Batches = dict[str, TrajectoryFile]  # by key
-CHANGES = ("fixed", "broken", "solved", "unsolved", "unscored")
-
-
-class ScenarioChange(NamedTuple):
-    """A scenario before and after."""
-
-    before: ListRow
-    after: ListRow
-    change: str  # fixed or broken: success rose or fell; solved or unsolved: it stayed above 0 or at 0; unscored
 
 
 class Pages:
@@ -56,7 +52,9 @@ class Pages:
         )
         self.templates.filters |= FILTERS
         self.templates.globals |= {"runs": runs.all, "link": link, "none": None}
+        self.templates.globals["agents_played"] = partial(agents.are_played, runs.root)
         self.templates.globals |= {"likely": LIKELY, "outcomes": OUTCOMES}
+        self.templates.globals |= {name.lower(): getattr(charts, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT")}
 
     def html(
         self, template: str, request: Request, opened: OpenedRun | None, code: int = 200, **values: Any
@@ -90,7 +88,7 @@ class Pages:
         return shown
 
     def list(self, request: Request, opened: OpenedRun) -> Response:
-        """The groups or attempts that pass the filters."""
+        """The groups or attempts that pass the filters; where there are none, below an overview of the run."""
         query, index = parse(request.query_params), opened.index
         rows = index.search(query)
         groups = index.groups()
@@ -106,7 +104,9 @@ class Pages:
         if request.query_params.get("part") == "rows":
             return self.html("rows.html", request, opened, **values)
         values["iterations"] = list(dict.fromkeys(batch.iteration for batch in index.batches.values()))
-        values["kinds"] = list(dict.fromkeys(batch.kind for batch in index.batches.values()))
+        kinds = dict.fromkeys(batch.kind for batch in index.batches.values())
+        values["kinds"] = [(kind, WORDS.get(kind, kind)) for kind in kinds]
+        values["overview"] = None if set(state(request)) - {"run"} else overview(index.run, index.batches)
         values["stops"] = sorted({attempt.stop for group in groups for attempt in group.attempts})
         return self.html("list.html", request, opened, **values)
 
@@ -152,7 +152,9 @@ class Pages:
             index.batches, later.batches if name else None, parameters.get("before", ""), parameters.get("after", "")
         )
         carried |= {"before": before.key, "after": after.key}
-        whose = (f"{title(opened)} {before.key}", f"{title(other)} {after.key}") if name else (before.key, after.key)
+        whose = words(before.key), words(after.key)
+        if name:
+            whose = f"{title(opened)} {whose[0]}", f"{title(other)} {whose[1]}"
         change, scenario = parameters.get("change", ""), parameters.get("scenario", "")
         if change not in ("", *CHANGES):
             raise UserError(f"change={change[:40]} is not known: one of {', '.join(CHANGES)}")
@@ -166,8 +168,8 @@ class Pages:
         ]
         values: dict[str, Any] = paged(shown_pairs, query.page, LINES["attempt"]) | {
             "state": carried,
-            "keys": list(index.batches),
-            "later": list(later.batches),
+            "keys": [(key, words(key)) for key in index.batches],
+            "later": [(key, words(key)) for key in later.batches],
             "other": name,
             "before": before.key,
             "after": after.key,
@@ -209,7 +211,7 @@ class Pages:
                 self.counted[run] = version, analysis.analyse(run, "iteration,split")
             result = self.counted[run][1]
         pictures = [
-            charts.decisions(run),
+            charts.decisions(evaluations(run)),
             *(charts.actions(result, split) for split in charts.SPLITS),
             charts.fates(result),
         ]
@@ -224,10 +226,6 @@ class Pages:
             kinds={"train": "rollout", "val": "evaluation", "test": "test"},
             fates=TOKEN_FATES,
             stages=list(OUTPUTS),
-            width=charts.WIDTH,
-            height=charts.HEIGHT,
-            left=charts.LEFT,
-            right=charts.RIGHT,
         )
 
 
@@ -239,25 +237,6 @@ def lag(run: Path, batch: TrajectoryFile) -> int:
     with suppress(UserError, OSError):
         return chain.policy_lag(run.absolute().parent, batch.iteration)
     return 0
-
-
-def pairs(before: TrajectoryFile, after: TrajectoryFile) -> list[ScenarioChange]:
-    """The scenarios in both batches, in the order of the first."""
-    later = {group.scenario: group for group in after.groups}
-    changes = []
-    for group in before.groups:
-        if group.scenario in later:
-            first, second = (line(side, side.attempts, ()) for side in (group, later[group.scenario]))
-            changes.append(ScenarioChange(first, second, change(first.success, second.success)))
-    return changes
-
-
-def change(before: float | None, after: float | None) -> str:
-    if before is None or after is None:
-        return "unscored"
-    if before == after:
-        return "solved" if after else "unsolved"
-    return "fixed" if after > before else "broken"
 
 
 def chosen(batches: Batches, others: Batches | None, before: str, after: str) -> tuple[TrajectoryFile, TrajectoryFile]:
@@ -320,6 +299,17 @@ def title(opened: OpenedRun) -> str:
     return str(opened.choice.folder) if opened.choice.name == HERE else opened.choice.name
 
 
+def words(key: str) -> str:
+    """A batch as a person reads it: 001 training for 001/rollout."""
+    iteration, _, kind = key.partition("/")
+    return f"{iteration} {WORDS.get(kind, kind)}"
+
+
+def code(text: str) -> Markup:
+    """The escaped text of a message, in which what stands between backticks is code."""
+    return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
+
+
 def shown_tokens(parameters: Mapping[str, str]) -> str:
     """The tokens that a page shows: "" the sampled ones, "all" those of prompts as well, or "none"."""
     if (tokens := parameters.get("tokens", "")) not in ("", "all", "none"):
@@ -352,4 +342,7 @@ FILTERS: dict[str, Callable[[Any], Any]] = {
     "short": lambda value: f"{value:,.1f}".removesuffix(".0"),
     "logprob": lambda value: f"log probability {value:.3f}",
     "breaks": breaks,
+    "code": code,
+    "words": words,
+    "kind": lambda kind: WORDS.get(kind, kind),
 }

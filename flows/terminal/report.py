@@ -174,7 +174,7 @@ def references() -> dict[str, float]:
 
 def draw(points: list[Point], best: int, path: Path, lines: Mapping[str, float] | None = None) -> None:
     """Draw the learning curve: validation success with its 95 % interval, beside it that of sampled attempts and `lines` for
-    the success of others, and below the mean reward on validation."""
+    the success of others, below the mean reward on validation, and last what each line is."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -195,14 +195,13 @@ def draw(points: list[Point], best: int, path: Path, lines: Mapping[str, float] 
         )
     for task in by_task[-1]:
         upper.plot(steps, [own[task] for own in by_task], linewidth=1, marker=".", label=task)
-    if len(upper.lines) > 1:
-        upper.legend(loc="lower right")
     for place, (name, success) in enumerate((lines or {}).items()):
         upper.axhline(success, linestyle=(0, (1, 1 + place)), color="grey", label=f"{name}: {success:.2f}")
-    if lines:
-        upper.legend(loc="lower right", fontsize="small")
-    upper.axvline(best, linestyle=":", color="grey")
-    upper.annotate(f"best: {best}", (best, 0.03), xytext=(4, 0), textcoords="offset points", color="grey")
+    mark = upper.axvline(best, linestyle=":", color="grey", label=f"best: iteration {best}")
+    named = [line for line in upper.lines if line is not mark]
+    # below both panels, where it hides no curve
+    handles = [*(named if len(named) > 1 else []), mark]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")
     label = f"share of validation scenarios\n{measures[-1]} (95 %)" if is_judged else "validation success (95 %)"
     upper.set(ylabel=label, ylim=(0, 1))
     if is_judged:

@@ -26,6 +26,9 @@ from viewer.key import FILE as KEY_FILE
 
 OPENS, FILTERS, GROUP = 2.0, 0.3, 1.0  # seconds, at most
 TRIES = 3  # the least time counts: what is more than that is other work of the machine
+# what lies to the right of the window; a table of numbers alone scrolls in its own box
+RIGHT_OF = """(all, width) => all.filter(it => it.getBoundingClientRect().right > width + 1)
+  .map(it => `${it.tagName} ${it.className}`)"""
 TIMED = """([name, value]) => new Promise(done => {
   const field = document.querySelector(`#filters [name=${name}]`), begun = performance.now();
   new MutationObserver((_, observer) => {
@@ -208,9 +211,12 @@ def test_no_page_is_wider_than_its_window(large: Site, page: Page, width: int) -
     page.set_viewport_size({"width": width, "height": 844})
     group = f"/group?at=001/rollout&scenario={test_view.scenario(0).id}"
     compare = f"/compare?scenario={test_view.scenario(0, 'val').id}"
-    for address in ("/", "/?by=attempt", group, "/compare", compare, "/analytics"):
+    for address in ("/", "/?by=attempt", group, "/compare", compare, "/analytics", "/agents", "/?min=a"):
         page.goto(large.address + address)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, address
+        cut = page.locator("header *, main *:not(.numbers, .numbers *)").evaluate_all(RIGHT_OF, width)
+        assert not cut, f"{address}: outside of a window of {width} pixels: {cut[:5]}"
+        shot(page, f"view{re.sub('[^a-z]+', '_', address.partition('&')[0])}_{width}")
         if address == group:
             right = "it => it.getBoundingClientRect().right"
             attempts = page.locator(".attempt")
@@ -248,7 +254,7 @@ def test_before_and_after(large: Site, page: Page) -> None:
     page.select_option("[name=change]", "fixed")
     expect(page.locator(".count")).to_contain_text("10 of 100")
     page.click("table.list tbody tr a.open")
-    assert page.locator(".attempt h2").all_inner_texts()[0].startswith("000/evaluation")
+    assert page.locator(".attempt h2").all_inner_texts()[0].startswith("000 validation")
     assert page.locator(".attempt").count() == 2
     page.wait_for_load_state()
     page.keyboard.press("j")
@@ -290,7 +296,7 @@ def test_another_run_is_chosen_in_the_head(tmp_path: Path, page: Page) -> None:
         page.click("nav a:has-text('Compare')")
         page.select_option("[name=other]", "short")
         expect(page.locator(".count")).to_contain_text("1 broken")
-        assert "short 001/evaluation" in page.inner_text("thead")
+        assert "short 001 validation" in page.inner_text("thead")
         page.select_option("[name=after]", "000/evaluation")
         expect(page.locator(".count")).to_contain_text("2 broken")
         shot(page, "view_compare_runs")

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -15,9 +16,11 @@ from starlette.testclient import TestClient
 from environments.base import Message, Scenario, Split
 from steps.analytics.analysis import Analysis, GroupSummary, Pattern, Percentiles
 from steps.core.records import Evaluation, Judgement, Order, Reward, Trajectory, Turn, write_records
+from steps.core.stats import wilson
 from tests.conftest import ROOT
-from viewer import app, charts, group, index, pages
+from viewer import app, changes, charts, group, index, pages
 from viewer.index import parse
+from viewer.summaries import evaluations
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 
@@ -83,6 +86,23 @@ def write(folder: Path, told: Sequence[Trajectory], rewards: Sequence[Reward]) -
     write_records(rewards, folder / "rewards.parquet")
 
 
+def write_summary(folder: Path, successes: int, n: int, **fields: Any) -> None:
+    """What the stage evaluate writes beside the trajectories of a split."""
+    evaluation = Evaluation(
+        split="test" if folder.name == "test" else "val",
+        adapter_hash=f"adapter{folder.parent.name}",
+        n=n,
+        success=successes / n,
+        ci95=wilson(successes, n),
+        reward=0.0,
+        turns=2.0,
+        tokens=10.0,
+        **fields,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").write_text(evaluation.text())
+
+
 def make_run(folder: Path, iterations: int = 2, groups: int = 4, attempts: int = 3, held_out: int = 5) -> Path:
     """A run as training leaves it: rollouts, evaluations (the base's too), a test of the last; attempt 0 succeeds, and in
     evaluation NNN the first NNN + 1 scenarios."""
@@ -99,9 +119,11 @@ def make_run(folder: Path, iterations: int = 2, groups: int = 4, attempts: int =
         told = [trajectory(one, 0, "val", 2, greedy=True) for one in val]
         solved = [reward(one, place <= number) for place, one in enumerate(told)]
         write(folder / name / "evaluation", told, solved)
+        write_summary(folder / name / "evaluation", min(number + 1, held_out), held_out)
         if number == iterations:
             told = [trajectory(one, 0, "test", 2, greedy=True) for one in test]
             write(folder / name / "test", told, [reward(one, True) for one in told])
+            write_summary(folder / name / "test", held_out, held_out)
         if number:
             drawn = train[(number - 1) * groups : number * groups]
             told = [trajectory(one, attempt, name, 1 + attempt) for one in drawn for attempt in range(attempts)]
@@ -256,7 +278,7 @@ def test_pages_of_a_list(tmp_path: Path) -> None:
         ("/group?at=001/rollout&scenario=x", "001/rollout holds no attempt at a scenario x"),
         ("/compare?before=001", "there is no batch 001: one of 000/evaluation"),
         ("/compare?change=better", "change=better is not known: one of fixed"),
-        ("/compare?scenario=x", "neither 000/evaluation nor 002/evaluation holds an attempt"),
+        ("/compare?scenario=x", "neither 000 validation nor 002 validation holds an attempt"),
     ],
 )
 def test_bad_addresses_are_one_sentence(client: TestClient, address: str, said: str) -> None:
@@ -474,7 +496,7 @@ def test_compare_takes_the_base_and_the_best(client: TestClient) -> None:
     page = read(client, "/compare")
     # of 5 scenarios the base solves 1, iteration 2 solves 3
     assert "5 of 5 scenarios that both hold · 2 fixed · 1 solved · 2 unsolved" in page
-    assert "002/evaluation: reward" in page
+    assert "002 validation: reward" in page
     assert "2 of 5 scenarios" in read(client, "/compare", change="fixed")
     assert "1 of 5 scenarios" in read(client, "/compare", before="001/evaluation", change="fixed")
     assert "2 fixed" in read(client, "/compare", after="002/evaluation", part="rows")
@@ -487,7 +509,7 @@ def test_compare_side_by_side(client: TestClient) -> None:
     page = client.get("/compare", params={"scenario": scenario(1, "val").id, "change": "fixed"}).text
     assert page.count('<article class="attempt"') == 2
     words = str(Text(page))
-    assert words.index("000/evaluation -0.70") < words.index("002/evaluation 0.80")
+    assert words.index("000 validation -0.70") < words.index("002 validation 0.80")
     assert scenario(2, "val").id in re.findall(r'rel="next" href="([^"]+)"', page)[0]
 
 
@@ -503,7 +525,7 @@ def test_compare_side_by_side(client: TestClient) -> None:
     ],
 )
 def test_changes(before: float | None, after: float | None, expected: str) -> None:
-    assert pages.change(before, after) == expected
+    assert changes.change(before, after) == expected
 
 
 # --- Analytics
@@ -513,7 +535,7 @@ def test_analytics(client: TestClient) -> None:
     answer = client.get("/analytics")
     page = str(Text(answer.text))
     assert answer.text.count("<figure>") == 8  # success, reward, turns, tokens; actions of three splits; waste
-    assert re.search(r"000 evaluation 5 20% 4% to 62%", page)  # Wilson, 1 of 5
+    assert re.search(r"000 validation 5 20% 4% to 62%", page)  # Wilson, 1 of 5
     assert "there is no room … here" in page
     found = next(link for link in Text(answer.text).links if "said=" in link)
     assert "8 of 44 trajectories" in str(Text(client.get(found).text))  # attempt 1 of each group
@@ -560,11 +582,11 @@ def test_where_the_marks_of_a_chart_stand() -> None:
     success, *others = charts.curves(found)
     # The plot is 404 wide from 46, for two iterations; 0 to 1 is 176 up to 10.
     assert [(one.name, one.points) for one in success.series] == [
-        ("rollouts", "349.0,93.0"),
-        ("evaluation", "147.0,134.5 349.0,51.5"),
+        ("training", "349.0,93.0"),
+        ("validation", "147.0,134.5 349.0,51.5"),
     ]
     assert [(dot.low, dot.high) for dot in success.series[1].dots] == [(176.0, 93.0), (93.0, 10.0)]
-    assert success.series[1].dots[0].about == "evaluation 000: 0.250 [0.000, 0.500]"
+    assert success.series[1].dots[0].about == "validation 000: 0.250 [0.000, 0.500]"
     assert [chart.title for chart in others] == [
         "Reward, mean",
         "Turns, mean",
@@ -584,26 +606,12 @@ def test_where_the_marks_of_a_chart_stand() -> None:
 
 def test_the_chart_of_decisions(tmp_path: Path) -> None:
     """A line per kind; an iteration without such a decision has no mark; a summary that is being written is left out."""
-    assert charts.decisions(tmp_path) is None
-    counts = ({"query": (1, 4)}, {"query": (4, 4), "cite": (1, 2)})
-    for number, decisions in enumerate(counts):
-        summary = Evaluation(
-            split="val",
-            adapter_hash="a",
-            n=4,
-            success=0.5,
-            ci95=(0, 1),
-            reward=0,
-            turns=1,
-            tokens=1,
-            decisions=decisions,
-        )
-        folder = tmp_path / f"{number:03d}" / "evaluation"
-        folder.mkdir(parents=True)
-        (folder / "summary.json").write_text(summary.text())
+    assert charts.decisions(evaluations(tmp_path)) is None
+    for number, made in enumerate(({"query": (1, 4)}, {"query": (4, 4), "cite": (1, 2)})):
+        write_summary(tmp_path / f"{number:03d}" / "evaluation", 2, 4, decisions=made)
     (tmp_path / "002" / "evaluation").mkdir(parents=True)
     (tmp_path / "002" / "evaluation" / "summary.json").write_text("{")
-    chart = charts.decisions(tmp_path)
+    chart = charts.decisions(evaluations(tmp_path))
     assert chart is not None
     assert [(series.name, series.points) for series in chart.series] == [
         ("query", "147.0,134.5 349.0,10.0"),

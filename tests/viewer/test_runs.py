@@ -209,11 +209,11 @@ def test_a_kept_run_reads_as_if_it_were_there(client: TestClient) -> None:
 
 def test_analytics_of_a_kept_run(client: TestClient) -> None:
     page = read(client, "/analytics", run="nightly")
-    assert "000 evaluation 5 20% 4% to 62%" in page
+    assert "000 validation 5 20% 4% to 62%" in page
     assert "not recorded" in page  # the seconds of a turn
     assert "2 120 100.0%" in page.replace("002", "2")  # params.yaml beside it: the update's own
     assert "002" not in read(client, "/analytics", run="short")  # each run's numbers are its own
-    assert "002 evaluation" in read(client, "/analytics", run="nightly")
+    assert "002 validation" in read(client, "/analytics", run="nightly")
 
 
 def test_tokens_of_a_kept_run_have_their_text(client: TestClient) -> None:
@@ -240,7 +240,7 @@ def test_laid_out_as_links_once(team: Path, client: TestClient) -> None:
     own = {path.relative_to(folder).as_posix() for path in files if not path.is_symlink()}
     assert own == {"params.yaml", "chain.yaml", "commit", "tasks_data/policy/tokenizer.json"}
     links = [path for path in files if path.is_symlink()]
-    assert len(links) == 3 + 3 * 2 + 2 + 2 * 4 + 1  # scenarios, evaluations, test, 001 and 002, judgements of 001
+    assert len(links) == 3 + 3 * 3 + 3 + 2 * 4 + 1  # scenarios, evaluations, test, 001 and 002, judgements of 001
     assert all(path.resolve().is_relative_to(team / view_runs.CACHE) for path in links)
     assert (folder / "chain.yaml").read_text() == git(team, "show", "refs/runs/nightly:chain.yaml") + "\n"
     before = {path: path.lstat().st_mtime_ns for path in files}
@@ -263,7 +263,7 @@ def test_what_the_cache_lacks_is_named_until_it_is_there(own: Path) -> None:
         assert "The DVC cache lacks" in page
         assert "run/001/evaluation" in page
         assert "run/001/trajectories.parquet" in page
-        assert "`.venv/bin/python -m flows.reproduce nightly --kept` fetches" in page
+        assert ".venv/bin/python -m flows.reproduce nightly --kept fetches" in page
         for path, data in kept.items():
             path.write_bytes(data)  # as `dvc fetch` does
         page = read(client, "/", run="nightly")
@@ -406,8 +406,8 @@ def test_compare_two_runs(client: TestClient) -> None:
     """Of 5 scenarios, short's best evaluation solves 2 and nightly's 3."""
     page = read(client, "/compare", run="short", other="nightly")
     assert "5 of 5 scenarios that both hold · 1 fixed · 2 solved · 2 unsolved" in page
-    assert "short 001/evaluation: reward" in page
-    assert "nightly 002/evaluation: reward" in page
+    assert "short 001 validation: reward" in page
+    assert "nightly 002 validation: reward" in page
     assert "1 broken · 2 solved" in read(client, "/compare", run="nightly", other="short")
     assert "1 solved" in read(
         client, "/compare", run="nightly", other="short", before="000/evaluation", after="000/evaluation"
@@ -416,7 +416,7 @@ def test_compare_two_runs(client: TestClient) -> None:
     both = client.get("/compare", params={"run": "short", "other": "nightly", "scenario": one}).text
     assert both.count('<article class="attempt"') == 2
     words = str(Text(both))
-    assert words.index("short 001/evaluation -0.70") < words.index("nightly 002/evaluation 0.80")
+    assert words.index("short 001 validation -0.70") < words.index("nightly 002 validation 0.80")
     assert all("other=nightly" in link for link in Text(both).links if "scenario=" in link)
 
 

@@ -1,0 +1,69 @@
+"""What the first page says of a run before its list: what training brought, its learning curve, and scenarios that it fixed
+and broke.
+
+The numbers are those that the stage evaluate wrote (summary.json): of the test split once the base policy and the best
+iteration are tested, of validation until then. Of a run without an evaluated iteration there is nothing to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from steps.core.records import Evaluation
+from steps.project.chain import BASE
+from viewer.changes import ScenarioChange, pairs
+from viewer.charts import Chart, learning
+from viewer.index import WORDS, TrajectoryFile
+from viewer.summaries import evaluations
+
+SHOWN = 3  # scenarios that training fixed, and as many that it broke
+
+
+class Overview(NamedTuple):
+    """What the first page shows of a run above the list."""
+
+    headline: str
+    curve: Chart | None
+    before: str  # the key of the base policy's batch
+    after: str  # and of the best iteration's
+    split: str  # validation or test
+    changes: Mapping[str, tuple[int, Sequence[ScenarioChange]]]  # fixed, broken: how many, and the first SHOWN
+
+
+def overview(run: Path, batches: Mapping[str, TrajectoryFile]) -> Overview | None:
+    """The overview of the run in a folder; None until an iteration is evaluated."""
+    shown, kind = evaluations(run), "evaluation"
+    iterations = [name for name in shown if name != BASE]
+    if BASE not in shown or not iterations:
+        return None
+    curve = learning(shown)
+    # as flows.train chooses it
+    best = max(iterations, key=lambda name: (shown[name].share, shown[name].reward or 0.0, -int(name)))
+    tests = evaluations(run, "test")
+    # a run before this one in the same folder leaves tests of adapters of its own
+    if all(name in tests and tests[name].adapter_hash == shown[name].adapter_hash for name in (BASE, best)):
+        shown, kind = tests, "test"
+    before, after = f"{BASE}/{kind}", f"{best}/{kind}"
+    changed = pairs(batches[before], batches[after]) if {before, after} <= set(batches) else []
+    by_change = {name: [pair for pair in changed if pair.change == name] for name in ("fixed", "broken")}
+    return Overview(
+        headline(shown[BASE], shown[best], best),
+        curve,
+        before,
+        after,
+        WORDS[kind],
+        {name: (len(found), found[:SHOWN]) for name, found in by_change.items()} if changed else {},
+    )
+
+
+def headline(base: Evaluation, trained: Evaluation, iteration: str) -> str:
+    """Base policy and best iteration in one line, each with its 95 % interval."""
+    if trained.judged is not None:  # the base policy is what it is compared with
+        return f"{trained.sentence()} (iteration {int(iteration)})"
+    (low, high), (least, most) = base.interval, trained.interval
+    return (
+        f"success {base.share:.3f} [{low:.3f}, {high:.3f}] → {trained.share:.3f} [{least:.3f}, {most:.3f}] of "
+        f"{trained.n:,} scenarios (base policy → iteration {int(iteration)})"
+    )
