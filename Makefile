@@ -64,6 +64,7 @@ export PREFECT_LOCAL_STORAGE_PATH ?= $(PREFECT_HOME)/storage
 export PREFECT_MEMO_STORE_PATH ?= $(PREFECT_HOME)/memo_store.toml
 export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
 
+ALL_PRESETS := $(notdir $(basename $(wildcard tasks_data/_models/*.yaml)))
 ALL_TASKS := $(filter-out base,$(notdir $(basename $(wildcard environments/[a-z]*.py))))
 
 # A home that cannot be written, as in some containers: caches and settings of tools are kept in the project, too.
@@ -129,6 +130,8 @@ ready:
 		echo "This folder is no git repository (a ZIP download is none), and DVC needs one: 'git init && git add --all && git commit --message start', then the same command again." >&2; exit 1; }
 	@case "$(TASK)" in ''|*.*|*+*) ;; *) [ -e "environments/$(TASK).py" ] || { \
 		echo "There is no task $(TASK). The tasks are $(ALL_TASKS); 'make new-task NAME=$(TASK)' makes it." >&2; exit 1; };; esac
+	@[ -z "$(PRESET)" ] || [ -e "tasks_data/_models/$(PRESET).yaml" ] || { \
+		echo "There is no preset $(PRESET): the models with a preset are $(ALL_PRESETS)." >&2; exit 1; }
 
 plan: install  ## say what a run needs: memory, seconds, money (TASK=name, ARGS="--gpu h100-80 --price 2.5 --set policy.dtype=bfloat16")
 	@$(RUN) python -m flows.plan $(if $(TASK),--task $(TASK)) $(ARGS)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flows.repro.tasks import check_task
+from flows.repro.tasks import check_task, has_tools
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.files import write_text
@@ -16,6 +16,7 @@ from steps.core.progress import say
 from steps.core.yaml_text import read_mapping
 
 MODELS = Path("tasks_data/_models")  # presets of models: the settings of any task that go with one
+WITH_TOOLS = "with_tools."  # the section of such a preset with the least numbers that a task with tools gets
 
 
 def set_params(
@@ -41,7 +42,7 @@ def set_params(
         check_task(chosen)
         text = with_task(text, path, chosen)
     if preset is not None:
-        text = changed(text, path, [f"{key}={json.dumps(value)}" for key, value in settings.items() if key != "task"])
+        text = with_model(text, path, settings)
     is_replaced = text != before
     if assignments:
         text = changed(text, path, assignments)
@@ -94,6 +95,19 @@ def model_settings(preset: str) -> dict[str, Any]:
         return flat
 
     return leaves(read_mapping(params.read_text(file), file), "")
+
+
+def with_model(text: str, path: Path, settings: dict[str, Any]) -> str:
+    """params.yaml's text with a model's settings (`model_settings`). The numbers of the section `with_tools` count where the
+    task has tools, and its own numbers are smaller or null."""
+    own = params.parse(text, path, Params)
+    chosen = {key: value for key, value in settings.items() if key != "task" and not key.startswith(WITH_TOOLS)}
+    least = {key.removeprefix(WITH_TOOLS): value for key, value in settings.items() if key.startswith(WITH_TOOLS)}
+    if least and has_tools(own.task):
+        for key, value in least.items():
+            section, _, name = key.partition(".")
+            chosen[key] = max(value, getattr(getattr(own, section), name) or 0)
+    return changed(text, path, [f"{key}={json.dumps(value)}" for key, value in chosen.items()])
 
 
 def with_task(text: str, path: Path, task: str) -> str:

@@ -1,4 +1,5 @@
-"""A sentence about the name of a task that does not exist. No task's module is run, but a package's that has the task."""
+"""A sentence about the name of a task that does not exist, and whether a task has tools. A name is checked without running
+the task's module, unless it is a package's."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import difflib
 import importlib.util
 
 import environments
+from environments import _mixed as mixed
 from steps.core.errors import UserError
 
 
@@ -43,3 +45,16 @@ def is_importable(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
+
+
+def has_tools(name: str) -> bool:
+    """Whether a task, or one of several, shows its policy tools. Environments of packages and agents of the user's own are
+    taken to do so. UserError where the task's module cannot be loaded."""
+    if ":" in name:
+        return True
+    try:
+        env = environments.load(name)
+        parts = list(mixed.parts(env).values()) or [env]
+        return any(part.is_agent or part.tools() for part in parts)
+    except (ValueError, ModuleNotFoundError, FileNotFoundError) as problem:
+        raise UserError(f"task: {problem}") from None

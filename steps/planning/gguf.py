@@ -42,6 +42,7 @@ def read(path: Path) -> shapes.Shape:
         "num_attention_heads": number("attention.head_count"),
         "num_key_value_heads": number("attention.head_count_kv"),
         "head_dim": number("attention.key_length"),
+        "max_position_embeddings": number("context_length"),
         "vocab_size": values.get("tokenizer.ggml.tokens"),
         "tie_word_embeddings": "output.weight" not in tensors,
     }

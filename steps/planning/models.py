@@ -33,7 +33,8 @@ def dense(
 SECONDS = 5  # in which the Hub has to answer
 # What a plan reads of the config.json that each of these has on the Hub.
 COMMON: dict[str, dict[str, Any]] = {
-    "HuggingFaceTB/SmolLM2-135M-Instruct": dense("llama", 576, 1536, 30, 9, 3, 49152, True),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": dense("llama", 576, 1536, 30, 9, 3, 49152, True)
+    | {"max_position_embeddings": 8192},
     "Qwen/Qwen2.5-0.5B-Instruct": dense("qwen2", 896, 4864, 24, 14, 2, 151936, True),
     "Qwen/Qwen3-0.6B": dense("qwen3", 1024, 3072, 28, 16, 8, 151936, True, 128),
     "meta-llama/Llama-3.2-1B-Instruct": dense("llama", 2048, 8192, 16, 32, 8, 128256, True),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
-from steps.planning import cards, memory, models, speed, workload
+from steps.planning import cards, memory, models, prompts, speed, workload
 from steps.planning.cards import CARDS, GIB, Machine
 from steps.planning.memory import Memory
 from steps.planning.shapes import Shape
@@ -101,13 +101,20 @@ def refusal(plan: Plan, slack: float = 1.0) -> str:
             f"an episode of policy.context = {policy.context} tokens has {gib(needed)} of keys and values, and the engine's "
             f"cache is {gib(max(cache, 0.0))}: lower policy.context, or raise {knob}"
         )
+    if 0 < plan.shape.positions < policy.context:
+        return (
+            f"policy.context is {policy.context}, and {policy.base_model} was trained on at most {plan.shape.positions} "
+            "tokens: lower policy.context, or set policy.base_model to a model that was trained on longer texts"
+        )
     return ""
 
 
 def check(params: Params) -> None:
     """UserError where a run clearly cannot work here, before anything loads: by the shape of a model whose config.json is at
-    hand, and the shortest episodes. A model of a kind that is not known is not checked, nor one in 4 bits or on several
-    cards, which the plan does not know."""
+    hand, and the shortest episodes; by a first prompt (steps/planning/prompts.py). The shape of a model of a kind that is
+    not known is not checked, nor of one in 4 bits or on several cards, which the plan does not know."""
+    if params.policy.has_adapter:
+        prompts.check(params)
     if params.policy.kind != "vllm" or unplanned(params):
         return
     try:

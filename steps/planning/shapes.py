@@ -71,6 +71,7 @@ class Shape:
     tied: bool  # the output layer is the embedding
     experts: int  # 0: a dense model
     latent: int  # numbers per token and layer that latent attention keeps; 0 without it
+    positions: int  # most tokens that it was trained on; 0 where that is not known, or its positions can be scaled
 
     @property
     def linear(self) -> int:
@@ -168,7 +169,14 @@ def _shape(config: dict[str, Any], width: int, layers: int, heads: int, vocabula
         tied=bool(config.get("tie_word_embeddings", False)),
         experts=experts,
         latent=latent + int(config["qk_rope_head_dim"]) if latent else 0,
+        positions=_positions(config),
     )
+
+
+def _positions(config: dict[str, Any]) -> int:
+    scaled = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    is_plain = scaled.get("rope_type", scaled.get("type", "default")) == "default"
+    return int(config.get("max_position_embeddings") or 0) if is_plain else 0
 
 
 def _latent(config: dict[str, Any], width: int, layers: int, heads: int, head: int, value: int) -> list[Matrix]:

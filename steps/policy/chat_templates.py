@@ -1,7 +1,8 @@
 """Chat templates with tools, for models whose own template leaves them out: the names that `policy.chat_template` takes.
 
 All write tools and calls in the form of Qwen2.5 and Hermes, and differ in the marks of a turn, which are those that the
-family was trained with. A model that never saw this form has to learn it; the prompt describes it.
+family was trained with. A model that never saw this form has to learn it; the prompt describes it. `smollm2` writes what has
+no tools as the model's own template does.
 """
 
 from __future__ import annotations
@@ -109,7 +110,14 @@ MISTRAL = (
 """
     + _MARKED
 )
-TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL}
+SMOLLM2_OWN = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
+You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
+' }}{% endif %}{{'<|im_start|>' + message['role'] + '
+' + message['content'] + '<|im_end|>' + '
+'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant
+' }}{% endif %}"""  # as the model brings it, letter by letter
+SMOLLM2 = f"{{%- if tools -%}}\n{CHATML}{{%- else -%}}\n{SMOLLM2_OWN}{{%- endif -%}}\n"
+TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL, "smollm2": SMOLLM2}
 
 
 def template(name: str) -> str:

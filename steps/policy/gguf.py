@@ -33,13 +33,18 @@ if TYPE_CHECKING:
 STORE = Path(".flywheel/models")
 
 
+def folder_of(policy: Policy) -> Path:
+    """The folder that the policy's GGUF file is converted to, whether or not that has been done."""
+    return STORE / f"{policy.revision}-{policy.dtype}"
+
+
 def converted(policy: Policy) -> Path:
     """The folder that the policy's GGUF file is converted to, which is done where it has not been done.
 
     UserError where there is no such file, or it is not the one that `policy.revision` names; for a file that it cannot
     convert, the error of transformers (steps/policy/loading.py makes a UserError of it).
     """
-    folder = STORE / f"{policy.revision}-{policy.dtype}"
+    folder = folder_of(policy)
     if not folder.is_dir():
         with _alone():
             if not folder.is_dir():  # another process may have been faster

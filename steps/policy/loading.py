@@ -46,7 +46,7 @@ def load_tokenizer(policy: Policy) -> Any:
     if not tokenizer.chat_template:
         raise UserError(
             f"policy.base_model: {policy.base_model} has no chat template, so it cannot be told about tools; use an "
-            "instruction-tuned model, or set policy.chat_template (chatml, llama3, gemma, mistral, or a file)"
+            f"instruction-tuned model, or set policy.chat_template ({', '.join(chat_templates.TEMPLATES)}, or a file)"
         )
     return tokenizer
 

@@ -198,6 +198,34 @@ def test_a_models_preset_goes_on_top_of_the_tasks(folder: Path) -> None:
             for section in ("policy", "update"):
                 assert written[section] == of_task[section] | settings[section]
             assert written["scenarios"] == of_task["scenarios"]
+            assert "with_tools" not in written
+
+
+def test_a_models_preset_gives_a_task_with_tools_room_for_them(folder: Path) -> None:
+    shutil.copytree(ROOT / "tasks_data/_models", folder / "tasks_data/_models")
+    shown = {}
+    for task in ("json_records", "tic_tac_toe", "code_repair", "email_search", "multiplication+tic_tac_toe"):
+        made = set_params([], task=task, preset="smollm2")
+        shown[task] = (made.policy.context, made.rollout.max_tokens, made.evaluate.max_tokens)
+    assert shown == {
+        "json_records": (256, 48, 48),  # without tools: as it was
+        "tic_tac_toe": (3072, 96, 96),
+        "code_repair": (3072, 128, 128),  # its own number is larger
+        "email_search": (3072, 96, 96),  # in place of null
+        "multiplication+tic_tac_toe": (3072, 96, 96),  # one of them has tools
+    }
+    assert set_params(["rollout.max_tokens=40"], task="tic_tac_toe", preset="smollm2").rollout.max_tokens == 40
+
+
+def test_a_task_that_cannot_be_loaded_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "tasks_data/_models", folder / "tasks_data/_models")
+    (folder / "my_team").mkdir()
+    (folder / "my_team/empty.py").touch()
+    monkeypatch.syspath_prepend(folder)
+    before = files(folder)
+    with pytest.raises(UserError, match=r"task: my_team.empty defines 0 environments"):
+        set_params([], task="my_team.empty", preset="smollm2")
+    assert files(folder) == before
 
 
 def test_a_preset_that_is_none_is_refused_before_anything_is_written(folder: Path) -> None:

@@ -363,6 +363,7 @@ def test_the_templates_that_come_with_the_package_have_tools(name: str) -> None:
         "llama3": FAMILIES["llama3.1"],
         "gemma": Family("", "hermes", None, "<end_of_turn>", "<bos>", ("<start_of_turn>",)),
         "mistral": Family("", "hermes", None, "</s>", "<s>"),
+        "smollm2": Family("", "hermes", None, "<|im_end|>"),
     }[name]
     chat = Chat(tokenizer(bare, TEMPLATES[name]), TOOLS)
     assert (chat.tool_parser, chat.reasoning_parser, chat.mark) == ("hermes", None, bare.end)

@@ -420,6 +420,16 @@ def test_a_task_that_is_none_is_refused_before_anything_is_installed(tree: Path)
         assert done.stderr.startswith("Python 3.11 with venv is needed")
 
 
+def test_a_preset_that_is_none_is_refused_before_anything_is_installed(tree: Path) -> None:
+    (tree / "tasks_data/_models").mkdir(parents=True)
+    (tree / ".git").touch()
+    (tree / "tasks_data/_models/small1.5.yaml").touch()
+    done = make(tree, "train", "PRESET=smal", PYTHON="python-that-is-missing")
+    assert done.stderr.startswith("There is no preset smal: the models with a preset are small1.5.")
+    done = make(tree, "train", "PRESET=small1.5", PYTHON="python-that-is-missing")
+    assert done.stderr.startswith("Python 3.11 with venv is needed")
+
+
 def test_an_environment_behind_a_link_is_not_touched(tree: Path) -> None:
     (tree / "elsewhere").mkdir()
     (tree / "elsewhere/precious").touch()
