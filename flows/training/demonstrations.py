@@ -69,14 +69,9 @@ def of_player(params: Params) -> list[str]:
 def has_examples(params: Params) -> bool:
     """Whether the task has a scripted player that succeeds at times, tried on a few training scenarios."""
     env = environments.load(params.task)
-    if env.is_agent or not env.has_rule or not has_player(env):
+    if not env.has_rule or not env.has_player("scripted"):
         return False
     return bool(taught(env, *played(env, params, min(TRIED, params.scenarios.train)), 1, None, None)[0])
-
-
-def has_player(env: type[Env]) -> bool:
-    """Whether the task defines the player `scripted`."""
-    return not getattr(env.scripted, "__isabstractmethod__", False)
 
 
 def played(env: type[Env], params: Params, count: int) -> tuple[Any, list[Scenario]]:
