@@ -53,10 +53,8 @@ def of_player(params: Params) -> list[str]:
     """What the task's scripted player does at the run's training scenarios, where it succeeds. UserError where it never
     does."""
     env = environments.load(params.task)
-    if env.is_agent or not has_player(env):
-        raise UserError(
-            f"sft.demonstrations: the task {params.task} has no player `scripted`; name a file in its place"
-        )
+    if not env.has_player("scripted"):
+        raise UserError(f"sft.demonstrations: {env.lacks('scripted')}; name a file in its place")
     lines, report = taught(env, *played(env, params, params.scenarios.train), 1, None, None)
     if not lines:
         raise UserError(
