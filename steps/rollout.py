@@ -78,7 +78,8 @@ def rollout(
             params.policy, params.rollout, adapter, env, task_data, data, attempts, iteration, seed, opponent=other
         )
 
-    played, replaced = play(chosen), list[dict[str, Any]]()
+    played: list[Trajectory] = play(chosen)
+    replaced: list[dict[str, Any]] = []
     if params.rollout.resample:
         from functools import partial
 
