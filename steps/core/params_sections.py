@@ -346,7 +346,7 @@ class Train(Section):
     way: Literal["auto", "grpo", "sft"] = "auto"
     """How training begins. grpo: by reinforcement. sft: by supervised training on what the task has: its
     demonstrations.jsonl, good conversations that were ingested, or its scripted player. auto: by what the first attempts
-    show; a run that could learn nothing stops (docs/tasks.md#how-a-run-finds-its-way). With a section `sft`, as that says."""
+    show; a run that could learn nothing stops (docs/tasks.md#how-a-run-finds-its-way). Not read with a section sft."""
     patience: int = Field(14, ge=1)
     """Iterations without a better validation success, or share judged better, after which the run ends."""
     tripwires: Literal["warn", "stop"] = "warn"
