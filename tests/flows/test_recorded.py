@@ -176,7 +176,8 @@ def test_a_second_signal_does_not_cut_off_what_trackers_log_at_the_end(monkeypat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training, "open_trackers", lambda *_: (Tracker(), [Tracker(), Tracker()]))
-    monkeypatch.setattr(training, "_train", interrupted)
+    monkeypatch.setattr(training, "begin", lambda *_: None)
+    monkeypatch.setattr(training, "_iterations", interrupted)
     with pytest.raises(KeyboardInterrupt):
         training.train_here(RunDisplay())
     assert ended == ["KILLED", "KILLED"]

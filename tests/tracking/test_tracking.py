@@ -375,6 +375,7 @@ def test_a_flow_that_does_not_get_to_its_end_leaves_no_run_running(
 
     tracker, _ = project.log("001", finish=False)
     monkeypatch.setattr(train, "open_trackers", lambda *_: (tracker, [tracker]))
+    monkeypatch.setattr(train, "begin", lambda *_: None)
     monkeypatch.setattr(chain, "write_chain", fails)
     with pytest.raises(type(problem)):
         train.train_here(RunDisplay())
