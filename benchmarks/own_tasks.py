@@ -9,10 +9,11 @@ have a scripted player, the others 30 demonstrations. Each is made in a clone as
 environments._new NAME`, then the module and the data are replaced by the task's own, and `python -m flows.train --task NAME`
 runs with the preset as it was written.
 
-A row is a task and a seed: `base` and `trained` are test successes on `n` scenarios, `way` is how the run chose to train,
-`iteration` what it ended with, and `minutes` those of the whole command. Where a run ends without a trained policy, `reason`
-is the last line that it printed. `ratio` is the gain / 0.3, and the row `all` says how many tasks gained as much within 15
-minutes, and how many ended below their start.
+A row is a task and a seed: `base`, `taught` and `trained` are test successes on `n` scenarios, before training, after
+supervised training and of the best policy; `way` is how the run chose to train, `policy` what it ended with, `last` the
+validation success of what the iterations began with and of the last one, and `minutes` those of the whole command. Where a
+run ends without a trained policy, `reason` is the last line that it printed. `ratio` is the gain / 0.3, and the row `all`
+says how many tasks gained as much within 15 minutes, and how many ended below their start.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ TASKS = sorted(path.name for path in FOLDER.iterdir() if (path / f"{path.name}.p
 DEMONSTRATIONS = "demonstrations.jsonl"
 GAIN, MINUTES = 0.3, 15.0  # what a task is to reach
 QUICK: dict[str, object] = {"train.iterations": 1, "scenarios.val": 10, "scenarios.test": 10}
-SHOWN = ("name", "ratio", "shown_by", "base", "trained", "n", "way", "iteration", "minutes", "reason")  # of a row
+# Of a row.
+SHOWN = ("name", "ratio", "shown_by", "base", "taught", "trained", "n", "way", "policy", "last", "minutes", "reason")
 
 
 def make(root: Path, task: str) -> None:
@@ -66,19 +68,32 @@ def row(task: str, seed: int, summary: Mapping[str, Any], seconds: float, reason
     """The numbers of a run from its summary; what a summary does not have is "-"."""
     base, trained = summary.get("base") or {}, summary.get("trained") or {}
     before, after = base.get("success"), trained.get("success")
+    taught = trained if trained.get("policy") == "sft" else summary.get("begun") or {}
     values = {
         "name": f"{task} seed {seed}",
         "ratio": None if before is None or after is None else round((after - before) / GAIN, 2),
         "shown_by": shown_by(task),
         "base": before if before is None else round(before, 3),
+        "taught": None if taught.get("success") is None else round(taught["success"], 3),
         "trained": after if after is None else round(after, 3),
         "n": trained.get("n", base.get("n")),
         "way": summary.get("way"),
-        "iteration": trained.get("iteration"),
+        "policy": trained.get("policy"),
+        "last": last(summary),
         "minutes": round(seconds / 60, 1),
         "reason": reason,
     }
     return {name: "-" if values[name] is None and name != "ratio" else values[name] for name in SHOWN}
+
+
+def last(summary: Mapping[str, Any]) -> str | None:
+    """Validation success of what the iterations began with, and of the last of them."""
+    if not (iterations := summary.get("iterations")):
+        return None
+    before = summary.get("before") or {}
+    begun = before.get("sft") or before.get("base") or {}
+    start = f"{begun['success']:.3f} to " if begun.get("success") is not None else ""
+    return f"{start}{iterations[-1]['success']:.3f}" if "success" in iterations[-1] else None
 
 
 def total(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -103,6 +118,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="default: 1")
     parser.add_argument("--folder", type=Path, help="keep the clones here; they are deleted by default")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every run")
     _runs.jobs(parser)
     options = parser.parse_args()
     usual = [first] if options.quick else TASKS
@@ -113,7 +129,8 @@ def main() -> None:
         folder = options.folder or Path(temporary)
 
         def run(case: tuple[str, int]) -> dict[str, Any]:
-            return measure(*case, folder, QUICK if options.quick else {})
+            chosen = dict(assignment.partition("=")[::2] for assignment in options.set)
+            return measure(*case, folder, (QUICK if options.quick else {}) | chosen)
 
         for each in _runs.side_by_side(options.jobs, run, cases):
             measured.append(each)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from steps.core.files import write_json
 from steps.core.records import OUTPUTS, Evaluation
-from steps.project.chain import BASE, iteration_name, origins
+from steps.project.chain import BASE, SFT, iteration_name, origins
 
 RUN = Path("run")
 COLUMNS = 13  # of the table of decisions: the base policy and iterations
@@ -144,6 +144,7 @@ def summary(task: str, best: Point, iterations: int, version: str | None, wall: 
     keys += [key for key in ("judged", "by_task") if trained.get(key)]
     return {
         "task": task,
+        "way": "sft" if SFT in origins(Path()) else "grpo",
         "base": tested_row(BASE, keys),
         **({"begun": tested_row(begun[0], keys)} if begun else {}),
         "trained": tested_row(best.name, keys) | {"iteration": best.iteration},

@@ -26,6 +26,7 @@ from steps.analytics.episodes import iterations
 from steps.core.errors import UserError
 from steps.core.records import Evaluation, Reward, Trajectory, read_records
 from steps.policy.adapter import adapter_hash
+from steps.project import chain
 
 FLAT = 0.9  # share of the groups whose attempts all earned the same
 FEW = 0.1  # share of the episodes that may be empty, failed, set aside or unscored
@@ -265,9 +266,12 @@ def certainty(it: Iteration) -> str:
 
 
 def collapse(it: Iteration) -> str:
-    base, now = evaluation(it.run / "000"), it.evaluation
-    if now.interval[1] < base.interval[0]:
-        return f"{now.measure} on validation fell to {now.share:.3f}, below the base policy's {base.share:.3f}"
+    names = chain.listed(it.run) or ()
+    begun = next((name for name in (chain.SFT, chain.START) if name in names), chain.BASE)
+    before, now = evaluation(it.run / begun), it.evaluation
+    if now.interval[1] < before.interval[0]:
+        whose = "the base policy's" if begun == chain.BASE else f"run/{begun}'s"
+        return f"{now.measure} on validation fell to {now.share:.3f}, below {whose} {before.share:.3f}"
     return ""
 
 

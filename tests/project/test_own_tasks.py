@@ -86,8 +86,11 @@ def test_there_are_ten() -> None:
 
 SUMMARY: dict[str, Any] = {
     "base": {"success": 0.1, "n": 20},
-    "trained": {"success": 0.45, "n": 20, "iteration": 4},
-    "way": "taught by its player, then by rewards",
+    "begun": {"success": 0.4, "n": 20, "policy": "sft"},
+    "trained": {"success": 0.45, "n": 20, "iteration": 4, "policy": "004"},
+    "before": {"base": {"success": 0.0}, "sft": {"success": 0.3}},
+    "iterations": [{"success": 0.5}, {"success": 0.6}],
+    "way": "sft",
 }
 
 
@@ -98,17 +101,21 @@ def test_a_row_says_what_a_run_came_to() -> None:
         "ratio": 1.17,
         "shown_by": "player",
         "base": 0.1,
+        "taught": 0.4,
         "trained": 0.45,
         "n": 20,
-        "way": "taught by its player, then by rewards",
-        "iteration": 4,
+        "way": "sft",
+        "policy": "004",
+        "last": "0.300 to 0.600",
         "minutes": 8.0,
         "reason": "",
     }
     assert own_tasks.row("parcels", 2, {key: SUMMARY[key] for key in ("base", "trained")}, 1.0, "")["way"] == "-"
     failed = own_tasks.row("buses", 1, {}, 60.0, "error: nothing to learn from")
     assert failed["ratio"] is None
-    assert {failed[name] for name in ("base", "trained", "n", "way", "iteration")} == {"-"}
+    assert {failed[name] for name in ("base", "trained", "taught", "n", "way", "policy", "last")} == {"-"}
+    kept = SUMMARY | {"begun": None, "trained": SUMMARY["trained"] | {"policy": "sft"}}
+    assert own_tasks.row("parcels", 2, kept, 1.0, "")["taught"] == 0.45, "where nothing was better than what was taught"
     late, worse = made | {"minutes": 15.1}, made | {"ratio": -0.2}
     assert own_tasks.total([made, late, worse, failed]) == {
         "name": "all",
