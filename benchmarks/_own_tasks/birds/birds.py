@@ -94,8 +94,8 @@ class Birds(Env):
         last = messages[-1]
         if last["role"] != "assistant" or last.get("tool_calls"):
             return False
-        said = base.normalise(str(last["content"]))
-        return f" {base.normalise(scenario.data['answer'])} " in f" {said} " and len(said.split()) <= 12
+        spoken = base.normalise(str(last["content"]))
+        return f" {base.normalise(scenario.data['answer'])} " in f" {spoken} " and len(spoken.split()) <= 12
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         question = str(messages[1]["content"])

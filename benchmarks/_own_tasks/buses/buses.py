@@ -106,8 +106,8 @@ class Buses(Env):
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
-        told = base.accepted(messages, "tell")
-        return told is not None and minutes(told["time"]) == minutes(scenario.data["answer"])
+        given = base.accepted(messages, "tell")
+        return given is not None and minutes(given["time"]) == minutes(scenario.data["answer"])
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> float:

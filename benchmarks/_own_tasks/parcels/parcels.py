@@ -90,13 +90,13 @@ class Tracker(Env):
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
-        told = base.accepted(messages, "tell")
-        return told is not None and base.normalise(told["text"]) == base.normalise(scenario.data["answer"])
+        given = base.accepted(messages, "tell")
+        return given is not None and base.normalise(given["text"]) == base.normalise(scenario.data["answer"])
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
-        right, told = cls.success(scenario, messages), base.accepted(messages, "tell")
-        end = "right" if right else "silent" if told is None else "wrong"
+        right, given = cls.success(scenario, messages), base.accepted(messages, "tell")
+        end = "right" if right else "silent" if given is None else "wrong"
         return base.weighed({end: 1, "error": base.count_errors(messages)}, REWARD)
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
