@@ -22,7 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from flows.deployment import cards, databases, mlflow_server
+from flows.deployment import cards, databases, mlflow_page, mlflow_server
 from flows.deployment.services import MASK, Services, plain, private
 from flows.deployment.workspace import POOL
 from flows.terminal.command import stop_once, without_proxy
@@ -159,7 +159,9 @@ def serve(root: Path, ports: dict[str, int], only: str | None = None, runs: int 
         if "mlflow" in chosen:
             services.wait("mlflow", f"{pages['mlflow']}/health")
             sign_in = f"user name: {mlflow_server.USER}, password: the text in {mlflow_server.KEY}"
-            say(f"MLflow:  {pages['mlflow']}   ({sign_in})")
+            password = variables["MLFLOW_TRACKING_PASSWORD"]
+            opened = mlflow_page.address_of_runs(root, pages["mlflow"], mlflow_server.USER, password)
+            say(f"MLflow:  {opened}   ({sign_in})")
         if "view" in chosen:
             services.wait("view", f"{pages['view']}/health")
             say(f"Trajectories: {pages['view']}   (key: the text in .flywheel/viewer.key)")

@@ -200,7 +200,7 @@ class Pages:
 
     def analytics(self, request: Request, opened: OpenedRun) -> Response:
         """Numbers by iteration and split, computed again when a file has changed."""
-        from steps.analytics import analysis
+        from steps.analytics import analysis, skills
         from steps.core.records import OUTPUTS
         from steps.training.fates import TOKEN_FATES
 
@@ -210,8 +210,9 @@ class Pages:
             if run not in self.counted or self.counted[run][0] != version:
                 self.counted[run] = version, analysis.analyse(run, "iteration,split")
             result = self.counted[run][1]
+        on_validation = evaluations(run)
         pictures = [
-            charts.decisions(evaluations(run)),
+            charts.decisions(on_validation),
             *(charts.actions(result, split) for split in charts.SPLITS),
             charts.fates(result),
         ]
@@ -220,6 +221,7 @@ class Pages:
             request,
             opened,
             analysis=result,
+            falls=skills.falls(on_validation) if on_validation else [],
             charts=[*charts.curves(result), *filter(None, pictures)],
             patterns=[(pattern, charts.search(pattern)) for pattern in result.patterns],
             splits=charts.SPLITS,

@@ -30,6 +30,7 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers
 
 from flows.deployment import databases, people
+from flows.deployment.mlflow_page import Send, with_first_visit
 from flows.deployment.services import MASK, private
 from steps.core.errors import UserError
 from steps.core.keys import key
@@ -54,7 +55,6 @@ NOT_PROMOTER = (
 )
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -74,7 +74,8 @@ class Guard:
             if not is_of_other_alias(body, scope):
                 refusal = 403, NOT_PROMOTER
         if refusal is None:
-            await self.application(scope, receive, send)
+            opens = (scope["method"], scope["path"]) == ("GET", "/")
+            await self.application(scope, receive, with_first_visit(send) if opens else send)
             return
         code, text = refusal
         headers = [(b"content-type", b"text/plain; charset=utf-8")]

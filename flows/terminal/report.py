@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from steps.analytics import skills
 from steps.core.files import write_json
 from steps.core.records import OUTPUTS, Evaluation
 from steps.project.chain import BASE, SFT, iteration_name, origins
@@ -51,7 +52,8 @@ def task_line(point: Point) -> str:
 
 
 def decision_table(iterations: int) -> list[str]:
-    """Which decisions were right on validation, in % by iteration: which skill moved when. Empty where the task has none."""
+    """Which decisions were right on validation, in % by iteration: which skill moved when, and what a fall means.
+    Empty where the task has none."""
     paths = [RUN / iteration_name(number) / "evaluation" / "summary.json" for number in range(iterations + 1)]
     if not all(path.exists() for path in paths):
         return []  # the curve and the summary speak of them
@@ -67,7 +69,7 @@ def decision_table(iterations: int) -> list[str]:
         counts = [evaluations[number].decisions.get(kind, (0, 0)) for number in shown]
         shares = [f"{100 * right / made:.0f}" if made else "-" for right, made in counts]
         rows.append(f"{kind:>20}{shares[0]:>6}" + "".join(f"{share:>5}" for share in shares[1:]))
-    return rows
+    return [*rows, *skills.falls(dict(zip(map(str, range(iterations + 1)), evaluations, strict=True)))]
 
 
 def origin_line(name: str) -> str:

@@ -31,6 +31,8 @@ SETTINGS = {"HTTP_REQUEST_MAX_RETRIES": "2", "HTTP_REQUEST_BACKOFF_FACTOR": "1",
 SETTINGS |= {"DISABLE_TELEMETRY": "true", "SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 SETTINGS |= {"ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
 
+# Which of an experiment's pages MLflow opens: its runs, not its traces.
+KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"
 MANY_RUNS = {  # SQLite's statistics by index: rows of the table, and how many of them an entry of each column has
     "sqlite_autoindex_runs_1": "10000 1",
     "sqlite_autoindex_latest_metrics_1": "1000000 10000 1",
@@ -128,6 +130,8 @@ def experiment(client: MlflowClient, root: Path, task: str) -> str:
     with explained(address(root)):
         if existing := client.get_experiment_by_name(task):
             if existing.lifecycle_stage == "active":
+                if KIND not in existing.tags:
+                    client.set_experiment_tag(existing.experiment_id, KIND, TRAINING)
                 return existing.experiment_id
             restore = f"mlflow experiments restore --experiment-id {existing.experiment_id}"
             where = f"MLFLOW_TRACKING_URI={hidden(address(root))}"
@@ -136,7 +140,7 @@ def experiment(client: MlflowClient, root: Path, task: str) -> str:
         if re.match(r"(sqlite|postgresql|mysql|mssql)\b", address(root)):
             own = (root.resolve() / ".flywheel" / "mlartifacts").as_uri()
             folder = f"{os.environ.get('MLFLOW_DEFAULT_ARTIFACT_ROOT', own).rstrip('/')}/{task}"
-        return client.create_experiment(task, folder)
+        return client.create_experiment(task, folder, {KIND: TRAINING})
 
 
 @contextlib.contextmanager
