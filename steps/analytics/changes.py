@@ -84,7 +84,7 @@ def changes(run: Path, name: str) -> Changes:
         return Changes([], [])
     base, trained = (_attempts(run / folder / "test") for folder in (BASE, name))
     preferred = _preferred(run / name / "test" / PAIRS)
-    fixed, broken = [], []
+    found = Changes([], [])
     for scenario in read_records(Scenario, run / "scenarios/test.parquet"):
         if scenario.id not in base or scenario.id not in trained:
             raise UserError(
@@ -103,8 +103,8 @@ def changes(run: Path, name: str) -> Changes:
             sides = Side(first, words[before], before), Side(second, words[after], after)
             is_changed, is_fixed = before != after, after
         if is_changed:
-            (fixed if is_fixed else broken).append(Change(scenario, *sides))
-    return Changes(*(sorted(each, key=lambda change: change.turns) for each in (fixed, broken)))
+            (found.fixed if is_fixed else found.broken).append(Change(scenario, *sides))
+    return Changes(*(sorted(each, key=lambda change: change.turns) for each in found))
 
 
 def _attempts(folder: Path) -> dict[str, tuple[Trajectory, bool | None]]:

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,8 @@ def test_a_long_stage_says_how_far_it_is_where_nothing_is_live(
         for done, loss in ((1, 2.0), (2, 1.5)):
             PROGRESS.write_text(json.dumps({"stage": "sft", "done": done, "total": 400, "note": f"loss {loss:.3f}"}))
             time.sleep(0.2)
-        assert "left" in str(display.__rich__().renderables[-1].tasks[0].fields["spent"]), "a live table says the same"
+        bar: Any = display.__rich__().renderables[-1]
+        assert "left" in bar.tasks[0].fields["spent"], "a live table says the same"
         display.begin("evaluate@sft")
         time.sleep(0.1)
     lines = capfd.readouterr().out.splitlines()
