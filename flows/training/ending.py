@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from steps.tracking.lasting import LastingMlflow
 
 WIDTH = 100  # characters of a line of a transcript
-NEXT = {  # commands to go on with, and what each is for
-    "make ask{scenario}": 'play it again with the base and the trained policy; Q="…" asks your own',
-    "open run/report.html": "the run on one page that can be sent on",
+NEXT = {  # commands and a page to go on with, and what each is for
+    "make ask{scenario}": 'play it again with both policies; Q="…" asks your own',
+    "run/report.html": "the run on one page for a browser, which can be sent on",
     ".venv/bin/python -m steps.analytics.transcripts {test}": "read what the agent did",
     "make view": "the same as pages, with every attempt, reward and chart",
     "make mlflow": "compare iterations and runs, open the registry",

@@ -33,7 +33,7 @@ class Side(NamedTuple):
     """One policy's attempt at a scenario."""
 
     trajectory: Trajectory
-    verdict: str  # in words, such as "success"
+    verdict: str  # in words, such as "success"; empty for the base policy where a judge compares
     is_good: bool
 
     def lines(self, env: type[Env], scenario: Scenario, width: int) -> list[str]:
@@ -42,7 +42,7 @@ class Side(NamedTuple):
         shown = [_turn(turn.message, turn.observations, width) for turn in turns]
         if len(shown) > TURNS:
             shown = [*shown[: TURNS - 2], f"… {len(shown) - TURNS + 1} more turns", shown[-1]]
-        return [*shown, short("; ".join(self._result(env, scenario)), width)]
+        return [*shown, short("; ".join(filter(None, self._result(env, scenario))), width)]
 
     def _result(self, env: type[Env], scenario: Scenario) -> Iterator[str]:
         """The verdict, the answer with the one that is expected, and how the episode ended where it did not end itself."""
