@@ -226,6 +226,7 @@ def ask(root: Path, options: argparse.Namespace) -> None:
         return
     print(f"No server is asked ({why}). Loading {task.settings.policy.base_model} here; log: {LOG}", flush=True)
     begun = time.monotonic()
+    (root / LOG).unlink(missing_ok=True)
     with local.logged(root / LOG):
         local.start_engine(task.settings)
     print(f"Loaded in {time.monotonic() - begun:.0f} s; {about}", flush=True)

@@ -69,12 +69,12 @@ def play(
 
 @contextlib.contextmanager
 def logged(log: Path) -> Iterator[None]:
-    """Inside, what this process and its libraries print goes to a file."""
+    """Inside, what this process and its libraries print is added to a file."""
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
     before = os.dup(1), os.dup(2)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.dup2(file, 1)
         os.dup2(file, 2)

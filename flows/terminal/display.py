@@ -99,7 +99,7 @@ class RunDisplay:
 
     def _forget(self, stage: str) -> None:
         """Drop the progress of the stage that ran before under the same name."""
-        name = stage.partition("@")[0]
+        name = module(stage)
         self.latest.pop(name, None)
         self.first.pop(name, None)
 
@@ -112,7 +112,7 @@ class RunDisplay:
 
     def _left(self, stage: str) -> str:
         """How long a stage may still take, by what it has done since its first progress; empty where nobody can tell."""
-        name, now = stage.partition("@")[0], time.monotonic()
+        name, now = module(stage), time.monotonic()
         done, total = self.latest[name]["done"], self.latest[name]["total"]
         before, since = self.first.get(name, (done, now))
         if not before < done < total:
@@ -123,7 +123,7 @@ class RunDisplay:
         """Say in a line how far the stages at work are, where they say so themselves."""
         self._look()
         for stage in [self.stage, *([self.beside[0]] if self.beside else [])]:
-            if progress := self.latest.get(stage.partition("@")[0]):
+            if progress := self.latest.get(module(stage)):
                 parts = (f"{progress['done']}/{progress['total']} {progress['note']}".strip(), self._left(stage))
                 self._line(f"  {stage}: {', '.join(filter(None, parts))}", style="dim")
 
@@ -173,7 +173,7 @@ class RunDisplay:
 
     def _stage_line(self, stage: str, since: float) -> Text | Progress:
         spent = time.monotonic() - since
-        progress = self.latest.get(stage.partition("@")[0])
+        progress = self.latest.get(module(stage))
         if progress is None:
             loads = f" ({LOADS[stage]})" if stage in LOADS else ""
             return Text(f"{stage}{loads}  {spent:.0f} s", style="cyan")
@@ -222,6 +222,12 @@ class RunDisplay:
                 os.close(number)
             os.environ.pop("FLYWHEEL_PROGRESS", None)
             self.console = Console()
+
+
+def module(stage: str) -> str:
+    """The module that runs a stage, under whose name its progress comes: the stage test@… evaluates, too."""
+    name = stage.partition("@")[0]
+    return "evaluate" if name == "test" else name
 
 
 def duration(seconds: float) -> str:

@@ -20,6 +20,12 @@ CURES = {  # stop reason -> what helps
     "context": "raise policy.context, for episodes fill it",
     "max_turns": "raise rollout.max_turns, or train a policy that comes to an end",
 }
+# Tripwires that see what a warning has said already, by the words of that warning.
+SAID = {
+    "failed episodes": "Warning: rollout: ",
+    "no variance": " teaches nothing: ",
+    "unscored": "no judge could score any",
+}
 EQUAL = (
     "the attempts at each scenario all earned the same reward, so that none is better than another. Take easier scenarios "
     "or a policy that succeeds at times, give partial credit in the task's reward, or raise rollout.attempts"
@@ -80,6 +86,14 @@ def tripped(iteration: int) -> dict[str, str]:
         return dict(findings(RUN, iteration))
     except UserError as problem:
         return {"not looked at": str(problem)}
+
+
+def lines(iteration: int) -> list[str]:
+    """All that a person should hear of an iteration: `warnings`, and what else the tripwires see."""
+    said = warnings(iteration)
+    seen = tripped(iteration) if iteration else {}
+    new = {name: text for name, text in seen.items() if not any(SAID.get(name, name) in line for line in said)}
+    return [*said, *(f"Tripwire in iteration {iteration}, {name}: {text}" for name, text in new.items())]
 
 
 def at_end(best: str, iterations: int) -> list[str]:

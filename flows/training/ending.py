@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # characters of a line of a transcript
 BEGUN = {SFT: "taught", START: "start"}  # what the policies before iteration 001 are called
-NEXT = {  # commands to go on with, and what each is for
-    "make ask{scenario}": 'play it again with the base and the trained policy; Q="…" asks your own',
-    "open run/report.html": "the run on one page that can be sent on",
+NEXT = {  # commands and a page to go on with, and what each is for
+    "make ask{scenario}": 'play it again with both policies; Q="…" asks your own',
+    "run/report.html": "the run on one page for a browser, which can be sent on",
     ".venv/bin/python -m steps.analytics.transcripts {test}": "read what the agent did",
     "make view": "the same as pages, with every attempt, reward and chart",
     "make mlflow": "compare iterations and runs, open the registry",
@@ -108,12 +108,26 @@ def result_lines(summary: dict[str, Any]) -> list[str]:
     elif entry:
         lines.append(f"Registered {which} as models:/{entry['name']}/{entry['version']}.")
     else:
-        lines.append(f"Not registered: {report.read(RUN / 'receipt.json')['reason']}.")
-    for number, names in summary.get("tripwires", {}).items():
-        lines.append(
-            f"Tripwires in iteration {int(number)}: {', '.join(names)} (.venv/bin/python -m steps.analytics.tripwires)"
-        )
+        lines.append(f"Not registered: {refusal(summary)}.")
+    if seen := summary.get("tripwires"):
+        lines.append(f"Tripwires: {tripwires(seen)} (.venv/bin/python -m steps.analytics.tripwires says what to do)")
     return [*lines, *health.at_end(policy, len(summary["iterations"]))]
+
+
+def refusal(summary: dict[str, Any]) -> str:
+    """Why the best policy is not registered, without the numbers that the result beside it has."""
+    base, trained = (summary[who].get("success") for who in ("base", "trained"))
+    if base is not None and trained is not None and trained <= base:
+        return "that is not above the base policy"
+    reason = str(report.read(RUN / "receipt.json")["reason"])
+    return reason.rpartition("; ")[2] if summary["trained"].get("judged") else reason
+
+
+def tripwires(seen: dict[str, list[str]]) -> str:
+    """Which tripwires were set off, each with its iterations."""
+    names = dict.fromkeys(name for names in seen.values() for name in names)
+    places = {name: [str(int(number)) for number, own in seen.items() if name in own] for name in names}
+    return "; ".join(f"{name} in iteration {', '.join(numbers)}" for name, numbers in places.items())
 
 
 def judged_lines(judged: dict[str, Any], n: int) -> list[str]:

@@ -303,8 +303,6 @@ def iterate(
     if by_task := report.task_line(curve[-1]):
         display.say(by_task)
     warn(iteration, display)
-    for name, text in health.tripped(iteration).items():
-        display.say(f"Tripwire in iteration {iteration}, {name}: {text}")
     return future
 
 
@@ -334,8 +332,8 @@ def submit(
 
 
 def warn(iteration: int, display: RunDisplay) -> None:
-    """Say what failed in an iteration, and why it taught nothing, where that is so."""
-    for line in health.warnings(iteration):
+    """Say what failed in an iteration, why it taught nothing, and what the tripwires see, where that is so."""
+    for line in health.lines(iteration):
         display.say(line)
 
 

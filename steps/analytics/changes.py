@@ -33,7 +33,7 @@ class Side(NamedTuple):
     """One policy's attempt at a scenario."""
 
     trajectory: Trajectory
-    verdict: str  # in words, such as "success"
+    verdict: str  # in words, such as "success"; empty for the base policy where a judge compares
     is_good: bool
 
     def lines(self, env: type[Env], scenario: Scenario, width: int) -> list[str]:
@@ -42,7 +42,7 @@ class Side(NamedTuple):
         shown = [_turn(turn.message, turn.observations, width) for turn in turns]
         if len(shown) > TURNS:
             shown = [*shown[: TURNS - 2], f"… {len(shown) - TURNS + 1} more turns", shown[-1]]
-        return [*shown, short("; ".join(self._result(env, scenario)), width)]
+        return [*shown, short("; ".join(filter(None, self._result(env, scenario))), width)]
 
     def _result(self, env: type[Env], scenario: Scenario) -> Iterator[str]:
         """The verdict, the answer with the one that is expected, and how the episode ended where it did not end itself."""
@@ -84,7 +84,7 @@ def changes(run: Path, name: str) -> Changes:
         return Changes([], [])
     base, trained = (_attempts(run / folder / "test") for folder in (BASE, name))
     preferred = _preferred(run / name / "test" / PAIRS)
-    fixed, broken = [], []
+    found = Changes([], [])
     for scenario in read_records(Scenario, run / "scenarios/test.parquet"):
         if scenario.id not in base or scenario.id not in trained:
             raise UserError(
@@ -103,8 +103,8 @@ def changes(run: Path, name: str) -> Changes:
             sides = Side(first, words[before], before), Side(second, words[after], after)
             is_changed, is_fixed = before != after, after
         if is_changed:
-            (fixed if is_fixed else broken).append(Change(scenario, *sides))
-    return Changes(*(sorted(each, key=lambda change: change.turns) for each in (fixed, broken)))
+            (found.fixed if is_fixed else found.broken).append(Change(scenario, *sides))
+    return Changes(*(sorted(each, key=lambda change: change.turns) for each in found))
 
 
 def _attempts(folder: Path) -> dict[str, tuple[Trajectory, bool | None]]:

@@ -6,13 +6,15 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flows.terminal import report
-from flows.terminal.display import PROGRESS, RunDisplay, duration
+from flows.terminal.display import PROGRESS, RunDisplay, duration, module
 from flows.terminal.report import Point
 from steps.core.params_sections import Scenarios
+from tests.conftest import ROOT
 
 
 def test_a_piped_run_says_what_loads_which_iteration_it_is_and_how_long_it_may_take(
@@ -63,7 +65,8 @@ def test_a_long_stage_says_how_far_it_is_where_nothing_is_live(
         for done, loss in ((1, 2.0), (2, 1.5)):
             PROGRESS.write_text(json.dumps({"stage": "sft", "done": done, "total": 400, "note": f"loss {loss:.3f}"}))
             time.sleep(0.2)
-        assert "left" in str(display.__rich__().renderables[-1].tasks[0].fields["spent"]), "a live table says the same"
+        bar: Any = display.__rich__().renderables[-1]
+        assert "left" in bar.tasks[0].fields["spent"], "a live table says the same"
         display.begin("evaluate@sft")
         time.sleep(0.1)
     lines = capfd.readouterr().out.splitlines()
@@ -71,6 +74,16 @@ def test_a_long_stage_says_how_far_it_is_where_nothing_is_live(
     assert lines[1] == "  sft@sft: 1/400 loss 2.000"
     assert re.fullmatch(r"  sft@sft: 2/400 loss 1\.500, about \d+ (s|min) left", lines[-2])
     assert lines[-1] == "  evaluate@sft …"
+
+
+@pytest.mark.parametrize(("stage", "name"), [("test@base", "evaluate"), ("sft@sft", "sft"), ("scenarios", "scenarios")])
+def test_each_stage_shows_the_progress_of_the_module_that_runs_it(stage: str, name: str) -> None:
+    """The tests at the end take minutes, and their progress comes under the name of the module that evaluates."""
+    text = (ROOT / "dvc.yaml").read_text()
+    assert re.search(
+        rf"^  {stage.partition('@')[0]}:(?:(?!^  \w).)*?python -m steps\.{module(stage)} ", text, re.M | re.S
+    )
+    assert module(stage) == name
 
 
 def test_the_tests_at_the_end_are_estimated_by_the_latest_evaluation(

@@ -89,17 +89,21 @@ def test_an_iteration_that_teaches_nothing_says_why(
 
 
 def test_failed_episodes_are_shown_with_the_first_error(
-    folder: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    folder: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where output is piped, they were in no line at all."""
+    """Where output is piped, they were in no line at all. A tripwire that sees the same says nothing."""
     episodes(folder, "done", "error", "error", "done")
     episodes(folder / "evaluation", "error", "done", "done", "done", error="KeyError: " + "k" * 999)
     episodes(folder / "test", "error", "done")
     fates(folder, "gradient", "quarantined", "quarantined", "gradient")
     display = RunDisplay()
+    monkeypatch.setattr(
+        health, "tripped", lambda _: {"failed episodes": "2 of 4", "length": "tokens", "unscored": "2 of 4"}
+    )
     with display.shown(tmp_path / "log"):
         train.warn(1, display)
-    rollout, validation = capfd.readouterr().out.splitlines()
+    rollout, validation, *tripwires = capfd.readouterr().out.splitlines()
+    assert tripwires == ["Tripwire in iteration 1, length: tokens", "Tripwire in iteration 1, unscored: 2 of 4"]
     assert rollout == "Warning: rollout: 2 of 4 episodes failed (50 %); the first error: ValueError: no mail [31m here"
     assert validation.startswith("Warning: validation: 1 of 4 episodes failed (25 %); the first error: KeyError: kkk")
     assert len(validation) < 400
