@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _common, _runs
+from steps.data.teach import FILE
 
 TASKS = [
     "multiplication",
@@ -34,14 +35,13 @@ TASKS = [
 COUNT = 500  # training scenarios to demonstrate
 FEWER = {"email_search": 216, "knowledge_search": 208, "code_repair": 422}  # as many as there are
 STILL = 1e-12
-FILE = "taught.jsonl"
 QUICK = {"scenarios.val": 16, "scenarios.test": 32}
 
 
 def measure(task: str, seed: int, count: int, folder: Path, more: dict[str, Any]) -> dict[str, Any]:
     """The row of a task and a seed."""
     root = _runs.clone(folder / f"{task}-{seed}")
-    words = ["--task", task, "--out", f"tasks_data/{task}/{FILE}", "--count", str(count), "--min-reward", "0.5"]
+    words = ["--task", task, "--count", str(count), "--min-reward", "0.5"]
     teaching, _ = _runs.show(root, ["-m", "steps.data.teach", *words, "--scripted"])
     settings = {
         "seed": seed,
