@@ -32,8 +32,7 @@ TASKS = [
     "knowledge_search",
     "code_repair",
 ]
-COUNT = 500  # training scenarios to demonstrate
-FEWER = {"email_search": 216, "knowledge_search": 208, "code_repair": 422}  # as many as there are
+COUNT = 500  # training scenarios to demonstrate, or all where there are fewer
 STILL = 1e-12
 QUICK = {"scenarios.val": 16, "scenarios.test": 32}
 
@@ -83,7 +82,7 @@ def main() -> None:
 
         def row(case: tuple[str, int]) -> dict[str, Any]:
             task, seed = case
-            count = 40 if options.quick else FEWER.get(task, COUNT)
+            count = 40 if options.quick else COUNT
             return measure(task, seed, count, Path(folder), dict(QUICK) if options.quick else {})
 
         for measured in _runs.side_by_side(options.jobs, row, cases):
