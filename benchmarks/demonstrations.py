@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _common, _runs
+from steps.data.teach import FILE
 
 TASKS = [
     "multiplication",
@@ -31,17 +32,15 @@ TASKS = [
     "knowledge_search",
     "code_repair",
 ]
-COUNT = 500  # training scenarios to demonstrate
-FEWER = {"email_search": 216, "knowledge_search": 208, "code_repair": 422}  # as many as there are
+COUNT = 500  # training scenarios to demonstrate, or all where there are fewer
 STILL = 1e-12
-FILE = "taught.jsonl"
 QUICK = {"scenarios.val": 16, "scenarios.test": 32}
 
 
 def measure(task: str, seed: int, count: int, folder: Path, more: dict[str, Any]) -> dict[str, Any]:
     """The row of a task and a seed."""
     root = _runs.clone(folder / f"{task}-{seed}")
-    words = ["--task", task, "--out", f"tasks_data/{task}/{FILE}", "--count", str(count), "--min-reward", "0.5"]
+    words = ["--task", task, "--count", str(count), "--min-reward", "0.5"]
     teaching, _ = _runs.show(root, ["-m", "steps.data.teach", *words, "--scripted"])
     settings = {
         "seed": seed,
@@ -83,7 +82,7 @@ def main() -> None:
 
         def row(case: tuple[str, int]) -> dict[str, Any]:
             task, seed = case
-            count = 40 if options.quick else FEWER.get(task, COUNT)
+            count = 40 if options.quick else COUNT
             return measure(task, seed, count, Path(folder), dict(QUICK) if options.quick else {})
 
         for measured in _runs.side_by_side(options.jobs, row, cases):

@@ -1,13 +1,14 @@
 """Has a teacher play training scenarios, and writes its good episodes as demonstrations for the stage sft (distillation).
 
-    python -m steps.data.teach --task email_search --out tasks_data/email_search/taught.jsonl --count 500 --model gpt-5
-    python -m steps.data.teach --task email_search --out tasks_data/email_search/taught.jsonl --scripted
+    python -m steps.data.teach --task email_search --count 500 --model gpt-5
+    python -m steps.data.teach --task email_search --scripted
 
 The teacher is a model behind an OpenAI-compatible server, or with --scripted the task's own player, which costs nothing. The
-file is made once, and versioned with the task's data (docs/start.md). An episode is taken where it ended by itself and its
-reward by the rule is --min-reward at least; where there is no rule, each that ended is, and the report says so. Others
-are counted with their reasons in <out>.report.json. Answers are kept in the ledger, so running the same command again
-asks nothing and writes the same bytes. Only scenarios of the training split are played.
+file, tasks_data/<task>/taught.jsonl, is made once, and versioned with the task's data (docs/start.md). An episode is taken
+where it ended by itself and its reward by the rule is --min-reward at least; where there is no rule, each that ended is, and
+the report says so. Others are counted with their reasons in <out>.report.json. Answers are kept in the ledger, so running
+the same command again asks nothing and writes the same bytes. What the file held before is kept in <out>.before. Only
+scenarios of the training split are played: --count of them, or all where there are fewer.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from steps.core.params import Endpoint
 
 
+FILE = "taught.jsonl"
+
+
 def taught(
     env: type[Env],
     data: Any,
@@ -47,6 +51,7 @@ def taught(
     pairs = [(scenario, number) for scenario in scenarios for number in range(attempts)]
     played = players.play(policy, env, data, pairs, prefix="taught")
     name, refused, lines = players.name(policy), Counter[str](), []
+    best: float | None = None  # of the rewards that are too low
     for (scenario, number), game in zip(pairs, played, strict=True):
         reward = by_rule(env, scenario, game.trajectory)
         if game.trajectory.stop_reason != "done":
@@ -55,6 +60,7 @@ def taught(
             refused["it is no success"] += 1
         elif env.has_rule and min_reward is not None and (reward.score is None or reward.score < min_reward):
             refused[f"the reward is below {min_reward:g}"] += 1
+            best = max((score for score in (best, reward.score) if score is not None), default=None)
         else:
             messages = game.trajectory.messages(scenario)
             while messages[-1]["role"] != "assistant":  # what the task says to the last turn is not learnt
@@ -65,6 +71,7 @@ def taught(
         "played": len(pairs),
         "taken": len(lines),
         "refused": dict(sorted(refused.items())),
+        "best_refused": best,
         "checked": "by the task's rule" if env.has_rule else "not checked: the task has no rule",
         "cost": sum(game.cost for game in played),
     }
@@ -76,8 +83,12 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
     parser = command_parser("steps.data.teach", __doc__, allow_abbrev=False)
     parser.add_argument("--task", required=True, metavar="NAME")
-    parser.add_argument("--out", required=True, type=Path, metavar="PATH", help="written: one demonstration per line")
-    parser.add_argument("--count", type=int, default=200, help="training scenarios that are played (default: 200)")
+    parser.add_argument(
+        "--out", type=Path, metavar="PATH", help=f"one demonstration per line (default: tasks_data/<task>/{FILE})"
+    )
+    parser.add_argument(
+        "--count", type=int, default=200, help="training scenarios that are played (default: 200, or all)"
+    )
     parser.add_argument("--attempts", type=int, default=1, help="at each scenario (default: 1)")
     parser.add_argument("--min-reward", type=float, default=1.0, help="least reward by the rule (default: 1)")
     parser.add_argument("--seed", type=int, default=1, help="of the scenarios (default: 1, as in params.yaml)")
@@ -105,20 +116,52 @@ def run(words: argparse.Namespace) -> None:
     if words.scripted and not env.has_player("scripted"):
         raise UserError(f"--scripted: {env.lacks('scripted')}")
     data = env.load(Path("tasks_data") / words.task)
-    try:
-        scenarios = env.scenarios(data, "train", words.count, words.seed)
-    except ValueError as problem:
-        raise UserError(f"--count {words.count}: {problem}") from None
+    scenarios = training_scenarios(env, data, words.count, words.seed)
     lines, report = taught(env, data, scenarios, words.attempts, endpoint, words.min_reward)
-    report_path = words.out.with_name(f"{words.out.name}.report.json")
+    out = words.out or Path("tasks_data") / words.task / FILE
+    report_path = out.with_name(f"{out.name}.report.json")
     report_path.parent.mkdir(parents=True, exist_ok=True)
     write_text(report_path, json.dumps(report, indent=1) + "\n")
+    reasons = [f"{reason}: {count}" for reason, count in report["refused"].items()]
     if not lines:
-        raise UserError(f"none of {report['played']} episodes can be learnt from: {report_path} has the reasons")
-    write_text(words.out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    say(f"{len(lines)} of {report['played']} episodes by {report['teacher']}: {words.out}")
-    for reason, count in report["refused"].items():
-        say(f"left out {count}: {reason}")
+        best = (
+            f"; the best of those rewards is {report['best_refused']:g}" if report["best_refused"] is not None else ""
+        )
+        raise UserError(
+            f"none of {report['played']} episodes by {report['teacher']} can be learnt from ({', '.join(reasons)}{best}): "
+            "lower --min-reward, or mend the player or the reward of the task"
+        )
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    if out.exists() and (before := out.read_text(encoding="utf-8")) != text:
+        write_text(out.with_name(f"{out.name}.before"), before)
+        say(f"{out} held other demonstrations, which are kept in {out}.before")
+    write_text(out, text)
+    say(f"{len(lines)} of {report['played']} episodes by {report['teacher']}: {out}")
+    for reason in reasons:
+        say(f"left out: {reason}")
+    name = out.name if out.parent == Path("tasks_data") / words.task else out
+    say(f"to learn from them: make train TASK={words.task} ARGS='--set sft.demonstrations=[{name}]'")
+
+
+def training_scenarios(env: type[Env], data: Any, count: int, seed: int) -> list[Scenario]:
+    """So many scenarios of the training split, or all where there are fewer, which is said. UserError where there are none.
+
+    A task refuses a number that it cannot draw and does not say how many it can, so the largest one is searched for."""
+    try:
+        return env.scenarios(data, "train", count, seed)
+    except ValueError as problem:
+        reason = problem
+    least, most, drawn = 0, count, list[Scenario]()
+    while most - least > 1:
+        middle = (least + most) // 2
+        try:
+            drawn, least = env.scenarios(data, "train", middle, seed), middle
+        except ValueError:
+            most = middle
+    if not drawn:
+        raise UserError(f"--count {count}: {reason}")
+    say(f"the task has {least} training scenarios, and not {count}: all of them are played")
+    return drawn
 
 
 def main(words: Sequence[str] | None = None) -> int:

