@@ -410,7 +410,7 @@ def shown(project: Project, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]
 def logged(project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> dict[str, bytes]:
     """The log of a flow, its terminal, what Prefect's logger passes on, and the worker's log and answer."""
     from flows.terminal.display import RunDisplay
-    from flows.training import run as train
+    from flows.training import trackers
 
     everything = "\n".join(text(place) for place in TEXTS) + "\n" + environment()
     passed: list[str] = []
@@ -433,7 +433,7 @@ def logged(project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
     log = project.root / ".flywheel/train.log"
     display = RunDisplay()
     with display.shown(log, of_run):
-        train.log_message(display, everything)
+        trackers.log_message(display, everything)
         progress.say(everything)
         exit_code(fails)
         try:
