@@ -1,4 +1,4 @@
-# `make help` lists the targets. Only Python 3.11, make and git are needed.
+# `make help` lists the targets. Only make, git and a Python are needed; where that is not 3.11, uv brings one.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -6,7 +6,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-PYTHON ?= python3.11
+# A Python 3.11 with venv; left empty, requirements/python311 finds or fetches one.
+PYTHON ?=
 # One run's task, and further arguments: make train TASK=email_search ARGS="--dry-run"
 TASK ?=
 # A model's settings on top of the task's: make train PRESET=smollm2
@@ -45,7 +46,7 @@ TORCH := $(if $(filter 1,$(GPU)),,$(CPU_TORCH))
 TORCH_FROM := $(if $(filter 1,$(GPU)),CUDA build,$(if $(TORCH_WHEEL),from $(firstword $(TORCH_WHEEL)),from the PyTorch CPU index))
 
 # What docs/install.md has measured.
-SIZE := $(if $(filter 1,$(GPU)),a CUDA build takes several times the 3 GB of one for the CPU,.venv takes about $(if $(filter 1,$(DEV)),3.2,2.8) GB)
+SIZE := $(if $(filter 1,$(GPU)),a CUDA build takes several times the 3 GB of one for the CPU,.venv takes about $(if $(filter 1,$(DEV)),3.8,2.8) GB)
 
 # The environment is up to date if it holds a file named after the hash of the locks, its Python and its folder.
 STAMP = .venv/.installed-$$({ cat $(LOCKS); echo "$(CURDIR)"; .venv/bin/python --version; } 2>&1 | sha256sum | cut -c 1-16)
@@ -100,16 +101,18 @@ dev:
 
 environment:
 	@[ "$$(uname -s)-$$(uname -m)" = Linux-x86_64 ] || { \
-		echo "The lock files are for Linux on x86-64, and this is $$(uname -s) on $$(uname -m): run in a container or on a machine of that kind." >&2; exit 1; }
+		echo "The lock files are for Linux on x86-64, and this is $$(uname -s) on $$(uname -m): docs/install.md says what works elsewhere (WSL2 on Windows, a container on a Mac)." >&2; exit 1; }
 	@[ ! -L .venv ] || { \
 		echo ".venv is a symbolic link to $$(readlink .venv), whose packages this would replace: remove the link (rm .venv) and 'make install' makes an environment here." >&2; exit 1; }
 	@usable() { .venv/bin/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
 			&& grep -qsF '"$(CURDIR)/.venv"' .venv/bin/activate && .venv/bin/python -m pip --version >/dev/null 2>&1; }; \
 	if ! usable || [ "$(GPU)" != "$$([ -e .venv/.gpu ] && echo 1 || echo 0)" ]; then \
-		$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 || { \
-			echo "Python 3.11 with venv is needed and '$(PYTHON)' is not it: install python3.11 and python3.11-venv, or name one, as in 'make install PYTHON=/path/to/python3.11'. Where the distribution has none, uv brings one: 'uv python install 3.11', then 'make install PYTHON=\$$(uv python find 3.11)'." >&2; exit 1; }; \
-		echo "environment: creating .venv with $$($(PYTHON) --version)"; \
-		$(PYTHON) -m venv --clear .venv; \
+		python="$(PYTHON)"; [ -n "$$python" ] || python=$$(requirements/python311 "$(UV_VERSION)") || { \
+			echo "Python 3.11 with venv is needed, and there is none that uv could find or fetch: install python3.11 and python3.11-venv, or name one, as in 'make install PYTHON=/path/to/python3.11'." >&2; exit 1; }; \
+		"$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 || { \
+			echo "Python 3.11 with venv is needed and '$$python' is not it: name another, or leave PYTHON out, and uv brings one." >&2; exit 1; }; \
+		echo "environment: creating .venv with $$("$$python" --version)"; \
+		"$$python" -m venv --clear .venv; \
 		if [ "$(GPU)" = 1 ]; then touch .venv/.gpu; fi; \
 	fi
 	@rm -f .venv/.installed-* .venv/.dev

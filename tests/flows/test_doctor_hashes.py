@@ -41,6 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository in which DVC has run a stage."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "dvc.yaml").write_text(STAGE)
+    (folder / ".venv").symlink_to(sys.prefix)  # for cures, which are run as they are printed
     command(folder, "git", "init", "--quiet")
     command(folder, sys.executable, "-m", "dvc", "init", "--quiet")
     command(folder, sys.executable, "-m", "dvc", "repro", "--quiet")
@@ -109,7 +110,7 @@ def test_a_changed_output_is_named_and_stays(project: Path, path: str, content: 
     assert finding.text.startswith(f"{out} is not as dvc.lock has it: 1 ")
     assert mended(project) == []
     assert (project / path).read_text() == content
-    command(project, sys.executable, "-m", *finding.cure.split())
+    command(project, *finding.cure.split())
     assert [each.state for each in look(project)] == [OK]
 
 
@@ -129,7 +130,7 @@ def test_what_is_lost_in_both_places_is_made_again(project: Path) -> None:
     (finding,) = look(project)
     assert (finding.state, finding.mend) == (BAD, None)
     subprocess.run(
-        finding.cure.replace(".venv/bin/dvc repro", f"{sys.executable} -m dvc repro"),
+        finding.cure,
         shell=True,
         env=environment(project),
         check=True,
@@ -147,7 +148,7 @@ def test_a_damaged_list_of_a_folder_is_written_again_by_the_command(project: Pat
         "run/folder is whole, and its list of files in DVC's cache is damaged",
     )
     subprocess.run(
-        finding.cure.replace(".venv/bin/dvc commit", f"{sys.executable} -m dvc commit"),
+        finding.cure,
         shell=True,
         env=environment(project),
         check=True,
@@ -159,7 +160,7 @@ def test_a_file_that_only_the_folder_has_is_stored_by_the_command(project: Path)
     stored(project, "alone\n").unlink()
     (finding,) = look(project)
     assert (finding.state, finding.cure) == (WARN, ".venv/bin/dvc commit -q -f run/file")
-    command(project, sys.executable, "-m", *finding.cure.split())
+    command(project, *finding.cure.split())
     assert [each.state for each in look(project)] == [OK]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -355,6 +356,7 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "requirements").mkdir()
     for name in ("Makefile", *LOCKS):
         (tmp_path / name).write_text((ROOT / name).read_text())
+    shutil.copy2(ROOT / "requirements/python311", tmp_path / "requirements")
     return tmp_path
 
 
@@ -383,7 +385,59 @@ def test_install_without_python_311_is_one_sentence(tree: Path) -> None:
     done = make(tree, "install", PYTHON="python-that-is-missing")
     assert done.returncode != 0
     assert done.stderr.startswith("Python 3.11 with venv is needed and 'python-that-is-missing' is not it: ")
-    assert "'uv python install 3.11', then 'make install PYTHON=$(uv python find 3.11)'" in done.stderr
+    assert not (tree / ".venv").exists()
+
+
+def programs(folder: Path, **scripts: str) -> str:
+    """A PATH of what the Makefile needs and these programs: the text of a script, or the program to link to."""
+    folder.mkdir()
+    for name in (
+        "make",
+        "bash",
+        "sh",
+        "uname",
+        "sed",
+        "mktemp",
+        "rm",
+        "mkdir",
+        "touch",
+        "cat",
+        "grep",
+        "readlink",
+        "df",
+        "awk",
+    ):
+        (folder / name).symlink_to(shutil.which(name) or "/bin/sh")
+    for name, text in scripts.items():
+        path = folder / name.replace("_", ".")
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_without_python_311_uv_finds_or_fetches_one(tree: Path, is_installed: bool) -> None:
+    """With a Python that is named python3.11 and lacks venv, as Debian has it, and a uv that knows one of its own."""
+    where = tree / "uv has one"
+    known = "true" if is_installed else f'[ -e "{where}" ]'
+    uv = f'case "$*" in *install*) touch "{where}";; *) {known} && echo {sys.executable};; esac'
+    path = programs(tree / "bin", uv=uv, python3_11="exit 1", python3=f'exec {sys.executable} "$@"')
+    done = subprocess.run(["requirements/python311", "1"], cwd=tree, env={"PATH": path}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip(), where.exists()) == (0, sys.executable, not is_installed), done.stderr
+
+
+def test_a_python_311_that_is_there_is_taken(tree: Path) -> None:
+    path = programs(tree / "bin", uv="exit 1", python3_11=f'exec {sys.executable} "$@"')
+    done = subprocess.run(["requirements/python311", "1"], cwd=tree, env={"PATH": path}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "python3.11\n", "")
+
+
+def test_where_uv_can_fetch_none_it_is_one_sentence(tree: Path) -> None:
+    path = programs(tree / "bin", uv="echo error: no network >&2; exit 2", python3="exit 1")
+    done = make(tree, "install", PATH=path)
+    assert done.returncode != 0
+    assert "error: no network" in done.stderr, "what uv says"
+    assert "Python 3.11 with venv is needed, and there is none that uv could find or fetch: install" in done.stderr
     assert not (tree / ".venv").exists()
 
 
@@ -444,7 +498,17 @@ def test_the_space_that_an_installation_takes_is_said_before_it(tree: Path) -> N
     plan = make(tree, "--dry-run", "environment").stdout
     assert ".venv takes about 2.8 GB" in plan
     assert plan.index(".venv takes about 2.8 GB") < plan.index("pip sync")
-    assert ".venv takes about 3.2 GB" in make(tree, "--dry-run", "environment", "DEV=1").stdout
+    assert ".venv takes about 3.8 GB" in make(tree, "--dry-run", "environment", "DEV=1").stdout
+
+
+def test_the_counts_of_packages_on_the_page_are_those_of_the_locks() -> None:
+    rows = re.findall(r"^\| `make install.*?` \| (.+?) \| (\d+) \|", (ROOT / "docs/install.md").read_text(), flags=re.M)
+    counts = {}
+    for names, count in rows:
+        locks = [ROOT / "requirements" / name for name in re.findall(r"\w+\.txt", names)]
+        counts[names] = (int(count), sum(lock.read_text().count("==") for lock in locks))
+    assert len(counts) == 3
+    assert [page for page, locked in counts.values()] == [locked for page, locked in counts.values()]
 
 
 def test_prefect_reads_its_settings_from_pyproject() -> None:
