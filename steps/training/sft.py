@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
 from steps.core.params_update import Update
-from steps.core.progress import progress
+from steps.core.progress import progress, say
 from steps.core.records import Row
 from steps.policy.machine import deterministic
 from steps.training import memory, packing
@@ -89,8 +89,14 @@ def _fit(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, s
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             progress(state.global_step, state.max_steps, f"loss {losses[-1]:.3f}")
 
+    computed = configuration(settings, len(order), seed)
+    if (warmup := computed["warmup_steps"]) < settings.warmup_steps:
+        say(
+            f"sft.warmup_steps is {settings.warmup_steps}, and there are {computed['max_steps']} optimiser steps: the "
+            f"learning rate rises over {warmup} of them"
+        )
     arguments = SFTConfig(
-        **configuration(settings, len(order), seed),
+        **computed,
         output_dir=folder,
         per_device_train_batch_size=settings.batch,
         logging_strategy="no",
