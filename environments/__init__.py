@@ -85,9 +85,12 @@ def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
 
         return _packages.load(task)
     name = task if "." in task else f"environments.{task}"
-    if "." not in task and not (Path(__file__).parent / f"{task}.py").exists():
-        raise NoTask(no_task(task), name=name)
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as problem:
+        if "." in task or problem.name != name:
+            raise
+        raise NoTask(no_task(task), name=name) from None
     classes = [
         value
         for value in vars(module).values()

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+import environments
 from flows.repro.parameters import set_params
-from steps.core.errors import UserError
+from steps.core.errors import UserError, explain
 from steps.core.params import Params, load
 from tests.conftest import ROOT, python, run
 
@@ -232,6 +233,15 @@ def test_a_preset_that_is_none_is_refused_before_anything_is_written(folder: Pat
     with pytest.raises(UserError, match=r"there is no preset qwen\. The models with a preset are \(none here\)"):
         set_params([], preset="qwen")
     assert files(folder) == before
+
+
+def test_a_stages_own_command_asks_about_a_task_that_is_none_too() -> None:
+    with pytest.raises(
+        environments.NoTask, match=r"there is no task emial-search; did you mean email_search\?"
+    ) as raised:
+        environments.load("emial-search")
+    text, code = explain(raised.value)
+    assert (text.partition(";")[0], code) == ("there is no task emial-search", 2)
 
 
 def test_a_bad_assignment_leaves_the_task_as_it_was(folder: Path) -> None:
