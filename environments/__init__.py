@@ -48,7 +48,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     """ "; did you mean X?" with the nearest of these names, whatever the case and the dashes; empty where none is near."""
     from difflib import get_close_matches
 
-    by_form = {known.lower().replace("-", "_"): known for known in names}
+    by_form = {each.lower().replace("-", "_"): each for each in names}
     near = get_close_matches(name.lower().replace("-", "_"), by_form, n=1)
     return f"; did you mean {by_form[near[0]]}?" if near else ""
 

@@ -18,7 +18,7 @@ from steps.core.errors import UserError, masked
 from steps.core.progress import say
 
 PATIENCE = 3600.0  # seconds for a server to answer: vLLM loads a large model for minutes, on a busy machine for many
-SAID = 30.0  # seconds between two lines that say what it does meanwhile
+SHOWN = 30.0  # seconds between two lines that say what it does meanwhile
 MASK = 0o077  # nobody but the owner
 # The variables that every server may have. Keys, tokens and addresses with passwords in them are not among these.
 PLAIN = "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR VIRTUAL_ENV DO_NOT_TRACK NO_PROXY no_proxy".split()
@@ -78,7 +78,7 @@ class Services:
         """Wait as long as the service's process lives until it answers at the address, which needs no key. Every half a
         minute the last line of its log is shown. UserError if it ends first, or takes an hour."""
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
-        began = said = time.monotonic()
+        began = shown = time.monotonic()
         while True:
             try:
                 direct.open(address, timeout=5).close()
@@ -89,9 +89,9 @@ class Services:
                     raise UserError(f"{name} ended (exit code {code}) before it answered: see {log}") from None
                 if now - began > PATIENCE:
                     raise UserError(f"{name} does not answer after {PATIENCE:.0f} s ({problem}): see {log}") from None
-                if now - said > SAID:
+                if now - shown > SHOWN:
                     say(f"{name} is starting, {now - began:.0f} s: {last_line(log)}")
-                    said = now
+                    shown = now
                 time.sleep(0.3)
 
     def watch(self) -> None:

@@ -352,8 +352,8 @@ def describe(problem: ValidationError) -> str:
         key = ".".join(str(part) for part in mistake["loc"])
         if mistake["type"] == "extra_forbidden":
             valid = _keys_beside(mistake["loc"])
-            known = f" (known: {', '.join(valid)})" if valid else ""
-            sentences.append(f"{key} is not a known key{known}{did_you_mean(str(mistake['loc'][-1]), valid)}")
+            listed = f" (known: {', '.join(valid)})" if valid else ""
+            sentences.append(f"{key} is not a known key{listed}{did_you_mean(str(mistake['loc'][-1]), valid)}")
         elif mistake["type"] == "value_error":  # raised by a section's own check, whose text names the key
             sentences.append(mistake["msg"].removeprefix("Value error, "))
         else:

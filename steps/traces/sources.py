@@ -103,8 +103,8 @@ def ingest(
     old = {conversation.model_dump_json() for conversation in before}
     added = sum(conversation.model_dump_json() not in old for conversation in conversations)
     why = Counter(row.reason.removeprefix(files.READING) for row in unreadable)
-    said = Counter(opinion(conversation) for conversation in conversations)
-    return Ingested(len(parts), added, len(conversations), made, len(unreadable), why, said)
+    opinions = Counter(opinion(conversation) for conversation in conversations)
+    return Ingested(len(parts), added, len(conversations), made, len(unreadable), why, opinions)
 
 
 class _Reading(NamedTuple):

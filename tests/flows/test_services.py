@@ -104,7 +104,7 @@ def test_a_server_is_waited_for_as_long_as_it_lives(
     """It says what it does meanwhile. A proxy is not asked for what is on this machine."""
     (tmp_path / "late.py").write_text(LATE)
     port, environment = free_port(), {**os.environ, "PYTHONPATH": str(tmp_path)}
-    monkeypatch.setattr(services, "SAID", 0.2)
+    monkeypatch.setattr(services, "SHOWN", 0.2)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     with Services(tmp_path / "state", environment) as started:
         started.start("late", "late", str(port), "1.5")
