@@ -27,6 +27,12 @@ GPU_VERSION ?= $(shell $(GPU_PYTHON) -c 'import sys; print("%d.%d" % sys.version
 OUT ?=
 TOY ?=
 
+# Make ignores what it does not know: task=x would train another task. All names of variables are in capitals.
+KNOWN := TASK PRESET ARGS NAME COMMAND Q CAPTURE GPU DEV OUT TOY PYTHON MLFLOW_PORT PREFECT_PORT SERVE_PORT VIEW_PORT FUZZ_INPUTS
+GIVEN := $(foreach given,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(given)))),$(given)))
+$(foreach given,$(filter-out $(KNOWN),$(GIVEN)),$(foreach right,$(filter $(KNOWN),$(shell tr a-z A-Z <<< '$(given)')),\
+	$(error there is no variable $(given), which would be ignored: write $(right)=$($(given)))))
+
 # GPU=1 takes the lock for the `vllm` package and CUDA builds. The environment remembers it; GPU=0 goes back.
 GPU ?= $(if $(wildcard .venv/.gpu),1,0)
 # DEV=1 adds what checks and tests need. The environment remembers that too; DEV=0 takes it out again.
@@ -65,8 +71,12 @@ export PREFECT_LOCAL_STORAGE_PATH ?= $(PREFECT_HOME)/storage
 export PREFECT_MEMO_STORE_PATH ?= $(PREFECT_HOME)/memo_store.toml
 export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
 
-ALL_PRESETS := $(notdir $(basename $(wildcard tasks_data/_models/*.yaml)))
 ALL_TASKS := $(filter-out base,$(notdir $(basename $(wildcard environments/[a-z]*.py))))
+
+ALL_PRESETS := $(notdir $(basename $(wildcard tasks_data/_models/*.yaml)))
+# The nearest of the names $(2) to $(1), as a question; a full stop where none is near, or where there is no Python yet.
+near = $(PYTHON) -c 'import difflib, sys; print("; did you mean %s?" % difflib.get_close_matches(sys.argv[1], sys.argv[2:])[0])' \
+	'$(1)' $(2) 2>/dev/null || echo .
 
 # A home that cannot be written, as in some containers: caches and settings of tools are kept in the project, too.
 ifneq ($(shell mkdir -p "$${XDG_CACHE_HOME:-$$HOME/.cache}" 2>/dev/null && [ -w "$${XDG_CACHE_HOME:-$$HOME/.cache}" ] && echo yes),yes)
@@ -131,10 +141,10 @@ environment:
 ready:
 	@[ -e .git ] || { \
 		echo "This folder is no git repository (a ZIP download is none), and DVC needs one: 'git init && git add --all && git commit --message start', then the same command again." >&2; exit 1; }
-	@case "$(TASK)" in ''|*.*|*+*) ;; *) [ -e "environments/$(TASK).py" ] || { \
-		echo "There is no task $(TASK). The tasks are $(ALL_TASKS); 'make new-task NAME=$(TASK)' makes it." >&2; exit 1; };; esac
+	@case "$(TASK)" in ''|*[.+:]*) ;; *) [ -e "environments/$(TASK).py" ] || { \
+		echo "There is no task $(TASK)$$($(call near,$(TASK),$(ALL_TASKS))) The tasks are $(ALL_TASKS); 'make new-task NAME=$(TASK)' makes it." >&2; exit 1; };; esac
 	@[ -z "$(PRESET)" ] || [ -e "tasks_data/_models/$(PRESET).yaml" ] || { \
-		echo "There is no preset $(PRESET): the models with a preset are $(ALL_PRESETS)." >&2; exit 1; }
+		echo "There is no preset $(PRESET)$$($(call near,$(PRESET),$(ALL_PRESETS))) The models with a preset are $(ALL_PRESETS)." >&2; exit 1; }
 
 plan: install  ## say what a run needs: memory, seconds, money (TASK=name, ARGS="--gpu h100-80 --price 2.5 --set policy.dtype=bfloat16")
 	@$(RUN) python -m flows.plan $(if $(TASK),--task $(TASK)) $(ARGS)

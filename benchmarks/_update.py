@@ -84,10 +84,10 @@ def sampled_rows(folder: Path, params: Any) -> list[dict[str, Any]]:
 
 
 def pretrained() -> Params:
-    """The parameters of `make train PRESET=smollm2`."""
+    """The parameters of `make train PRESET=smollm2 TASK=json_records`."""
     from flows.repro.parameters import set_params
 
-    return set_params([], dry_run=True, preset="smollm2")
+    return set_params([], task="json_records", dry_run=True, preset="smollm2")
 
 
 def random_rows(shared: int, own: int, vocabulary: int) -> list[dict[str, Any]]:

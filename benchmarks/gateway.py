@@ -106,7 +106,9 @@ def measure(shape: str, folder: str, is_quick: bool) -> dict[str, Any]:
     from steps import initialise
 
     preset, tokens, calls = SHAPES[shape]
-    params = set_params([], dry_run=True, preset=preset) if preset else set_params([], dry_run=True)
+    params = (
+        set_params([], task="json_records", dry_run=True, preset=preset) if preset else set_params([], dry_run=True)
+    )
     calls = max(calls // 4, 1) if is_quick else calls
     place = Path(folder)
     place.mkdir()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +44,31 @@ def tasks(agents: bool = True) -> list[str]:
     return sorted(path.stem for path in files if agents or not NO_TOOLS.search(path.read_text(encoding="utf-8")))
 
 
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """ "; did you mean X?" with the nearest of these names, whatever the case and the dashes; empty where none is near."""
+    from difflib import get_close_matches
+
+    by_form = {each.lower().replace("-", "_"): each for each in names}
+    near = get_close_matches(name.lower().replace("-", "_"), by_form, n=1)
+    return f"; did you mean {by_form[near[0]]}?" if near else ""
+
+
+class NoTask(ModuleNotFoundError):
+    """There is no task of this name: a sentence, with which the command ends."""
+
+    is_sentence = True
+
+
 def data_of(task: str) -> Path:
     """The folder with a task's data. Of several tasks it is the one in which each has its own folder."""
     return Path("tasks_data") if PLUS in task else Path("tasks_data") / task
+
+
+def no_task(name: str) -> str:
+    """What is said of a name that no task has."""
+    names = tasks()
+    question = did_you_mean(name, names) or "."
+    return f"there is no task {name}{question} The tasks are {', '.join(names)}; `make new-task NAME=…` makes another"
 
 
 def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
@@ -63,7 +85,12 @@ def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
 
         return _packages.load(task)
     name = task if "." in task else f"environments.{task}"
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as problem:
+        if "." in task or problem.name != name:
+            raise
+        raise NoTask(no_task(task), name=name) from None
     classes = [
         value
         for value in vars(module).values()

@@ -8,7 +8,7 @@ regression set.
 
 Each source is read from where the last ingestion ended. What is taken is masked, and all data sets are made anew of all
 conversations (steps/traces/build.py), so that the same ones give the same bytes. The folder's version is given to DVC
-(`dvc add`): commit ingested/<task>.dvc. docs/traces.md has the rest.
+(`dvc add`): commit ingested/<task>.dvc. docs/traces.md has the rest. Exit code 1: no row of any source could be read.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from steps.traces.opinions import scales_of
 from steps.traces.sources import KINDS, REGRESSION, Ingested, Source, ingest, load_task
 
 SHOWN = 8  # reasons
+NO_CONSENT = "no consent"  # as steps/traces/sources.py says it
 
 
 def run(
@@ -64,20 +65,53 @@ def described(done: Ingested) -> list[str]:
     sets = done.sets
     lines = [
         f"{done.read} calls and pieces of feedback read",
-        f"{done.added} conversations new or longer, {done.conversations} in all",
+        f"{done.added} conversations new or longer, {done.conversations} in all; people said of them: "
+        + ", ".join(f"{word} {done.opinions.get(word, 0)}" for word in ("good", "bad", "corrected", "nothing")),
         "made: " + ", ".join(f"{name} {len(getattr(sets, name))}" for name in files.SETS),
     ]
     if sets.no_scenario:
         lines.append(f"used without a scenario: {sum(sets.no_scenario.values())} ({_most(sets.no_scenario)})")
     reasons = Counter(row.reason.partition(", by ")[0].partition(" of ")[0] for row in sets.quarantine)
+    reasons.update({f"not read: {why}": count for why, count in done.unread.items()})
     unread = f"in quarantine: {len(sets.quarantine) + done.unreadable}, of which {done.unreadable} could not be read"
     return [*lines, unread + (f" ({_most(reasons)})" if reasons else "")]
 
 
-def report(done: Ingested) -> None:
-    """Say it."""
+def next_steps(done: Ingested, task: str) -> list[str]:
+    """What to do about what could not be used, and with what was made."""
+    steps, folder, counts = [], f"{files.FOLDER}/{task}", {name: len(getattr(done.sets, name)) for name in files.SETS}
+    if refused := done.unread.get(NO_CONSENT, 0):
+        steps.append(
+            f"{refused} were not kept, because nothing says that their people agreed: ingest them again with --consented if "
+            'all did, or write "consent": true into their rows'
+        )
+    if silent := done.opinions.get("nothing", 0):
+        steps.append(
+            f"{silent} teach nothing by themselves, because nobody said how good their answers were: a row of OpenAI's form "
+            'may have "feedback": {"score": 1}, {"score": 0} or {"correction": "the right answer"}'
+        )
+    if done.conversations and not counts["scenarios"] and not counts["regression"]:
+        steps.append(
+            f"for scenarios the task must know the right answer (above: why it does not): the method from_conversation of "
+            f"{task} makes them (docs/traces.md)"
+        )
+    if counts["demonstrations"]:
+        setting = f"sft.demonstrations=[{folder}/demonstrations.jsonl]"
+        steps.append(f"train on the {counts['demonstrations']} good ones: python -m flows.train --set '{setting}'")
+    if counts["scenarios"]:
+        steps.append(f"train on the {counts['scenarios']} scenarios, beside the task's own: python -m flows.flywheel")
+    if done.conversations:
+        steps.append(f"keep this version: git add {folder}.dvc {files.FOLDER}/.gitignore && git commit")
+    return steps
+
+
+def report(done: Ingested, task: str) -> None:
+    """Say both."""
     for line in described(done):
         say(line)
+    say("next:")
+    for line in next_steps(done, task) or [f"nothing: there is nothing new, and {files.FOLDER}/{task} is empty"]:
+        say(f"  {line}")
 
 
 def _most(reasons: Counter[str] | dict[str, int]) -> str:
@@ -104,7 +138,13 @@ def main(words: list[str] | None = None) -> int:
     options = parser.parse_args(words)
     dotenv.load(Path.cwd())
     chosen = options.sources, options.task, options.scale, options.consented, options.regression
-    return exit_code(lambda: report(run(Path.cwd(), *chosen)))
+    results: list[Ingested] = []
+
+    def work() -> None:
+        results.append(run(Path.cwd(), *chosen))
+        report(results[0], options.task or params.load("params.yaml", params.Params).task)
+
+    return exit_code(work) or int(bool(results[0].unreadable) and not results[0].conversations)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from steps.core.errors import UserError
+from steps.core.errors import UserError, masked
+from steps.core.progress import say
 
-PATIENCE = 180.0  # seconds for a server to answer
+PATIENCE = 3600.0  # seconds for a server to answer: vLLM loads a large model for minutes, on a busy machine for many
+SHOWN = 30.0  # seconds between two lines that say what it does meanwhile
 MASK = 0o077  # nobody but the owner
 # The variables that every server may have. Keys, tokens and addresses with passwords in them are not among these.
 PLAIN = "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR VIRTUAL_ENV DO_NOT_TRACK NO_PROXY no_proxy".split()
@@ -73,15 +75,23 @@ class Services:
             raise UserError(f"`{' '.join(words)}` failed: {output[-600:]}")
 
     def wait(self, name: str, address: str) -> None:
-        """Wait until the service answers at the address, which needs no key. UserError if it ends first or is slow."""
-        until = time.monotonic() + PATIENCE
+        """Wait as long as the service's process lives until it answers at the address, which needs no key. Every half a
+        minute the last line of its log is shown. UserError if it ends first, or takes an hour."""
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
+        began = shown = time.monotonic()
         while True:
             try:
-                urllib.request.urlopen(address, timeout=5).close()
+                direct.open(address, timeout=5).close()
                 return
             except OSError as problem:
-                if self.running[name].poll() is not None or time.monotonic() > until:
-                    raise UserError(f"{name} did not start ({problem}): see {self.folder / name}.log") from None
+                now, log = time.monotonic(), self.folder / f"{name}.log"
+                if (code := self.running[name].poll()) is not None:
+                    raise UserError(f"{name} ended (exit code {code}) before it answered: see {log}") from None
+                if now - began > PATIENCE:
+                    raise UserError(f"{name} does not answer after {PATIENCE:.0f} s ({problem}): see {log}") from None
+                if now - shown > SHOWN:
+                    say(f"{name} is starting, {now - began:.0f} s: {last_line(log)}")
+                    shown = now
                 time.sleep(0.3)
 
     def watch(self) -> None:
@@ -91,6 +101,14 @@ class Services:
                 if (code := process.poll()) is not None:
                     raise UserError(f"{name} ended (exit code {code}): see {self.folder / name}.log")
             time.sleep(0.5)
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log, at most 120 characters of it."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 2000))
+        lines = file.read().decode(errors="replace").split("\n")
+    return masked(next((line.strip() for line in reversed(lines) if line.strip()), "nothing is logged yet"))[:120]
 
 
 def plain(environment: Mapping[str, str], *prefixes: str) -> dict[str, str]:

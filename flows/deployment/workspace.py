@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from environments import did_you_mean
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.project import store
@@ -47,9 +48,9 @@ def resolve(root: Path, name: str) -> str:
     for revision in (f"refs/runs/{name}", name):
         with contextlib.suppress(UserError):
             return git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-    runs = git(root, "for-each-ref", "--format=%(refname:lstrip=2)", "--sort=-committerdate", "--count=5", "refs/runs")
-    latest = ", ".join(runs.split()) or "none"
-    raise UserError(f"there is no run or revision {name!r} in {root}; the latest runs: {latest}")
+    runs = git(root, "for-each-ref", "--format=%(refname:lstrip=2)", "--sort=-committerdate", "refs/runs").split()
+    question, latest = did_you_mean(name, runs), ", ".join(runs[:5]) or "none"
+    raise UserError(f"there is no run or revision {name!r} in {root}{question or ';'} The latest runs: {latest}")
 
 
 def add(root: Path, path: Path, commit: str) -> None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from environments import did_you_mean
 from flows.repro.tasks import check_task, has_tools
 from steps.core import params
 from steps.core.errors import UserError
@@ -28,7 +29,8 @@ def set_params(
     begin: str | None = None,
 ) -> Params:
     """Change the file by `key=value` pairs, after a change of task and a model's preset where they are named; the parameters
-    that it then holds. `begin`: the text that takes the place of the file's first, such as another run's.
+    that it then holds. A preset without a task is for the task that the file has. `begin`: the text that takes the place of
+    the file's first, such as another run's.
 
     Nothing is written where the result is not valid, which is a UserError, and nothing with `dry_run`. Settings that
     another task's preset replaces are kept in params.yaml.before, unless they are a preset's own.
@@ -38,9 +40,9 @@ def set_params(
         return params.parse(text, path, Params)  # which says that it is empty: it is damaged, and not to be filled up
     text = begin or text
     settings = model_settings(preset) if preset is not None else {}
-    if chosen := task or settings.get("task"):
-        check_task(chosen)
-        text = with_task(text, path, chosen)
+    if task:
+        check_task(task)
+        text = with_task(text, path, task)
     if preset is not None:
         text = with_model(text, path, settings)
     is_replaced = text != before
@@ -51,11 +53,14 @@ def set_params(
     checked = params.parse(text, path, Params)
     check_task(checked.task)
     if text != before and not dry_run:
-        if is_replaced and before and not is_preset(before, path):
-            copy = path.with_name(f"{path.name}.before")
-            write_text(copy, before)
-            whose = "another run's settings" if begin else f"the preset of {checked.task}"
-            say(f"{path} now begins with {whose}; your settings are kept in {copy}")
+        if is_replaced:
+            kept, copy = "", path.with_name(f"{path.name}.before")
+            if before and not is_preset(before, path):
+                write_text(copy, before)
+                kept = f"; your settings are kept in {copy}"
+            whose = "another run's settings" if begin else f"the preset of {checked.task}" if task else "your settings"
+            model = f" and the model settings of {preset}, for the task {checked.task}" if preset else ""
+            say(f"{path} now begins with {whose}{model}{kept}")
         write_text(path, text)
     for name in checked.task.split("+"):
         folder = path.parent / "tasks_data" / name
@@ -79,14 +84,14 @@ def preset_of(task: str) -> Path:
 
 
 def model_settings(preset: str) -> dict[str, Any]:
-    """The settings of a model's preset, tasks_data/_models/<preset>.yaml, by dotted key. UserError where there is none.
-
-    Its key `task` is the task to begin with where none is named.
-    """
+    """The settings of a model's preset, tasks_data/_models/<preset>.yaml, by dotted key. UserError where there is none."""
     file = MODELS / f"{preset}.yaml"
     if not file.is_file():
-        names = ", ".join(sorted(each.stem for each in MODELS.glob("*.yaml")))
-        raise UserError(f"there is no preset {preset}: the models with a preset are {names or '(none here)'}")
+        names = sorted(each.stem for each in MODELS.glob("*.yaml"))
+        question = did_you_mean(preset, names) or "."
+        raise UserError(
+            f"there is no preset {preset}{question} The models with a preset are {', '.join(names) or '(none here)'}"
+        )
 
     def leaves(section: dict[str, Any], prefix: str) -> dict[str, Any]:
         flat: dict[str, Any] = {}
@@ -101,7 +106,7 @@ def with_model(text: str, path: Path, settings: dict[str, Any]) -> str:
     """params.yaml's text with a model's settings (`model_settings`). The numbers of the section `with_tools` count where the
     task has tools, and its own numbers are smaller or null."""
     own = params.parse(text, path, Params)
-    chosen = {key: value for key, value in settings.items() if key != "task" and not key.startswith(WITH_TOOLS)}
+    chosen = {key: value for key, value in settings.items() if not key.startswith(WITH_TOOLS)}
     least = {key.removeprefix(WITH_TOOLS): value for key, value in settings.items() if key.startswith(WITH_TOOLS)}
     if least and has_tools(own.task):
         for key, value in least.items():

@@ -3,7 +3,6 @@ the task's module, unless it is a package's."""
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 
 import environments
@@ -30,13 +29,8 @@ def check_task(name: str) -> None:
                 "can be imported"
             )
         return
-    names = environments.tasks()
-    if name not in names and name != "mcp":
-        near = difflib.get_close_matches(name, names, n=1)
-        question = f"; did you mean {near[0]}?" if near else ":"
-        raise UserError(
-            f"task: there is no task {name}{question} The tasks are {', '.join(names)}; `make new-task NAME=…` makes another"
-        )
+    if name not in environments.tasks() and name != "mcp":
+        raise UserError(f"task: {environments.no_task(name)}")
 
 
 def is_importable(module: str) -> bool:

@@ -20,6 +20,7 @@ def versioned(root: Path, folder: Path) -> None:
 
     try:
         with Repo(os.fspath(root)) as repo:
+            repo.scm_context.quiet = True  # else it prints what to do with git; the command that called says it, once
             repo.add([os.fspath(folder)])
     except DvcException as problem:
         raise UserError(

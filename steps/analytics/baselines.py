@@ -156,8 +156,7 @@ def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> 
     try:
         env = environments.load(task)
     except (ModuleNotFoundError, ValueError) as problem:
-        names = ", ".join(environments.tasks())
-        raise UserError(f"--task {task}: {problem}; the tasks are {names}, or a dotted module") from None
+        raise UserError(f"--task {task}: {problem}") from None
     if not env.has_rule:
         raise UserError(
             f"--task {task}: it has no rule, by which alone players are compared here; a judge compares policies in the "

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from environments import did_you_mean
 from environments._shares import PLUS, shares
 from steps.core.errors import UserError
 from steps.core.params_policy import Endpoint, Lora, Policy, Section
@@ -96,6 +97,13 @@ class Params(Section):
             raise ValueError(
                 f"update.vllm_importance_sampling_correction: false does not go with train.overlap: {self.train.overlap}, "
                 "whose batches an older adapter samples; take one of the two out"
+            )
+        steps = self.train.iterations * self.update.steps_per_generation * self.update.num_iterations
+        if self.update.warmup_steps and self.update.warmup_steps >= steps:
+            raise ValueError(
+                f"update.warmup_steps ({self.update.warmup_steps}) must be below the run's {steps} optimiser steps "
+                "(train.iterations × update.steps_per_generation × update.num_iterations): update.learning_rate would never "
+                "be reached; lower it, or train longer"
             )
         if self.rollout.opponent is not None and self.policy.kind in ("ray", "server"):
             raise ValueError(
@@ -358,7 +366,8 @@ def describe(problem: ValidationError) -> str:
         key = ".".join(str(part) for part in mistake["loc"])
         if mistake["type"] == "extra_forbidden":
             valid = _keys_beside(mistake["loc"])
-            sentences.append(f"{key} is not a known key" + (f" (known: {', '.join(valid)})" if valid else ""))
+            listed = f" (known: {', '.join(valid)})" if valid else ""
+            sentences.append(f"{key} is not a known key{listed}{did_you_mean(str(mistake['loc'][-1]), valid)}")
         elif mistake["type"] == "value_error":  # raised by a section's own check, whose text names the key
             sentences.append(mistake["msg"].removeprefix("Value error, "))
         else:

@@ -303,7 +303,7 @@ class Sft(Section):
     learning_rate: float = Field(1e-3, gt=0)
     """Step size of AdamW, which falls to 0 as a cosine after the warm-up."""
     warmup_steps: int = Field(10, ge=0)
-    """Optimiser steps over which the learning rate rises from 0."""
+    """Optimiser steps over which the learning rate rises from 0; half of all steps at most."""
     tokens_per_micro_batch: int | None = Field(None, ge=64)
     """Tokens in one forward pass; a beginning that demonstrations share counts once, and none is divided. null: as many as
     an update would take (update.tokens_per_micro_batch)."""

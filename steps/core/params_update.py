@@ -175,6 +175,11 @@ class Update(Section):
                 f"update.max_steps is needed with lr_scheduler_type: {self.lr_scheduler_type} "
                 "(iterations × steps_per_generation × num_iterations)"
             )
+        if self.max_steps is not None and self.warmup_steps >= self.max_steps:
+            raise ValueError(
+                f"update.warmup_steps ({self.warmup_steps}) must be below update.max_steps ({self.max_steps}): the learning "
+                "rate would never be reached"
+            )
 
     def _resolve(self, name: str, default: Any, is_read: bool = True, reader: str = "") -> None:
         """Give a field that is None its default. ValueError where it is set and not read; `reader` says when it would be."""

@@ -154,6 +154,14 @@ def judge(conversation: Conversation) -> Judged:
     return Judged(conversation, good, bad, corrections)
 
 
+def opinion(conversation: Conversation) -> str:
+    """What people said of a conversation: corrected, bad, good, or nothing."""
+    if not conversation.feedback or all(message["role"] != "assistant" for message in conversation.messages):
+        return "nothing"
+    judged = judge(conversation)
+    return "corrected" if judged.corrections else "bad" if judged.bad else "good" if judged.good else "nothing"
+
+
 def scenario_of(judged: Judged, task: Task) -> tuple[Scenario | None, str]:
     """(the scenario that the task makes of a conversation, why it makes none). The right answer is the last correction, or
     else the last answer where feedback calls it good and none bad."""

@@ -9,14 +9,15 @@ answer; what is read twice joins what is there.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
 from steps.traces import captured, files, langfuse_traces, mlflow_traces, openai_jsonl, otel, store
-from steps.traces.build import DataSets, Task, build
+from steps.traces.build import DataSets, Task, build, opinion
 from steps.traces.opinions import Scales, moment
 from steps.traces.privacy import Privacy
 from steps.traces.records import Conversation, Unreadable, hashed, joined
@@ -59,6 +60,8 @@ class Ingested(NamedTuple):
     conversations: int  # in all
     sets: DataSets
     unreadable: int  # rows in quarantine of which no conversation was made
+    unread: Mapping[str, int]  # why -> of how many of these rows
+    opinions: Mapping[str, int]  # conversations that people called good, bad, corrected; and those of which nobody said
 
 
 def ingest(
@@ -99,7 +102,9 @@ def ingest(
     files.write(folder, conversations, made, unreadable, state)
     old = {conversation.model_dump_json() for conversation in before}
     added = sum(conversation.model_dump_json() not in old for conversation in conversations)
-    return Ingested(len(parts), added, len(conversations), made, len(unreadable))
+    why = Counter(row.reason.removeprefix(files.READING) for row in unreadable)
+    opinions = Counter(opinion(conversation) for conversation in conversations)
+    return Ingested(len(parts), added, len(conversations), made, len(unreadable), why, opinions)
 
 
 class _Reading(NamedTuple):

@@ -124,8 +124,14 @@ def _fit(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, s
                 )
                 control.should_training_stop = best.add(seen)
 
+    computed = configuration(settings, len(order), seed)
+    if (warmup := computed["warmup_steps"]) < settings.warmup_steps:
+        say(
+            f"sft.warmup_steps is {settings.warmup_steps}, and there are {computed['max_steps']} optimiser steps: the "
+            f"learning rate rises over {warmup} of them"
+        )
     arguments = SFTConfig(
-        **configuration(settings, len(order), seed),
+        **computed,
         output_dir=folder,
         per_device_train_batch_size=settings.batch,
         logging_strategy="no",

@@ -157,7 +157,7 @@ def test_as_a_person_sees_it(tmp_path: Path) -> None:
     [
         (
             ["--task", "nope"],
-            "--task nope: No module named 'environments.nope'; the tasks are code_repair, email_search",
+            "--task nope: there is no task nope. The tasks are code_repair, email_search",
         ),
         (["--task", "tests.support.ruleless"], "--task tests.support.ruleless: it has no rule, by which alone"),
         (["--task", "multiplication", "--count", "0"], "--count: 0 is no number of scenarios"),

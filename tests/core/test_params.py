@@ -166,6 +166,15 @@ def test_every_stage_is_among_them() -> None:
             "update.lr_scheduler_type: Input should be 'constant', 'linear' or",
         ),
         (
+            {"update": {"warmup_steps": 16}, "train": {"iterations": 2}},
+            "update.warmup_steps (16) must be below the run's 16 optimiser steps (train.iterations × "
+            "update.steps_per_generation × update.num_iterations): update.learning_rate would never be reached",
+        ),
+        (
+            {"update": {"warmup_steps": 12, "lr_scheduler_type": "cosine", "max_steps": 12}},
+            "update.warmup_steps (12) must be below update.max_steps (12)",
+        ),
+        (
             {"update": {"warmup_steps": -1}},
             "update.warmup_steps: Input should be greater than or equal to 0 (it is -1)",
         ),

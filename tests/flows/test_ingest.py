@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import yaml
 
 from flows import forget, ingest
+from flows.repro.parameters import set_params
 from steps.core.errors import UserError
 from steps.traces import files
 from steps.traces.records import key_of
@@ -42,7 +45,7 @@ def run(root: Path, *words: str, consented: bool = False) -> Any:
 
 def test_versions_are_given_to_dvc_and_deletion_lists_them(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = f"openai:{GOLDEN}/openai.jsonl"
-    ingest.report(run(project, source))
+    ingest.report(run(project, source), "email_search")
     assert "8 conversations new or longer, 8 in all" in capsys.readouterr().out
     folder = project / files.FOLDER / "email_search"
     first = yaml.safe_load((project / "ingested/email_search.dvc").read_text())["outs"][0]["md5"]
@@ -89,6 +92,59 @@ def test_rows_without_consent_are_refused_until_the_operator_speaks(project: Pat
     done = run(project, "openai:more.jsonl")
     assert (done.added, done.conversations, done.unreadable) == (0, 8, 1)
     assert run(project, "openai:more.jsonl").unreadable == 1, "a refusal stays in quarantine"
+
+
+def test_ten_conversations_end_with_what_was_made_of_them_and_what_to_do_next(
+    project: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "dvc")
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    (project / ".dvc/config").write_text("")  # without core.no_scm, DVC has something to say of git
+    rows: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": f"In which room is meeting {number}?"}]} for number in range(10)
+    ]
+    for number, row in enumerate(rows):
+        row["messages"].append({"role": "assistant", "content": f"In room {number}."})
+    rated = [row | {"feedback": {"score": number % 2}} for number, row in enumerate(rows)]
+    for name, listed in (("chats", rows), ("rated", rated)):
+        (project / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in listed))
+    refused = "10 were not kept, because nothing says that their people agreed: ingest them again with --consented"
+    for words, code, says in (
+        (
+            ["openai:chats.jsonl"],
+            1,
+            ["in quarantine: 10, of which 10 could not be read (10 not read: no consent)", refused],
+        ),
+        (
+            ["openai:chats.jsonl", "--consented"],
+            0,
+            [
+                "10 in all; people said of them: good 0, bad 0, corrected 0, nothing 10",
+                "10 teach nothing by themselves",
+            ],
+        ),
+        (
+            ["openai:rated.jsonl", "--consented"],
+            0,
+            [
+                "good 5, bad 5, corrected 0, nothing 0",
+                "made: scenarios 0, demonstrations 5",
+                "nothing says whose inbox it is about",
+                "--set 'sft.demonstrations=[ingested/email_search/demonstrations.jsonl]'",
+                "for scenarios the task must know the right answer",
+                "git add ingested/email_search.dvc ingested/.gitignore && git commit",
+            ],
+        ),
+    ):
+        assert ingest.main(words) == code
+        output = capsys.readouterr().out
+        assert all(text in output for text in [*says, "next:\n"]), output
+    assert "To track the changes" not in caplog.text
+    [setting] = re.findall("--set '(.*)'", output)
+    checked = set_params([setting])
+    assert checked.sft is not None
+    assert checked.sft.demonstrations == ("ingested/email_search/demonstrations.jsonl",)
+    assert Path(checked.sft.demonstrations[0]).is_file()
 
 
 def test_a_scale_that_is_given_later_reads_the_file_again(project: Path) -> None:

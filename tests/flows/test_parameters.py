@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+import environments
 from flows.repro.parameters import set_params
-from steps.core.errors import UserError
+from steps.core.errors import UserError, explain
 from steps.core.params import Params, load
 from tests.conftest import ROOT, python, run
 
@@ -151,7 +152,7 @@ def test_another_task_begins_with_its_preset(folder: Path) -> None:
             "tic_tak_toe",
             "there is no task tic_tak_toe; did you mean tic_tac_toe[?] The tasks are code_repair, email_search",
         ),
-        ("chess", "there is no task chess: The tasks are code_repair, .*knowledge_search.*make new-task"),
+        ("chess", "there is no task chess[.] The tasks are code_repair, .*knowledge_search.*make new-task"),
         ("no_such_team.task", "there is no module no_such_team.task"),
         ("environments.no_such_task", "there is no module environments.no_such_task"),
     ],
@@ -189,9 +190,11 @@ def test_a_models_preset_goes_on_top_of_the_tasks(folder: Path) -> None:
     shutil.copytree(ROOT / "tasks_data/_models", folder / "tasks_data/_models")
     for model in (folder / "tasks_data/_models").glob("*.yaml"):
         settings = yaml.safe_load(model.read_text())
+        shutil.copy(ROOT / "tasks_data/email_search.yaml", folder / "params.yaml")
         for task, seed in ((None, 1), ("multiplication", 5)):
+            before = yaml.safe_load((folder / "params.yaml").read_text())["task"]
             checked = set_params([f"seed={seed}"], task=task, preset=model.stem)
-            assert checked.task == (task or settings["task"])
+            assert checked.task == (task or before), "without a task, the one that params.yaml has"
             assert checked.seed == seed
             written = yaml.safe_load((folder / "params.yaml").read_text())
             of_task = yaml.safe_load((folder / f"tasks_data/{checked.task}.yaml").read_text())
@@ -228,11 +231,45 @@ def test_a_task_that_cannot_be_loaded_is_a_sentence(folder: Path, monkeypatch: p
     assert files(folder) == before
 
 
+def test_what_a_preset_changed_is_said_on_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(ROOT / "tasks_data/_models", folder / "tasks_data/_models")
+    for words, said in (
+        ({"preset": "smollm2"}, "your settings and the model settings of smollm2, for the task email_search"),
+        ({"task": "tic_tac_toe"}, "the preset of tic_tac_toe; your settings are kept in params.yaml.before"),
+        (
+            {"preset": "smollm2", "task": "multiplication"},
+            "the preset of multiplication and the model settings of smollm2, ",
+        ),
+        ({"preset": "smollm2", "task": "multiplication"}, ""),
+    ):
+        set_params([], **words)
+        output = capsys.readouterr().out
+        assert output.startswith(f"params.yaml now begins with {said}") if said else not output, output
+        assert output.count("\n") == bool(said)
+    with pytest.raises(
+        UserError, match=r"there is no preset SmolM2; did you mean smollm2\? The models with a preset are"
+    ):
+        set_params([], preset="SmolM2")
+    with pytest.raises(
+        UserError, match=r"update\.learing_rate is not a known key \(.*\); did you mean learning_rate\?"
+    ):
+        set_params(["update.learing_rate=1"])
+
+
 def test_a_preset_that_is_none_is_refused_before_anything_is_written(folder: Path) -> None:
     before = files(folder)
-    with pytest.raises(UserError, match=r"there is no preset qwen: the models with a preset are \(none here\)"):
+    with pytest.raises(UserError, match=r"there is no preset qwen\. The models with a preset are \(none here\)"):
         set_params([], preset="qwen")
     assert files(folder) == before
+
+
+def test_a_stages_own_command_asks_about_a_task_that_is_none_too() -> None:
+    with pytest.raises(
+        environments.NoTask, match=r"there is no task emial-search; did you mean email_search\?"
+    ) as raised:
+        environments.load("emial-search")
+    text, code = explain(raised.value)
+    assert (text.partition(";")[0], code) == ("there is no task emial-search", 2)
 
 
 def test_a_bad_assignment_leaves_the_task_as_it_was(folder: Path) -> None:

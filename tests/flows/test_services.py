@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from flows import ui
+from flows.deployment import services
 from flows.deployment.services import Services, plain
 from flows.terminal.command import without_proxy
 from steps.core.errors import UserError
@@ -26,7 +28,7 @@ from steps.core.keys import key
 from steps.core.terminal import served
 from steps.runner import handover
 from steps.runner.handover import alive
-from tests.conftest import ROOT
+from tests.conftest import ROOT, free_port
 
 # A service with a process of its own, as Prefect's server has one. It writes both ids when it is ready.
 SERVICE = """
@@ -82,6 +84,38 @@ def test_a_folder_that_others_could_open_is_closed(tmp_path: Path) -> None:
     (tmp_path / "state").chmod(0o777)
     Services(tmp_path / "state", {})
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+
+
+LATE = """
+import http.server, sys, time
+print("loading weights", flush=True)
+time.sleep(float(sys.argv[2]))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_a_server_is_waited_for_as_long_as_it_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says what it does meanwhile. A proxy is not asked for what is on this machine."""
+    (tmp_path / "late.py").write_text(LATE)
+    port, environment = free_port(), {**os.environ, "PYTHONPATH": str(tmp_path)}
+    monkeypatch.setattr(services, "SHOWN", 0.2)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with Services(tmp_path / "state", environment) as started:
+        started.start("late", "late", str(port), "1.5")
+        started.wait("late", f"http://127.0.0.1:{port}/health")
+        assert re.search(r"late is starting, \d s: loading weights\n", capsys.readouterr().out)
+        started.start("gone", "no_such_module")
+        with pytest.raises(UserError, match=r"gone ended \(exit code 1\) before it answered: see .*gone.log"):
+            started.wait("gone", f"http://127.0.0.1:{free_port()}/health")
+        monkeypatch.setattr(services, "PATIENCE", 0.0)
+        with pytest.raises(UserError, match="late does not answer after 0 s"):
+            started.wait("late", f"http://127.0.0.1:{free_port()}/health")
 
 
 class Recorder(Services):

@@ -469,7 +469,17 @@ def test_a_task_that_is_none_is_refused_before_anything_is_installed(tree: Path)
     (tree / "environments/chess.py").touch()
     done = make(tree, "train", "TASK=ches", PYTHON="python-that-is-missing")
     assert done.stderr.startswith("There is no task ches. The tasks are chess; 'make new-task NAME=ches'")
-    for task in ("chess", "my_team.my_task", ""):
+    done = make(tree, "train", "TASK=ches", PYTHON=sys.executable)
+    assert done.stderr.startswith(
+        "There is no task ches; did you mean chess? The tasks are chess; 'make new-task NAME="
+    )
+    (tree / "tasks_data/_models").mkdir(parents=True)
+    (tree / "tasks_data/_models/smollm2.yaml").touch()
+    done = make(tree, "train", "PRESET=smolm2", PYTHON=sys.executable)
+    assert done.stderr.startswith(
+        "There is no preset smolm2; did you mean smollm2? The models with a preset are smollm2."
+    )
+    for task in ("chess", "my_team.my_task", "gymnasium:Taxi-v4", ""):
         done = make(tree, "train", f"TASK={task}", PYTHON="python-that-is-missing")
         assert done.stderr.startswith("Python 3.11 with venv is needed")
 
@@ -479,9 +489,21 @@ def test_a_preset_that_is_none_is_refused_before_anything_is_installed(tree: Pat
     (tree / ".git").touch()
     (tree / "tasks_data/_models/small1.5.yaml").touch()
     done = make(tree, "train", "PRESET=smal", PYTHON="python-that-is-missing")
-    assert done.stderr.startswith("There is no preset smal: the models with a preset are small1.5.")
+    assert done.stderr.startswith("There is no preset smal")
     done = make(tree, "train", "PRESET=small1.5", PYTHON="python-that-is-missing")
     assert done.stderr.startswith("Python 3.11 with venv is needed")
+
+
+@pytest.mark.parametrize(
+    "word", ["task=chess", "Preset=smollm2", "args=--dry-run", "q=Who?", "name=x", "serve_port=8001"]
+)
+def test_a_variable_that_make_would_ignore_is_refused(tree: Path, word: str) -> None:
+    name, _, value = word.partition("=")
+    done = make(tree, "help", word)
+    assert done.returncode == 2
+    assert f"there is no variable {name}, which would be ignored: write {name.upper()}={value}" in done.stderr
+    for right in (f"{name.upper()}={value}", "CUDA_VISIBLE_DEVICES=0", "no_proxy=localhost"):
+        assert make(tree, "help", right).returncode == 0
 
 
 def test_an_environment_behind_a_link_is_not_touched(tree: Path) -> None:

@@ -32,7 +32,9 @@ def policy() -> Policy:
     before = Path.cwd()
     os.chdir(ROOT)
     try:
-        chosen = set_params([], dry_run=True, preset="smollm2").policy.model_copy(update={"dtype": "float32"})
+        chosen = set_params([], task="json_records", dry_run=True, preset="smollm2").policy.model_copy(
+            update={"dtype": "float32"}
+        )
         base = loading.local(chosen)
         return base.model_copy(update={"base_model": str(Path(base.base_model).resolve()), "context": 256})
     except UserError as problem:

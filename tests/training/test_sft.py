@@ -64,6 +64,22 @@ def test_it_is_trls_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert tiny.relative(*ways) < 1e-3
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 11, 40])
+def test_the_learning_rate_is_reached_however_few_the_steps(steps: int) -> None:
+    """The warm-up is 10 steps by default, and a few demonstrations are fewer steps than that."""
+    import torch
+    from transformers import get_scheduler
+
+    settings = Sft(demonstrations=("x",), batch=4)
+    fields = sft.configuration(settings, 4 * steps, 1)
+    optimizer = torch.optim.SGD([torch.zeros(1)], settings.learning_rate)
+    schedule = get_scheduler(
+        fields["lr_scheduler_type"], optimizer, fields["warmup_steps"], num_training_steps=fields["max_steps"]
+    )
+    rates = [settings.learning_rate * schedule.lr_lambdas[0](step) for step in range(fields["max_steps"])]
+    assert max(rates) == pytest.approx(settings.learning_rate)
+
+
 def test_small_micro_batches_give_the_same_steps(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
