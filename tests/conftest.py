@@ -32,10 +32,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
 
 ROOT = Path(__file__).parent.parent
 STORES = ["sqlite", "postgresql and s3"]  # of MLflow, for the fixture `here`
-SMALL: dict[str, dict[str, float]] = {  # a run of a minute or two
+SMALL: dict[str, dict[str, float | str]] = {  # a run of a minute or two
     "scenarios": {"train": 24, "val": 24, "test": 30},
     "rollout": {"scenarios": 6, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
-    "train": {"iterations": 2, "patience": 2},
+    "train": {"iterations": 2, "patience": 2, "way": "grpo"},  # so few attempts may show no success
 }
 
 

@@ -28,6 +28,7 @@ SMALL: dict[str, object] = {
     "rollout.scenarios": 8,
     "rollout.attempts": 4,
     "train.iterations": 2,
+    "train.way": "grpo",
     "train.patience": 2,
 }
 SFT = {"from_runs": ["one", "two/001"], "batch": 8}

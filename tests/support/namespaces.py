@@ -41,7 +41,7 @@ TASK = "fleet_agent"
 SMALL: dict[str, Any] = {
     "scenarios": {"train": 12, "val": 8, "test": 8},
     "rollout": {"scenarios": 4, "attempts": 4, "temperature": 1.0, "max_tokens": 32},
-    "train": {"iterations": 2, "patience": 2},
+    "train": {"iterations": 2, "patience": 2, "way": "grpo"},
     "agents": {"clients": 0, "heartbeat_seconds": 5},
 }
 # part -> the file (a pattern) whose appearance is the moment at which it is taken away

@@ -22,7 +22,13 @@ from steps.runner.handover import worker_pids
 from tests.conftest import SMALL, copy_project, end, python, run, start
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-SETTINGS = {"train.iterations": 3, "train.overlap": 1, "evaluate.sampled_attempts": 0, "update.beta": 0}
+SETTINGS = {
+    "train.iterations": 3,
+    "train.way": "grpo",
+    "train.overlap": 1,
+    "evaluate.sampled_attempts": 0,
+    "update.beta": 0,
+}
 
 
 def words() -> list[str]:

@@ -32,7 +32,7 @@ WRITERS = 8
 SMALL: dict[str, dict[str, float]] = {
     "scenarios": {"train": 12, "val": 8, "test": 10},
     "rollout": {"scenarios": 4, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
-    "train": {"iterations": 2, "patience": 2},
+    "train": {"iterations": 2, "patience": 2, "way": "grpo"},
 }
 
 
