@@ -29,7 +29,7 @@ from tests.conftest import change_params, copy_project, environment
 from tests.support.team_services import PORTS, Team, binaries, documented, passwords
 
 WRITERS = 8
-SMALL: dict[str, dict[str, float]] = {
+SMALL: dict[str, dict[str, float | str]] = {
     "scenarios": {"train": 12, "val": 8, "test": 10},
     "rollout": {"scenarios": 4, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
     "train": {"iterations": 2, "patience": 2, "way": "grpo"},
