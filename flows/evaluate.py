@@ -20,12 +20,13 @@ from prefect import flow
 from flows.deployment.checkout import restored
 from flows.deployment.settings import EvaluateSettings
 from flows.promotion.judging import challenge, log_verdict, print_end
+from flows.terminal import recorded
 from flows.terminal.command import prepare, run_command
 from steps.project import store
 from steps.registry.gate import Verdict
 
 
-@flow(name="evaluate", log_prints=False)
+@flow(name="evaluate", log_prints=False, on_crashed=[recorded.stopped])
 def evaluate(settings: EvaluateSettings) -> Verdict:
     """The verdict on a version (by default the challenger), as `promote` would reach it now."""
     with restored():

@@ -29,6 +29,7 @@ from flows import ingest
 from flows.deployment import workspace
 from flows.deployment.settings import FlywheelSettings, PromoteSettings, assigned
 from flows.repro.parameters import set_params
+from flows.terminal import recorded
 from flows.terminal.command import LOG, prepare, run_command
 from steps.core import params
 from steps.core.errors import UserError
@@ -172,7 +173,7 @@ def show(lines: list[str]) -> None:
     make()
 
 
-@flow(name="flywheel", log_prints=False)
+@flow(name="flywheel", log_prints=False, on_crashed=[recorded.stopped])
 def deployed(settings: FlywheelSettings) -> list[str]:
     """A turn in the worktree that the deployment's pull step made; the lines that it says."""
     from flows.deployment.checkout import keep_results

@@ -26,6 +26,7 @@ from flows.deployment.checkout import restored
 from flows.deployment.settings import PromoteSettings
 from flows.promotion.judging import Challenge, challenge, check_right, log_verdict, on_trial, print_end, remember
 from flows.serving import live
+from flows.terminal import recorded
 from flows.terminal.command import prepare, run_command
 from steps.project import store
 from steps.registry import card, verdict_report
@@ -34,7 +35,7 @@ from steps.registry.gate import Verdict
 REFUSED = 3  # exit code
 
 
-@flow(name="promote", log_prints=False)
+@flow(name="promote", log_prints=False, on_crashed=[recorded.stopped])
 def promote(settings: PromoteSettings) -> Verdict | None:
     """Judge a version (by default the challenger), and promote it past the gate. None where it is champion already."""
     if not settings.dry_run:

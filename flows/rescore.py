@@ -30,6 +30,7 @@ from flows.deployment.settings import RescoreSettings
 from flows.deployment.workspace import NAME
 from flows.promotion.evaluations import run_stage
 from flows.repro.parameters import changed, values
+from flows.terminal import recorded
 from flows.terminal.command import prepare, run_command
 from flows.terminal.report import RUN
 from steps.core import params
@@ -38,7 +39,7 @@ from steps.core.files import write_text
 from steps.project.chain import iteration_name, sampled_with
 
 
-@flow(name="rescore", log_prints=False)
+@flow(name="rescore", log_prints=False, on_crashed=[recorded.stopped])
 def rescore(settings: RescoreSettings) -> list[dict[str, Any]]:
     """Judge iterations with other judges, and compare; one row per iteration."""
     with restored():

@@ -18,6 +18,7 @@ from prefect import flow
 
 from flows.deployment.settings import RollbackSettings
 from flows.promotion.judging import check_right, remember
+from flows.terminal import recorded
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
@@ -55,7 +56,7 @@ def rollback(root: Path, name: str, to: str, why: str, dry_run: bool = False) ->
     return before, after
 
 
-@flow(name="rollback", log_prints=False)
+@flow(name="rollback", log_prints=False, on_crashed=[recorded.stopped])
 def deployed(settings: RollbackSettings) -> tuple[str, str]:
     """(version that was champion, version that is champion now), which the flow run's page shows as well."""
     from prefect.artifacts import create_markdown_artifact

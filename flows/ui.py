@@ -155,7 +155,7 @@ def serve(root: Path, ports: dict[str, int], only: str | None = None, runs: int 
             services.wait("prefect", f"{pages['prefect']}/api/health")
             if only is None:
                 start_worker(services, runs)
-            say(f"Prefect: {pages['prefect']}   (its pages ask for the key in {KEY}: paste its whole line)")
+            say(f"Prefect: {pages['prefect']}/login   (paste the whole line of {KEY})")
         if "mlflow" in chosen:
             services.wait("mlflow", f"{pages['mlflow']}/health")
             sign_in = f"user name: {mlflow_server.USER}, password: the text in {mlflow_server.KEY}"

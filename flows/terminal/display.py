@@ -212,6 +212,8 @@ class RunDisplay:
             ended.set()
             if self.live is not None:
                 self.console.print(self._table())  # the live one is gone
+            if self.logger is not None:
+                deliver_logs()
             self.live, self.logger = None, None
             self.console.file.flush()
             sys.stdout.flush()
@@ -233,6 +235,15 @@ def module(stage: str) -> str:
 def duration(seconds: float) -> str:
     """Seconds in words, as exactly as a guess deserves."""
     return f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {max(1, round(seconds))} s"
+
+
+def deliver_logs() -> None:
+    """Send what the flow run has logged. Prefect sends it every two seconds, and who watches a run looks no further once it
+    has ended: the result would be missing."""
+    from prefect.logging.handlers import APILogWorker
+
+    with contextlib.suppress(Exception):  # a server that is away costs these lines
+        APILogWorker.drain_all(timeout=5)
 
 
 def mask_logs() -> None:

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.states import Cancelled
 
 from flows.terminal import prefect_server
 from flows.terminal.limits import TakesTooLong, limit
@@ -35,8 +38,8 @@ def result_of(
     An error of Prefect's after that is said, and changes nothing."""
     results: list[T] = []
     with contextlib.ExitStack() as limits:
-
-        @flow(name=name, flow_run_name=lambda: run_name, log_prints=False)  # a text would be a template
+        # a text would be a template
+        @flow(name=name, flow_run_name=lambda: run_name, log_prints=False, on_crashed=[stopped])
         def run() -> None:
             limits.close()
             results.append(work())
@@ -58,6 +61,14 @@ def result_of(
             else:
                 raise
     return results[0]
+
+
+def stopped(_: object, flow_run: FlowRun, state: State) -> None:
+    """A hook of flows that people start: what Ctrl-C ended was cancelled, though Prefect calls it a crash."""
+    if "interrupt signal" in (state.message or ""):  # Prefect's words for a KeyboardInterrupt
+        with get_client(sync_client=True) as client:
+            message = "Stopped by Ctrl-C. The same command goes on from here."
+            client.set_flow_run_state(flow_run.id, Cancelled(message=message), force=True)
 
 
 def leave(code: int) -> int:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Crashed, exception_to_crashed_state
 
 from flows.deployment import pages
 from flows.terminal import recorded
@@ -117,6 +122,30 @@ def test_an_artifact_that_takes_too_long_is_the_last(monkeypatch: pytest.MonkeyP
     artifact(60)
     artifact(0)
     assert made == [1]
+
+
+@pytest.mark.parametrize(
+    ("message", "states"),
+    [
+        ("Execution was aborted by an interrupt signal.", ["CANCELLED"]),
+        ("Execution was aborted by a termination signal.", []),
+        (None, []),
+    ],
+)
+def test_ctrl_c_is_no_crash(monkeypatch: pytest.MonkeyPatch, message: str | None, states: list[str]) -> None:
+    """The message is Prefect's own of a KeyboardInterrupt."""
+    kept: list[str] = []
+
+    class Client:
+        def set_flow_run_state(self, flow_run_id: object, state: Any, force: bool) -> None:
+            assert (flow_run_id, force) == (run.id, True)
+            kept.append(state.type.value)
+
+    run = FlowRun(flow_id=uuid4())
+    monkeypatch.setattr(recorded, "get_client", lambda sync_client: contextlib.nullcontext(Client()))
+    recorded.stopped(None, run, Crashed(message=message))
+    assert kept == states
+    assert "interrupt signal" in (asyncio.run(exception_to_crashed_state(KeyboardInterrupt())).message or "")
 
 
 def test_a_limit_ends_with_its_block() -> None:

@@ -635,6 +635,15 @@ def test_a_store_that_cannot_be_used_is_one_sentence(project: Project) -> None:
         MlflowTracker(project.root)
 
 
+def test_its_experiment_opens_on_its_runs(project: Project) -> None:
+    """MLflow opens the traces of an experiment without the tag. What a person chooses there stays."""
+    tracker, _ = project.log()
+    assert tracker.client.get_experiment(tracker.experiment).tags["mlflow.experimentKind"] == "custom_model_development"
+    tracker.client.set_experiment_tag(tracker.experiment, "mlflow.experimentKind", "genai_development")
+    MlflowTracker(project.root)
+    assert tracker.client.get_experiment(tracker.experiment).tags["mlflow.experimentKind"] == "genai_development"
+
+
 def test_a_deleted_experiment_is_one_sentence(project: Project) -> None:
     tracker, _ = project.log()
     tracker.client.delete_experiment(tracker.experiment)
