@@ -24,15 +24,20 @@ if TYPE_CHECKING:
 
 
 def check(params: Params) -> None:
-    """UserError where the model's chat template leaves out the task's tools, or policy.context holds no first prompt."""
+    """UserError where the model's chat template leaves out the task's tools, or policy.context holds no first prompt; for a
+    task that cannot be loaded, too."""
     for name in params.task.split("+"):
         if ":" in name or "." in name or name not in environments.tasks(agents=False):
             continue
-        env, policy = environments.load(name), params.policy
-        text = template_of(policy)
+        policy, text = params.policy, template_of(params.policy)
         if text is None:
             continue
-        if env.tools() and "tools" not in text:
+        try:
+            env = environments.load(name)
+            has_tools = bool(env.tools())
+        except (ValueError, ModuleNotFoundError) as problem:
+            raise UserError(f"task: {problem}") from None
+        if has_tools and "tools" not in text:
             raise UserError(
                 f"policy.base_model: {policy.base_model} cannot play {name}, because its chat template leaves out the "
                 "task's tools: set policy.chat_template to one that has them, a file or one of "

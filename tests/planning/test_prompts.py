@@ -91,6 +91,15 @@ def test_a_prompt_is_counted_as_it_is_rendered(name: str, tmp_path: Path) -> Non
     assert counted is not None
 
 
+def test_a_task_that_cannot_be_loaded_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> None:
+        raise ValueError(f"environments.{name}: Mine does not define reward; see environments/_template.py")
+
+    monkeypatch.setattr(environments, "load", load)
+    with pytest.raises(UserError, match=r"task: environments.email_search: Mine does not define reward; see"):
+        plan.check(params())
+
+
 def test_what_is_not_at_hand_is_left_to_the_stages(tmp_path: Path) -> None:
     assert prompts.template_of(params(base_model="nobody/knows").policy) is None
     assert prompts.first_prompt(params(base_model=str(tmp_path)).policy, "", EmailSearch, MAILS, 1) is None
