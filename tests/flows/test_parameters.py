@@ -242,7 +242,7 @@ def test_what_a_preset_changed_is_said_on_one_line(folder: Path, capsys: pytest.
         ),
         ({"preset": "smollm2", "task": "multiplication"}, ""),
     ):
-        set_params([], **words)
+        set_params([], task=words.get("task"), preset=words.get("preset"))
         output = capsys.readouterr().out
         assert output.startswith(f"params.yaml now begins with {said}") if said else not output, output
         assert output.count("\n") == bool(said)
