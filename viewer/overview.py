@@ -54,7 +54,7 @@ def overview(run: Path, batches: Mapping[str, TrajectoryFile]) -> Overview | Non
         before,
         after,
         WORDS[kind],
-        {name: (len(found), found[:SHOWN]) for name, found in by_change.items()} if changed else {},
+        {name: (len(scenarios), scenarios[:SHOWN]) for name, scenarios in by_change.items()} if changed else {},
     )
 
 

@@ -15,10 +15,10 @@ def evaluations(run: Path, kind: str = "evaluation") -> dict[str, Evaluation]:
 
     One that is being written, or that another version wrote, is left out.
     """
-    listed, found = chain.listed(run), dict[str, Evaluation]()
+    listed, results = chain.listed(run), dict[str, Evaluation]()
     for path in sorted(run.glob(f"*/{kind}/summary.json")):
         name = path.parent.parent.name
         if re.fullmatch(r"\d{3}", name, re.ASCII) and (listed is None or name in listed):
             with suppress(OSError, ValueError):
-                found[name] = Evaluation.model_validate_json(path.read_text())
-    return found
+                results[name] = Evaluation.model_validate_json(path.read_text())
+    return results

@@ -6,11 +6,12 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from flows.terminal import report
+from flows.terminal import display, report
 from flows.terminal.display import PROGRESS, RunDisplay, duration, module
 from flows.terminal.report import Point
 from steps.core.params_sections import Scenarios
@@ -105,3 +106,16 @@ def test_a_guess_is_no_more_exact_than_it_is() -> None:
         "about 2 min",
         "about 10 min",
     ]
+
+
+def test_what_a_deployed_run_says_is_delivered_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who watches it looks no further once it has ended; a run by hand has no logger, and nothing to deliver."""
+    seen: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(display, "deliver_logs", lambda: seen.append("delivered"))
+    logger = SimpleNamespace(info=seen.append)
+    for given in (logger, None):
+        shown = RunDisplay()
+        with shown.shown(tmp_path / "train.log", given):
+            shown.say("trained: test success 0.858")
+    assert seen == ["trained: test success 0.858", "delivered"]

@@ -229,3 +229,15 @@ def test_the_folder_of_sockets_may_be_the_temporary_folder(monkeypatch: pytest.M
     assert folder.parent == Path("/tmp")
     monkeypatch.setenv("TMPDIR", os.fspath(folder))
     assert handover.socket_folder() == folder
+
+
+def test_who_watches_a_run_sees_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect streams logs only where its server is told to."""
+    from prefect.settings.models.server.logs import ServerLogsSettings
+
+    for name, value in ui.environment(tmp_path, 4200, 5000).items():
+        if name.startswith("PREFECT_SERVER_LOGS_"):
+            monkeypatch.setenv(name, value)
+    settings = ServerLogsSettings()
+    assert settings.stream_out_enabled
+    assert settings.stream_publishing_enabled
