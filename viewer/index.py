@@ -189,7 +189,7 @@ class Index:
         listed = chain.listed(self.run)
         with suppress(FileNotFoundError, NotADirectoryError):  # the run does not exist yet or is being removed
             for path in self.run.iterdir():
-                if path.name.isascii() and path.name.isdigit():  # isdigit alone takes ², which is no number
+                if chain.NAME.fullmatch(path.name):
                     if listed is not None and path.name not in listed:
                         continue
                     if (path / "trajectories.parquet").is_file():
@@ -350,10 +350,10 @@ def counts(table: Any) -> tuple[list[int], list[int]]:
     return lengths.tolist(), (total[ends] - total[ends - lengths]).astype(int).tolist()
 
 
-def place(key: str) -> tuple[int, int, str]:
+def place(key: str) -> tuple[float, int, str]:
     """The sort key of a batch: batches stand in the order in which a run makes them."""
     iteration, kind = key.split("/")
-    return int(iteration), KINDS.index(kind) if kind in KINDS else len(KINDS), kind
+    return chain.place(iteration), KINDS.index(kind) if kind in KINDS else len(KINDS), kind
 
 
 def question(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from steps.core.records import Evaluation
+from steps.project import chain
 from steps.project.chain import BASE
 from viewer.changes import ScenarioChange, pairs
 from viewer.charts import Chart, learning
@@ -40,7 +41,7 @@ def overview(run: Path, batches: Mapping[str, TrajectoryFile]) -> Overview | Non
         return None
     curve = learning(shown)
     # as flows.train chooses it
-    best = max(iterations, key=lambda name: (shown[name].share, shown[name].reward or 0.0, -int(name)))
+    best = max(iterations, key=lambda name: (shown[name].share, shown[name].reward or 0.0, -chain.place(name)))
     tests = evaluations(run, "test")
     # a run before this one in the same folder leaves tests of adapters of its own
     if all(name in tests and tests[name].adapter_hash == shown[name].adapter_hash for name in (BASE, best)):
@@ -61,9 +62,9 @@ def overview(run: Path, batches: Mapping[str, TrajectoryFile]) -> Overview | Non
 def headline(base: Evaluation, trained: Evaluation, iteration: str) -> str:
     """Base policy and best iteration in one line, each with its 95 % interval."""
     if trained.judged is not None:  # the base policy is what it is compared with
-        return f"{trained.sentence()} (iteration {int(iteration)})"
+        return f"{trained.sentence()} ({chain.label(iteration)})"
     (low, high), (least, most) = base.interval, trained.interval
     return (
         f"success {base.share:.3f} [{low:.3f}, {high:.3f}] → {trained.share:.3f} [{least:.3f}, {most:.3f}] of "
-        f"{trained.n:,} scenarios (base policy → iteration {int(iteration)})"
+        f"{trained.n:,} scenarios (base policy → {chain.label(iteration)})"
     )

@@ -261,14 +261,14 @@ def chosen(batches: Batches, others: Batches | None, before: str, after: str) ->
     return first, max(same or ([first] if others is None else later.values()), key=rates)
 
 
-def rates(batch: TrajectoryFile) -> tuple[float, float, int]:
+def rates(batch: TrajectoryFile) -> tuple[float, float, float]:
     """The criteria of flows.train: mean success, mean reward, then the earliest. Lowest of all if nothing is scored."""
     attempts = [attempt for group in batch.groups for attempt in group.attempts]
     rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
     if not rewards:
         return -1.0, 0.0, 0
     success = sum(bool(attempt.success) for attempt in attempts) / len(attempts)
-    return success, sum(rewards) / len(rewards), -int(batch.iteration)
+    return success, sum(rewards) / len(rewards), -chain.place(batch.iteration)
 
 
 def neighbours(index: Index, query: Query, group: AttemptGroup, carried: dict[str, str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from steps.core import params
 from steps.core.errors import UserError, explain
 from steps.core.files import write_text
 from steps.core.records import Judged, TaskResult
-from steps.project.chain import BASE, SFT, START, iteration_name
+from steps.project.chain import BASE, SFT, START, iteration_name, label
 
 if TYPE_CHECKING:
     from environments.base import Env
@@ -93,16 +93,16 @@ def result_lines(summary: dict[str, Any]) -> list[str]:
                 lines += judged_lines(judged, result["n"])
             continue
         low, high = result["ci95"]
-        label = BEGUN.get(result.get("policy", ""), who) if who == "begun" else who
+        side = BEGUN.get(result.get("policy", ""), who) if who == "begun" else who
         sampled = "" if result.get("sampled_success") is None else f"; sampled {result['sampled_success']:.3f}"
         lines.append(
-            f"{label:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {result['n']} scenarios{sampled}"
+            f"{side:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {result['n']} scenarios{sampled}"
         )
         for task, fields in result.get("by_task", {}).items():
             lines.append(f"{'':>10}{TaskResult.model_validate(fields).sentence(task)}")
     lines += report.decision_table(len(summary["iterations"]))
     policy = summary["trained"]["policy"]
-    which = f"iteration {int(policy)}" if policy.isdigit() else f"run/{policy}"
+    which = label(policy)
     if (entry := summary["registered"]) and entry["version"] is None:
         lines.append(f"Registered {which} in {entry['name']}; `make mlflow` shows the version's number.")
     elif entry:

@@ -47,6 +47,17 @@ def iteration_name(iteration: int) -> str:
     return f"{iteration:03d}"
 
 
+def place(name: str) -> float:
+    """Where a policy stands among the others of its run, by the name of its folder: the base, what the iterations began
+    with, then the iterations by their numbers."""
+    return {START: 0.1, SFT: 0.2}.get(name) or int(name)
+
+
+def label(name: str) -> str:
+    """A policy for a person, by the name of its folder: "iteration 4", or "run/sft"."""
+    return f"iteration {int(name)}" if name.isdigit() else f"run/{name}"
+
+
 def sampler_of(iteration: int, overlap: int) -> int:
     """The iteration whose adapter samples for this one: the one before it, or with train.overlap so many earlier."""
     return max(iteration - 1 - overlap, 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from steps.core.errors import UserError
+from steps.project import chain
 from steps.project.chain import CHAMPION, origins, policy_lag, read_chain, sampled_with, write_chain
 
 
@@ -130,3 +131,22 @@ def test_a_chain_says_by_which_key_the_task_is_named(tmp_path: Path, monkeypatch
         (tmp_path / "chain.yaml").write_text(text)
         with pytest.raises(UserError, match=words):
             read_chain(tmp_path)
+
+
+def test_policies_stand_in_the_order_in_which_a_run_makes_them() -> None:
+    names = ["002", "sft", "000", "010", "start", "001"]
+    assert sorted(names, key=chain.place) == ["000", "start", "sft", "001", "002", "010"]
+    assert [chain.label(name) for name in ("004", "sft")] == ["iteration 4", "run/sft"]
+
+
+def test_what_the_iterations_began_with_can_be_the_best_and_is_tested_beside_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_chain(3, "sft", origins=["sft"])
+    assert read_chain(tmp_path)["tested"] == {"base": "000", "best": "sft"}
+    assert chain.tested_stages(tmp_path) == ["test@base", "test@best"]
+    write_chain(3, "002", origins=["start", "sft"])
+    assert read_chain(tmp_path)["tested"] == {"base": "000", "best": "002", "begun": "sft"}
+    assert chain.tested_stages(tmp_path) == ["test@base", "test@best", "test@begun"]
+    assert chain.misshapen(read_chain(tmp_path)) == ""

@@ -70,6 +70,20 @@ def test_a_finished_run_speaks_of_its_test_split(tmp_path: Path) -> None:
     assert shown() == ("validation", "success 0.200")
 
 
+def test_what_the_iterations_began_with_may_be_the_best(tmp_path: Path) -> None:
+    """Of 5 validation scenarios what was taught solves 4, iteration 2 solves 3."""
+    run = make_run(tmp_path / "run")
+    told = [trajectory(scenario(number, "val"), 0, "val", 2) for number in range(5)]
+    write(run / "sft" / "evaluation", told, [reward(one, place < 4) for place, one in enumerate(told)])
+    write_summary(run / "sft" / "evaluation", 4, 5)
+    with browse(run) as client:
+        page = str(Text(client.get("/").text))
+        assert "success 0.200 [0.036, 0.624] → 0.800 [0.376, 0.964] of 5 scenarios (base policy → run/sft)" in page
+        assert "49 of 49 trajectories" in page
+        assert client.get("/compare").status_code == 200
+        assert client.get("/analytics").status_code == 200
+
+
 def test_a_run_that_has_trained_nothing_has_no_overview(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", iterations=0)
     assert overview(run, Index(run).batches) is None
