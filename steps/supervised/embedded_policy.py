@@ -18,11 +18,14 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from steps.core.errors import UserError
 from steps.core.progress import progress, say
 from steps.policy.chat_templates import CALLS_INTRODUCTION, CHATML, TOOLS_INTRODUCTION
 from steps.runner.stage import Output, main
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
     from environments.base import Env, Message
@@ -143,6 +146,32 @@ def make_model(tokens: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
+def take_body(model: Any, tokenizer: Any, body: Path) -> int:
+    """Copy another policy's layers, and its embeddings of the tokens that both have; their number. UserError where the other
+    has another shape."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    other = AutoModelForCausalLM.from_pretrained(body, dtype=torch.float32)
+    layers = {
+        name: value
+        for name, value in other.state_dict().items()
+        if "embed_tokens" not in name and "lm_head" not in name
+    }
+    try:
+        model.load_state_dict(layers, strict=False)
+    except RuntimeError as problem:
+        raise UserError(
+            f"--body: {body} has layers of another shape than a small policy; give one of this project's"
+        ) from problem
+    places = AutoTokenizer.from_pretrained(body).get_vocab()
+    shared = {place: places[token] for token, place in tokenizer.get_vocab().items() if token in places}
+    with torch.no_grad():
+        own = model.get_input_embeddings().weight
+        own[list(shared)] = other.get_input_embeddings().weight[list(shared.values())]
+    return len(shared)
+
+
 def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int) -> None:
     """Learn the assistants' turns of demonstrations, and to repeat."""
     from environments.email_search import EmailSearch
@@ -219,14 +248,19 @@ def batch_loss(model: Qwen3ForCausalLM, rows: list[LabelledTokens], weight: floa
     Rows are padded on the right, where a causal model does not look.
     """
     import torch
-    from torch.nn.functional import cross_entropy
 
     length = max(len(ids) for ids, _ in rows)
     ids = torch.tensor([ids + [0] * (length - len(ids)) for ids, _ in rows])  # (B, T)
     learnt = torch.tensor([mask + [0] * (length - len(mask)) for _, mask in rows])[:, 1:]
-    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
+    return mean_loss(model, model.model(input_ids=ids).last_hidden_state[:, :-1], ids[:, 1:], learnt, weight)
+
+
+def mean_loss(model: Qwen3ForCausalLM, hidden: Any, ids: Any, learnt: Any, weight: float = 0.0) -> Any:
+    """The loss of `batch_loss` from the hidden states (B, T, width) that foretell the tokens `ids` (B, T)."""
+    from torch.nn.functional import cross_entropy
+
     own, others = (
-        cross_entropy(model.lm_head(hidden[part]), ids[:, 1:][part]) if part.any() else None
+        cross_entropy(model.lm_head(hidden[part]), ids[part]) if part.any() else None
         for part in (learnt == 1, learnt == 2)
     )
     return own if others is None else own + weight * others

@@ -37,8 +37,6 @@ from steps.runner.stage import Input, Output, main
 from steps.supervised import embedded_policy
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from environments.base import Env, Message, Scenario, Tool
     from steps.supervised.embedded_policy import LabelledTokens
 
@@ -122,7 +120,7 @@ def small_policy(
     model = embedded_policy.make_model(len(tokenizer))
     say(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens")
     if body:
-        say(f"{take_body(model, tokenizer, body):,} of its tokens are those of {body}")
+        say(f"{embedded_policy.take_body(model, tokenizer, body):,} of its tokens are those of {body}")
     rows = {
         name: embedded_policy.tokenized(
             tokenizer, part, demonstrations(part, data[name], shares[name], SEED + 1, drawn, deviation)
@@ -133,32 +131,6 @@ def small_policy(
     policy.mkdir()
     model.to(getattr(torch, stored)).save_pretrained(policy)
     tokenizer.save_pretrained(policy)
-
-
-def take_body(model: Any, tokenizer: Any, body: Path) -> int:
-    """Copy another policy's layers, and its embeddings of the tokens that both have; their number. UserError where the other
-    has another shape."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    other = AutoModelForCausalLM.from_pretrained(body, dtype=torch.float32)
-    layers = {
-        name: value
-        for name, value in other.state_dict().items()
-        if "embed_tokens" not in name and "lm_head" not in name
-    }
-    try:
-        model.load_state_dict(layers, strict=False)
-    except RuntimeError as problem:
-        raise UserError(
-            f"--body: {body} has layers of another shape than a small policy; give one of this project's"
-        ) from problem
-    places = AutoTokenizer.from_pretrained(body).get_vocab()
-    shared = {place: places[token] for token, place in tokenizer.get_vocab().items() if token in places}
-    with torch.no_grad():
-        own = model.get_input_embeddings().weight
-        own[list(shared)] = other.get_input_embeddings().weight[list(shared.values())]
-    return len(shared)
 
 
 def read_shares(text: str) -> dict[str, float]:

@@ -49,6 +49,7 @@ def test_a_new_task_passes_what_every_task_must_pass(tmp_path: Path) -> None:
     assert done.stdout.startswith("wrote " + ", ".join(str(path.relative_to(folder)) for path in written) + "\n")
     preset = params.load(written[-1], params.Params)
     assert preset.task == "river_names"
+    assert preset.policy.base_model == "tasks_data/general_policy"
     env = environments.load("_template")
     facts = env.load(_new.TEMPLATE)
     for split, count in (
@@ -125,7 +126,7 @@ def test_names_that_are_taken(name: str, place: str, root: Path) -> None:
     assert (root / "environments" / "taken.py").read_text() == "here before"
 
 
-@pytest.mark.parametrize("name", ["base", "email_search", "embedded_policy"])
+@pytest.mark.parametrize("name", ["base", "email_search", "embedded_policy", "general_policy"])
 def test_names_of_the_project_are_refused_in_one_sentence(name: str) -> None:
     done = new_task(ROOT, name)
     assert (done.returncode, done.stdout) == (2, "")

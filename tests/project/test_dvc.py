@@ -34,6 +34,15 @@ RUNNER |= {f"steps/core/{name}.py" for name in ("cores", "errors", "files", "mas
 # What a room is, in one docstring and no code: a test holds them to that.
 RUNNER |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "steps").rglob("__init__.py")}
 EMBEDDED = "tasks_data/embedded_policy"  # the default of policy.base_model, read through a parameter
+GENERAL = "tasks_data/general_policy"  # that of new tasks
+# Stages that read no task's data as such.
+BUILT_OR_MIXED = ("embedded_policy", "general_policy", "mix", "register", "task_code")
+    "embedded_policy",
+    "general_policy",
+    "mix",
+    "register",
+    "task_code",
+)  # stages that read no task's data as such
 TASK = "tasks_data/${task}"  # a policy made for the task lies there
 FOLDER, CODE = "environments", "run/task_code.json"  # what the stage task_code reads, and what it makes of that
 
@@ -126,7 +135,8 @@ def command_faults(stage: Stage) -> list[str]:
     paths = {arguments[name] for name, (kind, _, _) in kinds.items() if kind == "Output" and name in arguments}
     faults += [f"{out} is not written" for out in listed["Output"] if out not in paths]
     paths = {arguments[name] for name, (kind, _, _) in kinds.items() if kind == "Input" and name in arguments}
-    data = [dep for dep in listed["Input"] if not dep.endswith(".py") and dep not in (CODE, EMBEDDED, TASK)]
+    others = (CODE, EMBEDDED, GENERAL, TASK)
+    data = [dep for dep in listed["Input"] if not dep.endswith(".py") and dep not in others]
     faults += [f"{dep} is not read" for dep in data if dep not in paths]
     return sorted(faults)
 
@@ -155,7 +165,7 @@ def test_the_rule_of_commands_can_fail(change: tuple[str, str], expected: list[s
 
 def test_the_policy_is_a_dependency_wherever_it_is_read() -> None:
     """policy.base_model is a parameter, so no option names the folder; its bytes count all the same."""
-    reading = {name for name, stage in STAGES.items() if {EMBEDDED, TASK} <= set(stage["deps"])}
+    reading = {name for name, stage in STAGES.items() if {EMBEDDED, GENERAL, TASK} <= set(stage["deps"])}
     assert reading >= {"initialise", "rollout", "update", "evaluate", "test"}
     assert all("policy" in STAGES[name]["params"] for name in reading)
     assert Params().policy.base_model == EMBEDDED
@@ -301,7 +311,7 @@ def test_dvc_makes_a_stage_of_each_iteration(listed: dict[str, dict[str, Any]]) 
     expected = {"task_code", "scenarios", "initialise", "register", "test@base", "test@best"}
     expected |= {f"{name}@{number}" for name in ("rollout", "score", "update") for number in numbers}
     expected |= {f"evaluate@{number}" for number in ("000", *numbers)}
-    assert listed.keys() - {"embedded_policy"} == expected
+    assert listed.keys() - {"embedded_policy", "general_policy"} == expected
 
 
 def test_an_iteration_starts_from_the_one_before(listed: dict[str, dict[str, Any]]) -> None:
@@ -399,9 +409,7 @@ def test_a_run_of_several_tasks_depends_on_the_data_of_each(
         assert read[f"mix@{task}"] == {"steps/mix.py", f"tasks_data/{task}"}
         assert f"mix@{task}" in before, "whose copies it waits for"
     reading = {name for name, paths in read.items() if f"tasks_data/{both}" in paths}
-    assert reading == {
-        name for name in stages if name.partition("@")[0] not in ("embedded_policy", "mix", "task_code", "register")
-    }
+    assert reading == {name for name in stages if name.partition("@")[0] not in BUILT_OR_MIXED}
     assert {"tasks"} == keys["score@001"] & {"task", "tasks"}
     assert not [name for name in listed if name.startswith("mix")]
 

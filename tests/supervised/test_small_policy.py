@@ -334,7 +334,7 @@ def test_a_body_gives_its_layers_and_the_tokens_that_both_have(tmp_path: Path) -
     body = ROOT / "tasks_data/embedded_policy"
     tokenizer = embedded_policy.make_tokenizer(["Falcon budget zyzzyva"] * 9, embedded_policy.WORDS, [])
     model = embedded_policy.make_model(len(tokenizer))
-    shared = small_policy.take_body(model, tokenizer, body)
+    shared = embedded_policy.take_body(model, tokenizer, body)
     assert 0 < shared < len(tokenizer)
     other = AutoModelForCausalLM.from_pretrained(body, dtype=torch.float32)
     assert torch.equal(model.model.layers[3].mlp.up_proj.weight, other.model.layers[3].mlp.up_proj.weight)
@@ -345,7 +345,7 @@ def test_a_body_gives_its_layers_and_the_tokens_that_both_have(tmp_path: Path) -
             token
         )
     with pytest.raises(UserError, match=r"--body: .* has layers of another shape"):
-        small_policy.take_body(model, tokenizer, Path(tiny.make_policy(tmp_path).base_model))
+        embedded_policy.take_body(model, tokenizer, Path(tiny.make_policy(tmp_path).base_model))
 
 
 def test_weights_stored_in_bfloat16_are_half_as_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
