@@ -37,12 +37,6 @@ EMBEDDED = "tasks_data/embedded_policy"  # the default of policy.base_model, rea
 GENERAL = "tasks_data/general_policy"  # that of new tasks
 # Stages that read no task's data as such.
 BUILT_OR_MIXED = ("embedded_policy", "general_policy", "mix", "register", "task_code")
-    "embedded_policy",
-    "general_policy",
-    "mix",
-    "register",
-    "task_code",
-)  # stages that read no task's data as such
 TASK = "tasks_data/${task}"  # a policy made for the task lies there
 FOLDER, CODE = "environments", "run/task_code.json"  # what the stage task_code reads, and what it makes of that
 
