@@ -133,6 +133,7 @@ def write_mcp(name: str, server: str, root: Path) -> list[Path]:
     reached = {"url": program} if is_address else {"command": program, "args": arguments}
     lines = yaml.safe_dump(reached, sort_keys=False, default_flow_style=None, width=1000).strip()
     preset = read_text(TEMPLATE / "preset.yaml").replace("_template", name)
+    preset = preset.replace(", resample: 1", "")  # which a rule's reward decides
     preset = preset.replace("score: {judges: {rule: 1}}\n", SCORE).replace("train: 60, val: 20, test: 20", COUNTS)
     files = {
         folder / "server.yaml": SERVER.format(server=lines),

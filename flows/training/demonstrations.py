@@ -24,6 +24,7 @@ from steps.supervised.chats import read_demonstrations
 
 PLAYER = "player:scripted"  # in sft.demonstrations
 TRIED = 16  # scenarios at which the scripted player is tried before a run is taught by it
+SHOWN, DRAWS = 240, 8  # training scenarios at which it shows how the task is done, and from how many draws at most
 
 
 def collect(root: Path, params: Params, to: Path) -> dict[str, Any]:
@@ -50,12 +51,12 @@ def collect(root: Path, params: Params, to: Path) -> dict[str, Any]:
 
 
 def of_player(params: Params) -> list[str]:
-    """What the task's scripted player does at the run's training scenarios, where it succeeds. UserError where it never
-    does."""
+    """What the task's scripted player does at training scenarios, where it succeeds: at the run's own, and at as many more
+    that other seeds draw as make SHOWN. UserError where it never does."""
     env = environments.load(params.task)
     if not env.has_player("scripted"):
         raise UserError(f"sft.demonstrations: {env.lacks('scripted')}; name a file in its place")
-    lines, report = taught(env, *played(env, params, params.scenarios.train), 1, None, None)
+    lines, report = taught(env, *training(env, params, params.scenarios.train, SHOWN), 1, None, None)
     if not lines:
         raise UserError(
             f"sft.demonstrations: the player `scripted` of {params.task} succeeds at none of {report['played']} training "
@@ -69,13 +70,19 @@ def has_examples(params: Params) -> bool:
     env = environments.load(params.task)
     if not env.has_rule or not env.has_player("scripted"):
         return False
-    return bool(taught(env, *played(env, params, min(TRIED, params.scenarios.train)), 1, None, None)[0])
+    return bool(taught(env, *training(env, params, min(TRIED, params.scenarios.train)), 1, None, None)[0])
 
 
-def played(env: type[Env], params: Params, count: int) -> tuple[Any, list[Scenario]]:
-    """The task's data, and so many of its training scenarios."""
-    data = env.load(environments.data_of(params.task))
-    return data, env.scenarios(data, "train", count, params.seed)
+def training(env: type[Env], params: Params, count: int, least: int = 0) -> tuple[Any, list[Scenario]]:
+    """The task's data, and training scenarios: `count` that the run's seed draws, then others until there are `least`, as
+    far as a few more draws have any."""
+    data, drawn = env.load(environments.data_of(params.task)), dict[str, Scenario]()
+    for draw in range(DRAWS):
+        for scenario in env.scenarios(data, "train", count, params.seed + draw):
+            drawn.setdefault(scenario.id, scenario)
+        if len(drawn) >= least:
+            break
+    return data, list(drawn.values())[: max(count, least)]
 
 
 def identity(line: str) -> str:

@@ -290,7 +290,7 @@ class Sft(Section):
 
     demonstrations: tuple[str, ...] = ()
     """Files of demonstrations, each in tasks_data/<task>/ or a path: JSON lines with `messages` in OpenAI's chat format.
-    player:scripted in place of a file is what the task's own player does at the training scenarios."""
+    player:scripted in place of a file is what the task's own player does at 240 training scenarios."""
     from_runs: tuple[str, ...] = ()
     """Kept runs whose good training trajectories are demonstrations, too: <name>, or <name>/<iteration> for one of them."""
     min_reward: float | None = None

@@ -121,6 +121,7 @@ def test_the_player_shows_the_training_scenarios_where_it_succeeds(project: Path
     params, _ = choose(SILENT)
     made = collect(project, params, project / "made.jsonl")
     rows = [json.loads(line) for line in (project / "made.jsonl").read_text().splitlines()]
-    assert made == {"rows": len(rows), "from": {PLAYER: 60}, "repeated": 0}
+    count = len(rows)  # all countries of the training split: each has one question
+    assert (made, count > 60) == ({"rows": count, "from": {PLAYER: count}, "repeated": 0}, True)
     assert {row["messages"][-1]["tool_calls"][0]["function"]["name"] for row in rows} == {"answer"}
     assert all(row["source"].startswith("scripted/") for row in rows)
