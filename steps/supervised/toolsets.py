@@ -93,7 +93,8 @@ def about(rng: Random) -> ToolSet:
             asked, said = rng.choice(rows(CHAT))
             played.append([{"role": "user", "content": asked}, words(said)])
         elif len(single) > 1 and rng.random() < 0.06:
-            played.append(both(*rng.sample(single, 2), rng))
+            first, second = rng.sample(single, 2)
+            played.append(both(first, second, rng))
         else:
             played.append(called(rng.choice(single), rng))
     return ToolSet(system(things[0], rng), schemas, played)
@@ -243,7 +244,7 @@ def chained(thing: str, rng: Random) -> tuple[list[Tool], Callable[[Random], lis
 
 def texts_alone(rng: Random) -> list[Message]:
     """A question about a text, or a record to be written, without any tool."""
-    thing, value = vocabulary.noun(rng), vocabulary.value(rng.choice(("title", "person", "place")), rng)
+    thing, value = vocabulary.noun(rng), str(vocabulary.value(rng.choice(("title", "person", "place")), rng))
     own = list({each.name: each for each in (attribute(rng) for _ in range(3))}.values())
     facts = {each.name: vocabulary.value(each.kind, rng) for each in own}
     text = observation(thing, value, {name: str(fact) for name, fact in facts.items()}, rng)
