@@ -78,7 +78,7 @@ BENCHMARKS = {
         1800, 240, "iterations of a fresh run / those from the champion to the same success", timed=False
     ),
     "demonstrations": Benchmark(700, 60, "test success after demonstrations / before", timed=False),
-    "general_policy": Benchmark(40, 15, "calls with the right tool and arguments / requests", timed=False),
+    "general_policy": Benchmark(40, 10, "calls with the right tool and arguments / requests", timed=False),
     "mixed": Benchmark(2400, 90, "test success of one policy for two tasks / for each alone", timed=False),
     "packages": Benchmark(
         5400, 120, "test success trained / base policy, in environments of other packages", timed=False
