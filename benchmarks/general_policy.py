@@ -42,9 +42,9 @@ def verdict(calls: list[dict[str, Any]], problems: list[str], request: dict[str,
 
     if not calls or problems:
         return Verdict(False, False, False)
-    first, known = calls[0]["function"], {tool["function"]["name"]: tool["function"] for tool in tools}
+    first, functions = calls[0]["function"], {tool["function"]["name"]: tool["function"] for tool in tools}
     try:
-        tool_of(json.loads(json.dumps(known[first["name"]]))).arguments.model_validate(first["arguments"])
+        tool_of(json.loads(json.dumps(functions[first["name"]]))).arguments.model_validate(first["arguments"])
     except (KeyError, ValidationError):
         return Verdict(False, False, False)
     is_right = first["name"] == request["tool"]
@@ -73,9 +73,9 @@ def measure(policy: str, sets: int | None = None, shown: bool = False) -> dict[s
     for line in FILE.read_text(encoding="utf-8").splitlines()[:sets]:
         made = json.loads(line)
         chat = Chat(tokenizer, made["tools"])
-        told = [{"role": "system", "content": made["system"]}] if "system" in made else []
+        system = [{"role": "system", "content": made["system"]}] if "system" in made else []
         for request in made["requests"]:
-            ids = torch.tensor([chat.prompt_ids([*told, {"role": "user", "content": request["user"]}])])
+            ids = torch.tensor([chat.prompt_ids([*system, {"role": "user", "content": request["user"]}])])
             with torch.no_grad():
                 written = model.generate(
                     input_ids=ids,

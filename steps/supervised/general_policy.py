@@ -112,8 +112,8 @@ def draw_others(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, bod
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    known = AutoTokenizer.from_pretrained(body).get_vocab()
-    new = sorted(place for token, place in tokenizer.get_vocab().items() if token not in known)
+    vocabulary = AutoTokenizer.from_pretrained(body).get_vocab()
+    new = sorted(place for token, place in tokenizer.get_vocab().items() if token not in vocabulary)
     own = AutoModelForCausalLM.from_pretrained(body, dtype=torch.float32).get_input_embeddings().weight.detach()
     normal = torch.distributions.MultivariateNormal(own.mean(0), torch.cov(own.T) + 1e-6 * torch.eye(own.shape[1]))
     with torch.no_grad():
@@ -123,9 +123,17 @@ def draw_others(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, bod
 def corpus() -> Iterator[str]:
     """Texts of made-up tool sets, and the words themselves, so that each known word is one token."""
     yield "system user assistant " * 3
-    known = [*words.THINGS, *words.STUFF, *words.TOPICS, *words.WORDS, *words.ADJECTIVES, *words.FIRST, *words.LAST]
-    known += [*words.PLACES, *words.ROADS, *words.PLACED, *words.DAYS, *words.MONTHS, *words.NUMBERS, *words.UNITS]
-    yield " ".join(form for word in known for form in (word, word.capitalize(), words.plural(word))) * 4
+    vocabulary = [
+        *words.THINGS,
+        *words.STUFF,
+        *words.TOPICS,
+        *words.WORDS,
+        *words.ADJECTIVES,
+        *words.FIRST,
+        *words.LAST,
+    ]
+    vocabulary += [*words.PLACES, *words.ROADS, *words.PLACED, *words.DAYS, *words.MONTHS, *words.NUMBERS, *words.UNITS]
+    yield " ".join(form for word in vocabulary for form in (word, word.capitalize(), words.plural(word))) * 4
     yield " ".join(f"{number:02d}" for number in range(100)) * 30
     for made in itertools.islice(toolsets(SEED + 1), CORPUS):
         yield made.system + json.dumps(made.tools, ensure_ascii=False)

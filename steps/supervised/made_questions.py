@@ -52,8 +52,8 @@ def question(attribute: Attribute, value: str, rng: Random) -> str:
 
 def entity(thing: str, rng: Random) -> Argument:
     names = f"name {thing} {thing}_name {thing} which key title query {thing}_id"
-    told = "the name of the {n}/which {n}/the {n}/name of the {n}/what to look up"
-    return argument(names, rng.choice(("title", "person", "place", "place", "code", "word")), told, rng, thing)
+    summary = "the name of the {n}/which {n}/the {n}/name of the {n}/what to look up"
+    return argument(names, rng.choice(("title", "person", "place", "place", "code", "word")), summary, rng, thing)
 
 
 def asking(thing: str, rng: Random, attributes: list[Attribute] | None = None) -> Tool:
@@ -62,25 +62,27 @@ def asking(thing: str, rng: Random, attributes: list[Attribute] | None = None) -
     key, first = entity(thing, rng), own[0]
     label = first.name
     general = len(own) > 1 or rng.random() < 0.3
-    names, told = (GENERAL, GENERAL_TOLD) if general else (SPECIAL, SPECIAL_TOLD)
+    names, summary = (GENERAL, GENERAL_TOLD) if general else (SPECIAL, SPECIAL_TOLD)
     parts = {"n": thing, "an": vocabulary.a(thing), "l": label, "a": spaced(label)}
-    name, about = rng.choice(names.split()).format(**parts), rng.choice(told.split("/")).format(**parts)
+    name, about = rng.choice(names.split()).format(**parts), rng.choice(summary.split("/")).format(**parts)
     more = [slot(thing, rng)] if not attributes and rng.random() < 0.2 else []
     more = [argument for argument in more if argument.name != key.name]
 
     def ask(rng: Random) -> tuple[str, dict[str, Any]]:
         values = chosen([key, *more], rng)
-        said = values[key.name] if rng.random() < 0.75 else f"the {thing} {values[key.name]}"
-        said += "".join(f" {phrase(each, values[each.name], rng)}" for each in more if each.name in values)
-        return question(rng.choice(own), said, rng), values
+        wording = values[key.name] if rng.random() < 0.75 else f"the {thing} {values[key.name]}"
+        wording += "".join(f" {phrase(each, values[each.name], rng)}" for each in more if each.name in values)
+        return question(rng.choice(own), wording, rng), values
 
     return Tool(schema(named([name], rng), about, [key, *more]), ask, "")
 
 
 def answering(rng: Random, label: str, thing: str) -> Tool:
     """A tool that gives the answer and ends the task."""
-    name, told = rng.choice(rows(ANSWERS))
+    name, summary = rng.choice(rows(ANSWERS))
     given = rng.choice(("answer", "text", "value", "result", label, label, label, f"{thing}_{label}", "reply", "words"))
     about = rng.choice(ANSWER_TOLD.split("/"))
     form = {"type": "string", "description": about.format(l=spaced(label), n=thing)}
-    return Tool(schema(named([rng.choice(name.split())], rng), told, [Argument(given, form, lambda rng: "")]), nothing)
+    return Tool(
+        schema(named([rng.choice(name.split())], rng), summary, [Argument(given, form, lambda rng: "")]), nothing
+    )

@@ -43,7 +43,7 @@ class Tool(NamedTuple):
 
     schema: dict[str, Any]
     ask: Callable[[Random], tuple[str, dict[str, Any]]]
-    done: str = "It is done."  # what it answers, or what is said then
+    done: str = "It is done."  # what it answers, or what the assistant says then
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class Argument(NamedTuple):
     schema: dict[str, Any]
     draw: Callable[[Random], Any]
     phrases: tuple[str, ...] = ()
-    said: Callable[[Any, Random], str] | None = None  # where words do not repeat the value
+    wording: Callable[[Any, Random], str] | None = None  # where words do not repeat the value
     optional: bool = False
 
 
@@ -121,22 +121,22 @@ def slot(thing: str, rng: Random) -> Argument:
         return choice(thing, rng)
     if chance < 0.32:
         return several(thing, rng)
-    names, kind, told, phrases = rng.choice(rows(SLOTS))
-    made = argument(names, kind, told, rng, thing, rng.random() < 0.3)
-    said = spelled if made.schema["type"] == "integer" else None
-    return made._replace(phrases=tuple(phrases.split("/")), said=said)
+    names, kind, summary, phrases = rng.choice(rows(SLOTS))
+    made = argument(names, kind, summary, rng, thing, rng.random() < 0.3)
+    wording = spelled if made.schema["type"] == "integer" else None
+    return made._replace(phrases=tuple(phrases.split("/")), wording=wording)
 
 
 def flag(rng: Random) -> Argument:
     name, yes, no = rng.choice(rows(FLAGS))
     about = rng.choice(("whether it is so: {}", "whether {}", "{} or not")).format(spaced(name))
 
-    def said(value: bool, rng: Random) -> str:
+    def wording(value: bool, rng: Random) -> str:
         return rng.choice((yes if value else no).split("/"))
 
     is_optional = rng.random() < 0.4
     form = {"type": "boolean", "description": about}
-    return Argument(name, form, lambda rng: rng.random() < 0.5, said=said, optional=is_optional)
+    return Argument(name, form, lambda rng: rng.random() < 0.5, wording=wording, optional=is_optional)
 
 
 def choice(thing: str, rng: Random) -> Argument:
@@ -161,7 +161,7 @@ def several(thing: str, rng: Random) -> Argument:
     def draw(rng: Random) -> list[Any]:
         return [vocabulary.value(kind, rng) for _ in range(rng.choice((1, 2, 2, 3)))]
 
-    return Argument(name, form, draw, ("with {v}", "{v}", f"{name}: {{v}}", "containing {v}"), said=listed)
+    return Argument(name, form, draw, ("with {v}", "{v}", f"{name}: {{v}}", "containing {v}"), wording=listed)
 
 
 def listed(value: list[str], rng: Random) -> str:
@@ -175,13 +175,13 @@ def spelled(value: int, rng: Random) -> str:
 
 
 def phrase(argument: Argument, value: Any, rng: Random) -> str:
-    said = argument.said(value, rng) if argument.said else str(value)
+    wording = argument.wording(value, rng) if argument.wording else str(value)
     if argument.schema["type"] == "boolean":
-        return said
+        return wording
     if argument.schema["type"] == "string" and "enum" not in argument.schema and rng.random() < 0.06:
-        said = f'"{said}"'
+        wording = f'"{wording}"'
     forms = argument.phrases if rng.random() < 0.8 else LABELS
-    return rng.choice(forms).format(v=said, l=spaced(argument.name))
+    return rng.choice(forms).format(v=wording, l=spaced(argument.name))
 
 
 def sentence(core: str, rng: Random) -> str:
@@ -209,9 +209,9 @@ def acting(thing: str, rng: Random) -> Tool:
     if rng.random() < 0.2:
         rng.shuffle(arguments)
     target = rng.choice((vocabulary.a(thing), plural, f"the {thing}", f"one of the {plural}"))
-    told = f"{rng.choice(tells.split('/'))} {target}"
-    told = (told[:1].upper() + told[1:]).format(p=plural)
-    told += rng.choice((".", ".", f" by its {spaced(first[0].name)}." if first else ".", ""))
+    summary = f"{rng.choice(tells.split('/'))} {target}"
+    summary = (summary[:1].upper() + summary[1:]).format(p=plural)
+    summary += rng.choice((".", ".", f" by its {spaced(first[0].name)}." if first else ".", ""))
     done = rng.choice((f"The {thing} was {past}.", "Done.", "OK.", "It is done.", f"{thing.capitalize()} {past}."))
     parts = {"n": thing, "p": plural, "an": vocabulary.a(thing), "l": spaced(first[0].name) if first else ""}
 
@@ -224,7 +224,7 @@ def acting(thing: str, rng: Random) -> Tool:
         rng.shuffle(others)
         return wish(object_, others, asks.split("/"), past if mode in ("id", "named") else "", rng), values
 
-    return Tool(schema(name, told, arguments), ask, done)
+    return Tool(schema(name, summary, arguments), ask, done)
 
 
 def wish(object_: str, others: list[str], asks: list[str], past: str, rng: Random) -> str:
@@ -250,7 +250,7 @@ def chosen(arguments: list[Argument], rng: Random) -> dict[str, Any]:
 
 def framed(thing: str, rng: Random) -> Tool:
     """A tool of FRAMES, whose sentences hold all that it needs."""
-    names, told, spec, sentences = rng.choice(rows(FRAMES))
+    names, summary, spec, sentences = rng.choice(rows(FRAMES))
     arguments = []
     for part in spec.split(";"):
         own, kind, about = (text.strip() for text in part.split("="))
@@ -260,7 +260,7 @@ def framed(thing: str, rng: Random) -> Tool:
         return framed(thing, rng)
     tail = thing if rng.random() < 0.3 else ""
     name = named([rng.choice(names.split()), tail], rng)
-    description = rng.choice(told.split("/")).format(n=thing, p=vocabulary.plural(thing))
+    description = rng.choice(summary.split("/")).format(n=thing, p=vocabulary.plural(thing))
     order = arguments[:]
     if rng.random() < 0.25:
         rng.shuffle(order)
@@ -268,10 +268,10 @@ def framed(thing: str, rng: Random) -> Tool:
     def ask(rng: Random) -> tuple[str, dict[str, Any]]:
         values = [argument.draw(rng) for argument in arguments]
         text = rng.choice(sentences.split("/"))
-        said = [spelled(value, rng) if isinstance(value, int) else str(value) for value in values]
+        wording = [spelled(value, rng) if isinstance(value, int) else str(value) for value in values]
         used = {place for place in range(len(values)) if f"{{{place}}}" in text}
         is_wish = text[:1].islower()  # what begins with a value keeps its letters as they are
-        text = text.format(*said, n=thing, p=vocabulary.plural(thing))
+        text = text.format(*wording, n=thing, p=vocabulary.plural(thing))
         given = {each.name: values[arguments.index(each)] for each in order if arguments.index(each) in used}
         return (sentence(text, rng) if is_wish else text + rng.choice((".", ".", ""))), given
 

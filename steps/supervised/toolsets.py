@@ -90,10 +90,11 @@ def about(rng: Random) -> ToolSet:
         if (episodes and rng.random() < 0.6) or not single:
             played.append(rng.choice(episodes)(rng))
         elif rng.random() < 0.03:
-            asked, said = rng.choice(rows(CHAT))
-            played.append([{"role": "user", "content": asked}, words(said)])
+            asked, wording = rng.choice(rows(CHAT))
+            played.append([{"role": "user", "content": asked}, words(wording)])
         elif len(single) > 1 and rng.random() < 0.06:
-            played.append(both(*rng.sample(single, 2), rng))
+            first, second = rng.sample(single, 2)
+            played.append(both(first, second, rng))
         else:
             played.append(called(rng.choice(single), rng))
     return ToolSet(system(things[0], rng), schemas, played)
@@ -127,19 +128,22 @@ def questions(thing: str, rng: Random) -> tuple[list[Tool], Callable[[Random], l
     def play(rng: Random) -> list[Message]:
         asked = rng.choice(own)
         [(name, value)] = look.ask(rng)[1].items()
-        said = value if rng.random() < 0.8 else f"the {thing} {value}"
+        wording = value if rng.random() < 0.8 else f"the {thing} {value}"
         facts = {each.name: str(vocabulary.value(each.kind, rng)) for each in own}
-        messages = [{"role": "user", "content": question(asked, said, rng)}]
+        messages = [{"role": "user", "content": question(asked, wording, rng)}]
         if rng.random() < 0.08:
             messages += mistaken(look, {name: value}, rng)
         messages += [use(look.name, **{name: value}), seen(look.name, observation(thing, value, facts, rng))]
         result = facts[asked.name]
-        return [*messages, use(answer.name, **{given: result}) if answer else words(told(asked, value, result, style))]
+        return [
+            *messages,
+            use(answer.name, **{given: result}) if answer else words(answer_words(asked, value, result, style)),
+        ]
 
     return ([look, answer] if answer else [look]), play
 
 
-def told(attribute: Attribute, value: str, result: str, style: int) -> str:
+def answer_words(attribute: Attribute, value: str, result: str, style: int) -> str:
     label = spaced(attribute.name)
     return (f"The {label} of {value} is {result}.", result, f"It is {result}.", f"{value}: {result}")[style]
 
@@ -195,25 +199,25 @@ def both(first: Tool, second: Tool, rng: Random) -> list[Message]:
 def mistaken(tool: Tool, arguments: dict[str, Any], rng: Random) -> list[Message]:
     """A call with a mistake, which is not learnt, and the error that answers it."""
     wrong, name = dict(arguments), rng.choice([*arguments, ""])
-    call, said = tool.name, ""
+    call, wording = tool.name, ""
     if not name or rng.random() < 0.25:
         call = vocabulary.made_up(rng)
-        said = f"there is no tool named {json.dumps(call)}; the tools are {tool.name}"
+        wording = f"there is no tool named {json.dumps(call)}; the tools are {tool.name}"
     elif rng.random() < 0.5:
         del wrong[name]
-        said = f"wrong arguments for {tool.name}: {name}: field required"
+        wording = f"wrong arguments for {tool.name}: {name}: field required"
     else:
         wrong = {f"{key}_{vocabulary.made_up(rng)}" if key == name else key: value for key, value in wrong.items()}
-        said = f"wrong arguments for {tool.name}: {name}: field required"
-    return [use(call, **wrong) | {"flawed": True}, seen(call, error(said))]
+        wording = f"wrong arguments for {tool.name}: {name}: field required"
+    return [use(call, **wrong) | {"flawed": True}, seen(call, error(wording))]
 
 
 def chained(thing: str, rng: Random) -> tuple[list[Tool], Callable[[Random], list[Message]]]:
     """A tool that finds a thing by its owner, and one that needs the id it finds; and what plays it."""
     verbs, asks, tells, past = rng.choice(rows(ACTIONS)[1:])
     owner = rng.choice(("person", "title", "place"))
-    told = "whose {n}/the owner of the {n}/who has the {n}"
-    by = argument("name owner customer who holder client contact", owner, told, rng, thing)
+    owner_text = "whose {n}/the owner of the {n}/who has the {n}"
+    by = argument("name owner customer who holder client contact", owner, owner_text, rng, thing)
     plural, an = vocabulary.plural(thing), vocabulary.a(thing)
     key = argument("{n}_id id number {n}_number code", "code", "the number of the {n}/id of the {n}", rng, thing)
     name = named([rng.choice(FINDERS.split()), rng.choice((thing, plural))], rng)
@@ -243,7 +247,7 @@ def chained(thing: str, rng: Random) -> tuple[list[Tool], Callable[[Random], lis
 
 def texts_alone(rng: Random) -> list[Message]:
     """A question about a text, or a record to be written, without any tool."""
-    thing, value = vocabulary.noun(rng), vocabulary.value(rng.choice(("title", "person", "place")), rng)
+    thing, value = vocabulary.noun(rng), str(vocabulary.value(rng.choice(("title", "person", "place")), rng))
     own = list({each.name: each for each in (attribute(rng) for _ in range(3))}.values())
     facts = {each.name: vocabulary.value(each.kind, rng) for each in own}
     text = observation(thing, value, {name: str(fact) for name, fact in facts.items()}, rng)
@@ -254,5 +258,5 @@ def texts_alone(rng: Random) -> list[Message]:
     rng.shuffle(keys)
     wish = rng.choice(("Give this as JSON with the keys {}.", "As JSON, please: {}.", "Write a JSON object with {}."))
     wish = wish.format(listed(keys, rng))
-    said = json.dumps({key: facts[key] for key in keys}, ensure_ascii=False)
-    return [{"role": "user", "content": f"{text} {wish}"}, words(said)]
+    wording = json.dumps({key: facts[key] for key in keys}, ensure_ascii=False)
+    return [{"role": "user", "content": f"{text} {wish}"}, words(wording)]

@@ -113,9 +113,9 @@ def made_up(rng: Random) -> str:
     return word[:12]
 
 
-def name(known: list[str], rng: Random, new: float = 0.5) -> str:
+def name(names: list[str], rng: Random, new: float = 0.5) -> str:
     """A proper name: of a list, or a made-up one."""
-    return made_up(rng).capitalize() if rng.random() < new else rng.choice(known)
+    return made_up(rng).capitalize() if rng.random() < new else rng.choice(names)
 
 
 def code(rng: Random) -> str:
