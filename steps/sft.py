@@ -39,6 +39,7 @@ def sft(
     from steps.policy.loading import load_chat
     from steps.policy.machine import prepare_training
     from steps.supervised import chats
+    from steps.supervised.variations import variations
     from steps.training import grpo
     from steps.training.sft import fine_tune
 
@@ -53,7 +54,8 @@ def sft(
             own[name] = Chat(
                 chat.tokenizer, tools, policy.chat_template_kwargs, policy.tool_parser, policy.reasoning_parser
             )
-    tokens, unusable = chats.tokens_of(read, own, policy.context)
+    more = variations(read, chat.tools, params.sft.copies(len(read)), params.seed)
+    tokens, unusable = chats.tokens_of([*read, *more], own, policy.context)
     rows = [Row(ids, mask, [0.0] * len(ids)) for ids, mask in tokens]
     counts = dict(sorted(({reason: len(lines) for reason, lines in left_out.items()} | unusable).items()))
     for reason, count in counts.items():
@@ -71,6 +73,7 @@ def sft(
     tenth = max(1, len(losses) // 10)
     measured = {
         "demonstrations": len(read) + sum(map(len, left_out.values())),
+        "variations": len(more),
         "trained": len(rows),
         "left_out": counts,
         "tokens": sum(sum(row.mask) for row in rows),
@@ -79,7 +82,8 @@ def sft(
         "loss_last": sum(losses[-tenth:]) / tenth,
     }
     metrics.write_text(json.dumps(measured, indent=2) + "\n")
-    say(f"{len(rows)} demonstrations, loss {measured['loss_first']:.3f} to {measured['loss_last']:.3f} nats per token")
+    told = f"{len(rows)} demonstrations, {len(more)} of them variations"
+    say(f"{told}, loss {measured['loss_first']:.3f} to {measured['loss_last']:.3f} nats per token")
 
 
 if __name__ == "__main__":

@@ -285,6 +285,9 @@ class Promote(Section):
     falls, and it is not so (steps/judging/watch.py). null: nothing is watched."""
 
 
+ENOUGH = 240  # demonstrations, of which no variations are made unless sft.variations asks for them
+
+
 class Sft(Section):
     """Supervised training on demonstrations before iteration 001: the stage sft (steps/sft.py, docs/start.md)."""
 
@@ -298,6 +301,9 @@ class Sft(Section):
     epochs: int | None = Field(None, ge=1, le=1000)
     """Passes over the demonstrations. null: as many as make 120 optimiser steps, and one at least, of which those are kept
     that are best on a tenth of the demonstrations, which is then held out (steps/training/sft.py)."""
+    variations: int | None = Field(None, ge=0, le=50)
+    """Copies of each demonstration in which names and numbers that the assistant copied are replaced by others
+    (steps/supervised/variations.py). null: as many as bring few demonstrations near 240, and none where epochs is set."""
     batch: int = Field(16, ge=1, le=4096)
     """Demonstrations of an optimiser step."""
     learning_rate: float = Field(1e-3, gt=0)
@@ -317,6 +323,12 @@ class Sft(Section):
         if self.min_reward is not None and not self.from_runs:
             raise ValueError("sft.min_reward would have no effect: it is read with sft.from_runs; take it out")
         return self
+
+    def copies(self, demonstrations: int) -> int:
+        """How many variations are made of each of so many demonstrations."""
+        if self.variations is not None:
+            return self.variations
+        return 0 if self.epochs is not None else min(50, max(0, ENOUGH // max(demonstrations, 1) - 1))
 
 
 class Serve(Section):

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("environments", "steps", "flows", "viewer")
 STAGES = """mix task_code scenarios initialise start sft rollout score update evaluate register""".split()
-FLOWS = """train evaluate promote rescore rollback reproduce prune export ask ui deploy plan vllm_server ingest
+FLOWS = """train evaluate promote rescore rollback reproduce prune export ask ui deploy plan probe vllm_server ingest
     forget doctor audit""".split()
 RUN_FLOWS = ("flywheel", "serve")  # flows that run other flows
 # A room imports rooms of lower levels only, never a peer. Stages are above all rooms of steps/, flows above all of theirs.
