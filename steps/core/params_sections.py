@@ -299,7 +299,7 @@ class Sft(Section):
     min_reward: float | None = None
     """Least reward of such a trajectory. Default: 1; read with from_runs."""
     epochs: int | None = Field(None, ge=1, le=1000)
-    """Passes over the demonstrations. null: as many as make 120 optimiser steps, and one at least, of which those are kept
+    """Passes over the demonstrations. null: as many as make 300 optimiser steps, and one at least, of which those are kept
     that are best on a tenth of the demonstrations, which is then held out (steps/training/sft.py)."""
     variations: int | None = Field(None, ge=0, le=50)
     """Copies of each demonstration in which names and numbers that the assistant copied are replaced by others

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from steps.training.grpo import Trainer
 
 
-STEPS = 120  # optimiser steps at least, where sft.epochs is open
+STEPS = 300  # optimiser steps at least, where sft.epochs is open
 CHECKS = 12  # times that the held-out demonstrations are looked at in these steps
 PATIENCE = 4  # looks without a better result, after which training ends; or half as many at which all is right
 HELD_OUT, FEWEST = 10, 10  # one in so many demonstrations is held out, of so many at least

@@ -97,7 +97,7 @@ def test_small_micro_batches_give_the_same_steps(tmp_path: Path) -> None:
 def test_few_demonstrations_are_passed_over_until_the_held_out_ones_are_written_best(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rows that say the same are learnt, and training ends before its 120 steps; the weights kept are the best seen."""
+    """Rows that say the same are learnt, and training ends before its 300 steps; the weights kept are the best seen."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "tasks_data/multiplication/policy")
@@ -110,7 +110,7 @@ def test_few_demonstrations_are_passed_over_until_the_held_out_ones_are_written_
     assert (len(learnt), len(held_out)) == (27, 3)
     trainer = tiny.moved(Trainer(policy, seed=1))
     losses = sft.fine_tune(trainer, rows, settings, tokenizer, 5)
-    assert 10 < len(losses) < 120
+    assert 10 < len(losses) < 300
     assert "100% of 3 held out are right" in capsys.readouterr().out
     assert min(losses) < 0.3 < losses[0]
 
