@@ -100,7 +100,7 @@ def most_like(scenarios: Sequence[Scenario], question: str) -> Scenario:
     """The scenario whose user says most of a question's words, each by how few scenarios have it; the first of several."""
     from environments.base import normalise
 
-    def said(scenario: Scenario) -> set[str]:
+    def words_of(scenario: Scenario) -> set[str]:
         return {
             word
             for message in scenario.messages
@@ -108,7 +108,7 @@ def most_like(scenarios: Sequence[Scenario], question: str) -> Scenario:
             for word in normalise(str(message["content"])).split()
         }
 
-    words = [said(scenario) for scenario in scenarios]
+    words = [words_of(scenario) for scenario in scenarios]
     counts = Counter(word for own in words for word in own)
     asked = set(normalise(question).split())
     alike = [sum(1 / counts[word] for word in sorted(own & asked)) for own in words]

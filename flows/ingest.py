@@ -97,9 +97,13 @@ def next_steps(done: Ingested, task: str) -> list[str]:
         )
     if counts["demonstrations"]:
         setting = f"sft.demonstrations=[{folder}/demonstrations.jsonl]"
-        steps.append(f"train on the {counts['demonstrations']} good ones: python -m flows.train --set '{setting}'")
+        steps.append(
+            f"train on the {counts['demonstrations']} good ones: .venv/bin/python -m flows.train --set '{setting}'"
+        )
     if counts["scenarios"]:
-        steps.append(f"train on the {counts['scenarios']} scenarios, beside the task's own: python -m flows.flywheel")
+        steps.append(
+            f"train on the {counts['scenarios']} scenarios, beside the task's own: .venv/bin/python -m flows.flywheel"
+        )
     if done.conversations:
         steps.append(f"keep this version: git add {folder}.dvc {files.FOLDER}/.gitignore && git commit")
     return steps

@@ -82,8 +82,8 @@ def sft(
         "loss_last": sum(losses[-tenth:]) / tenth,
     }
     metrics.write_text(json.dumps(measured, indent=2) + "\n")
-    told = f"{len(rows)} demonstrations, {len(more)} of them variations"
-    say(f"{told}, loss {measured['loss_first']:.3f} to {measured['loss_last']:.3f} nats per token")
+    amount = f"{len(rows)} demonstrations, {len(more)} of them variations"
+    say(f"{amount}, loss {measured['loss_first']:.3f} to {measured['loss_last']:.3f} nats per token")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def policies(root: Path, task: str, why: str) -> dict[str, Path]:
     adapters = {f"{'base' if name == BASE else 'trained'} (run/{name})": root / report.RUN / name for name in folders}
     for who, folder in adapters.items():
         if not (folder / "adapter").is_dir():
-            raise UserError(f"{why}, and the adapter of {who} is not here: `dvc checkout` brings it back")
+            raise UserError(f"{why}, and the adapter of {who} is not here: `.venv/bin/dvc checkout` brings it back")
     return {who: folder / "adapter" for who, folder in adapters.items()}
 
 

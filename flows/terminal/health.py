@@ -90,10 +90,10 @@ def tripped(iteration: int) -> dict[str, str]:
 
 def lines(iteration: int) -> list[str]:
     """All that a person should hear of an iteration: `warnings`, and what else the tripwires see."""
-    said = warnings(iteration)
+    spoken = warnings(iteration)
     seen = tripped(iteration) if iteration else {}
-    new = {name: text for name, text in seen.items() if not any(SAID.get(name, name) in line for line in said)}
-    return [*said, *(f"Tripwire in iteration {iteration}, {name}: {text}" for name, text in new.items())]
+    new = {name: text for name, text in seen.items() if not any(SAID.get(name, name) in line for line in spoken)}
+    return [*spoken, *(f"Tripwire in iteration {iteration}, {name}: {text}" for name, text in new.items())]
 
 
 def at_end(best: str, iterations: int) -> list[str]:

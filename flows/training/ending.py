@@ -138,15 +138,15 @@ def judged_lines(judged: dict[str, Any], n: int) -> list[str]:
     return [f" trained: {text}", f"          {result.faults()}"]
 
 
-def before_and_after(env: type[Env], found: Changes) -> list[str]:
+def before_and_after(env: type[Env], changed: Changes) -> list[str]:
     """A test scenario that the base policy fails and the trained one solves, with a few lines of what each did."""
     from steps.analytics.changes import question
 
-    others = f"{len(found.broken)} the other way round"
-    if not found.fixed:
+    others = f"{len(changed.broken)} the other way round"
+    if not changed.fixed:
         return [f"No test scenario is solved by the trained policy alone ({others})."]
-    change, lead = found.fixed[0], " " * 10
-    lines = [f"One of {len(found.fixed)} test scenarios that the trained policy alone solves ({others}):"]
+    change, lead = changed.fixed[0], " " * 10
+    lines = [f"One of {len(changed.fixed)} test scenarios that the trained policy alone solves ({others}):"]
     lines.append(f"{'question':>8}  {question(change.scenario, WIDTH)}")
     for who, side in (("base", change.before), ("trained", change.after)):
         first, *more = side.lines(env, change.scenario, WIDTH)
@@ -179,10 +179,10 @@ def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
         import environments
         from steps.analytics.changes import changes
 
-        found = changes(RUN, report.tested(summary))
-        for line in ["", *before_and_after(environments.load(summary["task"]), found), ""]:
+        changed = changes(RUN, report.tested(summary))
+        for line in ["", *before_and_after(environments.load(summary["task"]), changed), ""]:
             say(line)
-        names["scenario"] = f" SCENARIO={found.fixed[0].scenario.id}" if found.fixed else ""
+        names["scenario"] = f" SCENARIO={changed.fixed[0].scenario.id}" if changed.fixed else ""
     seconds = f"({summary['wall_seconds']:.0f} s)"
     say(f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   {seconds}")
     say("\nNext:")

@@ -102,8 +102,8 @@ def scenarios(params: Params, name: str) -> list[dict[str, Any]]:
     from steps.analytics.changes import changes
 
     env = environments.load(params.task, params.tasks)
-    found = changes(RUN, name)
-    kinds = {"Solved by the trained policy alone": found.fixed, "Solved by the base policy alone": found.broken}
+    changed = changes(RUN, name)
+    kinds = {"Solved by the trained policy alone": changed.fixed, "Solved by the base policy alone": changed.broken}
     return [
         {"title": title, "count": len(each), "shown": [transcripts(env, change) for change in each[:SHOWN]]}
         for title, each in kinds.items()

@@ -1,7 +1,7 @@
 """What training changed on the test split: scenarios that only one of the two policies solves, each in a few short lines.
 
-    found = changes(Path("run"), "004")  # from run/000/test and run/004/test
-    found.fixed[0].after.lines(env, scenario, width=100)
+    changed = changes(Path("run"), "004")  # from run/000/test and run/004/test
+    changed.fixed[0].after.lines(env, scenario, width=100)
 
 `fixed` are those that the base policy fails and the trained policy solves, `broken` the others. Where no rule tells success,
 a scenario is fixed if a judge finds the trained policy's attempt better in both orders (pairs.jsonl), and broken if worse.
@@ -84,11 +84,11 @@ def changes(run: Path, name: str) -> Changes:
         return Changes([], [])
     base, trained = (_attempts(run / folder / "test") for folder in (BASE, name))
     preferred = _preferred(run / name / "test" / PAIRS)
-    found = Changes([], [])
+    changed = Changes([], [])
     for scenario in read_records(Scenario, run / "scenarios/test.parquet"):
         if scenario.id not in base or scenario.id not in trained:
             raise UserError(
-                f"run/{BASE}/test and run/{name}/test do not have scenario {scenario.id}: evaluate again (`dvc repro`)"
+                f"run/{BASE}/test and run/{name}/test do not have scenario {scenario.id}: evaluate again (`.venv/bin/dvc repro`)"
             )
         (first, before), (second, after) = base[scenario.id], trained[scenario.id]
         if before is None or after is None:
@@ -103,8 +103,8 @@ def changes(run: Path, name: str) -> Changes:
             sides = Side(first, words[before], before), Side(second, words[after], after)
             is_changed, is_fixed = before != after, after
         if is_changed:
-            (found.fixed if is_fixed else found.broken).append(Change(scenario, *sides))
-    return Changes(*(sorted(each, key=lambda change: change.turns) for each in found))
+            (changed.fixed if is_fixed else changed.broken).append(Change(scenario, *sides))
+    return Changes(*(sorted(each, key=lambda change: change.turns) for each in changed))
 
 
 def _attempts(folder: Path) -> dict[str, tuple[Trajectory, bool | None]]:
@@ -142,11 +142,11 @@ def question(scenario: Scenario, width: int) -> str:
 
 def _turn(message: Message, observations: Sequence[Message], width: int) -> str:
     """A turn in a line: what the policy said and called, and the beginning of the answer."""
-    said = short("; ".join(spoken(message)) or "(nothing)", int(CALL * width) if observations else width)
+    turn = short("; ".join(spoken(message)) or "(nothing)", int(CALL * width) if observations else width)
     if not observations:
-        return said
+        return turn
     answer: Any = observations[0].get("content", "")
-    return short(f"{said} → {printable(str(answer))}", width)
+    return short(f"{turn} → {printable(str(answer))}", width)
 
 
 def short(text: str, width: int) -> str:

@@ -42,18 +42,18 @@ def variations(
 
 def copied(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the assistant took over word for word from earlier messages of others, the longest first."""
-    found, read = dict[str, None](), ""
+    values, read = dict[str, None](), ""
     for message in messages:
         if message["role"] != "assistant":
             read += f"\n{message['content']}"
             continue
-        for value in said(message, tools):
+        for value in given(message, tools):
             if is_replaceable(value) and re.search(bounded(value), read):
-                found[value] = None
-    return sorted(found, key=lambda value: (-len(value), value))
+                values[value] = None
+    return sorted(values, key=lambda value: (-len(value), value))
 
 
-def said(message: Message, tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def given(message: Message, tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The texts and whole numbers in a turn's calls, and its words where they are few."""
     content = str(message.get("content") or "").strip()
     if content and len(content) <= LONGEST:
@@ -94,7 +94,7 @@ def replaced(messages: Sequence[Message], values: Sequence[str], rng: random.Ran
 
     def change(value: Any) -> Any:
         if isinstance(value, str):
-            return pattern.sub(lambda found: others[found.group()], value)
+            return pattern.sub(lambda match: others[match.group()], value)
         if isinstance(value, bool) or not isinstance(value, int | list | dict):
             return value
         if isinstance(value, int):

@@ -23,6 +23,8 @@ INTERNAL = {
     "FLYWHEEL_LOG": "a flow, for its stages",
     "FLYWHEEL_POOL": "a work pool's template, and flows/deploy.py for prefect.yaml",
     "FLYWHEEL_PROGRESS": "a flow, for its stages",
+    "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "flows/ui.py, for Prefect's server",
+    "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "flows/ui.py, for Prefect's server",
     "FLYWHEEL_ROOT": "flows/ui.py, for the worker's flow runs",
     "FLYWHEEL_SERVED": "flows/serving/server.py, for the split of trial.py in vLLM's process",
     "FLYWHEEL_SERVE_HOST": "flows/serving/server.py, for the guard in vLLM's process",

@@ -71,7 +71,11 @@ def test_a_task_whose_code_fails_at_the_end_costs_only_the_transcripts(
 def test_the_result_says_each_fact_once(params: Params) -> None:
     summary = ended.run(Path()) | {"registered": None}
     seen = {"001": ["no variance"], "002": ["no variance", "length"]}
-    summary |= {"tripwires": seen, "base": summary["trained"], "trained": summary["base"] | {"iteration": 0}}
+    summary |= {
+        "tripwires": seen,
+        "base": summary["trained"],
+        "trained": summary["base"] | {"iteration": 0, "policy": "001"},
+    }
     registered, tripwires = ending.result_lines(summary)[2:]
     assert registered == "Not registered: that is not above the base policy."
     assert tripwires.startswith("Tripwires: no variance in iteration 1, 2; length in iteration 2 (.venv/bin/python -m ")

@@ -14,6 +14,7 @@ import yaml
 
 import environments
 from flows.repro.parameters import set_params
+from flows.repro.tasks import has_tools
 from steps.core.errors import UserError, explain
 from steps.core.params import Params, load
 from tests.conftest import ROOT, python, run
@@ -199,7 +200,8 @@ def test_a_models_preset_goes_on_top_of_the_tasks(folder: Path) -> None:
             written = yaml.safe_load((folder / "params.yaml").read_text())
             of_task = yaml.safe_load((folder / f"tasks_data/{checked.task}.yaml").read_text())
             for section in ("policy", "update"):
-                assert written[section] == of_task[section] | settings[section]
+                least = settings.get("with_tools", {}).get(section, {}) if has_tools(checked.task) else {}
+                assert written[section] == of_task[section] | settings[section] | least
             assert written["scenarios"] == of_task["scenarios"]
             assert "with_tools" not in written
 

@@ -251,6 +251,10 @@ def test_the_task_says_which_scenarios_are_alike(
         key = "number"
 
         @staticmethod
+        def has_player(name: str) -> bool:
+            return False
+
+        @staticmethod
         def load(folder: Path) -> Any:
             return json.loads((folder / "data.json").read_text())
 

@@ -207,7 +207,7 @@ def test_what_forget_prints_removes_the_version_and_no_kept_runs_data(
     before = files_in(project)
     assert free in before
     words = advice.split("`")[1].split()
-    assert words[:3] == ["python", "-m", "flows.prune"]
+    assert words[:3] == [".venv/bin/python", "-m", "flows.prune"]
     assert prune.main(words[3:]) == 0
     assert before - files_in(project) == {free, hashlib.md5(b"said two\n").hexdigest()}
     assert f"{kept} stays: a commit, a worktree, a kept run (refs/runs/)" in capsys.readouterr().out

@@ -198,7 +198,12 @@ def test_curve_terminal_and_metrics_show_each_task(
     fields = TaskResult(n=4, success=0.5, ci95=(0.15, 0.85), reward=0.25, turns=4, tokens=40, sampled_success=0.75)
     result = {"success": 0.5, "ci95": (0.2, 0.8), "n": 4, "by_task": {"tic_tac_toe": fields.model_dump()}}
     registered = {"name": BOTH, "version": "1"}
-    summary = {"base": result, "trained": result | {"iteration": 1}, "registered": registered, "iterations": []}
+    summary = {
+        "base": result,
+        "trained": result | {"iteration": 1, "policy": "001"},
+        "registered": registered,
+        "iterations": [],
+    }
     monkeypatch.setattr("flows.terminal.health.at_end", lambda *_: [])
     assert ending.result_lines(summary)[1] == "          tic_tac_toe 0.500 [0.150, 0.850] of 4, sampled 0.750"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.conftest import end, free_port, python, start
 
-SMALL = {"scenarios.train": 16, "scenarios.val": 12, "scenarios.test": 15}
+SMALL = {"scenarios.train": 16, "scenarios.val": 12, "scenarios.test": 15, "train.way": "grpo"}
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 

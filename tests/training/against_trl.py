@@ -300,6 +300,7 @@ def random_settings(seed: int, **fixed: Any) -> Update:
         "truncated_completions": rng.choice(["keep", "mask"]),
         "tokens_per_micro_batch": rng.choice([64, 4096]),
         "learning_rate": 1e-12,
+        "optimizer_steps": "fixed",  # as TRL's
         **LOOSE,
     }
     if mode := rng.choice(MODES):
