@@ -88,7 +88,8 @@ def changes(run: Path, name: str) -> Changes:
     for scenario in read_records(Scenario, run / "scenarios/test.parquet"):
         if scenario.id not in base or scenario.id not in trained:
             raise UserError(
-                f"run/{BASE}/test and run/{name}/test do not have scenario {scenario.id}: evaluate again (`.venv/bin/dvc repro`)"
+                f"run/{BASE}/test and run/{name}/test do not have scenario {scenario.id}: evaluate again "
+                "(`.venv/bin/dvc repro`)"
             )
         (first, before), (second, after) = base[scenario.id], trained[scenario.id]
         if before is None or after is None:
