@@ -143,8 +143,18 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
         )
     with store.variables(**usual):
         pipeline = Pipeline(Path.cwd(), beside, display.say)
-        begin(params, partial(run_stage, pipeline=pipeline, display=display), display)
-        return _tracked(display, started, pipeline, name)
+        try:
+            begin(params, partial(run_stage, pipeline=pipeline, display=display), display)
+            return _tracked(display, started, pipeline, name)
+        except Exception as problem:
+            if was_interrupted(problem):  # by whatever Ctrl-C met: Prefect must see it as what it is
+                raise KeyboardInterrupt from problem
+            raise
+
+
+def was_interrupted(problem: BaseException) -> bool:
+    """Whether a run ended by Ctrl-C, or by SIGTERM, of which Prefect makes its own exception."""
+    return any(isinstance(link, KeyboardInterrupt | TerminationSignal) for link in causes(problem))
 
 
 def begin(params: Params, run: Callable[[str], bool], display: RunDisplay) -> None:
@@ -187,13 +197,9 @@ def _tracked(display: RunDisplay, started: float, pipeline: Pipeline, name: str)
     try:
         return _iterations(mlflow, trackers, display, started, pipeline)
     except BaseException as problem:
-        signals = (KeyboardInterrupt, TerminationSignal)  # the second is what Prefect makes of SIGTERM
-        interrupted = any(isinstance(link, signals) for link in causes(problem))
         with undisturbed():
             for tracker in trackers:
-                tracker.finish("KILLED" if interrupted else "FAILED")
-        if interrupted and isinstance(problem, Exception):  # by whatever Ctrl-C met: Prefect must see it as what it is
-            raise KeyboardInterrupt from problem
+                tracker.finish("KILLED" if was_interrupted(problem) else "FAILED")
         raise
 
 
@@ -218,7 +224,7 @@ def _iterations(
         display.say(BLIND)
     gc.freeze()  # a full collection of all objects that imports made takes 0.15 s
     tracked = None  # the previous iteration, which is tracked while the next one samples
-    quiet = 0  # iterations in a row without a signal
+    quiet = 0  # iterations in a row without a signal, where the run chose its way
     with system_metrics.sampled() as drain, Ahead(params, pipeline, partial(submit, pipeline, display)) as ahead:
         for iteration in range(1, iterations + 1):
             chosen = best(begun, curve)
@@ -235,7 +241,7 @@ def _iterations(
                 )
             gc.collect()  # 0.02 s: what earlier stages left in cycles lies between what stays
             machine.return_memory()
-            quiet = quiet + 1 if health.teaches_nothing(iteration) else 0
+            quiet = quiet + 1 if params.train.way != "grpo" and health.teaches_nothing(iteration) else 0
             if why := ending(begun, curve, watch.add(iteration), params.train.patience, quiet):
                 display.say(f"{why}: training ends here.")
                 break
