@@ -134,7 +134,7 @@ def test_nothing_is_held_out_where_passes_are_set_or_demonstrations_many() -> No
     assert sft.divided(rows, SETTINGS, 5) == (rows, [])
     many = Sft(demonstrations=("x",), batch=1)
     assert sft.divided(rows[:9], many, 5) == (rows[:9], [])
-    assert sft.divided(rows * 3, many, 5) == (rows * 3, [])
+    assert sft.divided(rows * 8, many, 5) == (rows * 8, [])
 
 
 def test_each_pass_has_each_row_once_in_an_order_of_its_own() -> None:
