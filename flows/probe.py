@@ -10,25 +10,23 @@ then chooses (flows/training/way.py). Left out: judges, which are not asked, and
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.repro.parameters import set_params
+from flows.serving.local import logged
 from steps.core.errors import UserError
 from steps.core.params import Params
 from steps.core.progress import say
 from steps.core.terminal import ProgressDisplay, command_parser, exit_code
 
 if TYPE_CHECKING:
-    from environments.base import Env, Message, Scenario
+    from environments.base import Env, Scenario
     from steps.core.records import Trajectory
 
-LONGEST = 110  # characters of a line of the attempt that is shown
+LONGEST, TURNS = 110, 4  # characters of a line of the attempt that is shown, and turns
 LOG = Path(".flywheel/try.log")
 
 
@@ -52,7 +50,7 @@ def probe(params: Params, scenarios: int, attempts: int) -> None:
     say(f"{params.task}: {attempts} attempts of {params.policy.base_model} at each of {len(chosen)} scenarios")
     pairs = [(scenario, number) for scenario in chosen for number in range(attempts)]
     began = time.monotonic()
-    with quiet():
+    with logged(LOG):
         played = engine.play(params.policy, params.rollout, None, env, data, pairs, "try", params.seed)
     say(f"played in {time.monotonic() - began:.1f} s, vLLM's start included. The first attempt:")
     for line in shown(env, pairs[0][0], played[0]):
@@ -70,39 +68,16 @@ def probe(params: Params, scenarios: int, attempts: int) -> None:
     say(sentence if chosen_way or params.sft else f"Training would stop here: {sentence}")
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Inside, what vLLM and torch print goes to LOG."""
-    LOG.parent.mkdir(exist_ok=True)
-    sys.stdout.flush()
-    kept = os.dup(1), os.dup(2)
-    with LOG.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-            for number, terminal in enumerate(kept, 1):
-                os.dup2(terminal, number)
-                os.close(terminal)
-
-
 def shown(env: type[Env], scenario: Scenario, trajectory: Trajectory) -> list[str]:
-    """An attempt in a few lines: what was asked, what the policy said, how it ended."""
-    lines = [f"{message['role']}: {words(message)}" for message in trajectory.messages(scenario)]
-    most = 8
-    if len(lines) > most:
-        lines = [*lines[:most], f"… {len(lines) - most} more"]
-    end = "success" if env.has_rule and env.success(scenario, trajectory.messages(scenario)) else "no success"
-    return [*lines, f"ended by {trajectory.stop_reason}" + (f": {end}" if env.has_rule else "")]
+    """An attempt in a few lines: what was asked, what the policy did turn by turn, how it ended."""
+    from steps.analytics.changes import question, turn_line
 
-
-def words(message: Message) -> str:
-    """A message in one line."""
-    calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()]
-    text = " ".join(" ".join([str(message.get("content") or ""), *calls]).split())
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+    turns = [turn_line(turn.message, turn.observations, LONGEST) for turn in trajectory.turns]
+    if len(turns) > TURNS:
+        turns = [*turns[:TURNS], f"… {len(turns) - TURNS} more turns"]
+    success = env.has_rule and env.success(scenario, trajectory.messages(scenario))
+    verdict = ("success" if success else "no success") if env.has_rule else ""
+    return [question(scenario, LONGEST), *turns, f"ended by {trajectory.stop_reason}" + (verdict and f": {verdict}")]
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:

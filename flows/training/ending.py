@@ -1,5 +1,5 @@
-"""The end of a training run: run/summary.json and run/report.html, the result in words, a scenario before and after, and
-commands to go on with.
+"""The end of a training run: when it comes and which policy is the best, run/summary.json and run/report.html, the result in
+words, a scenario before and after, and commands to go on with.
 
 What shows transcripts asks the task's own code for the answers (`Env.outcome`). Where that fails, or a file is damaged, the
 end says so and leaves it out: the run itself is complete.
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from environments.base import Env
     from steps.analytics.changes import Changes
     from steps.core.params import Params
+    from steps.judging.watch import Alarm
     from steps.tracking.lasting import LastingMlflow
 
+QUIET = 2  # iterations in a row without any signal, after which training ends
 WIDTH = 100  # characters of a line of a transcript
 BEGUN = {SFT: "taught", START: "start"}  # what the policies before iteration 001 are called
 NEXT = {  # commands and a page to go on with, and what each is for
@@ -43,6 +45,31 @@ NEXT = {  # commands and a page to go on with, and what each is for
     "make ui": "schedule and start runs from Prefect's pages",
     "make reproduce": "what is stale? everything again with ARGS=--force: same bytes",
 }
+
+
+def ending(begun: list[Point], curve: list[Point], alarm: Alarm | None, patience: int, quiet: int = 0) -> str:
+    """Why training ends after the last iteration of the curve, the last `quiet` of which had no signal; empty where it goes
+    on."""
+    iteration, beginning = curve[-1].iteration, (begun or curve)[-1 if begun else 0]
+    if alarm is not None:
+        return f"{alarm.sentence()}. No adapter of this run is promoted (docs/judging.md)"
+    if health.has_fallen(curve[-1], beginning):
+        return (
+            f"Validation {curve[-1].measure} fell to {curve[-1].success:.3f}, below the {beginning.success:.3f} that "
+            "training began with"
+        )
+    if quiet >= QUIET:
+        return f"No attempt of the last {quiet} iterations was better than another at the same scenario"
+    if iteration - best(begun, curve).iteration >= patience:
+        return f"Validation has not improved for {patience} iterations"
+    return ""
+
+
+def best(begun: list[Point], curve: list[Point]) -> Point:
+    """The policy with the highest validation success, then reward, then the earliest, of the iterations and of what they
+    began with; the base only where there is no other, since it is what the best is compared with in the end. Without a rule,
+    success is the share of scenarios on which a judge finds it better than the base policy."""
+    return max([*begun, *curve[1:]] or curve, key=lambda point: (point.success, point.reward or 0.0, -point.iteration))
 
 
 def write_summary(task: str, chosen: Point, iterations: int, started: float, display: RunDisplay) -> dict[str, Any]:

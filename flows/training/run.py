@@ -31,13 +31,13 @@ from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
 from flows.training import start, way
 from flows.training.ahead import Ahead, settle, worker
-from flows.training.ending import result_lines, write_page, write_summary
+from flows.training.ending import best, ending, result_lines, write_page, write_summary
 from flows.training.trackers import index, open_trackers, track
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.params import Params, load
 from steps.core.records import OUTPUTS
-from steps.judging.watch import Alarm, Watch
+from steps.judging.watch import Watch
 from steps.planning import plan
 from steps.policy import machine
 from steps.project import chain, store
@@ -45,7 +45,6 @@ from steps.project.chain import iteration_name
 from steps.runner import handover
 from steps.tracking import system_metrics
 
-QUIET = 2  # iterations in a row without any signal, after which training ends
 BLIND = (
     "Warning: the judge that scores the training also says how good it is, for there is no rule and no evaluate.judge. "
     "Nothing would show that the policy only learns to please it."
@@ -312,24 +311,6 @@ def iterate(
     return future
 
 
-def ending(begun: list[Point], curve: list[Point], alarm: Alarm | None, patience: int, quiet: int = 0) -> str:
-    """Why training ends after the last iteration of the curve, the last `quiet` of which had no signal; empty where it goes
-    on."""
-    iteration, beginning = curve[-1].iteration, (begun or curve)[-1 if begun else 0]
-    if alarm is not None:
-        return f"{alarm.sentence()}. No adapter of this run is promoted (docs/judging.md)"
-    if health.has_fallen(curve[-1], beginning):
-        return (
-            f"Validation {curve[-1].measure} fell to {curve[-1].success:.3f}, below the {beginning.success:.3f} that "
-            "training began with"
-        )
-    if quiet >= QUIET:
-        return f"No attempt of the last {quiet} iterations was better than another at the same scenario"
-    if iteration - best(begun, curve).iteration >= patience:
-        return f"Validation has not improved for {patience} iterations"
-    return ""
-
-
 def submit(
     pipeline: Pipeline, display: RunDisplay, stage: str, before: PrefectFuture[bool] | None
 ) -> PrefectFuture[bool]:
@@ -341,13 +322,6 @@ def warn(iteration: int, display: RunDisplay) -> None:
     """Say what failed in an iteration, why it taught nothing, and what the tripwires see, where that is so."""
     for line in health.lines(iteration):
         display.say(line)
-
-
-def best(begun: list[Point], curve: list[Point]) -> Point:
-    """The policy with the highest validation success, then reward, then the earliest, of the iterations and of what they
-    began with; the base only where there is no other, since it is what the best is compared with in the end. Without a rule,
-    success is the share of scenarios on which a judge finds it better than the base policy."""
-    return max([*begun, *curve[1:]] or curve, key=lambda point: (point.success, point.reward or 0.0, -point.iteration))
 
 
 def title(params: Params, name: str) -> str:

@@ -39,7 +39,7 @@ class Side(NamedTuple):
     def lines(self, env: type[Env], scenario: Scenario, width: int) -> list[str]:
         """At most MOST lines of `width` characters: what the policy did turn by turn, then its answer and the verdict."""
         turns = self.trajectory.turns
-        shown = [_turn(turn.message, turn.observations, width) for turn in turns]
+        shown = [turn_line(turn.message, turn.observations, width) for turn in turns]
         if len(shown) > TURNS:
             shown = [*shown[: TURNS - 2], f"… {len(shown) - TURNS + 1} more turns", shown[-1]]
         return [*shown, short("; ".join(filter(None, self._result(env, scenario))), width)]
@@ -141,7 +141,7 @@ def question(scenario: Scenario, width: int) -> str:
     return short(asked[-1] if asked else "(no question)", width)
 
 
-def _turn(message: Message, observations: Sequence[Message], width: int) -> str:
+def turn_line(message: Message, observations: Sequence[Message], width: int) -> str:
     """A turn in a line: what the policy said and called, and the beginning of the answer."""
     turn = short("; ".join(spoken(message)) or "(nothing)", int(CALL * width) if observations else width)
     if not observations:

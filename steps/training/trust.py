@@ -22,9 +22,7 @@ from steps.training.processes import gathered
 if TYPE_CHECKING:
     import torch
 
-GROWTH = (
-    4.0  # by how much the divergence may grow with the last step, which is not measured where this is within the bound
-)
+GROWTH = 4.0  # by how much the divergence may grow with the last optimiser step, which is not measured within that
 SHORTER = 0.7  # the most that is kept of a step that is too long, each time
 ROUNDS = 12  # 0.7 ** 12 is 1 %, and the divergence falls with the square of that
 

@@ -261,7 +261,7 @@ def test_a_watch_reads_a_run_as_it_goes_on(run: Path, monkeypatch: pytest.Monkey
 
 def test_training_ends_where_the_alarm_is_raised() -> None:
     from flows.terminal import report
-    from flows.training.run import ending
+    from flows.training.ending import ending
 
     shares = [report.Point(iteration, success, (0, 1), 0.0) for iteration, success in enumerate((0.4, 0.6, 0.8, 0.55))]
     seen = alarm(curve(*HACKED), 10, 0.05)

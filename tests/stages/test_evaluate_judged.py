@@ -16,7 +16,7 @@ from environments.multiplication import Multiplication
 from flows.terminal import report
 from flows.terminal.display import RunDisplay
 from flows.training import ending
-from flows.training.run import best
+from flows.training.ending import best
 from steps import score as scoring
 from steps.core.errors import UserError
 from steps.core.params import Agents, Endpoint, Evaluate, EvaluateParams, Judges, Policy, Ruler, Score
