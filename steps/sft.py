@@ -32,6 +32,7 @@ def sft(
     """Train from the `previous` checkpoint; write adapter, a checkpoint without optimiser steps, a history without
     iterations, and what was measured. UserError where no demonstration can be learnt from."""
     import json
+    from collections import Counter
 
     import environments
     from steps.core.records import Row
@@ -41,9 +42,10 @@ def sft(
     from steps.supervised import chats
     from steps.supervised.variations import variations
     from steps.training import grpo
-    from steps.training.sft import fine_tune
+    from steps.training.sft import divided, fine_tune
 
-    assert params.sft is not None  # SftParams checks it
+    settings = params.sft
+    assert settings is not None  # SftParams checks it
     env, policy = environments.load(params.task), params.policy
     env.load(task_data)
     chat = load_chat(policy, env)
@@ -54,17 +56,27 @@ def sft(
             own[name] = Chat(
                 chat.tokenizer, tools, policy.chat_template_kwargs, policy.tool_parser, policy.reasoning_parser
             )
-    more = variations(read, chat.tools, params.sft.copies(len(read)), params.seed)
-    tokens, unusable = chats.tokens_of([*read, *more], own, policy.context)
-    rows = [Row(ids, mask, [0.0] * len(ids)) for ids, mask in tokens]
-    counts = dict(sorted(({reason: len(lines) for reason, lines in left_out.items()} | unusable).items()))
+    unusable = Counter({reason: len(lines) for reason, lines in left_out.items()})
+
+    def rows_of(chosen: list[chats.Demonstration]) -> tuple[list[Row], list[Row]]:
+        """The rows of demonstrations, and those of their variations. What has none is counted."""
+        varied = variations(chosen, chat.tools, settings.copies(len(read)), params.seed)
+        (own_tokens, refused), (more, _) = (chats.tokens_of(each, own, policy.context) for each in (chosen, varied))
+        unusable.update(refused)
+        own_rows, more_rows = ([Row(ids, mask, [0.0] * len(ids)) for ids, mask in each] for each in (own_tokens, more))
+        return own_rows, more_rows
+
+    # A variation of what is held out is held out, too: what was learnt would be asked again otherwise.
+    (rows, varied), (held_out, alike) = map(rows_of, divided(read, settings, params.seed))
+    counts = dict(sorted(unusable.items()))
     for reason, count in counts.items():
         say(f"{count} demonstrations left out: {reason}")
     if not rows:
         raise UserError(f"{demonstrations} holds no demonstration to learn from: {counts or 'it is empty'}")
     prepare_training(policy.threads, policy.deterministic)
     trainer = grpo.Trainer(policy, checkpoint=previous)
-    losses = fine_tune(trainer, rows, params.sft, chat.tokenizer, params.seed)
+    learnt = [*rows, *varied]
+    losses = fine_tune(trainer, learnt, settings, chat.tokenizer, params.seed, [*held_out, *alike])
     name = trainer.save_adapter(adapter)
     trainer.start = adapter
     trainer.save_checkpoint(checkpoint, name)
@@ -73,16 +85,17 @@ def sft(
     tenth = max(1, len(losses) // 10)
     measured = {
         "demonstrations": len(read) + sum(map(len, left_out.values())),
-        "variations": len(more),
         "trained": len(rows),
+        "held_out": len(held_out),
+        "variations": len(varied),
         "left_out": counts,
-        "tokens": sum(sum(row.mask) for row in rows),
+        "tokens": sum(sum(row.mask) for row in learnt),
         "optimizer_steps": len(losses),
         "loss_first": sum(losses[:tenth]) / tenth,  # nats per token, over the first tenth of the steps
         "loss_last": sum(losses[-tenth:]) / tenth,
     }
     metrics.write_text(json.dumps(measured, indent=2) + "\n")
-    amount = f"{len(rows)} demonstrations, {len(more)} of them variations"
+    amount = f"{len(rows)} demonstrations and {len(varied)} variations of them"
     say(f"{amount}, loss {measured['loss_first']:.3f} to {measured['loss_last']:.3f} nats per token")
 
 

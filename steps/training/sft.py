@@ -16,7 +16,7 @@ import math
 import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from steps.core.errors import UserError
 from steps.core.params_update import Update
@@ -27,18 +27,24 @@ from steps.training import memory, packing
 from steps.training.batches import Example, micro_batches
 
 if TYPE_CHECKING:
+    import torch
+
     from steps.core.params import Sft
     from steps.training.grpo import Trainer
 
 
+Item = TypeVar("Item")
 STEPS = 300  # optimiser steps at least, where sft.epochs is open
 CHECKS = 12  # times that the held-out demonstrations are looked at in these steps
 PATIENCE = 4  # looks without a better result, after which training ends; or half as many at which all is right
 HELD_OUT, FEWEST = 10, 10  # one in so many demonstrations is held out, of so many at least
 
 
-def fine_tune(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, seed: int) -> list[float]:
+def fine_tune(
+    trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, seed: int, held_out: Sequence[Row] = ()
+) -> list[float]:
     """Train the trainer's adapter on the sampled tokens of these rows, in an order drawn from `seed` anew for each pass.
+    With `held_out` the weights that write those rows best are kept.
 
     Returns the loss of each optimiser step, in nats per token. Afterwards the trainer has no optimiser state: the moments of
     another loss would be wrong for an update. ValueError where there are no rows.
@@ -49,7 +55,7 @@ def fine_tune(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: A
     own_forward = base.__dict__.get("forward")
     try:
         with deterministic(trainer.policy.deterministic), tempfile.TemporaryDirectory(prefix="sft-") as folder:
-            return _fit(trainer, rows, settings, tokenizer, seed, folder)
+            return _fit(trainer, rows, settings, tokenizer, seed, held_out, folder)
     finally:  # TRL replaces the model's forward, and another stage may use the same model
         if own_forward is None:
             base.__dict__.pop("forward", None)
@@ -58,16 +64,22 @@ def fine_tune(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: A
         trainer.moments, trainer.steps = {}, 0
 
 
-def _fit(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, seed: int, folder: str) -> list[float]:
+def _fit(
+    trainer: Trainer,
+    rows: Sequence[Row],
+    settings: Sft,
+    tokenizer: Any,
+    seed: int,
+    held_out: Sequence[Row],
+    folder: str,
+) -> list[float]:
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback
     from transformers.trainer_callback import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
-    dtype, device = trainer.place
     losses: list[float] = []
-    rows, held_out = divided(rows, settings, seed)
     epochs = settings.epochs or -(-STEPS * settings.batch // len(rows))  # 1, of many demonstrations
     order = list(passes(len(rows), epochs, seed))
     limits = Update(tokens_per_micro_batch=settings.tokens_per_micro_batch)
@@ -79,14 +91,10 @@ def _fit(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, s
         """Computes a step's loss and gradient over packed micro-batches."""
 
         def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-            examples = sorted(
-                (Example([rows[place]], 1.0) for place in inputs["rows"]), key=lambda example: example.ids
-            )
-            tokens, total = sum(example.tokens for example in examples), 0.0
-            for part in micro_batches(examples, budget):
-                packed = packing.pack([row for example in part for row in example.rows], dtype, device)
-                logps, _ = packing.token_logps(model, packed, 1.0)
-                loss = -logps.sum() / tokens
+            batch, total = [rows[place] for place in inputs["rows"]], 0.0
+            tokens = sum(sum(row.mask) for row in batch)
+            for logps_BS in logps_of(model, batch, budget, trainer.place):
+                loss = -logps_BS.sum() / tokens
                 loss.backward()
                 total += float(loss.detach())
             if not math.isfinite(total):
@@ -97,18 +105,6 @@ def _fit(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, s
             losses.append(total)
             return torch.tensor(total)
 
-    def look() -> Look:
-        """What the present weights make of the held-out demonstrations."""
-        right, nats, tokens = 0, 0.0, sum(sum(row.mask) for row in held_out)
-        examples = sorted((Example([row], 1.0) for row in held_out), key=lambda example: example.ids)
-        with torch.no_grad():
-            for part in micro_batches(examples, budget):
-                packed = packing.pack([row for example in part for row in example.rows], dtype, device)
-                logps_BS, _ = packing.token_logps(trainer.model, packed, 1.0)  # 0 where padded
-                right += int((logps_BS > math.log(0.5)).all(-1).sum())
-                nats -= float(logps_BS.sum())
-        return Look(right / len(held_out), nats / tokens)
-
     best = Best(trainer.weights)
 
     class Shown(TrainerCallback):
@@ -118,7 +114,7 @@ def _fit(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, s
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             progress(state.global_step, state.max_steps, f"optimiser steps, loss {losses[-1]:.3f}")
             if held_out and state.global_step % max(1, state.max_steps // CHECKS) == 0:
-                seen = look()
+                seen = look(trainer, held_out, budget)
                 say(
                     f"step {state.global_step}: {seen.right:.0%} of {len(held_out)} held out are right, loss {seen.loss:.3f}"
                 )
@@ -155,9 +151,30 @@ def _fit(trainer: Trainer, rows: Sequence[Row], settings: Sft, tokenizer: Any, s
     return losses
 
 
+def logps_of(model: Any, rows: Sequence[Row], budget: int, place: tuple[Any, Any]) -> Iterator[torch.Tensor]:
+    """The logprobs [B, S] of the learnt tokens of these rows, 0 where padded, in micro-batches of `budget` tokens. `place`:
+    the model's dtype and device."""
+    examples = sorted((Example([row], 1.0) for row in rows), key=lambda example: example.ids)
+    for part in micro_batches(examples, budget):
+        packed = packing.pack([row for example in part for row in example.rows], *place)
+        yield packing.token_logps(model, packed, 1.0)[0]
+
+
 class Look(NamedTuple):
     right: float  # share of the held-out demonstrations whose every token is more probable than all others together
     loss: float  # nats per token
+
+
+def look(trainer: Trainer, rows: Sequence[Row], budget: int) -> Look:
+    """What the trainer's present weights make of held-out rows."""
+    import torch
+
+    right, nats = 0, 0.0
+    with torch.no_grad():
+        for logps_BS in logps_of(trainer.model, rows, budget, trainer.place):
+            right += int((logps_BS > math.log(0.5)).all(-1).sum())
+            nats -= float(logps_BS.sum())
+    return Look(right / len(rows), nats / sum(sum(row.mask) for row in rows))
 
 
 class Best:
@@ -185,13 +202,14 @@ class Best:
                 self.weights[name].copy_(value)
 
 
-def divided(rows: Sequence[Row], settings: Sft, seed: int) -> tuple[list[Row], list[Row]]:
-    """(rows to learn, rows that are held out): none where sft.epochs is set, or where one pass makes steps enough."""
-    if settings.epochs is not None or len(rows) < FEWEST or len(rows) >= STEPS * settings.batch:
-        return list(rows), []
-    held_out = set(random.Random(f"held out {seed}").sample(range(len(rows)), len(rows) // HELD_OUT))
-    kept = [row for place, row in enumerate(rows) if place not in held_out]
-    return kept, [rows[place] for place in sorted(held_out)]
+def divided(items: Sequence[Item], settings: Sft, seed: int) -> tuple[list[Item], list[Item]]:
+    """(demonstrations to learn, those that are held out): none where sft.epochs is set, or where one pass makes steps
+    enough."""
+    if settings.epochs is not None or len(items) < FEWEST or len(items) >= STEPS * settings.batch:
+        return list(items), []
+    held_out = set(random.Random(f"held out {seed}").sample(range(len(items)), len(items) // HELD_OUT))
+    kept = [item for place, item in enumerate(items) if place not in held_out]
+    return kept, [items[place] for place in sorted(held_out)]
 
 
 def configuration(settings: Sft, rows: int, seed: int) -> dict[str, Any]:

@@ -136,12 +136,14 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def supervise(folder: Path, to: str, previous: Path) -> dict[str, Any]:
+FOUR_PASSES = Sft(demonstrations=("x",), batch=5, epochs=4, learning_rate=3e-3)
+
+
+def supervise(folder: Path, to: str, previous: Path, settings: Sft = FOUR_PASSES) -> dict[str, Any]:
     """Run the stage sft; what it wrote as metrics."""
     (folder / to).mkdir()
     adapter, checkpoint, successes, judge = (folder / to / name for name in OUTPUTS)
     policy = Policy(base_model=f"tasks_data/{TASK}/policy", context=256)
-    settings = Sft(demonstrations=("x",), batch=5, epochs=4, learning_rate=3e-3)
     params = SftParams(task=TASK, seed=1, policy=policy, sft=settings)
     metrics = folder / to / "metrics.json"
     data, lines = ROOT / "tasks_data" / TASK, folder / "demonstrations.jsonl"
@@ -168,6 +170,39 @@ def test_supervised_training_learns_and_gives_the_same_bytes_again(warm: Path) -
     assert state == {"adapter": adapter_hash(warm / "first/adapter"), "steps": 0}
     reference = warm / "first/checkpoint/reference/adapter_model.safetensors"
     assert reference.read_bytes() == (warm / "first/adapter/adapter_model.safetensors").read_bytes()
+
+
+def test_what_is_held_out_is_not_learnt_in_a_variation_either(
+    warm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each demonstration repeats a number, by whose wording it and its variations are known."""
+    lines = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{number * 'now '}say {5000 + number}"},
+                {"role": "assistant", "content": f"{5000 + number}"},
+            ]
+        }
+        for number in range(30)
+    ]
+    (tmp_path / "demonstrations.jsonl").write_text(
+        "".join(f"{json.dumps(line)}\n" for line in [*lines, {"messages": []}])
+    )
+    taken: list[list[Any]] = []
+
+    def train(trainer: Any, rows: list[Any], *others: Any) -> list[float]:
+        taken.extend([rows, others[-1]])
+        return [1.0]
+
+    monkeypatch.setattr("steps.training.sft.fine_tune", train)
+    counts = supervise(tmp_path, "open", warm / "checkpoint", Sft(demonstrations=("x",)))
+    learnt, held_out = taken
+    assert (counts["demonstrations"], counts["trained"], counts["held_out"], counts["left_out"]) == (
+        31, 27, 3, {"the assistant says nothing in it": 1},
+    )  # fmt: skip
+    assert (counts["variations"], len(learnt), len(held_out)) == (27 * 7, 27 * 8, 3 * 8)
+    wordings = [{len(row.ids) - sum(row.mask) for row in rows} for rows in (learnt, held_out)]
+    assert (len(wordings[0]), len(wordings[1]), wordings[0] & wordings[1]) == (27, 3, set())
 
 
 def test_demonstrations_that_are_all_no_use_are_a_sentence(warm: Path, tmp_path: Path) -> None:

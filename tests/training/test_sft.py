@@ -109,7 +109,7 @@ def test_few_demonstrations_are_passed_over_until_the_held_out_ones_are_written_
     learnt, held_out = sft.divided(rows, settings, 5)
     assert (len(learnt), len(held_out)) == (27, 3)
     trainer = tiny.moved(Trainer(policy, seed=1))
-    losses = sft.fine_tune(trainer, rows, settings, tokenizer, 5)
+    losses = sft.fine_tune(trainer, learnt, settings, tokenizer, 5, held_out)
     assert 10 < len(losses) < 300
     assert "100% of 3 held out are right" in capsys.readouterr().out
     assert min(losses) < 0.3 < losses[0]
