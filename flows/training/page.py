@@ -65,7 +65,8 @@ def write(params: Params, summary: dict[str, Any]) -> Path:
 
 def policies(summary: dict[str, Any]) -> list[dict[str, Any]]:
     """The policies with their success on the test split; none where a judge compares them."""
-    rows = [("base", summary["base"]), ("trained", summary["trained"])]
+    names = {"base": "base", "begun": "before the iterations", "trained": "trained"}
+    rows = [(words, summary[key]) for key, words in names.items() if key in summary]
     return [
         {"who": who, **{key: result[key] for key in ("success", "ci95", "n")}, "sampled": result.get("sampled_success")}
         for who, result in rows

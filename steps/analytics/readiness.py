@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from environments.base import is_error
 from steps.training.batches import ROUNDING
-from steps.training.contract import TRUNCATED
+from steps.training.contract import is_truncated
 
 if TYPE_CHECKING:
     from environments.base import Env
@@ -101,7 +101,7 @@ def readiness(env: type[Env], trajectories: Sequence[Trajectory], rewards: Seque
         attempts=len(trajectories),
         failed=len(failed),
         called=None if env.is_agent or not env.tools() else sum(map(has_valid_call, trajectories)),
-        cut=sum(each.stop_reason in TRUNCATED for each in trajectories),
+        cut=sum(map(is_truncated, trajectories)),
         scored=sum(reward.score is not None for reward in rewards),
         succeeded=sum(bool(reward.success) for reward in rewards) if has_rule else None,
         groups=len({each.scenario_id for each in trajectories}),
