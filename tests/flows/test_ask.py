@@ -227,7 +227,7 @@ def test_two_attempts_stand_side_by_side_where_there_is_room(
     ("path", "sentence"),
     [
         ("run/summary.json", "and there is no finished run in run/ to ask: `make train` makes one"),
-        ("run/001/adapter", "the adapter of trained (run/001) is not here: `dvc checkout`"),
+        ("run/001/adapter", "the adapter of trained (run/001) is not here: `.venv/bin/dvc checkout` brings it back"),
     ],
 )
 def test_without_server_and_run_one_sentence_says_what_to_do(

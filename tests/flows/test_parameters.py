@@ -33,8 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def files(folder: Path) -> dict[str, tuple[bytes, int, int]]:
-    """What each file holds, when it was written, and its inode: a file written again differs."""
-    paths = [path for path in folder.rglob("*") if path.is_file()]
+    """What each file holds, when it was written, and its inode: a file written again differs; without compiled ones."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in paths}
 
 
