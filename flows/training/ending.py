@@ -60,16 +60,28 @@ def ending(begun: list[Point], curve: list[Point], alarm: Alarm | None, patience
         )
     if quiet >= QUIET:
         return f"No attempt of the last {quiet} iterations was better than another at the same scenario"
-    if iteration - best(begun, curve).iteration >= patience:
+    if iteration - highest([*begun, *curve[1:]]).iteration >= patience:
         return f"Validation has not improved for {patience} iterations"
     return ""
 
 
+def highest(points: list[Point]) -> Point:
+    """The policy with the highest validation success, then reward, then the earliest. Without a rule, success is the share
+    of scenarios on which a judge finds it better than the base policy."""
+    return max(points, key=lambda point: (point.success, point.reward or 0.0, -point.iteration))
+
+
 def best(begun: list[Point], curve: list[Point]) -> Point:
-    """The policy with the highest validation success, then reward, then the earliest, of the iterations and of what they
-    began with; the base only where there is no other, since it is what the best is compared with in the end. Without a rule,
-    success is the share of scenarios on which a judge finds it better than the base policy."""
-    return max([*begun, *curve[1:]] or curve, key=lambda point: (point.success, point.reward or 0.0, -point.iteration))
+    """The policy that the run ends with; the base only where there is no other, since the best is compared with it.
+
+    An iteration takes the place of what the iterations began with where its validation success is higher by more than a
+    standard error (after Breiman et al. 1984, Classification and Regression Trees, 3.4.3): the highest of many iterations on
+    few scenarios is often a lucky one, and each of them can have undone what it began with."""
+    top = highest([*begun, *curve[1:]] or curve)
+    if not begun or top.origin:
+        return top
+    beginning, standard_error = highest(begun), (top.ci95[1] - top.ci95[0]) / (2 * 1.96)
+    return top if top.success - beginning.success > standard_error else beginning
 
 
 def write_summary(task: str, chosen: Point, iterations: int, started: float, display: RunDisplay) -> dict[str, Any]:

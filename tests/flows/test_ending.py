@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.terminal import health
+from flows.terminal import health, report
 from flows.training import ending, page
 from steps.core.params import Params
 from tests.support import ended
@@ -143,3 +143,17 @@ def test_a_report_that_cannot_be_written_is_said(params: Params) -> None:
     lines: list[str] = []
     ending.write_page(params, {"trained": {"iteration": 1}}, None, lines.append)  # type: ignore[arg-type]
     assert [line.partition(":")[0] for line in lines] == ["run/report.html is left out"]
+
+
+def test_an_iteration_takes_the_place_of_what_it_began_with_by_more_than_a_standard_error() -> None:
+    taught = report.Point(0, 0.60, (0.39, 0.78), 0.2, origin="sft")
+    curve = [
+        report.Point(number, *values, 0.5) for number, values in enumerate([(0.0, (0.0, 0.16)), (0.65, (0.43, 0.82))])
+    ]
+    assert ending.best([taught], curve).name == "sft", "0.05 is less than half an interval's 0.2 / 1.96"
+    curve.append(report.Point(2, 0.80, (0.58, 0.92), 0.5))
+    assert ending.best([taught], curve).name == "002"
+    assert ending.highest([taught, *curve]).name == "002"
+    start = report.Point(0, 0.78, (0.56, 0.91), 0.5, origin="start")
+    assert ending.best([start, taught], curve).name == "start", "of all that the iterations began with"
+    assert ending.best([], curve[:2]).name == "001"
