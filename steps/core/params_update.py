@@ -52,8 +52,8 @@ class Update(Section):
     has: Adam makes a full step of each, however little it is learnt from. fixed: always all, as in TRL."""
     max_kl: float | None = Field(0.02, gt=0)
     """KL divergence between the policy that sampled the batch and the updated one, in nats per token, which no update
-    exceeds: further steps are left out, and the whole step is shortened where that is not enough (steps/training/trust.py).
-    null: no bound, as in TRL."""
+    exceeds: where the steps so far do, they are shortened, and so are the further ones (steps/training/trust.py). null: no
+    bound, as in TRL."""
     learning_rate: float = Field(3e-4, gt=0)
     """Step size of AdamW, after the warm-up."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"

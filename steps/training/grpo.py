@@ -14,7 +14,7 @@ import json
 import random
 import shutil
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -174,52 +174,46 @@ class Trainer:
             self._sample(examples, steps[0].groups, settings, temperature, seed, sampler)
         sums: dict[str, float] = defaultdict(float, loss=0.0)
         extremes: dict[str, list[float]] = defaultdict(list)
-        trust, divergence, seen = TrustRegion(self.weights, settings.max_kl), None, 0
+        trust, divergence = TrustRegion(self.weights, settings.max_kl), None
         for number in range(planned):
             step = steps[number % len(steps)]
-            set_rate(optimizer, settings, self.steps)
-            for batch in step.batches:
-                batch["packed"] = self._pack(batch["examples"])
-                if settings.beta and "ref_per_token_logps" not in batch:
-                    batch["ref_per_token_logps"] = self._reference(batch["packed"], settings, temperature)
-                sums["loss"] += self._accumulate(loss, batch, step, len(steps))
-                trust.add(loss.logps, loss.entropies, batch)
-                if not number and not corrected:
-                    sampler.add(loss.logps, loss.entropies, batch)
-                for name, metric in loss.take_metrics().items() if batch["tokens"] else ():
-                    if name.endswith(("_min", "_max")):
-                        extremes[name].append(metric)
-                    else:
-                        sums[name] += metric * batch["tokens"]
-                del batch["packed"]  # large, and quick to make again for the next pass
+            metrics: list[tuple[str, float, float]] = []
+            meters = [trust.add] if number or corrected else [trust.add, sampler.add]
+            gradient = partial(self._gradient, loss, step, len(steps), settings, temperature, meters, metrics)
+            gradient()
             if not number:  # no weight has changed yet
                 whole = [sum(values) for values in zip(*gathered(sampler.sums), strict=True)]
                 common |= sampler.check(whole, settings.sampler_limit(self.layers), temperature)
-            seen += step.computed
             divergence = trust.take() if trust.limit else None
-            if number and trust.is_left(divergence):
-                optimizer.zero_grad()
-                break
+            if number:
+                divergence = trust.hold(divergence, gradient, number / planned)
+            for name, metric, tokens in metrics:
+                if name.endswith(("_min", "_max")):
+                    extremes[name].append(metric)
+                else:
+                    sums[name] += metric * tokens
             self._sum_gradients()
             norm = clip_gradient(self.weights.values(), settings.max_grad_norm, number + 1, step.groups)
             sums["grad_norm"] += norm
+            set_rate(optimizer, settings, self.steps, trust.kept)
             optimizer.step()
             optimizer.zero_grad()
             self.steps += 1
             progress(number + 1, planned, "optimiser steps")
-        made = self.steps - begun
-        if made < planned and not trust.is_left(divergence):
-            raise AssertionError(f"{made} optimiser steps were made, {planned} were planned")
-        divergence = trust.hold(divergence if made > 1 else None, partial(self._look, steps[0], temperature, trust))
-        common |= {} if divergence is None else {"update/kl": divergence, "update/kept": trust.kept * made / planned}
+        if self.steps - begun != planned:
+            raise AssertionError(f"{self.steps - begun} optimiser steps were made, {planned} were planned")
+        look = partial(self._look, steps[0], temperature, trust)
+        divergence = trust.finish(divergence if planned > 1 else None, look)
+        common |= {} if divergence is None else {"update/kl": divergence, "update/kept": trust.kept}
         measure(learning_rate=optimizer.param_groups[0]["lr"])  # of the last step; kept beside the stage's seconds
         self.moments = {
             name: {kind: optimizer.state[weight][kind] for kind in ("exp_avg", "exp_avg_sq")}
             for name, weight in self.weights.items()
         }
-        common["grad_norm"] = sums.pop("grad_norm") / made
-        sums["loss"] /= number + 1
-        return common | self._metrics(gathered((dict(sums), dict(extremes))), seen)
+        common["grad_norm"] = sums.pop("grad_norm") / planned
+        sums["loss"] /= planned
+        tokens = settings.num_iterations * sum(step.computed for step in steps)
+        return common | self._metrics(gathered((dict(sums), dict(extremes))), tokens)
 
     @staticmethod
     def _metrics(summed: list[tuple[dict[str, float], dict[str, list[float]]]], tokens: float) -> dict[str, float]:
@@ -232,6 +226,31 @@ class Trainer:
             choose = min if name.endswith("_min") else max
             metrics[name] = choose(value for _, extremes in summed for value in extremes.get(name, ()))
         return metrics
+
+    def _gradient(
+        self,
+        loss: TrlLoss,
+        step: OptimizerStep,
+        steps: int,
+        settings: Update,
+        temperature: float,
+        meters: Sequence[Callable[..., None]],
+        metrics: list[tuple[str, float, float]],
+    ) -> None:
+        """The gradient of this process's share of an optimiser step. Sets `metrics` to (name, value, tokens), of
+        micro-batches; each meter is given the logprobs and the entropies [B, S] of one, and the micro-batch."""
+        self.model.zero_grad()
+        metrics.clear()
+        for batch in step.batches:
+            batch["packed"] = self._pack(batch["examples"])
+            if settings.beta and "ref_per_token_logps" not in batch:
+                batch["ref_per_token_logps"] = self._reference(batch["packed"], settings, temperature)
+            metrics.append(("loss", self._accumulate(loss, batch, step, steps), 1.0))
+            for meter in meters:
+                meter(loss.logps, loss.entropies, batch)
+            taken = loss.take_metrics()
+            metrics += [(name, metric, batch["tokens"]) for name, metric in taken.items() if batch["tokens"]]
+            del batch["packed"]  # large, and quick to make again for the next pass
 
     def _sample(
         self,

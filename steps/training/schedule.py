@@ -10,19 +10,20 @@ if TYPE_CHECKING:
     from steps.core.params import Update
 
 
-def set_rate(optimizer: Any, settings: Update, steps: int) -> None:
-    """Set the learning rate after `steps` optimiser steps: transformers' schedules, as a function of the count alone."""
-    if settings.lr_scheduler_type == "constant" and not settings.warmup_steps:
-        return
-    import torch
-    from torch.optim import SGD
-    from transformers import get_scheduler
+def set_rate(optimizer: Any, settings: Update, steps: int, share: float = 1.0) -> None:
+    """Set the learning rate after `steps` optimiser steps, or a share of it: transformers' schedules, as a function of the
+    count alone."""
+    rate = settings.learning_rate
+    if settings.lr_scheduler_type != "constant" or settings.warmup_steps:
+        import torch
+        from torch.optim import SGD
+        from transformers import get_scheduler
 
-    name = "constant_with_warmup" if settings.lr_scheduler_type == "constant" else settings.lr_scheduler_type
-    schedule = get_scheduler(name, SGD([torch.zeros(1)]), settings.warmup_steps, settings.max_steps)
-    rate = settings.learning_rate * schedule.lr_lambdas[0](steps)
+        name = "constant_with_warmup" if settings.lr_scheduler_type == "constant" else settings.lr_scheduler_type
+        schedule = get_scheduler(name, SGD([torch.zeros(1)]), settings.warmup_steps, settings.max_steps)
+        rate *= schedule.lr_lambdas[0](steps)
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * share
 
 
 def check_schedule(settings: Update, steps: int) -> None:

@@ -2,9 +2,10 @@
 
 Whatever makes an update too large (few trajectories with a signal, a high learning rate, many passes), the policy that it
 leaves is within `update.max_kl` nats a token of the one that sampled. Each optimiser step's own forward pass tells how far
-the steps before it went, at no cost: once they exceed the bound, the rest of the steps is left out. Where the last step may
-have gone too far, that is measured on the trajectories of the first one, and the way that the adapter went is shortened, as
-TRPO does along its line (Schulman et al. 2015, arXiv:1502.05477, appendix C).
+the steps before it went, at no cost. Once they exceed the bound, the way that the adapter went is shortened, as TRPO does
+along its line (Schulman et al. 2015, arXiv:1502.05477, appendix C), and so are all further steps: each trajectory has its
+part in an update, however far the first ones led. After the last step, which may have gone too far, the trajectories of the
+first one are measured.
 
 The divergence is KL(sampler ‖ policy), by the k3 estimate (Schulman 2020) over the sampled tokens.
 """
@@ -35,7 +36,7 @@ class TrustRegion:
         self.weights, self.limit = weights, limit
         self.begun = {name: value.detach().clone() for name, value in weights.items()} if limit else {}
         self.sums = [0.0, 0.0]  # nats, tokens
-        self.kept = 1.0  # share of the whole step that was kept
+        self.kept = 1.0  # share of the learning rate, and of the way, that was kept
 
     def add(self, logps: Any, _: Any, batch: dict[str, Any]) -> None:
         """Add a micro-batch by the policy's present logprobs [B, S]."""
@@ -50,37 +51,43 @@ class TrustRegion:
         self.sums = [0.0, 0.0]
         return nats / tokens if tokens else None
 
-    def is_left(self, divergence: float | None) -> bool:
-        """Whether the policy is surely too far from where it began. What is no number ends the next optimiser step."""
-        return self.limit is not None and divergence is not None and divergence > self.limit
+    def hold(self, measured: float | None, measure: Callable[[], None], share: float = 1.0) -> float | None:
+        """Shorten the way so far until its divergence is within the limit; returns the divergence.
 
-    def hold(self, measured: float | None, measure: Callable[[], None]) -> float | None:
-        """Shorten the step until its divergence is within the limit; the divergence, None where nothing is bounded.
-
-        `measured` is what was seen before the last optimiser step, or None. `measure` adds trajectories, by their logprobs
-        at the present weights. UserError where no part of the step is within the limit: its weights are no numbers.
+        `measured` is that of the way so far, `share` the part of the update that it is. `measure` adds trajectories, by
+        their logprobs at the present weights. UserError where no part of the way is within the limit, such as where its
+        weights are no numbers.
         """
-        if self.limit is None or (measured is not None and measured * GROWTH <= self.limit):
+        if self.limit is None or measured is None or measured <= self.limit:
             return measured
         ended = {name: value.detach().clone() for name, value in self.weights.items()}
+        kept = 1.0
         for _ in range(ROUNDS):
+            ratio = math.sqrt(self.limit * share / measured) if math.isfinite(measured) else 0.0
+            kept *= min(SHORTER, max(ratio, 0.1))
+            self._go(ended, kept)
             measure()
             measured = self.take()
             if measured is None or measured <= self.limit:
+                self.kept *= kept
                 return measured
-            ratio = math.sqrt(self.limit / measured) if math.isfinite(measured) else 0.0
-            self.kept *= min(SHORTER, max(ratio, 0.1))
-            self._go(ended)
         raise UserError(
-            f"the last optimiser step cannot be shortened to update.max_kl ({self.limit:g} nats a token; it is at "
+            f"the optimiser steps cannot be shortened to update.max_kl ({self.limit:g} nats a token; it is at "
             f"{measured}): nothing of this update is kept. Lower update.learning_rate or set policy.dtype: float32, then "
             "run the same command again"
         )
 
-    def _go(self, ended: Mapping[str, torch.Tensor]) -> None:
-        """Set the weights to where `kept` of the step leads."""
+    def finish(self, measured: float | None, measure: Callable[[], None]) -> float | None:
+        """As `hold` after the last step; `measured` is the divergence before it, or None."""
+        if self.limit is None or (measured is not None and measured * GROWTH <= self.limit):
+            return measured
+        measure()
+        return self.hold(self.take(), measure)
+
+    def _go(self, ended: Mapping[str, torch.Tensor], kept: float) -> None:
+        """Set the weights to where this part of the way leads."""
         import torch
 
         with torch.no_grad():
             for name, value in self.weights.items():
-                value.copy_(torch.lerp(self.begun[name], ended[name], self.kept))
+                value.copy_(torch.lerp(self.begun[name], ended[name], kept))
