@@ -1,4 +1,4 @@
-"""Capitals: "What is the capital of Peru?", looked up with one tool and given with another.
+"""Capitals: "What is the capital of Peru?", in several wordings, looked up with one tool and given with another.
 
 A small task to start from. EDIT marks what a task of your own changes. This checks what every task must fulfil:
 
@@ -22,6 +22,13 @@ REWARD = {  # EDIT: value, and why
     "no_answer": (-0.5, "the episode ended without an answer: better than a guess"),
     "error": (-0.1, "a malformed call, or a country that there is not: small, or no tool would be tried at all"),
 }
+QUESTIONS = (  # EDIT: what people ask, in as many ways as they do
+    "What is the capital of {country}?",
+    "Which city is {country} governed from?",
+    "I am writing about {country} and need its capital.",
+    "Tell me the capital that {country} has",
+    "Where would I find the government of {country}?",
+)
 SHARES: dict[Split, float] = {"train": 0.6, "val": 0.2, "test": 0.2}  # of all countries
 
 Facts = dict[str, str]  # EDIT: capitals by country
@@ -44,9 +51,9 @@ class Template(Env):
         names = [country for country in data if base.split_of(country, SHARES) == split]
         if count > len(names):
             raise ValueError(f"{count} scenarios need as many countries, and {split} has {len(names)}: ask for fewer")
-        scenarios = []
-        for country in Random(f"{split} {seed}").sample(names, count):
-            asked = {"role": "user", "content": f"What is the capital of {country}?"}  # EDIT: what the policy sees
+        rng, scenarios = Random(f"{split} {seed}"), []
+        for country in rng.sample(names, count):
+            asked = {"role": "user", "content": rng.choice(QUESTIONS).format(country=country)}  # what the policy sees
             hidden = {"country": country, "answer": data[country]}  # EDIT: what it never sees; "kind" groups results
             scenarios.append(Scenario.make("_template", split, [asked], hidden))
         return scenarios
@@ -93,8 +100,8 @@ class Template(Env):
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """Looks up the country in the question and answers with the result, from the transcript alone."""
         if messages[-1]["role"] == "user":
-            country = messages[-1]["content"].removeprefix("What is the capital of ").rstrip("?")
-            return base.use("look_up", country=country)
+            named = [country for country in self.data if country in messages[-1]["content"]]
+            return base.use("look_up", country=max(named, key=len))  # Guinea is in Equatorial Guinea
         return base.use("answer", capital=messages[-1]["content"].partition(" is ")[2].rstrip("."))
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:

@@ -164,6 +164,7 @@ def test_servers_have_no_keys_of_others_and_files_are_the_owners(ui: Ui) -> None
     assert open_to_others == []
 
 
+@pytest.mark.long  # tests/flows/test_deploy.py asks the same of a stand-in
 def test_starting_again_leaves_the_schedules_as_they_were_set(ui: Ui) -> None:
     deployment = ui.deployment("train")
     for cron in ("0 2 * * *", "0 2 * * *", "0 6 * * 1"):
