@@ -82,7 +82,7 @@ class Round(NamedTuple):
 
 
 # First to copy, then to choose: of 1,500 steps of the first kind alone, a choice among four tools is right in 30 %.
-ROUNDS = (Round(1500, SEED, 0, 6, False), Round(1150, SEED + 2, 3, 2, True))
+ROUNDS = (Round(3500, SEED, 0, 6, False), Round(3000, SEED + 2, 3, 2, True))
 
 
 def general_policy(body: Input, policy: Output, steps: int = 0) -> None:
