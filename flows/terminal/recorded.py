@@ -58,6 +58,11 @@ def result_of(
                 raise UserError(
                     f"Prefect has not begun the run ({problem}): see to its server, or unset PREFECT_API_URL"
                 ) from None
+            elif isinstance(problem, RuntimeError) and "ephemeral Prefect API server" in str(problem):
+                raise UserError(
+                    "Prefect's server has not started in time, as on a machine that is busy. Run the same command again, or "
+                    "give it longer: PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS=170 in the environment"
+                ) from None
             else:
                 raise
     return results[0]

@@ -210,3 +210,14 @@ def test_a_second_signal_does_not_cut_off_what_trackers_log_at_the_end(monkeypat
     with pytest.raises(KeyboardInterrupt):
         training.train_here(RunDisplay())
     assert ended == ["KILLED", "KILLED"]
+
+
+def test_a_server_that_does_not_start_in_time_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's words, as `SubprocessASGIServer.start` has them."""
+
+    def late() -> None:
+        raise RuntimeError("Timed out while attempting to connect to ephemeral Prefect API server.")
+
+    monkeypatch.setattr(recorded, "flow", fake_flow(late, nothing))
+    with pytest.raises(UserError, match=r"Prefect's server has not started in time.*STARTUP_TIMEOUT_SECONDS=170"):
+        recorded.result_of("train", lambda: 1, print, "run")
