@@ -22,6 +22,7 @@ from steps.core import params
 from steps.core.errors import UserError, explain
 from steps.core.files import write_text
 from steps.core.records import Judged, TaskResult
+from steps.core.stats import Z_95
 from steps.project.chain import BASE, SFT, START, iteration_name, label
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def best(begun: list[Point], curve: list[Point]) -> Point:
     top = highest([*begun, *curve[1:]] or curve)
     if not begun or top.origin:
         return top
-    beginning, standard_error = highest(begun), (top.ci95[1] - top.ci95[0]) / (2 * 1.96)
+    beginning, standard_error = highest(begun), (top.ci95[1] - top.ci95[0]) / (2 * Z_95)
     return top if top.success - beginning.success > standard_error else beginning
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from environments.base import Scenario
 
+Z_95 = 1.959964  # standard errors from the middle of a 95 % interval to its ends
 SLICED_BY = ("kind", "difficulty", "language")  # keys of a scenario's data; it need not have them
 
 
@@ -21,7 +22,7 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def wilson(successes: float, n: float, z: float = 1.959964) -> tuple[float, float]:
+def wilson(successes: float, n: float, z: float = Z_95) -> tuple[float, float]:
     """The interval of a share by Wilson (1927), of 95 % unless `z` is another quantile. It stays within 0 and 1."""
     share = successes / n
     centre = share + z * z / (2 * n)
