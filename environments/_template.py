@@ -101,7 +101,7 @@ class Template(Env):
         """Looks up the country in the question and answers with the result, from the transcript alone."""
         if messages[-1]["role"] == "user":
             named = [country for country in self.data if country in messages[-1]["content"]]
-            return base.use("look_up", country=max(named, key=len))  # Guinea is in Equatorial Guinea
+            return base.use("look_up", country=max(named, key=len, default=""))  # Guinea is in Equatorial Guinea
         return base.use("answer", capital=messages[-1]["content"].partition(" is ")[2].rstrip("."))
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:

@@ -56,9 +56,11 @@ class TrustRegion:
 
         `measured` is that of the way so far, `share` the part of the update that it is. `measure` adds trajectories, by
         their logprobs at the present weights. UserError where no part of the way is within the limit, such as where its
-        weights are no numbers.
+        weights are no numbers; within an update that is left to the check of the gradient, which names the optimiser step.
         """
         if self.limit is None or measured is None or measured <= self.limit:
+            return measured
+        if share < 1.0 and not math.isfinite(measured):
             return measured
         ended = {name: value.detach().clone() for name, value in self.weights.items()}
         kept = 1.0

@@ -41,6 +41,7 @@ INTERNAL = {
     "HF_HUB_ETAG_TIMEOUT": "flows/training/sources.py, for itself",
     "PREFECT_PORT": "the Makefile, of whose variables flows/diagnosis/machine.py speaks",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "flows/ui.py, for Prefect's server",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "the Makefile, for Prefect's server",
     "PREFECT_UI_ENABLED": "flows/terminal/prefect_server.py, for the server of a run",
     "PREFECT_SERVER_API_AUTH_STRING": "flows/ui.py, for Prefect's server",
     "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "flows/ui.py, for Prefect's server",

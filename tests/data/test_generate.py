@@ -11,7 +11,7 @@ import pytest
 
 import environments
 from environments import _new
-from environments._template import SHARES, Template
+from environments._template import Template
 from environments.base import Scenario, normalise, split_of
 from environments.multiplication import Multiplication, split_of_pair
 from steps.core.errors import UserError
@@ -331,10 +331,10 @@ def test_the_scenarios_stage_takes_generated_ones_in(tmp_path: Path) -> None:
 
 def test_a_task_without_a_check_of_its_own_has_its_scripted_player_try(tmp_path: Path) -> None:
     facts = Template.load(ROOT / "tasks_data" / "_template")
-    foreign = next(  # its question would be for training, and the task draws it for another split
-        country
-        for country in facts
-        if split_of(normalise(f"What is the capital of {country}?")) == "train" != split_of(country, SHARES)
+    foreign = next(  # its words would be for training, and the task draws it for another split
+        scenario
+        for scenario in generate.drawn(Template, facts, [])["val"]
+        if split_of(normalise(scenario.messages[-1]["content"])) == "train"
     )
 
     def about(country: str, text: str = "What is the capital of {}?", **more: Any) -> dict[str, Any]:
@@ -342,12 +342,12 @@ def test_a_task_without_a_check_of_its_own_has_its_scripted_player_try(tmp_path:
         return {"messages": [{"role": "user", "content": text.format(country)}], "data": hidden, "difficulty": 2}
 
     said = [
-        about(foreign),
+        about(foreign.data["country"], foreign.messages[-1]["content"]),
         about("Atlantis"),
         about("Peru", "Which city is Peru's capital?") | {"data": {}},
         about("Peru", " ... "),
         about("Peru") | {"messages": [{"role": "user", "content": text} for text in "ab"]},
-        about("Peru", "Tell me about {}, and what its capital is."),
+        about("Peru", "A friend of mine wants to know how one gets from Chile to its capital by train"),  # hidden: Lima
     ]
     with Server(lambda body: json.dumps(said[number(body) % len(said)])) as server:
         words = ["--task", "_template", "--out", str(tmp_path / "a.jsonl"), "--count", "6", "--max-calls", "6"]
