@@ -85,9 +85,10 @@ def check_storm(adapter: Path) -> None:
 
     play._gateways[0].stop_clients()
     del os.environ["JITTER"]
-    row = storm.play_storm("langgraph_react", adapter, 6, 1, SEED, "free", True, within=1.0)
-    assert storm.is_right(row), row
-    assert row["turns"] > 6
+    for name, kills in (("langgraph_react", 1), ("raw_events", 0)):
+        row = storm.play_storm(name, adapter, 6, kills, SEED, "free", True, within=1.0)
+        assert storm.is_right(row), row
+        assert row["turns"] > 6
 
 
 def test_batches_with_the_real_engine(tmp_path: Path) -> None:
