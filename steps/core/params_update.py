@@ -48,9 +48,9 @@ class Update(Section):
     steps_per_generation: int = Field(8, ge=1)
     """Optimiser steps of each pass; at most, with optimizer_steps: by_signal."""
     optimizer_steps: Literal["by_signal", "fixed"] = "by_signal"
-    """by_signal: as large a share of these steps as of the groups that have a signal, rounded, and at least one where any
-    has: Adam makes a full step of each, however little it is learnt from. fixed: always all, as in TRL."""
-    max_kl: float | None = Field(0.02, gt=0)
+    """by_signal: of these steps the root of the share of groups that have a signal, rounded, and at least one where any has:
+    Adam makes a full step of each, however little it is learnt from. fixed: always all, as in TRL."""
+    max_kl: float | None = Field(0.05, gt=0)
     """KL divergence between the policy that sampled the batch and the updated one, in nats per token, which no update
     exceeds: where the steps so far do, they are shortened, and so are the further ones (steps/training/trust.py). null: no
     bound, as in TRL."""

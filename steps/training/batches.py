@@ -85,11 +85,15 @@ def advantages(
 
 
 def steps_of(with_signal: int, groups: int, settings: Update) -> int:
-    """Optimiser steps of a pass over so many groups, of which so many have a signal: `update.optimizer_steps`."""
+    """Optimiser steps of a pass over so many groups, of which so many have a signal: `update.optimizer_steps`.
+
+    Adam's steps are as long whatever the gradient. Learning from a share of a batch warrants the root of that share of the
+    way: the square-root rule for Adam's batches (Malladi et al. 2022, arXiv:2205.10287).
+    """
     most = settings.steps_per_generation
     if settings.optimizer_steps == "fixed" or not with_signal:
         return most if settings.optimizer_steps == "fixed" else 0
-    return max(1, round(most * with_signal / groups))
+    return max(1, round(most * (with_signal / groups) ** 0.5))
 
 
 class OptimizerStep(NamedTuple):

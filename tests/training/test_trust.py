@@ -88,7 +88,7 @@ def test_a_step_that_cannot_be_shortened_enough_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("with_signal", "groups", "steps"),
-    [(16, 16, 8), (15, 16, 8), (8, 16, 4), (1, 16, 1), (0, 16, 0), (3, 3, 8)],
+    [(16, 16, 8), (15, 16, 8), (8, 16, 6), (4, 16, 4), (1, 16, 2), (1, 64, 1), (1, 999, 1), (0, 16, 0), (3, 3, 8)],
 )
 def test_optimiser_steps_follow_the_groups_with_a_signal(with_signal: int, groups: int, steps: int) -> None:
     assert steps_of(with_signal, groups, Update(steps_per_generation=8)) == steps
