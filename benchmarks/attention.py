@@ -126,7 +126,7 @@ def kept(config: Any, rows: list[Row], with_flex: bool = True, checkpointing: bo
     from torch.autograd.graph import saved_tensors_hooks
     from transformers import AutoModelForCausalLM
 
-    from steps.training import flex, packing
+    from steps.training import flex, fused, packing
     from steps.training.model import wrap
 
     sizes: dict[int, int] = {}
@@ -144,7 +144,13 @@ def kept(config: Any, rows: list[Row], with_flex: bool = True, checkpointing: bo
     model.train()
     if checkpointing:
         model.get_base_model().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    with unfused(), FakeTensorMode(allow_non_fake_inputs=True), saved_tensors_hooks(keep, lambda value: value):
+    is_fused = patch.object(fused, "is_used", lambda _: with_flex)
+    with (
+        unfused(),
+        is_fused,
+        FakeTensorMode(allow_non_fake_inputs=True),
+        saved_tensors_hooks(keep, lambda value: value),
+    ):
         own = set()
         for module in model.modules():
             for values in (module._parameters, module._buffers):

@@ -94,12 +94,11 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def make_base(shape: Shape, dtype: str, spread: float = 0.02) -> Any:
-    """A base model with random weights of this standard deviation, drawn on the device."""
-    import torch
+def config_of(shape: Shape, spread: float = 0.02) -> Any:
+    """The shape as transformers has it; `spread` is the weights' standard deviation."""
     import transformers
 
-    config = getattr(transformers, f"{shape.family}Config")(
+    return getattr(transformers, f"{shape.family}Config")(
         vocab_size=shape.vocabulary,
         hidden_size=shape.width,
         intermediate_size=shape.inner,
@@ -111,9 +110,16 @@ def make_base(shape: Shape, dtype: str, spread: float = 0.02) -> Any:
         initializer_range=spread,
         tie_word_embeddings=shape.tied,
     )
+
+
+def make_base(shape: Shape, dtype: str, spread: float = 0.02) -> Any:
+    """A base model with random weights of this standard deviation, drawn on the device."""
+    import torch
+    import transformers
+
     with device():
         torch.manual_seed(0)
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        return transformers.AutoModelForCausalLM.from_config(config_of(shape, spread), dtype=getattr(torch, dtype))
 
 
 def own_trainer(base: Any, dtype: str, deterministic: bool = False) -> Any:

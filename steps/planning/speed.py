@@ -124,11 +124,9 @@ def update(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Seco
     passes = settings.num_iterations
     reference = 1.0 if settings.beta else 0.0
     steps = min(settings.steps_per_generation, batch.episodes)
-    checked = (
-        max(0.0, 1 - 1 / steps) / params.rollout.attempts
-    )  # a trajectory of each group that is not in the first step
-    if settings.vllm_importance_sampling_correction or params.train.overlap:
-        checked = 1.0
+    checked = max(0.0, 1 - 1 / steps)  # of what is not in the first step, a trajectory of each group or all
+    if not (settings.vllm_importance_sampling_correction or params.train.overlap):
+        checked /= params.rollout.attempts
     if params.train.overlap:  # a trajectory of each group with the adapter that sampled it
         checked += 1 / params.rollout.attempts
     forward = passes * (1.0 + bool(settings.gradient_checkpointing)) + reference + checked

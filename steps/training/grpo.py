@@ -24,7 +24,7 @@ from steps.policy.adapter import adapter_hash
 from steps.policy.machine import before_sampling, deterministic
 from steps.training import memory, packing, probe
 from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
-from steps.training.loss import RatioMeter, SamplerCheck, TrlLoss, clip_gradient, sampler_ratio
+from steps.training.loss import Correction, SamplerCheck, TrlLoss, clip_gradient
 from steps.training.model import WEIGHTS, adapter_of, load_model
 from steps.training.processes import gathered, join, process, shard
 from steps.training.schedule import check_schedule, set_rate
@@ -160,15 +160,16 @@ class Trainer:
         check_schedule(settings, self.steps + planned)
         self.set_checkpointing(bool(settings.gradient_checkpointing))
         optimizer = self._optimizer(settings)
-        loss = TrlLoss(settings, self.model, temperature, self.policy.context)
         sampler = SamplerCheck()
+        correction = Correction(settings) if settings.vllm_importance_sampling_correction else None
+        loss = TrlLoss(settings, self.model, temperature, self.policy.context, correction)
         common: dict[str, float] = {}  # metrics that are the same in every process
-        corrected = bool(settings.vllm_importance_sampling_correction)
         if behaviour:  # that it sampled the batch is checked on a trajectory of each group
             with adapter_of(self.model, behaviour):
                 self._sample(examples, frozenset(), settings, temperature, seed, sampler)
-        if corrected:
-            common |= self._correct(steps, settings, temperature, None if behaviour else sampler)
+        checks = [] if behaviour else [sampler.add]  # those of what is computed before a weight changes
+        if correction:
+            self._correct(correction, steps[1:], temperature, checks)
         else:
             self._sample(examples, steps[0].groups, settings, temperature, seed, sampler)
         sums: dict[str, float] = defaultdict(float, loss=0.0)
@@ -177,7 +178,7 @@ class Trainer:
         for number in range(planned):
             step = steps[number % len(steps)]
             metrics: list[tuple[str, float, float]] = []
-            meters = [trust.add] if number or corrected else [trust.add, sampler.add]
+            meters = [trust.add] if number else [trust.add, *checks]
             gradient = partial(self._gradient, loss, step, len(steps), settings, temperature, meters, metrics)
             gradient()
             if not number:  # no weight has changed yet
@@ -202,6 +203,7 @@ class Trainer:
         look = partial(self._look, steps[0], temperature, trust)
         divergence = trust.finish(divergence if planned > 1 else None, look)
         common |= {} if divergence is None else {"update/kl": divergence, "update/kept": trust.kept}
+        common |= Correction.metrics(gathered((correction.sums, correction.extremes))) if correction else {}
         measure(learning_rate=optimizer.param_groups[0]["lr"])  # of the last step; kept beside the stage's seconds
         self.moments = {
             name: {kind: optimizer.state[weight][kind] for kind in ("exp_avg", "exp_avg_sq")}
@@ -385,24 +387,22 @@ class Trainer:
             return packing.token_logps(self.model, packed, temperature)[0]
 
     def _correct(
-        self, steps: list[OptimizerStep], settings: Update, temperature: float, sampler: SamplerCheck | None
-    ) -> dict[str, float]:
-        """Take the old policy's logprobs from the trainer, and add the importance ratio to the sampler, as TRL does; returns
-        metrics of the ratios. The trainer's policy is checked to be the sampler's where a check is given."""
+        self,
+        correction: Correction,
+        steps: Sequence[OptimizerStep],
+        temperature: float,
+        meters: Sequence[Callable[..., None]],
+    ) -> None:
+        """Correct the optimiser steps that are made with other weights than the present ones: all but the first, whose own
+        forward pass has the old policy's logprobs."""
         import torch
 
-        meter = RatioMeter()
         with torch.no_grad():
             for batch in (batch for step in steps for batch in step.batches):
-                packed = self._pack(batch["examples"])
-                old, entropies = packing.token_logps(self.model, packed, temperature)
-                if sampler is not None:
-                    sampler.add(old, entropies, batch)
-                batch["old_per_token_logps"] = old
-                ratio = sampler_ratio(old, batch["sampling_per_token_logps"], batch["completion_mask"], settings)
-                batch["importance_sampling_ratio"] = ratio
-                meter.add(ratio, old, batch, settings)
-        return RatioMeter.metrics(gathered((meter.sums, meter.extremes)))
+                old, entropies = packing.token_logps(self.model, self._pack(batch["examples"]), temperature)
+                for meter in meters:
+                    meter(old, entropies, batch)
+                correction.correct(batch, old)
 
     @staticmethod
     def _accumulate(loss: TrlLoss, batch: dict[str, Any], step: OptimizerStep, steps: int) -> float:

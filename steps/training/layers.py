@@ -2,8 +2,8 @@
 
 On a CPU, a third of an update in float32, and two thirds in bfloat16, are not matrix products (26 M parameters). Here
 adapted layers with the same input sum its gradient in one tensor, and norms and rotary embeddings are computed block by
-block, so that each pass reads from the cache what the last one wrote. (The same idea on GPUs: Hsu et al. 2024, "Liger
-Kernel", arXiv:2410.10989.)
+block, so that each pass reads from the cache what the last one wrote. On a GPU whole MLPs have a backward pass of their own,
+too, and what is element-wise is one kernel each (steps/training/fused.py).
 
 Inner sums are float32, results have the input's type. The base model is frozen: only adapters and inputs have gradients.
 Importing this imports torch. Shapes: T tokens, H heads, D head size, N rows of some width, V vocabulary, r rank.
@@ -21,12 +21,14 @@ from torch.autograd import Function
 from torch.nn.functional import linear
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from steps.training import fused
+
 BLOCK = 2**17  # numbers per block: 512 KiB, several of which fit into a core's cache
 LOGITS = 2**24  # numbers per block of logits: 64 MiB
-LOGITS_ON_GPU = 2**27  # 512 MiB: at 152,000 words 883 tokens, which are enough for a fast matrix product
 # transformers' classes that compute the same as the functions below; other classes keep their own forward
 NORMS = {"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"}
 ATTENTION = {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"}
+GATED = {"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"}
 
 
 def replace_forwards(model: Any) -> None:
@@ -41,10 +43,22 @@ def replace_forwards(model: Any) -> None:
             module.forward = MethodType(_norm_forward, module)
         elif name in ATTENTION and all(type(layer) is Linear for layer in _projections(module)):
             module.forward = MethodType(_attention_forward, module)
+        elif name in GATED and all(type(layer) is Linear for layer in module.children() if layer is not module.act_fn):
+            module.forward = MethodType(_mlp_forward, module)
 
 
 def _projections(attention: Any) -> tuple[Any, Any, Any]:
     return attention.q_proj, attention.k_proj, attention.v_proj
+
+
+def _mlp_forward(module: Any, x: Tensor) -> Tensor:
+    if not fused.is_used(x) or module.config.hidden_act != "silu":
+        return type(module).forward(module, x)
+    layers = module.gate_proj, module.up_proj, module.down_proj
+    if layers[0].disable_adapters:
+        return module.down_proj(fused.gated(*project(x, layers[:2])))
+    out = _Mlp.apply(x.flatten(0, -2), layers[0].scaling[_adapter(layers[0])], *_tensors(layers))
+    return out.view(x.shape)
 
 
 def _linear_forward(layer: Any, x: Tensor) -> Tensor:
@@ -76,13 +90,25 @@ def project(x: Tensor, layers: Sequence[Any]) -> list[Tensor]:
     """PEFT's linear layers of the same input [..., in], each with one LoRA adapter and no dropout: [..., out] of each."""
     if layers[0].disable_adapters:
         return [layer.base_layer(x) for layer in layers]
-    [name] = layers[0].active_adapters
-    tensors: list[Any] = []
-    for layer in layers:
-        base = layer.base_layer
-        tensors += [base.weight, base.bias, layer.lora_A[name].weight, layer.lora_B[name].weight]
-    outs = _Projections.apply(x.flatten(0, -2), layers[0].scaling[name], *tensors)
+    outs = _Projections.apply(x.flatten(0, -2), layers[0].scaling[_adapter(layers[0])], *_tensors(layers))
     return [out.view(*x.shape[:-1], -1) for out in outs]
+
+
+def _adapter(layer: Any) -> str:
+    [name] = layer.active_adapters
+    return str(name)
+
+
+def _tensors(layers: Sequence[Any]) -> list[Any]:
+    """Weight, bias, A and B of each layer, one after another."""
+    name = _adapter(layers[0])
+    return [
+        tensor
+        for layer in layers
+        for tensor in (
+            layer.base_layer.weight, layer.base_layer.bias, layer.lora_A[name].weight, layer.lora_B[name].weight
+        )
+    ]  # fmt: skip
 
 
 class _Projections(Function):
@@ -90,36 +116,77 @@ class _Projections(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float, *tensors: Any) -> tuple[Tensor, ...]:
-        weights, biases, downs, ups = (tensors[kind::4] for kind in range(4))
-        down = torch.cat(downs).to(x.dtype)  # as in vLLM
-        ups = tuple(up.to(x.dtype) for up in ups)
-        inner = (x @ down.T).mul_(scale)  # [T, r of all]
-        ctx.scale, ctx.ranks = scale, [len(down) for down in downs]
-        ctx.save_for_backward(x, inner, down, *weights, *ups)
-        return tuple(
-            linear(x, weight, bias).addmm_(part, up.T)
-            for weight, bias, part, up in zip(weights, biases, inner.split(ctx.ranks, 1), ups, strict=True)
-        )
+        outs, kept = _project(x, scale, tensors)
+        ctx.scale, ctx.ranks = scale, [len(down) for down in tensors[2::4]]
+        ctx.save_for_backward(x, *kept)
+        return outs
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Any, ...]:
-        x, inner, down, *matrices = ctx.saved_tensors
-        weights, ups = matrices[: len(slopes)], matrices[len(slopes) :]
-        back = torch.empty_like(inner)
-        grads: list[Any] = []
-        total = None
-        parts = zip(slopes, weights, ups, inner.split(ctx.ranks, 1), back.split(ctx.ranks, 1), strict=True)
-        for slope, weight, up, part, to in parts:
-            to.copy_(slope @ up)
-            by_up = (part.T @ slope).T  # slope.T @ part takes twice as long in float32
-            grads += [None, None, None, by_up.float()]
-            if ctx.needs_input_grad[0]:
-                total = slope @ weight if total is None else total.addmm_(slope, weight)
-        back.mul_(ctx.scale)
-        if total is not None:
-            total.addmm_(back, down)
-        grads[2::4] = (back.T @ x).float().split(ctx.ranks)
+        x, *kept = ctx.saved_tensors
+        total, grads = _project_back(slopes, x, ctx.scale, ctx.ranks, kept, ctx.needs_input_grad[0])
         return total, None, *grads
+
+
+class _Mlp(Function):
+    """down(silu(gate(x)) · up(x)) of x [T, width], with tensors as in _Projections. What gate and up give is kept, and
+    their product computed again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float, *tensors: Any) -> Tensor:
+        (gate, up), first = _project(x, scale, tensors[:8])
+        [out], second = _project(fused.gated(gate, up), scale, tensors[8:])
+        ctx.scale, ctx.ranks = scale, [len(down) for down in tensors[2::4]]
+        ctx.count = len(first)
+        ctx.save_for_backward(x, gate, up, *first, *second)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+        x, gate, up, *kept = ctx.saved_tensors
+        first, second = kept[: ctx.count], kept[ctx.count :]
+        by_inner, last = _project_back([slope], fused.gated(gate, up), ctx.scale, ctx.ranks[2:], second, True)
+        slopes = fused.gated_back(gate, up, by_inner)
+        total, grads = _project_back(slopes, x, ctx.scale, ctx.ranks[:2], first, ctx.needs_input_grad[0])
+        return total, None, *grads, *last
+
+
+def _project(x: Tensor, scale: float, tensors: Sequence[Any]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    """The results of _Projections, and what `_project_back` needs besides x."""
+    weights, biases, downs, ups = (tensors[kind::4] for kind in range(4))
+    down = torch.cat(downs).to(x.dtype)  # as in vLLM
+    ups = tuple(up.to(x.dtype) for up in ups)
+    inner = (x @ down.T).mul_(scale)  # [T, r of all]
+    outs = tuple(
+        linear(x, weight, bias).addmm_(part, up.T)
+        for weight, bias, part, up in zip(
+            weights, biases, inner.split([len(part) for part in downs], 1), ups, strict=True
+        )
+    )
+    return outs, [inner, down, *weights, *ups]
+
+
+def _project_back(
+    slopes: Sequence[Tensor], x: Tensor, scale: float, ranks: list[int], kept: Sequence[Tensor], by_x: bool
+) -> tuple[Tensor | None, list[Any]]:
+    """The gradients by x, where it is asked for, and by the tensors of _Projections."""
+    inner, down, *matrices = kept
+    weights, ups = matrices[: len(slopes)], matrices[len(slopes) :]
+    back = torch.empty_like(inner)
+    grads: list[Any] = []
+    total = None
+    parts = zip(slopes, weights, ups, inner.split(ranks, 1), back.split(ranks, 1), strict=True)
+    for slope, weight, up, part, to in parts:
+        torch.mm(slope, up, out=to)
+        by_up = (part.T @ slope).T  # slope.T @ part takes twice as long in float32
+        grads += [None, None, None, by_up.float()]
+        if by_x:
+            total = slope @ weight if total is None else total.addmm_(slope, weight)
+    back.mul_(scale)
+    if total is not None:
+        total.addmm_(back, down)
+    grads[2::4] = (back.T @ x).float().split(ranks)
+    return total, grads
 
 
 class _Norm(Function):
@@ -127,17 +194,21 @@ class _Norm(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        out = torch.empty_like(x)
-        inverse = torch.empty(len(x), 1, dtype=torch.float32, device=x.device)
-        for part in _blocks(x):
-            block, inverse[part] = _inverse(x[part], epsilon)
-            torch.mul((block * inverse[part]).to(x.dtype), weight, out=out[part])
+        if fused.is_used(x):
+            out, inverse = fused.norm(x, weight, epsilon)
+        else:
+            out, inverse = torch.empty_like(x), torch.empty(len(x), 1)
+            for part in _blocks(x):
+                block, inverse[part] = _inverse(x[part], epsilon)
+                torch.mul((block * inverse[part]).to(x.dtype), weight, out=out[part])
         ctx.save_for_backward(x, weight, inverse)
         return out
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
         x, weight, inverse = ctx.saved_tensors
+        if fused.is_used(x):
+            return fused.norm_back(x, weight, inverse, slope), None, None
         out = torch.empty_like(x)
         for part in _blocks(x):
             out[part] = _norm_back(x[part], slope[part].float() * weight, inverse[part])
@@ -151,14 +222,19 @@ class _NormRope(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, epsilon: float, cos: Tensor, sin: Tensor, kind: torch.dtype
     ) -> Tensor:
-        out = torch.empty(x.shape, dtype=kind, device=x.device)
-        inverse = torch.empty(*x.shape[:2], 1, dtype=torch.float32, device=x.device)
-        for part in _blocks(x):
-            block = x[part].float()
-            if weight is not None:
-                block, inverse[part] = _inverse(block, epsilon)
-                block = (block * inverse[part]).mul_(weight)
-            out[part] = _turn(block, cos[part], sin[part])
+        inverse = None
+        if fused.is_used(x) and weight is None:
+            out = fused.turn(x, cos, sin)
+        elif fused.is_used(x):
+            out, inverse = fused.norm_turn(x, weight, epsilon, cos, sin)
+        else:
+            out, inverse = torch.empty(x.shape, dtype=kind), torch.empty(*x.shape[:2], 1)
+            for part in _blocks(x):
+                block = x[part].float()
+                if weight is not None:
+                    block, inverse[part] = _inverse(block, epsilon)
+                    block = (block * inverse[part]).mul_(weight)
+                out[part] = _turn(block, cos[part], sin[part])
         ctx.dtype = x.dtype
         ctx.save_for_backward(None if weight is None else x, weight, inverse, cos, sin)
         return out
@@ -166,7 +242,11 @@ class _NormRope(Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         x, weight, inverse, cos, sin = ctx.saved_tensors
-        out = torch.empty(slope.shape, dtype=ctx.dtype, device=slope.device)
+        if fused.is_used(slope) and weight is None:
+            return fused.turn_back(slope, cos, sin), None, None, None, None, None
+        if fused.is_used(slope):
+            return fused.norm_turn_back(x, weight, inverse, cos, sin, slope), None, None, None, None, None
+        out = torch.empty(slope.shape, dtype=ctx.dtype)
         for part in _blocks(slope):
             back = _turn(slope[part].float(), cos[part], sin[part].neg().roll(sin.shape[-1] // 2, -1))
             out[part] = back if weight is None else _norm_back(x[part], back.mul_(weight), inverse[part])
@@ -174,8 +254,8 @@ class _NormRope(Function):
 
 
 def _blocks(x: Tensor) -> Iterator[slice]:
-    """Slices of x's first dimension; on a GPU one slice, because its caches are smaller than a block."""
-    rows = max(1, len(x) if x.is_cuda else BLOCK // x.shape[1:].numel())
+    """Slices of x's first dimension."""
+    rows = max(1, BLOCK // x.shape[1:].numel())
     return (slice(start, start + rows) for start in range(0, len(x), rows))
 
 
@@ -221,6 +301,20 @@ class _Gather(Function):
 gather = _Gather.apply
 
 
+def _token_logps(
+    logits: Tensor, targets: Tensor, temperature: float, with_slope: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """As steps.training.fused.token_logps, with the slope in float32. Overwrites `logits` of that type."""
+    logits = logits.float().div_(temperature)
+    total = logits.logsumexp(-1, keepdim=True)
+    logp = (logits.gather(-1, targets) - total)[:, 0]
+    shares = (logits - total).exp_()
+    entropy = total[:, 0] - torch.linalg.vecdot(shares, logits)
+    if with_slope:
+        shares.scatter_add_(-1, targets, torch.full_like(total, -1.0))
+    return logp, entropy, shares if with_slope else None
+
+
 class _LogSoftmax(Function):
     """Logprobs [N] of targets and entropies [N] from hidden states [N, width] and a frozen head [V, width].
 
@@ -237,17 +331,15 @@ class _LogSoftmax(Function):
         logps = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropies = torch.empty_like(logps)
         slope = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None  # of the logprob, by the hidden state
-        block = max(1, (LOGITS_ON_GPU if hidden.is_cuda else LOGITS) // len(weight))
+        compute, numbers = _token_logps, LOGITS
+        if fused.is_used(hidden):
+            compute, numbers = fused.token_logps, fused.logits_of_block(hidden)
+        block = max(1, numbers // len(weight))
         for start in range(0, len(hidden), block):
             part = slice(start, start + block)
-            logits = linear(hidden[part], weight, bias).float().div_(temperature)
-            target = targets[part, None]
-            total = logits.logsumexp(-1, keepdim=True)
-            logps[part] = (logits.gather(-1, target) - total)[:, 0]
-            shares = (logits - total).exp_()
-            entropies[part] = total[:, 0] - torch.linalg.vecdot(shares, logits)
-            if slope is not None:
-                shares.scatter_add_(-1, target, torch.full_like(total, -1.0))
+            logits, target = linear(hidden[part], weight, bias), targets[part, None]
+            logps[part], entropies[part], shares = compute(logits, target, temperature, slope is not None)
+            if slope is not None and shares is not None:
                 slope[part] = (shares.to(weight.dtype) @ weight).div_(-temperature)
         ctx.mark_non_differentiable(entropies)
         ctx.save_for_backward(slope)

@@ -37,8 +37,17 @@ class TrlLoss:
     aux_loss_enabled = False
     _entropy_bonus_enabled = False
 
-    def __init__(self, settings: Update, model: Any, temperature: float, max_completion_length: int) -> None:
+    def __init__(
+        self,
+        settings: Update,
+        model: Any,
+        temperature: float,
+        max_completion_length: int,
+        correction: Correction | None = None,
+    ) -> None:
+        """`correction` is given the micro-batches that come without a ratio, by this loss's own forward pass."""
         self.model = model
+        self.correction = correction
         self.temperature = temperature
         # in TRL, GSPO (Zheng et al. 2025, arXiv:2507.18071) is GRPO with the ratio of whole rows
         self.loss_type = "grpo" if settings.loss_type == "gspo" else settings.loss_type
@@ -62,7 +71,7 @@ class TrlLoss:
     def __call__(self, batch: dict[str, Any]) -> Any:
         from trl import GRPOTrainer
 
-        self._packed = batch["packed"]
+        self._batch = batch
         return GRPOTrainer._compute_loss(self, self.model, batch)
 
     def weigh(self, share: float, steps: int) -> None:
@@ -77,8 +86,10 @@ class TrlLoss:
         return taken
 
     def _get_per_token_logps_and_entropies(self, *_: Any, **__: Any) -> tuple[Any, Any, None]:
-        logps, entropies = packing.token_logps(self.model, self._packed, self.temperature)
+        logps, entropies = packing.token_logps(self.model, self._batch["packed"], self.temperature)
         self.logps, self.entropies = logps.detach(), entropies
+        if self.correction and "importance_sampling_ratio" not in self._batch:  # TRL reads it from there after this
+            self.correction.correct(self._batch, self.logps)
         return logps, entropies, None
 
 
@@ -104,18 +115,22 @@ def unbounded_ratio(old: Any, sampling: Any, mask: Any, settings: Update) -> Any
     return difference.exp()
 
 
-class RatioMeter:
-    """The importance ratios of a batch, for its metrics: over sampled tokens, those of a trajectory having its ratio."""
+class Correction:
+    """Importance sampling between sampler and trainer, micro-batch by micro-batch, and the metrics of its ratios: over
+    sampled tokens, those of a trajectory having its ratio."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Update) -> None:
+        self.settings = settings
         self.sums = [0.0] * 4  # tokens, ratio, tokens whose ratio left the bounds, nats between trainer and sampler
         self.extremes = [math.inf, 0.0, 0.0]  # smallest ratio, largest ratio, most nats
 
-    def add(self, ratio: Any, old: Any, batch: dict[str, Any], settings: Update) -> None:
-        """Add a micro-batch, by its ratios as they are used and by the trainer's logprobs [B, S]."""
-        mask = batch["completion_mask"]
-        outside = (ratio != unbounded_ratio(old, batch["sampling_per_token_logps"], mask, settings)).expand_as(mask)
-        nats = ((old - batch["sampling_per_token_logps"]) * mask).abs()
+    def correct(self, batch: dict[str, Any], old: Any) -> None:
+        """Give a micro-batch the old policy's logprobs [B, S], which are the trainer's before the update, and the ratio."""
+        sampling, mask = batch["sampling_per_token_logps"], batch["completion_mask"]
+        ratio = sampler_ratio(old, sampling, mask, self.settings)
+        batch |= {"old_per_token_logps": old, "importance_sampling_ratio": ratio}
+        outside = (ratio != unbounded_ratio(old, sampling, mask, self.settings)).expand_as(mask)
+        nats = ((old - sampling) * mask).abs()
         ratio = ratio.expand_as(mask)
         sums = (mask, ratio * mask, outside * mask, nats)
         self.sums = [total + float(new.double().sum()) for total, new in zip(self.sums, sums, strict=True)]
@@ -125,11 +140,11 @@ class RatioMeter:
             self.extremes = [min(low, float(used.min())), max(high, float(used.max())), max(most, float(nats.max()))]
 
     @staticmethod
-    def metrics(meters: Sequence[tuple[list[float], list[float]]]) -> dict[str, float]:
+    def metrics(corrections: Sequence[tuple[list[float], list[float]]]) -> dict[str, float]:
         """TRL's metrics, and the share of tokens whose ratio left the bounds, from the (sums, extremes) of all processes;
         none without tokens."""
-        tokens, ratio, outside, nats = (sum(values) for values in zip(*(sums for sums, _ in meters), strict=True))
-        lows, highs, mosts = zip(*(extremes for _, extremes in meters), strict=True)
+        tokens, ratio, outside, nats = (sum(values) for values in zip(*(sums for sums, _ in corrections), strict=True))
+        lows, highs, mosts = zip(*(extremes for _, extremes in corrections), strict=True)
         if not tokens:
             return {}
         return {

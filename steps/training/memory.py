@@ -1,8 +1,8 @@
 """The memory of an update on a GPU: what a token needs, how many are computed together, and weights that leave for a while.
 
 What a token needs is counted, not measured: the tensors that autograd keeps for the backward pass of
-steps/training/layers.py and of transformers' MLP, with FlexAttention (tests/training/test_memory.py compares the count with
-what is kept). On a CPU micro-batches have a constant size, because its bytes depend on it.
+steps/training/layers.py and of transformers' experts, with FlexAttention (tests/training/test_memory.py compares the count
+with what is kept). On a CPU micro-batches have a constant size, because its bytes depend on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TOKENS = 4096  # of a micro-batch on a CPU, and the least on a GPU without checkpointing
 MOST = 32768  # tokens of a micro-batch; a GPU computes no faster with more
 SAFETY = 0.85  # of the free memory: the rest is for fragments, and for what the count leaves out
-LOGITS = 14  # bytes for each number of a block of logits: in the model's type, in float32, and two temporaries
+LOGITS = 7  # bytes for each number of a block of logits: itself and its slope in the model's type, and temporaries
 
 
 class Costs(NamedTuple):
@@ -46,14 +46,14 @@ def costs(config: Any, rank: int, size: int) -> Costs:
     width, heads = config.hidden_size, config.num_attention_heads
     head = getattr(config, "head_dim", None) or width // heads
     query, key = heads * head, (getattr(config, "num_key_value_heads", None) or heads) * head
-    inner = config.intermediate_size
+    inner = 2 * config.intermediate_size  # what gate and up give; their product is computed again
     if experts := getattr(config, "num_experts_per_tok", None):
         shared = getattr(config, "shared_expert_intermediate_size", None) or 0
-        inner = experts * (getattr(config, "moe_intermediate_size", None) or inner) + shared
+        inner = 4 * (experts * (getattr(config, "moe_intermediate_size", None) or config.intermediate_size) + shared)
     numbers = 4 * width  # inputs of both norms and what they give
     numbers += 2 * query + 2 * key  # queries, keys, values and results of the attention
     numbers += query + key if "qwen3" in str(config.model_type) else 0  # inputs of the heads' norms
-    numbers += 4 * inner  # gate, its activation, the other half, and their product
+    numbers += inner
     numbers += 7 * rank  # between the adapter's two matrices
     layer = size * numbers + 4 * (heads + 2)  # and in float32 the attention's and the norms' scales
     ends = 4 * width * size  # input and result of the last norm, hidden states of sampled tokens and their gradient
@@ -95,11 +95,11 @@ def micro_batches_on(
         return MicroBatches(settings.tokens_per_micro_batch or TOKENS, bool(settings.gradient_checkpointing))
     if deterministic:
         return MicroBatches(settings.tokens_per_micro_batch or TOKENS, settings.gradient_checkpointing is not False)
-    from steps.training.layers import LOGITS_ON_GPU
+    from steps.training import fused
 
     head = model.get_output_embeddings().weight
     trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
-    free = free_bytes(device) - LOGITS * LOGITS_ON_GPU - 12 * trained  # float32: the gradient and Adam's two moments
+    free = free_bytes(device) - LOGITS * fused.LOGITS - 12 * trained  # float32: the gradient and Adam's two moments
     return choose(settings, costs(model.config, rank, head.element_size()), longest, free)
 
 

@@ -501,6 +501,39 @@ def test_each_group_is_checked_against_the_sampler(policy: Policy, steps: int, c
     assert trainer.steps == 0
 
 
+@pytest.mark.parametrize("steps", [1, 4])
+def test_the_first_step_is_corrected_by_its_own_forward_pass(
+    policy: Policy, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other pass is made for it, and the weights are the same bits as with one."""
+    calls: list[Any] = []
+    forward, split, correct = packing.token_logps, Trainer._steps, Trainer._correct
+
+    def counted(*words: Any) -> Any:
+        calls.append(words)
+        return forward(*words)
+
+    monkeypatch.setattr(packing, "token_logps", counted)
+
+    def updated(all_steps_first: bool) -> tuple[int, list[Any]]:
+        trainer = moved(Trainer(policy, seed=1))
+        rows = sampled_by(trainer.model, random_rows(16, seed=2), 1.0, noise=0.01)
+        made = split(trainer, with_advantages(rows), update, 1)
+        monkeypatch.setattr(trainer, "_steps", lambda *_: made)
+        if all_steps_first:
+            monkeypatch.setattr(trainer, "_correct", lambda own, _, *more: correct(trainer, own, made, *more))
+        calls.clear()
+        trainer.train(with_advantages(rows), update, 1.0, seed=1)
+        return len(calls), list(trainer.weights.values())
+
+    update = Update(beta=0.0, steps_per_generation=steps, vllm_importance_sampling_correction=True, **LOOSE)
+    passes, weights = updated(all_steps_first=False)
+    assert passes == 2 * steps - 1, "one for the gradient of each step, and one before it for all but the first"
+    passes, others = updated(all_steps_first=True)
+    assert passes == 2 * steps
+    assert all(value.equal(other) for value, other in zip(weights, others, strict=True))
+
+
 # --- Checkpoints and adapters
 
 

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from steps.core.params import Policy
-from steps.training import packing
+from steps.training import fused, packing
 from steps.training.grpo import Trainer
 from tests.support import tiny
 from tests.support.tiny import moved, plain_logps, random_rows, relative, twin, weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-blocks = pytest.mark.parametrize("block", [1, 100, 2**17], ids=lambda block: f"blocks of {block}")
+GPU = 0  # in place of a block's size: the functions for a GPU, which run on a CPU as they stand
+blocks = pytest.mark.parametrize(
+    "block", [1, 100, 2**17, GPU], ids=lambda block: f"blocks of {block}" if block else "GPU"
+)
 
 
 def family(name: str, folder: Path, **more: Any) -> Policy:
@@ -45,7 +48,7 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "more"), FAMILIES, ids=[f"{name} {list(more)}" for name, more in FAMILIES])
-@pytest.mark.parametrize("block", [100, 2**17])
+@pytest.mark.parametrize("block", [100, 2**17, GPU])
 def test_every_family_is_what_stock_transformers_and_peft_make_of_it(
     name: str, more: dict[str, Any], block: int, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,7 +56,7 @@ def test_every_family_is_what_stock_transformers_and_peft_make_of_it(
 
     from steps.training import layers
 
-    monkeypatch.setattr(layers, "BLOCK", block)
+    monkeypatch.setattr(*((fused, "is_used", lambda _: True) if block == GPU else (layers, "BLOCK", block)))
     trainer = moved(Trainer(family(name, tmp_path / "base", **more), seed=1))
     model = twin(trainer, tmp_path / "adapter")
     rows = random_rows(12, 1, longest=30, alike=0.8)
@@ -75,14 +78,19 @@ def test_which_forwards_are_replaced(tmp_path: Path) -> None:
         model = load_model(family(name, tmp_path / name))
         return {type(module).__name__ for module in model.modules() if "forward" in vars(module)}
 
-    assert replaced("Qwen3") == {"Linear", "Qwen3RMSNorm", "Qwen3Attention"}
-    assert replaced("Qwen2") == {"Linear", "Qwen2RMSNorm", "Qwen2Attention"}
+    assert replaced("Qwen3") == {"Linear", "Qwen3RMSNorm", "Qwen3Attention", "Qwen3MLP"}
+    assert replaced("Qwen2") == {"Linear", "Qwen2RMSNorm", "Qwen2Attention", "Qwen2MLP"}
     assert replaced("Gemma") == {"Linear"}
 
 
-def test_bfloat16_is_float32_within_its_rounding(device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_gpus_functions", [False, True])
+def test_bfloat16_is_float32_within_its_rounding(
+    device: str, with_gpus_functions: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
+    if with_gpus_functions:
+        monkeypatch.setattr(fused, "is_used", lambda _: True)
     policy = family("Qwen3", tmp_path / "base")
     rows = random_rows(12, 1, longest=30, alike=0.8)
     found = []
@@ -107,7 +115,7 @@ def test_heads_normed_and_turned_by_the_formulas(
 
     from steps.training import layers
 
-    monkeypatch.setattr(layers, "BLOCK", block)
+    monkeypatch.setattr(*((fused, "is_used", lambda _: True) if block == GPU else (layers, "BLOCK", block)))
     torch.manual_seed(1)
     x, slope = torch.randn(2, tokens, 3, 8)
     angles = torch.randn(tokens, 4).repeat(1, 2)

@@ -54,7 +54,7 @@ def test_costs_of_a_mixture_of_experts_are_those_that_a_token_passes() -> None:
         shared_expert_intermediate_size=16,
         intermediate_size=9999,
     )
-    dense = Qwen2Config(**sizes, num_key_value_heads=4, intermediate_size=3 * 32 + 16)
+    dense = Qwen2Config(**sizes, num_key_value_heads=4, intermediate_size=2 * (3 * 32 + 16))  # which keeps half as much
     assert memory.costs(moe, 8, 2) == memory.costs(dense, 8, 2)
 
 

@@ -1,0 +1,75 @@
+"""The functions for a GPU, on a CPU: what torch compiles of them, and how much a layer does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import counted
+from steps.training import fused
+from tests.support.tiny import relative
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def arguments(tokens: int) -> dict[Callable[..., Any], tuple[Any, ...]]:
+    """Random ones of each function."""
+    import torch
+
+    torch.manual_seed(1)
+
+    def drawn(*shape: int) -> Any:
+        return torch.randn(shape).bfloat16()
+
+    x, weight, slope = drawn(tokens, 32), drawn(32), drawn(tokens, 32)
+    heads, scale = drawn(tokens, 3, 8), drawn(8)
+    inverse, inverses = torch.rand(tokens, 1), torch.rand(tokens, 3, 1)
+    angles = torch.randn(tokens, 4).repeat(1, 2)
+    cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+    targets = torch.randint(32, (tokens, 1))
+    return {
+        fused.norm: (x, weight, 1e-6),
+        fused.norm_back: (x, weight, inverse, slope),
+        fused.turn: (heads, cos, sin),
+        fused.turn_back: (heads, cos, sin),
+        fused.norm_turn: (heads, scale, 1e-6, cos, sin),
+        fused.norm_turn_back: (heads, scale, inverses, cos, sin, drawn(tokens, 3, 8)),
+        fused.gated: (x, slope),
+        fused.gated_back: (x, slope, drawn(tokens, 32)),
+        fused.token_logps: (x, targets, 0.7, True),
+    }
+
+
+@pytest.mark.long  # a minute of compilers
+def test_compiled_functions_are_themselves_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for the CPU, each at most twice: with the slope of logprobs, and without."""
+    import torch
+
+    monkeypatch.setattr(fused, "_compiles", lambda _: True)
+    expected = {tokens: {call: call.__wrapped__(*own) for call, own in arguments(tokens).items()} for tokens in (5, 64)}  # type: ignore[attr-defined]
+    with torch.no_grad(), monkeypatch.context() as patched:
+        patched.setattr(torch._dynamo.config, "error_on_recompile", False)
+        patched.setattr(torch._dynamo.config, "recompile_limit", 2)
+        patched.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
+        for tokens, calls in expected.items():
+            for call, own in arguments(tokens).items():
+                for mine, theirs in zip(tuples(call(*own)), tuples(calls[call]), strict=True):
+                    assert mine.dtype == theirs.dtype
+                    assert relative([mine], [theirs]) < (0.01 if mine.dtype == torch.bfloat16 else 1e-5)
+        assert fused.token_logps(*arguments(7)[fused.token_logps][:3], False)[2] is None
+
+
+def tuples(result: Any) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("0.5B", 32), ("7B", 125)])
+def test_a_layer_on_a_gpu_has_few_kernels_and_keeps_little(name: str, kept: float) -> None:
+    """Before these functions: 187 kernels, 50 KiB and 193 KiB kept, 450 KiB and 1,770 KiB of traffic."""
+    layer = counted.layer(counted.SHAPES[name], tokens=1024)
+    assert layer.products == 47
+    assert layer.kernels <= 106
+    assert layer.kept / 1024 <= kept
+    assert layer.traffic / 1024 <= 5.2 * kept
