@@ -109,14 +109,14 @@ def gated_back(gate: Tensor, up: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]
 
 @kernel
 def token_logps(
-    logits: Tensor, targets: Tensor, temperature: float, with_slope: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, with_slope: bool
+) -> tuple[Tensor, Tensor | float, Tensor | None]:
     """Logprobs [N] of targets [N, 1] and entropies [N] from logits [N, V], before they are divided by the temperature. With
     the slope: minus the gradient [N, V] of a logprob by the divided logits, in their type."""
     wide = logits.float() / temperature
     total = wide.logsumexp(-1, keepdim=True)
     logp = (wide.gather(-1, targets) - total)[:, 0]
-    entropy = total[:, 0] - ((wide - total).exp() * wide).sum(-1)
+    entropy = total[:, 0] - ((wide - total).exp() * wide).sum(-1) if with_entropy else 0.0
     if not with_slope:
         return logp, entropy, None
     words = torch.arange(logits.shape[-1], device=logits.device)

@@ -277,7 +277,8 @@ class Trainer:
 
         with torch.no_grad():
             for batch in step.batches:
-                trust.add(*packing.token_logps(self.model, self._pack(batch["examples"]), temperature), batch)
+                logps, _ = packing.token_logps(self.model, self._pack(batch["examples"]), temperature, False)
+                trust.add(logps, None, batch)
 
     def _share(self, examples: list[Example], settings: Update, total: int) -> list[dict[str, Any]]:
         """This process's micro-batches of sorted trajectories. All processes pass through a sharded model together: one with
@@ -384,7 +385,7 @@ class Trainer:
 
         start = self.start if settings.reference == "start" else None  # which the stage update has made sure of
         with torch.no_grad(), self.model.disable_adapter() if start is None else adapter_of(self.model, start):
-            return packing.token_logps(self.model, packed, temperature)[0]
+            return packing.token_logps(self.model, packed, temperature, with_entropies=False)[0]
 
     def _correct(
         self,

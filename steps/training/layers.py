@@ -302,17 +302,17 @@ gather = _Gather.apply
 
 
 def _token_logps(
-    logits: Tensor, targets: Tensor, temperature: float, with_slope: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, with_slope: bool
+) -> tuple[Tensor, Tensor | float, Tensor | None]:
     """As steps.training.fused.token_logps, with the slope in float32. Overwrites `logits` of that type."""
     logits = logits.float().div_(temperature)
     total = logits.logsumexp(-1, keepdim=True)
     logp = (logits.gather(-1, targets) - total)[:, 0]
+    if not (with_entropy or with_slope):
+        return logp, 0.0, None
     shares = (logits - total).exp_()
-    entropy = total[:, 0] - torch.linalg.vecdot(shares, logits)
-    if with_slope:
-        shares.scatter_add_(-1, targets, torch.full_like(total, -1.0))
-    return logp, entropy, shares if with_slope else None
+    entropy = total[:, 0] - torch.linalg.vecdot(shares, logits) if with_entropy else 0.0
+    return logp, entropy, shares.scatter_add_(-1, targets, torch.full_like(total, -1.0)) if with_slope else None
 
 
 class _LogSoftmax(Function):
@@ -324,7 +324,13 @@ class _LogSoftmax(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        with_entropies: bool = True,
     ) -> tuple[Tensor, Tensor]:
         if weight.requires_grad:
             raise ValueError("the output layer must be frozen")
@@ -338,7 +344,9 @@ class _LogSoftmax(Function):
         for start in range(0, len(hidden), block):
             part = slice(start, start + block)
             logits, target = linear(hidden[part], weight, bias), targets[part, None]
-            logps[part], entropies[part], shares = compute(logits, target, temperature, slope is not None)
+            logps[part], entropies[part], shares = compute(
+                logits, target, temperature, with_entropies, slope is not None
+            )
             if slope is not None and shares is not None:
                 slope[part] = (shares.to(weight.dtype) @ weight).div_(-temperature)
         ctx.mark_non_differentiable(entropies)
@@ -346,9 +354,9 @@ class _LogSoftmax(Function):
         return logps, entropies
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, None, None, None, None, None]:
         [slope] = ctx.saved_tensors
-        return slope * grad[:, None].to(slope.dtype), None, None, None, None
+        return slope * grad[:, None].to(slope.dtype), None, None, None, None, None
 
 
 log_softmax = _LogSoftmax.apply

@@ -282,8 +282,11 @@ def _mask(*arguments: Any, **more: Any) -> Any:
     return None if more.get("attention_mask") is None else sdpa_mask(*arguments, **more)
 
 
-def token_logps(model: Any, packed: Packed, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprobs and entropies (nats) of the sampled tokens: two [B, S], 0 where padded. Entropies have no gradient."""
+def token_logps(
+    model: Any, packed: Packed, temperature: float, with_entropies: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprobs and entropies (nats) of the sampled tokens: two [B, S], 0 where padded. Entropies have no gradient, and are
+    all 0 where they are not asked for."""
     from steps.training.layers import gather, log_softmax
 
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -291,5 +294,6 @@ def token_logps(model: Any, packed: Packed, temperature: float) -> tuple[torch.T
         input_ids=packed.ids, position_ids=packed.positions, packed=packed, use_cache=False
     ).last_hidden_state.squeeze(0)  # [U, W]
     head = causal.get_output_embeddings()
-    logps, entropies = log_softmax(gather(hidden, packed.before), head.weight, head.bias, packed.targets, temperature)
+    output = head.weight, head.bias, packed.targets, temperature, with_entropies
+    logps, entropies = log_softmax(gather(hidden, packed.before), *output)
     return logps[packed.rows] * packed.mask, entropies[packed.rows] * packed.mask

@@ -157,7 +157,7 @@ def logps_of(model: Any, rows: Sequence[Row], budget: int, place: tuple[Any, Any
     examples = sorted((Example([row], 1.0) for row in rows), key=lambda example: example.ids)
     for part in micro_batches(examples, budget):
         packed = packing.pack([row for example in part for row in example.rows], *place)
-        yield packing.token_logps(model, packed, 1.0)[0]
+        yield packing.token_logps(model, packed, 1.0, with_entropies=False)[0]
 
 
 class Look(NamedTuple):

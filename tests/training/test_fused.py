@@ -38,7 +38,7 @@ def arguments(tokens: int) -> dict[Callable[..., Any], tuple[Any, ...]]:
         fused.norm_turn_back: (heads, scale, inverses, cos, sin, drawn(tokens, 3, 8)),
         fused.gated: (x, slope),
         fused.gated_back: (x, slope, drawn(tokens, 32)),
-        fused.token_logps: (x, targets, 0.7, True),
+        fused.token_logps: (x, targets, 0.7, True, True),
     }
 
 
@@ -58,7 +58,7 @@ def test_compiled_functions_are_themselves_for_all_lengths(monkeypatch: pytest.M
                 for mine, theirs in zip(tuples(call(*own)), tuples(calls[call]), strict=True):
                     assert mine.dtype == theirs.dtype
                     assert relative([mine], [theirs]) < (0.01 if mine.dtype == torch.bfloat16 else 1e-5)
-        assert fused.token_logps(*arguments(7)[fused.token_logps][:3], False)[2] is None
+        assert fused.token_logps(*arguments(7)[fused.token_logps][:3], False, False)[1:] == (0.0, None)
 
 
 def tuples(result: Any) -> tuple[Any, ...]:

@@ -509,9 +509,9 @@ def test_the_first_step_is_corrected_by_its_own_forward_pass(
     calls: list[Any] = []
     forward, split, correct = packing.token_logps, Trainer._steps, Trainer._correct
 
-    def counted(*words: Any) -> Any:
+    def counted(*words: Any, **more: Any) -> Any:
         calls.append(words)
-        return forward(*words)
+        return forward(*words, **more)
 
     monkeypatch.setattr(packing, "token_logps", counted)
 
