@@ -14,7 +14,7 @@ import json
 import random
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,8 +240,8 @@ class Trainer:
         micro-batches; each meter is given the logprobs and the entropies [B, S] of one, and the micro-batch."""
         self.model.zero_grad()  # of a way that was too long, or of an update that was refused
         metrics.clear()
-        for batch in step.batches:
-            batch["packed"] = self._pack(batch["examples"])
+        for batch, packed in self._packed(step.batches):
+            batch["packed"] = packed
             if settings.beta and "ref_per_token_logps" not in batch:
                 batch["ref_per_token_logps"] = self._reference(batch["packed"], settings, temperature)
             metrics.append(("loss", self._accumulate(loss, batch, step, steps), 1.0))
@@ -268,16 +268,17 @@ class Trainer:
         draw = random.Random(f"sampler {seed} {self.steps}")
         chosen = [draw.choice(groups[group]) for group in sorted(groups.keys() - first)]
         with torch.no_grad():
-            for batch in self._share(sorted(chosen, key=lambda example: example.ids), settings, 0):
-                sampler.add(*packing.token_logps(self.model, self._pack(batch["examples"]), temperature), batch)
+            batches = self._share(sorted(chosen, key=lambda example: example.ids), settings, 0)
+            for batch, packed in self._packed(batches):
+                sampler.add(*packing.token_logps(self.model, packed, temperature), batch)
 
     def _look(self, step: OptimizerStep, temperature: float, trust: TrustRegion) -> None:
         """Add to `trust` the trajectories of an optimiser step, at the present weights."""
         import torch
 
         with torch.no_grad():
-            for batch in step.batches:
-                logps, _ = packing.token_logps(self.model, self._pack(batch["examples"]), temperature, False)
+            for batch, packed in self._packed(step.batches):
+                logps, _ = packing.token_logps(self.model, packed, temperature, with_entropies=False)
                 trust.add(logps, None, batch)
 
     def _share(self, examples: list[Example], settings: Update, total: int) -> list[dict[str, Any]]:
@@ -337,6 +338,11 @@ class Trainer:
             )
             steps.append(step)
         return steps
+
+    def _packed(self, batches: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], packing.Packed]]:
+        """Micro-batches with their packed rows."""
+        on_gpu = self.place[1].type == "cuda"
+        return packing.ahead(batches, lambda batch: self._pack(batch["examples"]), in_thread=on_gpu)
 
     def _pack(self, examples: Sequence[Example]) -> packing.Packed:
         rows = [row for example in examples for row in example.rows]
@@ -399,8 +405,8 @@ class Trainer:
         import torch
 
         with torch.no_grad():
-            for batch in (batch for step in steps for batch in step.batches):
-                old, entropies = packing.token_logps(self.model, self._pack(batch["examples"]), temperature)
+            for batch, packed in self._packed([batch for step in steps for batch in step.batches]):
+                old, entropies = packing.token_logps(self.model, packed, temperature)
                 for meter in meters:
                     meter(old, entropies, batch)
                 correction.correct(batch, old)

@@ -16,10 +16,11 @@ H heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from steps.core.errors import UserError
 from steps.core.records import Row
@@ -35,6 +36,7 @@ QUERIES = 256  # most tokens of a row that attend together; fewer would mean sma
 WASTE = 1.15  # most queries × keys of a padded call, as a multiple of the needed ones
 SMALL = 20_000  # queries × keys that are too few for a call of their own
 ALIKE = 64  # stretches whose lengths differ by less are sorted side by side
+Batch = TypeVar("Batch")
 
 
 class AttentionCall(NamedTuple):
@@ -105,11 +107,14 @@ def pack(rows: Sequence[Row], dtype: Any = None, device: Any = None, counts: Seq
     sampled = [number[path[np.asarray(row.mask, bool)]] for path, row in zip(paths, rows, strict=True)]
     if counts is not None:
         sampled = [np.concatenate(sampled[begin:end]) for begin, end in pairwise(accumulate(counts, initial=0))]
-    is_flex = flex.runs_on(device)
+    is_flex, is_cuda = flex.runs_on(device), torch.device(device or "cpu").type == "cuda"
     calls, back = ([], np.empty(0, np.int64)) if is_flex else _calls(paths, starts, total)
 
     def tensor(values: Any, kind: Any = torch.long) -> torch.Tensor:
-        return torch.as_tensor(values, dtype=kind, device=device)
+        made = torch.as_tensor(values, dtype=kind)
+        return (made.pin_memory() if is_cuda else made).to(
+            device, non_blocking=True
+        )  # it does not wait for the GPU's work
 
     return Packed(
         ids=tensor(ids)[None],
@@ -122,6 +127,19 @@ def pack(rows: Sequence[Row], dtype: Any = None, device: Any = None, counts: Seq
         rows=tensor(padded(sampled)),
         mask=tensor(padded([np.ones(len(row)) for row in sampled]), torch.float32),
     )
+
+
+def ahead(batches: Sequence[Batch], make: Callable[[Batch], Packed], in_thread: bool) -> Iterator[tuple[Batch, Packed]]:
+    """Each batch with what is made of it; in a thread, the next one is made while this one is computed."""
+    if not in_thread:
+        yield from ((batch, make(batch)) for batch in batches)
+        return
+    with ThreadPoolExecutor(1) as pool:
+        made = [pool.submit(make, batch) for batch in batches[:1]]
+        for number, batch in enumerate(batches, 1):
+            packed = made.pop().result()
+            made += [pool.submit(make, following) for following in batches[number : number + 1]]
+            yield batch, packed
 
 
 def padded(values: Sequence[Any]) -> np.ndarray:

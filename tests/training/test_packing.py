@@ -389,3 +389,23 @@ def test_layers_of_other_kinds_are_refused() -> None:
     old = BloomForCausalLM(BloomConfig(vocab_size=48, hidden_size=16, n_layer=1, n_head=2))
     with pytest.raises(UserError, match=r"bloom models cannot be updated yet: their layers \(attention of their own\)"):
         packing.prepare(old)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_batches_are_packed_in_order_and_not_more_than_the_next(in_thread: bool) -> None:
+    made: list[int] = []
+
+    def make(batch: int) -> Any:
+        made.append(batch)
+        if batch == 5:
+            raise ValueError("no rows")
+        return -batch
+
+    for batch, packed in packing.ahead([1, 2, 3], make, in_thread):
+        assert packed == -batch
+        assert made in ([*range(1, batch + 1)], [*range(1, min(batch + 2, 4))] if in_thread else [])
+    assert list(packing.ahead([], make, in_thread)) == []
+    passed = []
+    with pytest.raises(ValueError, match="no rows"):
+        passed += [batch for batch, _ in packing.ahead([4, 5, 6], make, in_thread)]
+    assert 6 not in made
