@@ -60,7 +60,7 @@ def options(policy: Policy, on_gpu: bool) -> list[str]:
     words += ["--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}']
     words += ["--gpu-memory-utilization", str(policy.gpu_memory)]
     words += ["--tensor-parallel-size", str(policy.tensor_parallel)] if policy.tensor_parallel > 1 else []
-    words += ["--quantization", "bitsandbytes"] if policy.quantization else []
+    words += ["--quantization", policy.engine_quantization] if policy.engine_quantization else []
     return words if on_gpu else [*words, "--enforce-eager", "--worker-cls", WORKER]
 
 

@@ -110,7 +110,7 @@ def model_options(policy: Policy, chat: Chat) -> list[str]:
     if policy.chat_template_kwargs:
         words += ["--default-chat-template-kwargs", json.dumps(policy.chat_template_kwargs)]
     words += ["--tensor-parallel-size", str(policy.tensor_parallel)] if policy.tensor_parallel > 1 else []
-    words += ["--quantization", "bitsandbytes"] if policy.quantization else []
+    words += ["--quantization", policy.engine_quantization] if policy.engine_quantization else []
     return words + (["--revision", policy.revision] if policy.revision else [])
 
 

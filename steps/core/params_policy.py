@@ -159,6 +159,10 @@ class Policy(Section):
     quantization: Literal["bnb-4bit"] | None = None
     """bnb-4bit: trainer and engine hold the base model's linear layers in 4 bits (NF4 with double quantisation, as QLoRA:
     Dettmers et al. 2023, arXiv:2305.14314) and compute in `dtype`. On a GPU alone."""
+    rollout_quantization: Literal["fp8"] | None = None
+    """fp8: the engine samples with the base model's linear layers and their inputs in 8 bits (vLLM scales them as it loads
+    and as it computes); the trainer keeps `dtype`. What the two differ by is corrected, and limited by
+    update.max_sampler_kl. On a GPU from compute capability 8.9 on, with dtype: bfloat16."""
 
     @model_validator(mode="after")
     def check(self) -> Policy:
@@ -172,6 +176,8 @@ class Policy(Section):
         if self.engines is not None and self.kind != "ray":
             raise ValueError(f"policy.engines would have no effect with policy.kind: {self.kind}; take it out")
         self._check_start()
+        if self.rollout_quantization and (wrong := self._why_not_in_8_bits()):
+            raise ValueError(f"policy.rollout_quantization: {self.rollout_quantization} {wrong}; take it out")
         if self.is_gguf and not re.fullmatch(r"[0-9a-f]{64}", self.revision or ""):
             raise ValueError(
                 f"policy.revision must be the SHA-256 of the GGUF file {self.base_model} (sha256sum prints it), so that "
@@ -182,6 +188,13 @@ class Policy(Section):
                 f"policy.base_model: {self.base_model!r} is no pypi:PACKAGE==VERSION/path/in/the/wheel.gguf"
             )
         return self
+
+    def _why_not_in_8_bits(self) -> str | None:
+        if not self.has_adapter:
+            return f"would have no effect with policy.kind: {self.kind}"
+        if self.quantization:
+            return f"does not go with policy.quantization: {self.quantization}"
+        return None if self.dtype == "bfloat16" else f"needs policy.dtype: bfloat16, and it is {self.dtype}"
 
     def _check_start(self) -> None:
         """ValueError for a start that nothing would read, and for one whose form says already that it cannot be."""
@@ -212,6 +225,11 @@ class Policy(Section):
     def has_adapter(self) -> bool:
         """Whether it is the base model with an adapter, which can learn, wherever its engines are."""
         return self.kind in ("vllm", "ray", "server")
+
+    @property
+    def engine_quantization(self) -> str | None:
+        """How vLLM holds the base model's linear layers, by its own name for it."""
+        return "bitsandbytes" if self.quantization else self.rollout_quantization
 
     @property
     def is_gguf(self) -> bool:

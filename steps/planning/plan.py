@@ -135,6 +135,7 @@ def unplanned(params: Params) -> str:
     settings = {
         "policy.kind": policy.kind if policy.kind != "vllm" else None,
         "policy.quantization": policy.quantization,
+        "policy.rollout_quantization": policy.rollout_quantization,
         "policy.tensor_parallel": policy.tensor_parallel if policy.tensor_parallel > 1 else None,
         "update.processes": update.processes if update.processes > 1 else None,
         "update.launcher": update.launcher if update.launcher == "ray" else None,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from steps.core.params import Policy
 
 DRIVER = 580  # the oldest that runs programs built with CUDA 13, as those of requirements/gpu.txt are
+EIGHT_BITS = 8, 9  # compute capability from which a card multiplies matrices in fp8
 CAPABILITY = (9, 0)  # of the oldest cards (Hopper) for which vLLM 0.32 states batch invariance (vllm/envs.py)
 INVARIANT = "VLLM_BATCH_INVARIANT"
 
@@ -72,13 +73,24 @@ def check_gpus(policy: Policy) -> None:
             f"policy.tensor_parallel is {number}: the engine needs {number} GPUs, and this run sees {gpus or 'none'}; set "
             f"it to {max(gpus, 1)}"
         )
+    settings = {"quantization": policy.quantization, "rollout_quantization": policy.rollout_quantization}
+    for name, value in settings.items():
+        if value and not gpus:
+            raise UserError(
+                f"policy.{name}: {value} needs a GPU, and this run sees none (vLLM has no kernels for it on CPUs); "
+                "take it out"
+            )
+    if policy.rollout_quantization and (capability := torch.cuda.get_device_capability()) < EIGHT_BITS:
+        card, (needed, here) = (
+            torch.cuda.get_device_name(),
+            (".".join(map(str, each)) for each in (EIGHT_BITS, capability)),
+        )
+        raise UserError(
+            f"policy.rollout_quantization: {policy.rollout_quantization} needs compute capability {needed}, and {card} has "
+            f"{here}; take it out, or use an L40S, an H100 or a later card"
+        )
     if policy.quantization is None:
         return
-    if not gpus:
-        raise UserError(
-            f"policy.quantization: {policy.quantization} needs a GPU, and this run sees none (vLLM has no kernels for it on "
-            "CPUs); take it out"
-        )
     if missing := [name for name in ("bitsandbytes", "vllm_bnb_plugin") if find_spec(name) is None]:
         raise UserError(
             f"policy.quantization: {policy.quantization} needs packages that are not installed ({', '.join(missing)}): "

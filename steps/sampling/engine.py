@@ -199,7 +199,7 @@ class Engine:
 
 
 def divided(policy: Policy) -> dict[str, Any]:
-    """vLLM's arguments for a model on several GPUs and in 4 bits.
+    """vLLM's arguments for a model on several GPUs, and in 4 or 8 bits.
 
     The engine stays in this process, and has a process for each GPU beside it: adapters reach those by their path, sleep and
     wake by vLLM's own calls. They are spawned, not forked, because this process may hold a GPU and a lock already.
@@ -208,8 +208,8 @@ def divided(policy: Policy) -> dict[str, Any]:
     if policy.tensor_parallel > 1:
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         arguments |= {"tensor_parallel_size": policy.tensor_parallel, "distributed_executor_backend": "mp"}
-    if policy.quantization:
-        arguments["quantization"] = "bitsandbytes"
+    if policy.engine_quantization:
+        arguments["quantization"] = policy.engine_quantization
     return arguments
 
 

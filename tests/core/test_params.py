@@ -545,6 +545,25 @@ def test_the_registry_entry_has_the_tasks_name_unless_it_is_named(tmp_path: Path
             "update.shard does not work with policy.quantization: bnb-4bit",
         ),
         ({"policy": {"quantization": "awq"}}, "policy.quantization: "),
+        (
+            {"policy": {"rollout_quantization": "fp8"}},
+            "policy.rollout_quantization: fp8 needs policy.dtype: bfloat16, and it is float32; take it out",
+        ),
+        (
+            {"policy": {"rollout_quantization": "fp8", "quantization": "bnb-4bit", "dtype": "bfloat16"}},
+            "policy.rollout_quantization: fp8 does not go with policy.quantization: bnb-4bit",
+        ),
+        (
+            {"policy": {"rollout_quantization": "fp8", "kind": "random"}},
+            "policy.rollout_quantization: fp8 would have no effect with policy.kind: random",
+        ),
+        (
+            {
+                "policy": {"rollout_quantization": "fp8", "dtype": "bfloat16"},
+                "update": {"vllm_importance_sampling_correction": False},
+            },
+            "update.vllm_importance_sampling_correction: false does not go with policy.rollout_quantization: fp8",
+        ),
         ({"policy": {"tensor_parallel": 0}}, "policy.tensor_parallel: "),
     ],
 )

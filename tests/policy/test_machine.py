@@ -117,6 +117,16 @@ def test_the_number_is_recorded_with_the_parameters() -> None:
             "policy.tensor_parallel is 2: the engine needs 2 GPUs, and this run sees none; set it to 1",
         ),
         ({"tensor_parallel": 4}, 2, "the engine needs 4 GPUs, and this run sees 2; set it to 2"),
+        (
+            {"rollout_quantization": "fp8", "dtype": "bfloat16"},
+            0,
+            "policy.rollout_quantization: fp8 needs a GPU, and this run sees none",
+        ),
+        (
+            {"rollout_quantization": "fp8", "dtype": "bfloat16"},
+            1,
+            r"fp8 needs compute capability 8\.9, and NVIDIA A100 has 8\.0; take it out, or use an L40S",
+        ),
         ({"quantization": "bnb-4bit"}, 0, "policy.quantization: bnb-4bit needs a GPU, and this run sees none"),
         ({"quantization": "bnb-4bit"}, 1, r"not installed \(.*vllm_bnb_plugin\): `make install GPU=1`"),
         ({"tensor_parallel": 2}, 2, None),
@@ -130,6 +140,8 @@ def test_gpus_that_there_are_not_are_named_before_anything_loads(
     """How many GPUs torch sees is a fake here, and so is the lack of the plugin."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA A100")
     monkeypatch.setattr(cuda, "find_spec", lambda name: None)
     policy = Policy(base_model="no/such/model", **setting)
     if problem is None:

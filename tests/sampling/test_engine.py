@@ -70,9 +70,10 @@ def test_nothing_is_compiled_on_the_cpu(
         (Policy(), {}),
         (Policy(tensor_parallel=2), {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}),
         (Policy(quantization="bnb-4bit"), {"quantization": "bitsandbytes"}),
+        (Policy(rollout_quantization="fp8", dtype="bfloat16"), {"quantization": "fp8"}),
     ],
 )
-def test_what_vllm_is_told_of_several_gpus_and_of_4_bits(
+def test_what_vllm_is_told_of_several_gpus_and_of_fewer_bits(
     policy: Policy, expected: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passed on only: no GPU and no process of vLLM is behind it."""
