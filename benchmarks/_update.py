@@ -206,6 +206,41 @@ def run_ours(folder: str, steps: int, count: int) -> dict[str, Any]:
     return {"seconds": seconds[steps:], "flops": flops, "memory": memory(), "peak": matmul_peak()}
 
 
+def run_corrected(folder: str, steps: int, count: int) -> dict[str, Any]:
+    """Seconds of updates as the preset has them, with KL term and correction, of `steps` optimiser steps: as they
+    are, and with a forward pass for the correction of the first step, too; in turns."""
+    from steps.policy.machine import cores, prepare_training
+    from steps.training import batches, grpo
+
+    class WithAnotherPass(grpo.Trainer):
+        def _steps(self, *words: Any) -> Any:
+            self.all_steps = super()._steps(*words)
+            return self.all_steps
+
+        def _correct(self, correction: Any, _: Any, *more: Any) -> None:
+            super()._correct(correction, self.all_steps, *more)
+
+    prepare_training(len(cores()))
+    shape = json.loads(Path(folder, "shape.json").read_text())
+    update = pretrained().update.model_copy(
+        update={"steps_per_generation": steps, "max_sampler_kl": 1e9, "max_kl": None}
+    )
+    rows = shape["rows"]
+    gains, _ = batches.advantages([row["reward"] for row in rows], [row["group"] for row in rows])
+    examples = [
+        batches.Example([own], gain or 0.0, row["group"])
+        for own, gain, row in zip(training_rows(rows), gains, rows, strict=True)
+    ]
+    seconds: dict[str, list[float]] = {"Trainer": [], "WithAnotherPass": []}
+    for number in range(count):
+        for kind in (grpo.Trainer, WithAnotherPass):
+            trainer = kind(Policy(**shape["policy"]), checkpoint=Path(folder, "start"))
+            began = time.perf_counter()
+            trainer.train(examples, update, 1.0, seed=number)
+            seconds[kind.__name__].append(time.perf_counter() - began)
+    return {"seconds": seconds["Trainer"], "seconds_with_another_pass": seconds["WithAnotherPass"]}
+
+
 def operations(trainer: Any, rows: list[Row], budget: int) -> float:
     """Floating-point operations of a step: see the top of benchmarks/update.py. With a budget of 1 no row shares tokens."""
     from steps.training import batches, packing

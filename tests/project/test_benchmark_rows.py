@@ -79,7 +79,7 @@ ROWS |= {
     "learning": 2,
     "mixed": 2,
     "own_tasks": 2,
-    "pretrained": 4,
+    "pretrained": 6,
 }  # the others have one
 AT_ONCE = {"mixed": 2, "own_tasks": 2}  # rows of one measurement; the others have one
 WORDS = {"learning": ["--seeds", "1", "2"]}  # more than the quick form's one row
