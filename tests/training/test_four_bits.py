@@ -14,12 +14,12 @@ from steps.training import packing
 from steps.training.grpo import Trainer
 from tests.support import tiny
 
-pytest.importorskip("bitsandbytes", reason="`make dev` installs it")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
 def trainer(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> Trainer:
+    pytest.importorskip("bitsandbytes", reason="`make dev` installs it")  # here, because it takes seconds
     monkeypatch.setattr(loading, "check_gpus", lambda _: None)
     return tiny.moved(Trainer(policy.model_copy(update={"quantization": "bnb-4bit"}), seed=1))
 
