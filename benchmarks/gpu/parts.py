@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -36,7 +37,7 @@ def kinds_of(size: Size) -> dict[str, tuple[Shape, Rows, int]]:
 
 
 def peaks(size: Size) -> Iterator[Row]:
-    """The rate of a product at each shape that an update has, beside the best rate; the time of a kernel that does nothing."""
+    """The rate of a product at each shape that an update has, beside the best rate; the time of one launch."""
     import torch
 
     place: dict[str, Any] = {"device": models.device(), "dtype": getattr(torch, size.dtype)}
@@ -86,12 +87,8 @@ def profile(size: Size) -> Iterator[Row]:
         steps = models.own_steps(trainer, rows, update)
         next(steps)  # compiles
         seconds = min(next(steps) for _ in range(2))
-        train, kernels = trainer.train, {}
-
-        def profiled(*arguments: Any, train: Callable[..., Any] = train, **more: Any) -> Any:
-            kernels.update(kernels_of(lambda: train(*arguments, **more)))
-
-        trainer.train = profiled
+        kernels: dict[str, tuple[float, int]] = {}
+        trainer.train = partial(profiled, trainer.train, kernels)
         next(steps)
         by_kind: Counter[str] = Counter()
         for kernel, (spent, _) in kernels.items():
@@ -105,7 +102,7 @@ def profile(size: Size) -> Iterator[Row]:
             "seconds_by_kind": {kind: round(spent, 4) for kind, spent in by_kind.most_common()},
             "longest": [[kernel[:60], round(spent, 4), count] for kernel, (spent, count) in longest],
         }
-        del trainer, train, steps
+        del trainer, steps
         models.free()
 
 
@@ -115,23 +112,22 @@ def kind_of(kernel: str) -> str:
     return next((kind for kind, words in KINDS.items() if any(word in name for word in words)), "others")
 
 
-def kernels_of(function: Callable[[], object]) -> dict[str, tuple[float, int]]:
-    """Seconds and calls of each kernel that a call runs, by name; on a CPU of each of torch's operations."""
+def profiled(function: Callable[..., Any], kernels: dict[str, tuple[float, int]], *arguments: Any, **more: Any) -> Any:
+    """The function's result. Sets the seconds and calls of each kernel that it runs, by name; on a CPU of torch's operations."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recorded
 
     on_gpu = models.device().type == "cuda"
     with recorded(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as record:
-        function()
+        result = function(*arguments, **more)
         _update.finish_gpu()
-    kernels = {}
     for event in record.key_averages():
         if on_gpu and (event.device_type != DeviceType.CUDA or getattr(event, "is_user_annotation", False)):
             continue
         spent = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         kernels[event.key] = (spent / 1e6, event.count)
-    return kernels
+    return result
 
 
 class Phases:
@@ -140,7 +136,10 @@ class Phases:
 
     def __init__(self) -> None:
         self.gb: dict[str, float | None] = {}
-        self.kept: tuple[int, float | None] = (0, None)  # tokens of the largest micro-batch, bytes that it kept for each
+        self.kept: tuple[int, float | None] = (
+            0,
+            None,
+        )  # tokens of the largest micro-batch, bytes that it kept for each
 
     def end(self, phase: str) -> None:
         """What was held since the last phase ended was held in this one."""
@@ -167,6 +166,12 @@ class Phases:
         self.end("forward")
         return result
 
+    def backward(self, accumulate: Callable[..., float], *arguments: Any) -> float:
+        """The loss of a micro-batch after its forward pass, and the backward pass."""
+        result = accumulate(*arguments)
+        self.end("backward")
+        return result
+
 
 def held() -> int | None:
     """Bytes that torch holds on the GPU; None on a CPU."""
@@ -187,23 +192,11 @@ def memory(size: Size) -> Iterator[Row]:
         phases.end("weights")
         update = _update.recipe(max_sampler_kl=1e9)
         examples = [batches.Example([row], 0.0) for row in _update.training_rows(rows)]
-        token_logps, accumulate = packing.token_logps, grpo.Trainer._accumulate
-
-        def forward(
-            *arguments: Any, phases: Phases = phases, token_logps: Callable[..., Any] = token_logps
-        ) -> Any:
-            return phases.forward(token_logps, *arguments)
-
-        def backward(
-            *arguments: Any, phases: Phases = phases, accumulate: Callable[..., float] = accumulate
-        ) -> float:
-            result = accumulate(*arguments)
-            phases.end("backward")
-            return result
-
         chosen = trainer.with_micro_batches(examples, update)
+        forward = partial(phases.forward, packing.token_logps)
+        backward = staticmethod(partial(phases.backward, grpo.Trainer._accumulate))
         with models.fits() as row, patch.object(packing, "token_logps", forward):
-            with patch.object(grpo.Trainer, "_accumulate", staticmethod(backward)):
+            with patch.object(grpo.Trainer, "_accumulate", backward):
                 *_, seconds = itertools.islice(models.own_steps(trainer, rows, update), 2)
             phases.end("optimiser")
             row["seconds"] = round(seconds, 4)

@@ -59,7 +59,7 @@ def exactness(size: Size) -> Iterator[Row]:
 
 
 def gradients(trainer: Any, rows: list[dict[str, Any]]) -> list[Any]:
-    """Logprobs of each row by the trainer's forward pass. Leaves the gradient of their sums, times rewards, in its weights."""
+    """Logprobs of each row by the trainer's forward pass. Leaves the gradient of sums times rewards in its weights."""
     import torch
 
     trainer.model.zero_grad()
@@ -171,8 +171,8 @@ def drift(size: Size) -> Iterator[Row]:
 
 
 def decode(size: Size) -> Iterator[Row]:
-    """bfloat16: logprobs of stock PEFT that samples one token at a time, with a cache, against those of packed rows. It rounds
-    as a sampler does, which computes each token alone; no sampler runs here."""
+    """bfloat16: logprobs of stock PEFT that samples one token at a time, with a cache, against those of packed rows. As in a
+    sampler each token is computed alone, and so rounded differently; no sampler runs here."""
     import torch
 
     from steps.core.params import Update

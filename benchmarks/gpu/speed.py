@@ -34,7 +34,12 @@ def environment(size: Size) -> Iterator[Row]:
     for name in ("torch", "triton", "transformers", "accelerate", "peft", "trl", "vllm"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
-    row: Row = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "packages": packages, "cuda": torch.version.cuda}
+    row: Row = {
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "packages": packages,
+        "cuda": torch.version.cuda,
+    }
     if models.device().type == "cuda":
         facts = torch.cuda.get_device_properties(0)
         row |= {"device": facts.name, "memory_gb": round(facts.total_memory / 1e9, 1)}
