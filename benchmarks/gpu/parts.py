@@ -113,7 +113,7 @@ def kind_of(kernel: str) -> str:
 
 
 def profiled(function: Callable[..., Any], kernels: dict[str, tuple[float, int]], *arguments: Any, **more: Any) -> Any:
-    """The function's result. Sets the seconds and calls of each kernel that it runs, by name; on a CPU of torch's operations."""
+    """The function's result. Sets the seconds and calls of each kernel in it, by name; on a CPU of torch's operations."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recorded
@@ -136,10 +136,8 @@ class Phases:
 
     def __init__(self) -> None:
         self.gb: dict[str, float | None] = {}
-        self.kept: tuple[int, float | None] = (
-            0,
-            None,
-        )  # tokens of the largest micro-batch, bytes that it kept for each
+        self.tokens = 0  # of the largest micro-batch
+        self.kept: int | None = None  # bytes that it kept for each of them
 
     def end(self, phase: str) -> None:
         """What was held since the last phase ended was held in this one."""
@@ -160,9 +158,10 @@ class Phases:
         self.end("between")
         before = held()
         result = token_logps(model, packed, temperature)
-        tokens, after = packed.ids.shape[1], held()
-        if tokens > self.kept[0]:
-            self.kept = (tokens, None if before is None or after is None else round((after - before) / tokens))
+        after, tokens = held(), packed.ids.shape[1]
+        if tokens > self.tokens:
+            self.tokens = tokens
+            self.kept = None if before is None or after is None else round((after - before) / tokens)
         self.end("forward")
         return result
 
@@ -207,8 +206,8 @@ def memory(size: Size) -> Iterator[Row]:
             "tokens_per_micro_batch": chosen.tokens_per_micro_batch,
             "checkpointed": chosen.gradient_checkpointing,
             "gb": phases.gb,
-            "tokens": phases.kept[0],
-            "bytes_kept_by_token": phases.kept[1],
+            "tokens": phases.tokens,
+            "bytes_kept_by_token": phases.kept,
             "bytes_counted": counted,
         } | row
         del trainer

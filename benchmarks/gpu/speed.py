@@ -34,12 +34,8 @@ def environment(size: Size) -> Iterator[Row]:
     for name in ("torch", "triton", "transformers", "accelerate", "peft", "trl", "vllm"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
-    row: Row = {
-        "date": time.strftime("%Y-%m-%d"),
-        "python": platform.python_version(),
-        "packages": packages,
-        "cuda": torch.version.cuda,
-    }
+    row: Row = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
+    row |= {"packages": packages, "cuda": torch.version.cuda}
     if models.device().type == "cuda":
         facts = torch.cuda.get_device_properties(0)
         row |= {"device": facts.name, "memory_gb": round(facts.total_memory / 1e9, 1)}
@@ -235,7 +231,7 @@ def recipe(size: Size) -> Iterator[Row]:
                 row |= own.row(sum(len(each["ids"]) for each in rows), rate)
                 row |= {"times": round(own.seconds / usual, 3)} if usual else {}
                 row["kept"] = metrics[-1].get("update/kept", 1.0)
-            yield {"name": f"{name}, {f'recipe, {count} optimiser steps' if count else 'without'}", **row}
+            yield {"name": f"{name}, {f'recipe, steps: {count}' if count else 'without'}", **row}
         del trainer, metrics
         models.free()
 

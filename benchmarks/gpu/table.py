@@ -21,9 +21,15 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         if row["step"] == "verdict" or "device" in row or row.keys() <= LEFT_OUT:
             continue
-        texts = [text(key, value) for key, value in row.items() if key not in LEFT_OUT and value is not None]
+        figures = {key: value for key, value in row.items() if key not in LEFT_OUT and not is_empty(value)}
+        texts = [text(key, value) for key, value in figures.items()]
         lines.append(f"| `{row['step']}` | {row.get('name', '')} | {', '.join(texts)} |".replace("|  |", "| |"))
     return "\n".join(lines) + "\n"
+
+
+def is_empty(value: Any) -> bool:
+    """Whether there is no figure, as for a GPU's memory on a CPU."""
+    return value is None or (isinstance(value, dict) and all(each is None for each in value.values()))
 
 
 def text(key: str, value: Any) -> str:
