@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -56,7 +56,7 @@ def peaks(size: Size) -> Iterator[Row]:
             for tokens in size.products:
                 x = torch.randn(tokens, inner, **place)
                 torch.mm(x, weight.T)
-                spent = min(models.timed(lambda x=x, weight=weight: several(x, weight)) for _ in range(5)) / CALLS
+                spent = min(models.timed(partial(several, x, weight)) for _ in range(5)) / CALLS
                 done = 2 * tokens * out * inner / spent
                 row = {"name": f"{name}, {product}, {tokens} tokens", "out": out, "inner": inner}
                 yield row | {"tflops": round(done / 1e12, 3), "of_peak": round(done / rate, 3)}
@@ -90,16 +90,18 @@ def profile(size: Size) -> Iterator[Row]:
         kernels: dict[str, tuple[float, int]] = {}
         trainer.train = partial(profiled, trainer.train, kernels)
         next(steps)
-        by_kind: Counter[str] = Counter()
+        by_kind: dict[str, float] = defaultdict(float)
         for kernel, (spent, _) in kernels.items():
             by_kind[kind_of(kernel)] += spent
         longest = sorted(kernels.items(), key=lambda item: -item[1][0])[:10]
         yield {
             "name": name,
             "seconds": round(seconds, 4),
-            "busy": round(by_kind.total() / seconds, 3),
+            "busy": round(sum(by_kind.values()) / seconds, 3),
             "kernels": sum(count for _, count in kernels.values()),
-            "seconds_by_kind": {kind: round(spent, 4) for kind, spent in by_kind.most_common()},
+            "seconds_by_kind": {
+                kind: round(spent, 4) for kind, spent in sorted(by_kind.items(), key=lambda item: -item[1])
+            },
             "longest": [[kernel[:60], round(spent, 4), count] for kernel, (spent, count) in longest],
         }
         del trainer, steps

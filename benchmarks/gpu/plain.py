@@ -34,12 +34,10 @@ def plain(size: Size) -> Iterator[Row]:
     best = []
     for count, again in size.plain:
         with models.fits(or_fails=True) as row:
-            step = plain_step(size, rows, count, again)
-            measured = steps_of(step, work, 2)
+            measured = steps_of(plain_step(size, rows, count, again), work, 2)
             row |= measured.row(tokens, rate)
             best.append(measured.seconds)
         yield {"name": f"plain, {count} rows at once{', checkpointed' if again else ''}", **row}
-        step = None
         reset()
     if best:
         yield {"name": "ratio", "ratio": round(min(best) / own.seconds, 3)}
@@ -68,10 +66,8 @@ def long(size: Size) -> Iterator[Row]:
     reset()
     for length in size.single:
         with models.fits(or_fails=True) as row:
-            step = plain_step(size, single(length), 1, True)
-            row |= row_of(steps_of(step, work[length], 1), length)
+            row |= row_of(steps_of(plain_step(size, single(length), 1, True), work[length], 1), length)
         yield {"name": f"plain, {length} tokens", **row}
-        step = None
         reset()
 
 

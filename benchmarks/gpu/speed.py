@@ -66,7 +66,7 @@ def attention(size: Size) -> Iterator[Row]:
             calls[f"packed, {way}"] = partial(packed_attention, size.large, chosen)
         work = 2 * models.attention_operations(size.large, length)
         for name, call in calls.items():
-            row = {"name": name, "tokens": length} | kernel(call, length)
+            row: Row = {"name": name, "tokens": length} | kernel(call, length)
             yield row | ({"of_peak": round(work / row["ms"] * 1e3 / rate, 3)} if "ms" in row else {})
         for way in {"flex"} - models.attentions().keys():
             yield {
