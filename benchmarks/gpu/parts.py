@@ -140,6 +140,8 @@ class Phases:
         self.gb: dict[str, float | None] = {}
         self.tokens = 0  # of the largest micro-batch
         self.kept: int | None = None  # bytes that it kept for each of them
+        self.end("before")
+        self.gb.clear()
 
     def end(self, phase: str) -> None:
         """What was held since the last phase ended was held in this one."""

@@ -108,7 +108,8 @@ def test_the_plain_step_has_the_trainers_gradient(again: bool, monkeypatch: pyte
     logps = models.packed_logps(trainer, rows)
     total = torch.stack([own.sum() * row["reward"] for own, row in zip(logps, rows, strict=True)]).sum()
     (-total / sum(sum(row["mask"]) for row in rows)).backward()
-    wrap, gradients = peft.get_peft_model, []
+    wrap = peft.get_peft_model
+    gradients: list[Any] = []
 
     def with_the_same_adapter(*words: Any, **more: Any) -> Any:
         model = wrap(*words, **more)
