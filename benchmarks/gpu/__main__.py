@@ -1,15 +1,23 @@
-"""Is the trainer right, lean and fast on this machine's GPU? Without vLLM, without a download, in under 8 minutes.
+"""Is the trainer right, lean and fast on this machine's GPU? Without vLLM, without a download, in under half an hour.
 
     make gpu-check                                    # with .venv
     make gpu-check GPU_PYTHON=python3                 # with another Python's torch, transformers, accelerate and peft
     python -m benchmarks.gpu --steps exactness 7B     # only these
     python -m benchmarks.gpu --toy                    # every step at toy size, on the CPU
+    python -m benchmarks.gpu --table FILE...          # a Markdown table of stored lines
 
-Prints a JSON object for each thing that was measured as soon as it is; with --out also to gpu-check.jsonl in that folder.
-docs/gpu.md says what they mean. The steps (right.py and speed.py beside this file) run one after another in a process of
-their own. One that fails, ends that process or takes longer than it may is a line with `error`, and the next ones run. The
-exit code is 1 where the update is not exact, FlexAttention does not run at the longest rows, or the update of the model of
-7B is slower than TRL's; at toy size, where a step has an error or is not exact.
+Where a command may take ten minutes, three have every step; the limits of each one's steps are within its minutes:
+
+    python3 -m benchmarks.gpu --steps environment exactness determinism attention drift decode peaks --minutes 9.5 --out OUT
+    python3 -m benchmarks.gpu --steps 'to host' 0.5B 7B plain --minutes 9.5 --out OUT
+    python3 -m benchmarks.gpu --steps recipe long profile memory --minutes 9.5 --out OUT
+
+Prints a JSON object for each thing that was measured as soon as it is, and a Markdown table of them at the end; with --out
+also to gpu-check.jsonl and gpu-check.md in that folder. docs/gpu.md says what they mean. The steps (right.py, speed.py,
+plain.py and parts.py beside this file) run one after another in a process of their own. One that fails, ends that process or
+takes longer than it may is a line with `error`, and the next ones run. One for which too little time is left is not begun,
+and a line says so. The exit code is 1 where the update is not exact, FlexAttention does not run at the longest rows, or the
+update of the model of 7B is slower than TRL's; at toy size, where a step has an error, was not begun or is not exact.
 """
 
 from __future__ import annotations
@@ -28,11 +36,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import _common
-from benchmarks.gpu import models, right, speed
+from benchmarks.gpu import models, parts, plain, right, speed
 from benchmarks.gpu.models import first_line
 from benchmarks.gpu.sizes import FULL, TOY, Size
+from benchmarks.gpu.table import markdown
 
-MINUTES = 8.0
+MINUTES = 28.0
+NEEDED = 2 / 3  # of a step's limit: with less time left for all steps it is not begun
+SLOWER = 10  # times as long as its limit a step may take at toy size, on a CPU that does other work, too
 
 
 class Step(NamedTuple):
@@ -42,16 +53,22 @@ class Step(NamedTuple):
     seconds: float
 
 
-STEPS = {  # shortest first
-    "environment": Step(speed.environment, 60),
-    "exactness": Step(right.exactness, 120),
-    "determinism": Step(right.determinism, 60),
-    "attention": Step(speed.attention, 90),
-    "drift": Step(right.drift, 45),
-    "0.5B": Step(speed.middle, 90),
-    "7B": Step(speed.large, 180),
-    "7B, one row": Step(speed.single, 60),
+STEPS = {  # what may be wrong first, what is fast last
+    "environment": Step(speed.environment, 40),
+    "exactness": Step(right.exactness, 140),
+    "determinism": Step(right.determinism, 120),
+    "attention": Step(speed.attention, 80),
+    "drift": Step(right.drift, 60),
+    "decode": Step(right.decode, 75),
+    "peaks": Step(parts.peaks, 30),
     "to host": Step(speed.host, 45),
+    "0.5B": Step(speed.middle, 100),
+    "7B": Step(speed.large, 180),
+    "plain": Step(plain.plain, 235),
+    "recipe": Step(speed.recipe, 160),
+    "long": Step(plain.long, 230),
+    "profile": Step(parts.profile, 80),
+    "memory": Step(parts.memory, 80),
 }
 VARIABLES = {  # of the worker's process
     "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
@@ -81,9 +98,13 @@ def work(names: Sequence[str], toy: bool, write: Callable[[dict[str, Any]], None
 
 def supervise(budgets: dict[str, float], command: Sequence[str], minutes: float) -> Iterator[dict[str, Any]]:
     """Run `command` on the names of the steps: their rows. A process that ends early or is too slow is replaced by another
-    one for the steps that are left. `budgets`: seconds of each step."""
+    one for the steps that are left, and so is one whose next step would not come to its end. `budgets`: seconds of each."""
     left, deadline = list(budgets), time.monotonic() + 60 * minutes
     while left:
+        if is_too_late(budgets[left[0]], deadline):
+            rest, name = max(0.0, deadline - time.monotonic()), left.pop(0)
+            yield {"step": name, "not_begun": f"{rest:.0f} s left, and it may take {budgets[name]:.0f} s"}
+            continue
         with subprocess.Popen([*command, *left], stdout=subprocess.PIPE, text=True, cwd=_common.ROOT) as process:
             try:
                 yield from rows_of(process, left, budgets, deadline)
@@ -91,10 +112,16 @@ def supervise(budgets: dict[str, float], command: Sequence[str], minutes: float)
                 process.kill()
 
 
+def is_too_late(seconds: float, deadline: float) -> bool:
+    """Whether a step that may take so many seconds would be cut."""
+    return deadline - time.monotonic() < NEEDED * seconds
+
+
 def rows_of(
     process: subprocess.Popen[str], left: list[str], budgets: dict[str, float], deadline: float
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one process, until it has done all that is `left`, or failed. Takes from `left` what is done."""
+    """The rows of one process, until it has done all that is `left`, fails, or begins what would be cut. Takes from `left`
+    what is done."""
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
@@ -117,6 +144,8 @@ def rows_of(
             return
         row = json.loads(line)
         if "begin" in row:
+            if is_too_late(budgets[row["begin"]], deadline):
+                return
             limit = min(deadline, time.monotonic() + budgets[row["begin"]])
         elif "end" in row:
             yield {"step": left.pop(0), "seconds_in_all": row["seconds"]}
@@ -143,7 +172,7 @@ def faults(rows: Sequence[dict[str, Any]], steps: Sequence[str], toy: bool) -> l
             reasons.append("the update of the model of 7B was not compared with TRL's")
         reasons += [f"the update of the model of 7B has {ratio} of TRL's speed" for ratio in ratios if not ratio >= 1]
     if toy:
-        reasons += [f"{row['step']}: {row['error']}" for row in rows if "error" in row]
+        reasons += [f"{row['step']}: {row[key]}" for row in rows for key in ("error", "not_begun") if key in row]
     return reasons
 
 
@@ -154,10 +183,18 @@ def main() -> None:
     parser.add_argument(
         "--toy", action="store_true", help="toy sizes on the CPU: shows that the steps run, measures nothing"
     )
-    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"for all steps together (default: {MINUTES:g})")
-    parser.add_argument("--out", type=Path, help="a folder that also gets the lines, in gpu-check.jsonl")
+    parser.add_argument(
+        "--minutes", type=float, help=f"for all steps together (default: {MINUTES:g}, at toy size {SLOWER} times that)"
+    )
+    parser.add_argument("--out", type=Path, help="a folder that also gets the lines and the table, as gpu-check.*")
+    parser.add_argument(
+        "--table", nargs="+", type=Path, metavar="FILE", help="measure nothing: a table of stored lines"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.table:
+        print(markdown([json.loads(line) for path in options.table for line in path.read_text().splitlines()]), end="")
+        return
     chosen = [name for name in STEPS if name in options.steps]
     if options.worker:
         answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -179,12 +216,18 @@ def main() -> None:
             with (options.out / "gpu-check.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
 
-    for row in supervise({name: STEPS[name].seconds for name in chosen}, command, options.minutes):
+    factor = SLOWER if options.toy else 1
+    budgets = {name: factor * STEPS[name].seconds for name in chosen}
+    for row in supervise(budgets, command, options.minutes or factor * MINUTES):
         rows.append(row)
         show(row)
     reasons = faults(rows, chosen, options.toy)
     spent = round(time.monotonic() - began, 1)
     show({"step": "verdict", "passed": not reasons, "reasons": reasons, "seconds": spent, "toy": options.toy})
+    table = markdown(rows)
+    print("\n" + table, end="", flush=True)
+    if options.out:
+        (options.out / "gpu-check.md").write_text(table)
     raise SystemExit(1 if reasons else 0)
 
 

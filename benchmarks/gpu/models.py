@@ -186,15 +186,11 @@ def ours(
     trainer: Any, rows: list[dict[str, Any]], update: Update, steps: int, timed: int, folder: Path | None = None
 ) -> Measured:
     """Optimiser steps of our trainer: `steps`, after which folder/ours has the adapter, and `timed` more."""
-    from steps.training import batches
     from steps.training.memory import TOKENS
 
-    gains, _ = batches.advantages([row["reward"] for row in rows], [row["group"] for row in rows])
-    if len(rows) == 1:
-        gains = [1.0]  # a row alone has no advantage
     seconds = []
     with Peak() as peak:
-        for spent in _update.own_steps(trainer, rows, [gain or 0.0 for gain in gains], update):
+        for spent in own_steps(trainer, rows, update):
             seconds.append(spent)
             if len(seconds) == steps and folder:
                 trainer.save_adapter(folder / "ours")
@@ -204,12 +200,38 @@ def ours(
     return Measured(min(seconds[steps:]), seconds[0], peak.gb, work)
 
 
+def own_steps(trainer: Any, rows: list[dict[str, Any]], update: Update) -> Iterator[float]:
+    """Seconds of our optimiser steps on all rows, without end. A row alone, which has no advantage, has one of 1."""
+    from steps.training import batches
+
+    gains, _ = batches.advantages([row["reward"] for row in rows], [row["group"] for row in rows])
+    return _update.own_steps(trainer, rows, [gain or float(len(rows) == 1) for gain in gains], update)
+
+
+def watched(trainer: Any) -> list[dict[str, float]]:
+    """The metrics of the trainer's updates from now on, as they are made."""
+    metrics: list[dict[str, float]] = []
+    train = trainer.train
+
+    def call(*arguments: Any, **more: Any) -> dict[str, float]:
+        metrics.append(train(*arguments, **more))
+        return metrics[-1]
+
+    trainer.train = call
+    return metrics
+
+
 def operations(trainer: Any, rows: list[dict[str, Any]], budget: int) -> float:
     """Floating-point operations of a step in micro-batches of `budget` tokens; of 1: where rows share nothing."""
     from steps.training import flex
 
     with patch.object(flex, "runs_on", lambda _: True):  # packs without the masks of gathers, which take long to make
         return _update.operations(trainer, _update.training_rows(rows), budget)
+
+
+def attention_operations(shape: Shape, tokens: int) -> float:
+    """Floating-point operations of causal attention on one row in one layer: two products forward, five backward."""
+    return 7.0 * tokens**2 * shape.heads * shape.head
 
 
 def trls(
@@ -292,6 +314,18 @@ def packed_logps(trainer: Any, rows: list[dict[str, Any]]) -> Iterator[Any]:
     logps, _ = packing.token_logps(trainer.model, packing.pack(_update.training_rows(rows), *trainer.place), 1.0)
     for row, values in zip(rows, logps, strict=True):
         yield values[: sum(row["mask"])]
+
+
+@contextlib.contextmanager
+def fits(or_fails: bool = False) -> Iterator[dict[str, Any]]:
+    """A row to fill. Where the GPU's memory does not suffice, the row says that; `or_fails`: another error, too."""
+    row: dict[str, Any] = {}
+    try:
+        yield row
+    except Exception as problem:
+        if not or_fails and not is_out_of_memory(problem):
+            raise
+        row["out_of_memory" if is_out_of_memory(problem) else "error"] = first_line(problem)
 
 
 def is_out_of_memory(problem: BaseException) -> bool:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks import _trl, _update
 from benchmarks.gpu import models
@@ -17,6 +19,7 @@ from benchmarks.gpu.models import first_line
 from benchmarks.gpu.sizes import Size
 from benchmarks.update import difference
 
+FUSED_LIMIT = 2e-5  # largest difference of gradients by the GPU's functions, relative to the largest gradient
 LIMIT = 1e-4  # relative difference of gradients, and of adapters after a few steps, in float32
 LAST = "three steps against TRL"  # the last row of exactness
 Row = dict[str, Any]
@@ -39,13 +42,10 @@ def exactness(size: Size) -> Iterator[Row]:
         expected = [models.plain_logps(plain, row) for row in rows]
         torch.stack([logps.sum() * row["reward"] for logps, row in zip(expected, rows, strict=True)]).sum().backward()
         for way, chosen in models.attentions().items():
-            trainer.model.zero_grad()
             row: Row = {"name": f"{family}, {way}"}
             try:
                 with chosen():
-                    packed = list(models.packed_logps(trainer, rows))
-                    sums = [logps.sum() * row["reward"] for logps, row in zip(packed, rows, strict=True)]
-                    torch.stack(sums).sum().backward()
+                    packed = gradients(trainer, rows)
             except Exception as problem:  # the other attention may be exact
                 yield row | {"exact": False, "error": first_line(problem)}
                 continue
@@ -53,8 +53,36 @@ def exactness(size: Size) -> Iterator[Row]:
             apart = models.distance([w.grad for w in trainer.weights.values()], [w.grad for w in weights])
             exact = gap < 1e-3 and apart < LIMIT
             yield row | {"logps_apart": gap, "gradients_apart": apart, "exact": exact}
+        yield {"name": f"{family}, functions of a GPU", **functions(trainer, rows)}
         models.free()
     yield from against_trl(size)
+
+
+def gradients(trainer: Any, rows: list[dict[str, Any]]) -> list[Any]:
+    """Logprobs of each row by the trainer's forward pass. Leaves the gradient of sums times rewards in its weights."""
+    import torch
+
+    trainer.model.zero_grad()
+    packed = list(models.packed_logps(trainer, rows))
+    torch.stack([logps.sum() * row["reward"] for logps, row in zip(packed, rows, strict=True)]).sum().backward()
+    return packed
+
+
+def functions(trainer: Any, rows: list[dict[str, Any]]) -> Row:
+    """Gradients with the functions of steps/training/fused.py, which a GPU compiles, against those without them."""
+    from steps.training import fused
+
+    sides = []
+    try:
+        for answer in (True, False):
+            with patch.object(fused, "is_used", lambda _, answer=answer: answer):
+                gradients(trainer, rows)
+            sides.append([weight.grad.clone() for weight in trainer.weights.values()])
+    except Exception as problem:  # the rest may be exact
+        return {"exact": False, "error": first_line(problem)}
+    gap = max(float((a - b).abs().max()) for a, b in zip(*sides, strict=True))
+    apart = gap / max(float(value.abs().max()) for value in sides[1])
+    return {"gradients_apart": apart, "exact": apart < FUSED_LIMIT}
 
 
 def against_trl(size: Size) -> Iterator[Row]:
@@ -122,11 +150,8 @@ def drift(size: Size) -> Iterator[Row]:
 
     rows = size.few.make(models.WORDS)
     for spread in (0.02, 0.1):  # of the weights: logits near uniform, and as far from it as a trained model's
-        trainer = models.moved(models.own_trainer(models.make_base(size.middle, "bfloat16", spread), "bfloat16"), 0.01)
+        trainer, plain = twins(size, spread)
         limit = Update().of_dtype("bfloat16").sampler_limit(trainer.model.config.num_hidden_layers)
-        with tempfile.TemporaryDirectory(prefix="gpu-") as name:
-            trainer.save_checkpoint(Path(name, "start"), "")
-            plain = _trl.with_first_adapter(models.make_base(size.middle, "bfloat16", spread), Path(name, "start"))
         with torch.no_grad():
             expected = [models.plain_logps(plain, row) for row in rows]
             for way, chosen in models.attentions().items():
@@ -143,3 +168,60 @@ def drift(size: Size) -> Iterator[Row]:
                 }
         del trainer, plain
         models.free()
+
+
+def decode(size: Size) -> Iterator[Row]:
+    """bfloat16: logprobs of stock PEFT that samples one token at a time, with a cache, against those of packed rows. As in a
+    sampler each token is computed alone, and so rounded differently; no sampler runs here."""
+    import torch
+
+    from steps.core.params import Update
+    from steps.training.loss import sampler_kl
+
+    for spread in (0.02, 0.1):  # as in drift
+        trainer, stock = twins(size, spread)
+        limit = Update().of_dtype("bfloat16").sampler_limit(trainer.model.config.num_hidden_layers)
+        began = time.perf_counter()
+        rows, expected = sample(stock, *size.decoded)
+        spent = time.perf_counter() - began
+        with torch.no_grad():
+            parts = [rows[start : start + 16] for start in range(0, len(rows), 16)]
+            packed = torch.stack([logps for part in parts for logps in models.packed_logps(trainer, part)])
+        yield {
+            "name": f"weights of {spread}",
+            "kl": sampler_kl(packed, expected, torch.ones_like(packed)) / packed.numel(),
+            "max_sampler_kl": limit,
+            "worst_logp_apart": float((packed - expected).abs().max()),
+            "tokens": packed.numel(),
+            "seconds": round(spent, 2),
+        }
+        del trainer, stock
+        models.free()
+
+
+def sample(model: Any, count: int, prompt: int, length: int) -> tuple[list[dict[str, Any]], Any]:
+    """Rows with random prompts, whose other tokens the model samples one at a time, and the logprobs of those [B, S]."""
+    import torch
+
+    torch.manual_seed(3)
+    ids = torch.randint(10, min(models.WORDS, model.config.vocab_size), (count, prompt), device=models.device())
+    tokens, logps, cache = [ids], [], None
+    with torch.no_grad():
+        for _ in range(length):
+            out = model(input_ids=tokens[-1], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            shares = torch.log_softmax(out.logits[:, -1].float(), -1)
+            tokens.append(torch.multinomial(shares.exp(), 1))
+            logps.append(shares.gather(-1, tokens[-1]))
+    mask = [0] * prompt + [1] * length
+    rows = [{"ids": row, "mask": mask, "group": "any", "prompt": prompt} for row in torch.cat(tokens, 1).tolist()]
+    return rows, torch.cat(logps, 1)
+
+
+def twins(size: Size, spread: float) -> tuple[Any, Any]:
+    """Our trainer of the middle model in bfloat16, and stock PEFT with the same weights."""
+    trainer = models.moved(models.own_trainer(models.make_base(size.middle, "bfloat16", spread), "bfloat16"), 0.01)
+    with tempfile.TemporaryDirectory(prefix="gpu-") as name:
+        trainer.save_checkpoint(Path(name, "start"), "")
+        stock = _trl.with_first_adapter(models.make_base(size.middle, "bfloat16", spread), Path(name, "start"))
+    return trainer, stock.eval()

@@ -23,6 +23,10 @@ class Size(NamedTuple):
     tokens: tuple[int, int]  # of our micro-batches there
     lengths: tuple[int, ...]  # of the rows in the attention step; the last one decides
     single: tuple[int, ...]  # of the one row that the large model is trained on
+    products: tuple[int, ...]  # tokens of the products whose rate is measured
+    decoded: tuple[int, int, int]  # rows, tokens of a prompt, and tokens that are sampled one at a time
+    plain: tuple[tuple[int, bool], ...]  # rows of the plain step's micro-batches, and whether layers are checkpointed
+    profiled: int  # rows of the profiled update
     timed: int  # timed steps of each side with the middle model
     repeats: int  # of the same update
 
@@ -41,7 +45,11 @@ FULL = Size(
     batches=(2, 8),
     tokens=(4096, 16_384),
     lengths=(2048, 8192, 16_384),
-    single=(8192, 16_384),
+    single=(8192, 16_384, 32_768),
+    products=(1024, 4096, 16_384),
+    decoded=(64, 64, 256),
+    plain=((2, False), (4, False), (8, True)),
+    profiled=16,
     timed=2,
     repeats=3,
 )
@@ -59,6 +67,10 @@ TOY = Size(
     tokens=(64, 128),
     lengths=(64,),
     single=(64,),
+    products=(64,),
+    decoded=(2, 8, 6),
+    plain=((2, False), (4, True)),
+    profiled=2,
     timed=1,
     repeats=2,
 )

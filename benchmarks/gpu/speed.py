@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
@@ -20,6 +21,7 @@ from benchmarks.gpu import models
 from benchmarks.gpu.models import Rows, Shape, first_line
 from benchmarks.gpu.sizes import Size
 from benchmarks.update import difference
+from steps.core.params import Update
 
 Row = dict[str, Any]
 
@@ -32,7 +34,8 @@ def environment(size: Size) -> Iterator[Row]:
     for name in ("torch", "triton", "transformers", "accelerate", "peft", "trl", "vllm"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
-    row: Row = {"python": platform.python_version(), "packages": packages, "cuda": torch.version.cuda}
+    row: Row = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
+    row |= {"packages": packages, "cuda": torch.version.cuda}
     if models.device().type == "cuda":
         facts = torch.cuda.get_device_properties(0)
         row |= {"device": facts.name, "memory_gb": round(facts.total_memory / 1e9, 1)}
@@ -52,6 +55,7 @@ def attention(size: Size) -> Iterator[Row]:
     """Two rows with the large model's heads, forward and backward: torch's kernels on plain rows, ours on packed ones."""
     from torch.nn.attention import SDPBackend
 
+    rate = models.matmul_rate("bfloat16", size.matrix)
     plain = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
     plain["flash"] = SDPBackend.FLASH_ATTENTION
     for length in size.lengths:
@@ -60,8 +64,10 @@ def attention(size: Size) -> Iterator[Row]:
         }
         for way, chosen in models.attentions().items():
             calls[f"packed, {way}"] = partial(packed_attention, size.large, chosen)
+        work = 2 * models.attention_operations(size.large, length)
         for name, call in calls.items():
-            yield {"name": name, "tokens": length} | kernel(call, length)
+            row: Row = {"name": name, "tokens": length} | kernel(call, length)
+            yield row | ({"of_peak": round(work / row["ms"] * 1e3 / rate, 3)} if "ms" in row else {})
         for way in {"flex"} - models.attentions().keys():
             yield {
                 "name": f"packed, {way}",
@@ -170,7 +176,7 @@ def large(size: Size) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="gpu-") as name:
         folder = Path(name)
         for again, budget in zip((False, True), size.tokens, strict=True):
-            with fits() as row:
+            with models.fits() as row:
                 trainer = models.own_trainer(models.make_base(size.large, size.dtype), size.dtype)
                 if not again:
                     trainer.save_checkpoint(folder / "start", "")
@@ -183,7 +189,7 @@ def large(size: Size) -> Iterator[Row]:
             trainer = None
             models.free()
         for again, batch in zip((False, True), size.batches, strict=True):
-            with fits() as row:
+            with models.fits() as row:
                 base = models.make_base(size.large, size.dtype)
                 settings = {"bf16": size.dtype == "bfloat16", "gradient_checkpointing": again}
                 theirs = models.trls(base, rows, 1, 1, batch, folder, work, **settings)
@@ -196,16 +202,38 @@ def large(size: Size) -> Iterator[Row]:
         yield {"name": "ratio", "ratio": round(best["TRL"] / best["ours"], 3)}
 
 
-def single(size: Size) -> Iterator[Row]:
-    """The model of 7B, checkpointed, on one row: does it fit?"""
-    trainer = models.own_trainer(models.make_base(size.large, size.dtype), size.dtype)
+def recipe(size: Size) -> Iterator[Row]:
+    """The update as params.yaml has it in bfloat16 (KL term, correction of the sampler, bound on the divergence), at one and
+    at eight optimiser steps, beside a step without them; both models, on the rows and micro-batches of the steps above."""
     rate = models.matmul_rate(size.dtype, size.matrix)
-    update = _update.recipe(max_sampler_kl=1e9, gradient_checkpointing=True)
-    for length in size.single:
-        with fits() as row:
-            rows = Rows(1, 1, (length // 4,) * 2, (length - length // 4,) * 2).make(models.WORDS)
-            row |= models.ours(trainer, rows, update, 1, 1).row(length, rate)
-        yield {"name": f"one row of {length}", **row}
+    sizes = {"0.5B": (size.middle, size.ragged, 2 * size.tokens[0]), "7B": (size.large, size.long, size.tokens[0])}
+    for name, (shape, kind, budget) in sizes.items():
+        rows = kind.make(models.WORDS)
+        trainer = models.own_trainer(models.make_base(shape, size.dtype), size.dtype)
+        metrics = models.watched(trainer)
+        settings = {"max_sampler_kl": 1e9, "tokens_per_micro_batch": budget, "gradient_checkpointing": False}
+        usual = None
+        for count in (0, 1, 8):
+            update = _update.recipe(**settings)
+            if count:
+                update = Update(
+                    loss_type="dapo",
+                    learning_rate=_update.LEARNING_RATE,
+                    beta=0.01,
+                    vllm_importance_sampling_correction=True,
+                    vllm_importance_sampling_mode="token_truncate",
+                    steps_per_generation=count,
+                    **settings,
+                )
+            with models.fits() as row:
+                own = models.ours(trainer, rows, update, 1, size.timed)
+                usual = usual if count else own.seconds
+                row |= own.row(sum(len(each["ids"]) for each in rows), rate)
+                row |= {"times": round(own.seconds / usual, 3)} if usual else {}
+                row["kept"] = metrics[-1].get("update/kept", 1.0)
+            yield {"name": f"{name}, {f'recipe, steps: {count}' if count else 'without'}", **row}
+        del trainer, metrics
+        models.free()
 
 
 def host(size: Size) -> Iterator[Row]:
@@ -217,16 +245,7 @@ def host(size: Size) -> Iterator[Row]:
     for name in ("first", "second"):  # the copy on the host is made once
         away = models.timed(base.leave)
         back = models.timed(base.come_back)
-        yield {"name": name, "gb": round(held, 2), "seconds_away": round(away, 3), "seconds_back": round(back, 3)}
-
-
-@contextlib.contextmanager
-def fits() -> Iterator[Row]:
-    """A row to fill. Where the GPU's memory does not suffice, the row says that."""
-    row: Row = {}
-    try:
-        yield row
-    except RuntimeError as problem:
-        if not models.is_out_of_memory(problem):
-            raise
-        row["out_of_memory"] = first_line(problem)
+        speed = round(held / back, 1)
+        yield {"name": name, "gb": round(held, 2), "seconds_away": round(away, 3), "seconds_back": round(back, 3)} | {
+            "gb_per_second_back": speed
+        }

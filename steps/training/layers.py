@@ -197,7 +197,7 @@ class _Norm(Function):
         if fused.is_used(x):
             out, inverse = fused.norm(x, weight, epsilon)
         else:
-            out, inverse = torch.empty_like(x), torch.empty(len(x), 1)
+            out, inverse = torch.empty_like(x), torch.empty(len(x), 1, device=x.device)
             for part in _blocks(x):
                 block, inverse[part] = _inverse(x[part], epsilon)
                 torch.mul((block * inverse[part]).to(x.dtype), weight, out=out[part])
@@ -228,7 +228,8 @@ class _NormRope(Function):
         elif fused.is_used(x):
             out, inverse = fused.norm_turn(x, weight, epsilon, cos, sin)
         else:
-            out, inverse = torch.empty(x.shape, dtype=kind), torch.empty(*x.shape[:2], 1)
+            out = torch.empty(x.shape, dtype=kind, device=x.device)
+            inverse = torch.empty(*x.shape[:2], 1, device=x.device)
             for part in _blocks(x):
                 block = x[part].float()
                 if weight is not None:
@@ -246,7 +247,7 @@ class _NormRope(Function):
             return fused.turn_back(slope, cos, sin), None, None, None, None, None
         if fused.is_used(slope):
             return fused.norm_turn_back(x, weight, inverse, cos, sin, slope), None, None, None, None, None
-        out = torch.empty(slope.shape, dtype=ctx.dtype)
+        out = torch.empty(slope.shape, dtype=ctx.dtype, device=slope.device)
         for part in _blocks(slope):
             back = _turn(slope[part].float(), cos[part], sin[part].neg().roll(sin.shape[-1] // 2, -1))
             out[part] = back if weight is None else _norm_back(x[part], back.mul_(weight), inverse[part])
