@@ -46,7 +46,7 @@ UV_VERSION = $(shell sed -n 's/^uv==//p' $(LOCK))
 comma := ,
 space := $(subst ,, )
 FIND_LINKS := $(strip $(PIP_FIND_LINKS) $(subst $(comma),$(space),$(UV_FIND_LINKS)))
-# As wheels name the environment's Python, such as cp312.
+# The environment's Python as wheels name it, such as cp312.
 TAG = $(shell .venv/bin/python -c 'import sys; print("cp%d%d" % sys.version_info[:2])' 2>/dev/null)
 TORCH_WHEEL = $(wildcard $(addsuffix /torch-*+cpu-$(TAG)-*.whl,$(patsubst file://%,%,$(FIND_LINKS))))
 CPU_TORCH = $(if $(TORCH_WHEEL),--find-links $(subst $(space), --find-links ,$(FIND_LINKS)),--torch-backend cpu)
@@ -57,7 +57,7 @@ TORCH_FROM = $(if $(filter 1,$(GPU)),CUDA build,$(if $(TORCH_WHEEL),from $(first
 SIZE := $(if $(filter 1,$(GPU)),a CUDA build takes several times the 3 GB of one for the CPU,.venv takes about $(if $(filter 1,$(DEV)),3.8,2.8) GB)
 
 # The environment is up to date if it holds a file named after the hash of the locks, its Python and its folder.
-STAMP = .venv/.installed-$$({ cat $(LOCKS); echo "$(CURDIR)"; $(or $(PYTHON),.venv/bin/python) --version; } 2>&1 | sha256sum | cut -c 1-16)
+STAMP = .venv/.installed-$$({ cat $(LOCKS); echo "$(CURDIR)"; .venv/bin/python --version; } 2>&1 | sha256sum | cut -c 1-16)
 # `python` in the commands of dvc.yaml is the environment's.
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv"
 # A mirror that pip is told of is uv's too.
@@ -118,7 +118,6 @@ venv:
 	@[ ! -L .venv ] || { \
 		echo ".venv is a symbolic link to $$(readlink .venv), whose packages this would replace: remove the link (rm .venv) and 'make install' makes an environment here." >&2; exit 1; }
 	@usable() { .venv/bin/python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
-			&& [ "$$($(or $(PYTHON),.venv/bin/python) --version 2>&1)" = "$$(.venv/bin/python --version)" ] \
 			&& grep -qsF '"$(CURDIR)/.venv"' .venv/bin/activate && .venv/bin/python -m pip --version >/dev/null 2>&1; }; \
 	if ! usable || [ "$(GPU)" != "$$([ -e .venv/.gpu ] && echo 1 || echo 0)" ]; then \
 		python="$(PYTHON)"; [ -n "$$python" ] || python=$$(requirements/python "$(UV_VERSION)") || { \
