@@ -1,4 +1,4 @@
-# `make help` lists the targets. Only make, git and a Python are needed; where that is not 3.11, uv brings one.
+# `make help` lists the targets. Only make, git and a Python are needed; where that is not 3.11 to 3.13, uv brings one.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-# A Python 3.11 with venv; left empty, requirements/python311 finds or fetches one.
+# A Python 3.11 to 3.13 with venv; left empty, requirements/python finds or fetches one.
 PYTHON ?=
 # One run's task, and further arguments: make train TASK=email_search ARGS="--dry-run"
 TASK ?=
@@ -46,10 +46,12 @@ UV_VERSION = $(shell sed -n 's/^uv==//p' $(LOCK))
 comma := ,
 space := $(subst ,, )
 FIND_LINKS := $(strip $(PIP_FIND_LINKS) $(subst $(comma),$(space),$(UV_FIND_LINKS)))
-TORCH_WHEEL := $(wildcard $(addsuffix /torch-*+cpu*.whl,$(patsubst file://%,%,$(FIND_LINKS))))
-CPU_TORCH := $(if $(TORCH_WHEEL),--find-links $(subst $(space), --find-links ,$(FIND_LINKS)),--torch-backend cpu)
-TORCH := $(if $(filter 1,$(GPU)),,$(CPU_TORCH))
-TORCH_FROM := $(if $(filter 1,$(GPU)),CUDA build,$(if $(TORCH_WHEEL),from $(firstword $(TORCH_WHEEL)),from the PyTorch CPU index))
+# The environment's Python as wheels name it, such as cp312.
+TAG = $(shell .venv/bin/python -c 'import sys; print("cp%d%d" % sys.version_info[:2])' 2>/dev/null)
+TORCH_WHEEL = $(wildcard $(addsuffix /torch-*+cpu-$(TAG)-*.whl,$(patsubst file://%,%,$(FIND_LINKS))))
+CPU_TORCH = $(if $(TORCH_WHEEL),--find-links $(subst $(space), --find-links ,$(FIND_LINKS)),--torch-backend cpu)
+TORCH = $(if $(filter 1,$(GPU)),,$(CPU_TORCH))
+TORCH_FROM = $(if $(filter 1,$(GPU)),CUDA build,$(if $(TORCH_WHEEL),from $(firstword $(TORCH_WHEEL)),from the PyTorch CPU index))
 
 # What docs/install.md has measured.
 SIZE := $(if $(filter 1,$(GPU)),a CUDA build takes several times the 3 GB of one for the CPU,.venv takes about $(if $(filter 1,$(DEV)),3.8,2.8) GB)
@@ -96,7 +98,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev environment ready plan train try flywheel new-task new-agent new-mcp check-task test long faults fuzz bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
+.PHONY: help install dev venv environment ready plan train try flywheel new-task new-agent new-mcp check-task test long faults fuzz bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -109,29 +111,32 @@ install:  ## set up .venv from the lock files (GPU=1: for CUDA; DEV=1: with the 
 dev:
 	@$(MAKE) install DEV=1
 
-environment:
+# The recipe of `environment` asks the environment for its Python, so that this one comes first.
+venv:
 	@[ "$$(uname -s)-$$(uname -m)" = Linux-x86_64 ] || { \
 		echo "The lock files are for Linux on x86-64, and this is $$(uname -s) on $$(uname -m): docs/install.md says what works elsewhere (WSL2 on Windows, a container on a Mac)." >&2; exit 1; }
 	@[ ! -L .venv ] || { \
 		echo ".venv is a symbolic link to $$(readlink .venv), whose packages this would replace: remove the link (rm .venv) and 'make install' makes an environment here." >&2; exit 1; }
-	@usable() { .venv/bin/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
+	@usable() { .venv/bin/python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 			&& grep -qsF '"$(CURDIR)/.venv"' .venv/bin/activate && .venv/bin/python -m pip --version >/dev/null 2>&1; }; \
 	if ! usable || [ "$(GPU)" != "$$([ -e .venv/.gpu ] && echo 1 || echo 0)" ]; then \
-		python="$(PYTHON)"; [ -n "$$python" ] || python=$$(requirements/python311 "$(UV_VERSION)") || { \
-			echo "Python 3.11 with venv is needed, and there is none that uv could find or fetch: install python3.11 and python3.11-venv, or name one, as in 'make install PYTHON=/path/to/python3.11'." >&2; exit 1; }; \
-		"$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 || { \
-			echo "Python 3.11 with venv is needed and '$$python' is not it: name another, or leave PYTHON out, and uv brings one." >&2; exit 1; }; \
+		python="$(PYTHON)"; [ -n "$$python" ] || python=$$(requirements/python "$(UV_VERSION)") || { \
+			echo "Python 3.11 to 3.13 with venv is needed, and there is none that uv could find or fetch: install python3.12 and python3.12-venv, or name one, as in 'make install PYTHON=/path/to/python3.12'." >&2; exit 1; }; \
+		"$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1 || { \
+			echo "Python 3.11 to 3.13 with venv is needed and '$$python' is not it: name another, or leave PYTHON out, and uv brings one." >&2; exit 1; }; \
 		echo "environment: creating .venv with $$("$$python" --version)"; \
 		"$$python" -m venv --clear .venv; \
 		if [ "$(GPU)" = 1 ]; then touch .venv/.gpu; fi; \
 	fi
+
+environment: venv
 	@rm -f .venv/.installed-* .venv/.dev
 	@if [ "$(DEV)" = 1 ]; then touch .venv/.dev; fi
 	@if [ "$$(.venv/bin/uv --version 2>/dev/null | cut -d ' ' -f 2)" != "$(UV_VERSION)" ]; then \
 		echo "environment: installing uv $(UV_VERSION)"; \
 		.venv/bin/python -m pip install -qq --disable-pip-version-check "uv==$(UV_VERSION)"; \
 	fi
-	@echo "environment: installing the $$(cat $(LOCKS) | grep -c ==) packages of $(strip $(LOCKS)) (torch: $(TORCH_FROM)); $(SIZE), and uv's cache keeps the downloads; free here: $$(df -Ph . | awk 'NR == 2 {print $$4}')"
+	@echo "environment: installing the packages of $(strip $(LOCKS)) (torch: $(TORCH_FROM)); $(SIZE), and uv's cache keeps the downloads; free here: $$(df -Ph . | awk 'NR == 2 {print $$4}')"
 	@$(UV) pip sync $(TORCH) $(LOCKS) || { echo "The packages of $(strip $(LOCKS)) could not be installed: see the line above; 'make install' goes on from here." >&2; exit 1; }
 	@touch "$(STAMP)"
 	@echo "environment: ready"
@@ -261,25 +266,31 @@ browser: dev  ## test the pages in a real browser, Debian's chromium (ARGS="-k v
 
 # Existing pins stay unless ARGS says otherwise (ARGS=--upgrade, ARGS="--upgrade-package trl"). The lock for CUDA starts from the
 # pins of the one for the CPU, so that the two differ only where they must. dev.txt holds what tests need beside either.
+# One lock is for all Pythons: what some of them need has a marker. uv adds the limits of [tool.uv] to every line, and UNMARK takes
+# them off again. A wheel of CPU torch needs the same on each Python, so that a local one stands for those of the others.
 COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile pyproject.toml --extra install --overrides requirements/overrides.txt \
-	--python-version 3.11 --python-platform x86_64-unknown-linux-gnu
-FOR_CPU = --extra cpu --overrides requirements/overrides-cpu.txt $(CPU_TORCH)
+	--universal --python-version 3.11
+FOR_CPU = --extra cpu --overrides requirements/overrides-cpu.txt $(CPU_TORCH) --find-links "$$wheels"
+LIMITS := platform_machine == 'x86_64' and platform_python_implementation == 'CPython' and sys_platform == 'linux'
+UNMARK := sed -i "s/ and $(LIMITS)//; s/ ; python_full_version < '3.14'$$//; s/ ; python_full_version < '3.14' and / ; /; /^ *\#   \(-c\|--override\) /d"
 PINS = awk -F '==' '/^[a-z0-9]/ && !seen[$$1]++'
 ray: install  ## start a Ray cluster on this machine, for policy.cluster: auto, until Ctrl-C (ARGS="--host 10.0.0.5")
 	@exec env $(RUN) python -m steps.policy.raycluster $(ARGS)
 
 lock: install  ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade)
 	@echo "lock: requirements/cpu.txt, dev.txt"
-	@new=$$(mktemp requirements/new.XXXXXX); trap 'rm -f "$$new"' EXIT; \
-	$(COMPILE) $(FOR_CPU) -o requirements/cpu.txt $(ARGS) >/dev/null; sed -i '/^ *#   --override /d' requirements/cpu.txt; \
+	@new=$$(mktemp requirements/new.XXXXXX); wheels=$$(mktemp -d); trap 'rm -rf "$$new" "$$wheels"' EXIT; \
+	for wheel in $(realpath $(TORCH_WHEEL)); do name="$${wheel##*/}"; \
+		for tag in cp311 cp312 cp313; do ln -s "$$wheel" "$$wheels/$${name//$(TAG)/$$tag}"; done; done; \
+	$(COMPILE) $(FOR_CPU) -o requirements/cpu.txt $(ARGS) >/dev/null; $(UNMARK) requirements/cpu.txt; \
 	$(PINS) requirements/cpu.txt requirements/dev.txt > "$$new"; \
-	$(COMPILE) $(FOR_CPU) --extra dev --extra browser --no-annotate -c requirements/cpu.txt -o "$$new" $(ARGS) >/dev/null; \
+	$(COMPILE) $(FOR_CPU) --extra dev --extra browser --no-annotate -c requirements/cpu.txt -o "$$new" $(ARGS) >/dev/null; $(UNMARK) "$$new"; \
 	{ echo "# What checks and tests need beside cpu.txt or gpu.txt; made by 'make lock'."; \
 		grep '==' "$$new" | grep -vxFf <(grep '^[a-z0-9]' requirements/cpu.txt); } > requirements/dev.txt
 	@echo "lock: requirements/gpu.txt"
 	@new=$$(mktemp requirements/gpu.XXXXXX); trap 'rm -f "$$new"' EXIT; \
 	$(PINS) requirements/cpu.txt requirements/gpu.txt > "$$new"; \
-	$(COMPILE) --extra gpu -c requirements/dev.txt -o "$$new" >/dev/null; sed -i '/^ *#   \(-c\|--override\) /d' "$$new"; chmod 644 "$$new"; mv "$$new" requirements/gpu.txt
+	$(COMPILE) --extra gpu -c requirements/dev.txt -o "$$new" >/dev/null; $(UNMARK) "$$new"; chmod 644 "$$new"; mv "$$new" requirements/gpu.txt
 	@git --no-pager diff --stat -- requirements || true
 
 doctor: install  ## say whether this folder and machine are well, and how to mend what is not (ARGS=--mend)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import operator
 import re
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterable, Sequence
+from functools import cache, reduce
 from pathlib import Path
 from random import Random
 from statistics import fmean as mean
@@ -123,12 +124,17 @@ def expectimax(board: Board, depth: int) -> tuple[float, Direction | None]:
     return best
 
 
+def added(values: Iterable[float]) -> float:
+    """From left to right, as sum() does not add floats any more since Python 3.12: a tie of two moves stays as it is."""
+    return reduce(operator.add, values, 0)
+
+
 def expected(board: Board, depth: int) -> float:
     """The mean value over the tiles that may appear next."""
     if depth == 0:
-        return sum(map(worth, board)) + sum(map(worth, zip(*board, strict=True)))
+        return added(map(worth, board)) + added(map(worth, zip(*board, strict=True)))
     cells = empty_cells(board)
-    twos, fours = (sum(expectimax(put(board, *cell, tile), depth)[0] for cell in cells) for tile in (2, 4))
+    twos, fours = (added(expectimax(put(board, *cell, tile), depth)[0] for cell in cells) for tile in (2, 4))
     return ((1 - FOURS) * twos + FOURS * fours) / len(cells)
 
 

@@ -28,6 +28,7 @@ from environments.game_2048 import (
     Board,
     Direction,
     Game2048,
+    added,
     boards_of,
     can_be_won,
     empty_cells,
@@ -60,7 +61,7 @@ def foresee(board: Board, depth: int) -> tuple[float, Direction | None]:
             after = expected(moved, 0)
         else:
             cells = empty_cells(moved)
-            twos, fours = (sum(_value(put(moved, *cell, tile), depth - 1) for cell in cells) for tile in (2, 4))
+            twos, fours = (added(_value(put(moved, *cell, tile), depth - 1) for cell in cells) for tile in (2, 4))
             after = ((1 - FOURS) * twos + FOURS * fours) / len(cells)
         best = max(best, (math.log2(1 + score) * 0.5 + after, direction), key=lambda pair: pair[0])
     return best
@@ -78,7 +79,7 @@ def _value(board: Board, depth: int) -> float:
             after = expected(moved, 0)
         else:
             cells = empty_cells(moved)
-            after = sum(_value(put(moved, *cell, 2), depth - 1) for cell in cells) / len(cells)
+            after = added(_value(put(moved, *cell, 2), depth - 1) for cell in cells) / len(cells)
         best = max(best, math.log2(1 + score) * 0.5 + after)
     return best
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
 from steps.core.progress import say
-from steps.core.stats import mean, wilson
+from steps.core.stats import added, mean, wilson
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def by_messages(
     played = players.play(params.policy, env, data, attempts, prefix=split, max_turns=limits.max_turns, slow=limits)
     if params.policy.kind == "openai":
         failed = sum(episode.trajectory.stop_reason == "error" for episode in played)
-        cost = sum(episode.cost for episode in played)
+        cost = added(episode.cost for episode in played)
         say(f"{players.name(params.policy)}: cost {cost:.4g}, {failed} episodes failed")
     return [episode.trajectory for episode in played], [episode.output_tokens for episode in played]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from steps.core.progress import say
-from steps.core.stats import mean
+from steps.core.stats import added, mean
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def score(
     if answers:
         measured |= {f"judge_{name}": value for name, value in report.report(answers, scored).items()}
     if judge is not None:
-        measured |= {"cost_so_far": spent + sum(answer.cost for answer in answers)}
+        measured |= {"cost_so_far": spent + added(answer.cost for answer in answers)}
         judge.write_text(json.dumps(measured, indent=2) + "\n")
     if judgements is not None:
         judgements.write_text("".join(answer.model_dump_json() + "\n" for answer in answers))
@@ -172,7 +172,7 @@ def combine(parts: Sequence[Reward], weights: Mapping[str, float]) -> Reward:
     return rule.model_copy(
         update={
             "name": "+".join(part.name for part in counted),
-            "score": sum(weights[part.name] * (part.score or 0.0) for part in counted) if is_scored else None,
+            "score": added(weights[part.name] * (part.score or 0.0) for part in counted) if is_scored else None,
             "components": components if is_scored else {},
             "explanation": " | ".join(f"{part.name} × {weights[part.name]:g}: {part.explanation}" for part in counted),
         }

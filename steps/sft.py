@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
 from steps.core.progress import say
+from steps.core.stats import added
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ def sft(
         "left_out": counts,
         "tokens": sum(sum(row.mask) for row in learnt),
         "optimizer_steps": len(losses),
-        "loss_first": sum(losses[:tenth]) / tenth,  # nats per token, over the first tenth of the steps
-        "loss_last": sum(losses[-tenth:]) / tenth,
+        "loss_first": added(losses[:tenth]) / tenth,  # nats per token, over the first tenth of the steps
+        "loss_last": added(losses[-tenth:]) / tenth,
     }
     metrics.write_text(json.dumps(measured, indent=2) + "\n")
     amount = f"{len(rows)} demonstrations and {len(varied)} variations of them"

@@ -221,8 +221,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[str]:
     """The address of a real PostgreSQL server's own database, for this process of the tests."""
-    import pgserver
-
+    pgserver = pytest.importorskip("pgserver", reason="pgserver has no wheel for this Python")
     folder = tempfile.mkdtemp(prefix="pg")  # short: a socket's path has 107 characters at most
     server = pgserver.get_server(folder, cleanup_mode="stop")
     try:

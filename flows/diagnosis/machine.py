@@ -14,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from packaging.requirements import InvalidRequirement, Requirement
+
 from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place
 from flows.diagnosis.processes import is_within, listeners, read
 from steps.core.errors import UserError
@@ -43,7 +45,7 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "nam
 
 
 def locked(paths: list[Path]) -> dict[str, str]:
-    """Package -> version, as the lock files name them. UserError where one is missing."""
+    """Package -> version, as the lock files name them for this Python. UserError where one is missing."""
     versions = {}
     for path in paths:
         if not path.is_file():
@@ -51,10 +53,12 @@ def locked(paths: list[Path]) -> dict[str, str]:
         for line in path.read_text(errors="replace").splitlines():
             if "==" not in line or line.lstrip().startswith("#"):
                 continue
-            pin = re.fullmatch(r"([A-Za-z0-9][\w.-]*)(?:\[[\w,-]*\])?==([\w.+!-]+)(?:\s*[;#].*)?", line.strip())
-            if pin is None:
-                raise UserError(f"{path} holds a damaged line ({line[:80]}): `git checkout -- {path}`")
-            versions[canonical(pin[1])] = pin[2]
+            try:
+                pin = Requirement(line)
+            except InvalidRequirement:
+                raise UserError(f"{path} holds a damaged line ({line[:80]}): `git checkout -- {path}`") from None
+            if pin.marker is None or pin.marker.evaluate():
+                versions[canonical(pin.name)] = str(pin.specifier).removeprefix("==")
     return versions
 
 
@@ -76,8 +80,8 @@ def installed() -> dict[str, set[str]]:
 def versions(where: Place) -> list[Finding]:
     """Python, and the packages of the lock files against those that are installed."""
     name, python = "versions", ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info[:2] != (3, 11):
-        return [Finding(name, BAD, f"this is Python {python}, and the lock files are for 3.11", "make install")]
+    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        return [Finding(name, BAD, f"this is Python {python}, and the lock files are for 3.11 to 3.13", "make install")]
     environment = where.root / ".venv"
     locks = ["gpu.txt" if (environment / ".gpu").exists() else "cpu.txt"]
     locks += ["dev.txt"] if (environment / ".dev").exists() else []

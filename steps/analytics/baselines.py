@@ -25,7 +25,7 @@ from steps.core.errors import UserError
 from steps.core.params import Endpoint, Policy
 from steps.core.progress import say
 from steps.core.records import Reward, Trajectory, read_records
-from steps.core.stats import mean, wilson
+from steps.core.stats import added, mean, wilson
 from steps.core.terminal import ProgressDisplay, command_parser, console, exit_code, table
 from steps.core.yaml_text import read_mapping
 from steps.judging.rule import by_rule
@@ -81,7 +81,7 @@ def play(task: str, split: str, env: type[Env], data: Any, policy: Policy, chose
     rewards = [by_rule(env, scenario, game.trajectory) for scenario, game in zip(chosen, played, strict=True)]
     more: dict[str, Any] = {"seconds": mean([game.seconds for game in played])}
     if policy.endpoint is not None:
-        more |= {"tokens": mean([game.output_tokens for game in played]), "cost": sum(game.cost for game in played)}
+        more |= {"tokens": mean([game.output_tokens for game in played]), "cost": added(game.cost for game in played)}
     turns = [len(game.trajectory.turns) for game in played]
     return result(task, players.name(policy), split, rewards, turns, **more)
 

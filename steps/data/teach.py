@@ -26,6 +26,7 @@ from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.params import Policy
 from steps.core.progress import say
+from steps.core.stats import added
 from steps.core.terminal import ProgressDisplay, command_parser, exit_code
 from steps.judging.rule import by_rule
 from steps.sampling import players
@@ -73,7 +74,7 @@ def taught(
         "refused": dict(sorted(refused.items())),
         "best_refused": best,
         "checked": "by the task's rule" if env.has_rule else "not checked: the task has no rule",
-        "cost": sum(game.cost for game in played),
+        "cost": added(game.cost for game in played),
     }
     return lines, report
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
+from steps.core.stats import added
 from steps.judging.prompts import ALIKE
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def report(judgements: Sequence[Judgement], rewards: Sequence[Reward]) -> dict[s
         "orders_unusable": sum(None in order.scores for order in orders),
         "input_tokens": sum(judgement.input_tokens for judgement in judgements),
         "output_tokens": sum(judgement.output_tokens for judgement in judgements),
-        "cost": sum(judgement.cost for judgement in judgements),
+        "cost": added(judgement.cost for judgement in judgements),
         **{name: fmean(values) for name, values in means.items() if values},
     }
 
@@ -67,8 +68,8 @@ def position_bias(judgement: Judgement) -> float | None:
     up = down = 0.0
     for points in seen.values():
         middle, mean = fmean(place for place, _ in points), fmean(score for _, score in points)
-        up += sum((place - middle) * (score - mean) for place, score in points)
-        down += sum((place - middle) ** 2 for place, _ in points)
+        up += added((place - middle) * (score - mean) for place, score in points)
+        down += added((place - middle) ** 2 for place, _ in points)
     return -up / down if down else None
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from environments._agents import Result
 from steps.core.records import Reward
+from steps.core.stats import added
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario
@@ -28,7 +29,7 @@ def by_rule(env: type[Env], scenario: Scenario, trajectory: Trajectory) -> Rewar
         return Reward(**common, score=None, success=False, explanation="this task has no rule")
     messages = trajectory.messages(scenario)
     parts = env.components(scenario, messages)
-    total = sum(part.value for part in parts)
+    total = added(part.value for part in parts)
     return Reward(
         **common,
         score=total,

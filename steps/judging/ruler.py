@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from steps.core.errors import UserError
 from steps.core.progress import measure, progress
 from steps.core.records import Judgement, Order, Probe
+from steps.core.stats import added
 from steps.judging import prompts
 from steps.judging.prompts import AGAIN, ANSWERS, CANARY, INSTRUCTIONS, RUBRIC, TASK, Group, Prepared, ShownAttempt
 from steps.llm.client import CallFailed, Client, Reply, Request, pool, together
@@ -115,7 +116,7 @@ class Judge:
             problem=problem,
             input_tokens=sum(reply.input_tokens for reply in replies),
             output_tokens=sum(reply.output_tokens for reply in replies),
-            cost=sum(reply.cost for reply in replies),
+            cost=added(reply.cost for reply in replies),
         )
 
     async def call(self, prepared: Prepared, order: Sequence[int], seed: int | None = None) -> Scored:

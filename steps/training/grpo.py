@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.progress import measure, progress, say
+from steps.core.stats import added
 from steps.policy.adapter import adapter_hash
 from steps.policy.machine import before_sampling, deterministic
 from steps.training import memory, packing, probe
@@ -182,7 +183,7 @@ class Trainer:
             gradient = partial(self._gradient, loss, step, len(steps), settings, temperature, meters, metrics)
             gradient()
             if not number:  # no weight has changed yet
-                whole = [sum(values) for values in zip(*gathered(sampler.sums), strict=True)]
+                whole = [added(values) for values in zip(*gathered(sampler.sums), strict=True)]
                 common |= sampler.check(whole, settings.sampler_limit(self.layers), temperature)
             divergence = trust.take() if trust.limit else None
             if number:
@@ -219,7 +220,7 @@ class Trainer:
         """Means over tokens, extremes, and the loss, from the (sums, extremes) of each process."""
         metrics = {}
         for name in sorted({name for sums, _ in summed for name in sums}):
-            value = sum(sums.get(name, 0.0) for sums, _ in summed)
+            value = added(sums.get(name, 0.0) for sums, _ in summed)
             metrics[name] = value if name == "loss" else value / tokens
         for name in sorted({name for _, extremes in summed for name in extremes}):
             choose = min if name.endswith("_min") else max

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+from steps.core.stats import added
 from steps.training import packing
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class TrlLoss:
 
     def take_metrics(self) -> dict[str, float]:
         """TRL's metrics, averaged over the calls since they were last taken."""
-        taken = {name: sum(values) / len(values) for name, values in self._metrics["train"].items()}
+        taken = {name: added(values) / len(values) for name, values in self._metrics["train"].items()}
         self._metrics["train"].clear()
         return taken
 
@@ -143,7 +144,9 @@ class Correction:
     def metrics(corrections: Sequence[tuple[list[float], list[float]]]) -> dict[str, float]:
         """TRL's metrics, and the share of tokens whose ratio left the bounds, from the (sums, extremes) of all processes;
         none without tokens."""
-        tokens, ratio, outside, nats = (sum(values) for values in zip(*(sums for sums, _ in corrections), strict=True))
+        tokens, ratio, outside, nats = (
+            added(values) for values in zip(*(sums for sums, _ in corrections), strict=True)
+        )
         lows, highs, mosts = zip(*(extremes for _, extremes in corrections), strict=True)
         if not tokens:
             return {}

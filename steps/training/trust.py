@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+from steps.core.stats import added
 from steps.training.loss import sampler_kl
 from steps.training.processes import gathered
 
@@ -47,7 +48,7 @@ class TrustRegion:
 
     def take(self) -> float | None:
         """The divergence over what was added since it was last taken, in all processes; None where there was no token."""
-        nats, tokens = (sum(values) for values in zip(*gathered(self.sums), strict=True))
+        nats, tokens = (added(values) for values in zip(*gathered(self.sums), strict=True))
         self.sums = [0.0, 0.0]
         return nats / tokens if tokens else None
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 from scipy import stats as scipy_stats
 
-from steps.core.stats import mean, wilson
+from steps.core.stats import added, mean, wilson
 
 
 def test_the_mean_of_nothing_is_zero() -> None:
     assert (mean([]), mean([1, 2, 6])) == (0, 3)
+
+
+def test_sums_are_from_left_to_right_on_every_python() -> None:
+    """A sum with compensation, which sum() has been since Python 3.12, is 1 and 0.1."""
+    assert (added([0.1] * 10), mean([0.1] * 10)) == (0.9999999999999999, 0.09999999999999999)
 
 
 @pytest.mark.parametrize("n", [1, 2, 20, 240, 5000])

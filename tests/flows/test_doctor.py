@@ -291,7 +291,9 @@ def test_packages_are_compared_with_the_lock_files(tmp_path: Path) -> None:
     folder = tmp_path / "requirements"
     folder.mkdir()
     lock = folder / "cpu.txt"
-    lock.write_text("# made\ndvc==1.0\n    # via x\nno-such-package==2.0\n")
+    lock.write_text(
+        "# made\ndvc==1.0\n    # via x\nno-such-package==2.0 ; python_version >= '3'\nother==2.0 ; python_version < '3'\n"
+    )
     seen = {each.state: each.text for each in machine.versions(at(tmp_path)) if each.state == BAD}
     texts = " ".join(each.text for each in machine.versions(at(tmp_path)))
     assert seen
