@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.progress import measure, progress, say
+from steps.policy import sharing
 from steps.policy.adapter import adapter_hash
 from steps.policy.machine import before_sampling, deterministic
 from steps.training import memory, packing, probe
@@ -69,6 +70,7 @@ class Trainer:
             _bases[key] = memory.Base(model)
         before_sampling(leave_gpu)
         _bases[key].come_back()
+        sharing.of_trainer(policy, _bases[key])
         self.model = _bases[key].model
         self.model.train()
         self.weights = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
