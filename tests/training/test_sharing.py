@@ -1,7 +1,7 @@
 """Trainer and engine with the same tensors of the base model (policy.share_weights): vLLM's CPU engine, for real.
 
-`python -m tests.training.test_sharing FOLDER share` prints what one process sampled and learnt; without `share`, with a copy
-for each side.
+`python -m tests.training.test_sharing FOLDER share` prints what one process sampled and learnt with the model in
+FOLDER/../base; without `share`, with a copy for each side.
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ def run(folder: Path, is_shared: bool) -> dict[str, Any]:
     from steps.sampling import engine
     from steps.training.grpo import Trainer
 
-    policy = Policy(base_model=str(folder / "base"), context=512, lora=Lora(rank=4, alpha=8), threads=1, share_weights=is_shared)
+    policy = Policy(
+        base_model=str(folder.parent / "base"),
+        context=512,
+        lora=Lora(rank=4, alpha=8),
+        threads=1,
+        share_weights=is_shared,
+    )
     first = tiny.moved(Trainer(policy, seed=1))
     first.save_checkpoint(folder / "start", "")
     [model] = engine.get(policy).llm.apply_model(lambda model: model)
@@ -72,26 +78,28 @@ def within(trained: Any, engine: Any) -> list[int]:
 
 
 def make(folder: Path) -> None:
-    """families.py's Qwen2 in `folder`/base, with biases and norms that are not all zero or one."""
+    """families.py's Qwen2, with biases and norms that are not all zero or one."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    families.make("qwen2.5", folder / "base")
-    model = AutoModelForCausalLM.from_pretrained(folder / "base")
+    families.make("qwen2.5", folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         for value in model.parameters():
             value.add_(torch.randn(value.shape) * (0.1 if value.ndim == 1 else 0.0))
-    model.save_pretrained(folder / "base")
+    model.save_pretrained(folder)
 
 
+@pytest.mark.timeout(900)
 def test_an_update_with_the_engines_tensors_is_the_same(tmp_path: Path) -> None:
     """In processes of their own: each has one engine. Gradients, bit for bit, and the tokens that follow."""
     import torch
 
     results, moments = [], []
+    make(tmp_path / "base")
     for words in ([], ["share"]):
         folder = tmp_path / "".join(["run", *words])
-        make(folder)
+        folder.mkdir()
         done = subprocess.run(
             [sys.executable, "-m", "tests.training.test_sharing", os.fspath(folder), *words],
             cwd=folder, env=os.environ | {"PYTHONPATH": os.fspath(ROOT)}, capture_output=True, text=True, timeout=400,
