@@ -106,7 +106,7 @@ def test_the_variable_of_the_engines_cache_counts(monkeypatch: pytest.MonkeyPatc
 
 
 def test_shared_weights_are_counted_once() -> None:
-    """On a CPU they are not packed either; on a card either the engine's are away for an update, or its own."""
+    """On a CPU they are not packed either; on a card an update has one copy there with and without."""
     apart, shared = (made(CPU, HALF, policy=BF16 | {"share_weights": on}).memory for on in (False, True))
     whole = apart.parts["weights of the trainer"]
     assert shared.parts["weights of the trainer"] == 0
