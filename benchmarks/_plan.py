@@ -50,9 +50,12 @@ def params_of(configuration: dict[str, Any], folder: Path) -> Params:
 
 
 def run(folder: str, configuration: dict[str, Any]) -> dict[str, Any]:
-    """Two iterations: MB after each phase of the first and at most, and of the second the seconds that the main thread was
-    at work, beside those of the clock. It is at work all the time that an iteration takes on an idle machine: it does its
-    share of what is parallel, and sleeps while others have the core (OMP_WAIT_POLICY=passive, which the caller sets)."""
+    """Two iterations: MB after each phase of the first and at most, and of the second MB that are held after each phase, and
+    the seconds that the main thread was at work, beside those of the clock. It is at work all the time that an iteration
+    takes on an idle machine: it does its share of what is parallel, and sleeps while others have the core
+    (OMP_WAIT_POLICY=passive, which the caller sets)."""
+    import psutil
+
     from steps.policy.loading import turn_limit
     from steps.policy.machine import prepare_training
     from steps.sampling import engine
@@ -64,12 +67,13 @@ def run(folder: str, configuration: dict[str, Any]) -> dict[str, Any]:
     adapter, checkpoint = Path(folder, "adapter"), Path(folder, "checkpoint")
     for path in (adapter, checkpoint):
         shutil.rmtree(path, ignore_errors=True)
-    measurements: dict[str, Any] = {"memory": {}, "wall": {}, "seconds": {}}
+    measurements: dict[str, Any] = {"memory": {}, "resident": {}, "wall": {}, "seconds": {}}
 
     def note(phase: str, began: tuple[float, float]) -> tuple[float, float]:
         """Add what was measured since `began`, which is what this returns: seconds of the clock, and of this thread."""
         now = time.perf_counter(), time.thread_time()
         measurements["memory"].setdefault(phase, memory())
+        measurements["resident"][phase] = round(psutil.Process().memory_info().rss / 2**20)  # MB at its end
         measurements["wall"][phase], measurements["seconds"][phase] = now[0] - began[0], now[1] - began[1]
         return now
 

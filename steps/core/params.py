@@ -98,6 +98,11 @@ class Params(Section):
                 "update.vllm_importance_sampling_correction: false does not go with policy.rollout_quantization: "
                 f"{self.policy.rollout_quantization}, which samples from rounded weights; take one of the two out"
             )
+        if self.policy.share_weights and (self.update.processes > 1 or self.update.launcher == "ray"):
+            raise ValueError(
+                f"policy.share_weights does not go with update.launcher: {self.update.launcher} and update.processes: "
+                f"{self.update.processes}: the update is then made in other processes than the engine's; take one out"
+            )
         if self.train.overlap and self.update.vllm_importance_sampling_correction is False:
             raise ValueError(
                 f"update.vllm_importance_sampling_correction: false does not go with train.overlap: {self.train.overlap}, "

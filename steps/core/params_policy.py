@@ -156,6 +156,11 @@ class Policy(Section):
     tensor_parallel: int = Field(1, ge=1, le=64)
     """GPUs among which the engine divides the model, for one that does not fit on one of them (vLLM's tensor_parallel_size).
     On a CPU 1 alone."""
+    share_weights: bool = False
+    """Trainer and engine compute with the same tensors of the base model, where each has a copy of its own otherwise
+    (steps/policy/sharing.py). On a GPU they then stay on the card, and only keys and values leave it for the update. On a
+    CPU the engine rounds otherwise: the run gives other bytes. Of kind vllm alone, without `tensor_parallel` and
+    `quantization`, and with an update in one process."""
     quantization: Literal["bnb-4bit"] | None = None
     """bnb-4bit: trainer and engine hold the base model's linear layers in 4 bits (NF4 with double quantisation, as QLoRA:
     Dettmers et al. 2023, arXiv:2305.14314) and compute in `dtype`. On a GPU alone."""
@@ -178,6 +183,7 @@ class Policy(Section):
         self._check_start()
         if self.rollout_quantization and (reason := self._why_not_in_8_bits()):
             raise ValueError(f"policy.rollout_quantization: {self.rollout_quantization} {reason}; take it out")
+        self._check_shared()
         if self.is_gguf and not re.fullmatch(r"[0-9a-f]{64}", self.revision or ""):
             raise ValueError(
                 f"policy.revision must be the SHA-256 of the GGUF file {self.base_model} (sha256sum prints it), so that "
@@ -220,6 +226,21 @@ class Policy(Section):
                 "policy.start_optimizer would have no effect: a registered version holds no optimiser state. Start from the "
                 "run that made it (policy.start_from: run:<name>/<iteration>), or take start_optimizer out"
             )
+
+    def _check_shared(self) -> None:
+        """ValueError where the engine's tensors are none that the trainer could have, or are in another process."""
+        others = {
+            "kind": self.kind if self.kind != "vllm" else None,
+            "tensor_parallel": self.tensor_parallel if self.tensor_parallel > 1 else None,
+            "quantization": self.quantization,
+            "rollout_quantization": self.rollout_quantization,
+        }
+        for name, value in others.items():
+            if self.share_weights and value:
+                raise ValueError(
+                    f"policy.share_weights does not go with policy.{name}: {value}, because trainer and engine share whole "
+                    "tensors in `dtype`, in one process; take one of the two out"
+                )
 
     @property
     def has_adapter(self) -> bool:

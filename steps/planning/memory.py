@@ -157,10 +157,10 @@ def on_cpu(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Memo
     number = size(params)
     parts = {
         "libraries": float(LIBRARIES + TRAINING + SAMPLING),
-        "weights of the engine": weights(shape, params) + packed(shape, number),
+        "weights of the engine": weights(shape, params) + (0 if params.policy.share_weights else packed(shape, number)),
         "KV cache": cache_on_cpu(),
         "engine's buffers": engine_buffers(shape, params, batch.episodes, machine),
-        "weights of the trainer": weights(shape, params),
+        "weights of the trainer": own_weights(shape, params),
         "adapter, gradient, Adam": adapter(shape, params),
         "activations": activations(shape, params, batch),
         "logits": logits(shape, params, batch),
@@ -170,6 +170,11 @@ def on_cpu(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Memo
         parts["worker that samples ahead"] = sampling
         sampling *= 2
     return Memory(parts, sampling, sum(parts.values()))
+
+
+def own_weights(shape: Shape, params: Params) -> float:
+    """Weights that the trainer does not have from the engine."""
+    return 0.0 if params.policy.share_weights else weights(shape, params)
 
 
 def packed(shape: Shape, number: int) -> float:
@@ -188,11 +193,11 @@ def on_card(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Mem
         "weights of the engine": weights(shape, params),
         "KV cache": cache,
         "engine's buffers": engine_buffers(shape, params, batch.episodes, machine),
-        "weights of the trainer": weights(shape, params),
+        "weights of the trainer": own_weights(shape, params),
         "adapter, gradient, Adam": adapter(shape, params),
         "activations": batch.largest * (a_token + 2 * cost.layer),
         "logits": training.LOGITS * min(float(LOGITS_ON_CARD), batch.largest_sampled * shape.vocabulary),
     }
     held = parts["adapter, gradient, Adam"] + parts["CUDA, twice"]
-    needed = held + parts["weights of the trainer"] + parts["activations"] + parts["logits"]
+    needed = held + weights(shape, params) + parts["activations"] + parts["logits"]
     return Memory(parts, share + held - CARD_CONTEXT, needed)  # the engine's own CUDA is in its share

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from environments import _mixed as mixed
 from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.progress import say
-from steps.policy import cuda
+from steps.policy import cuda, sharing
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import NO_CODE, adapted_layers, explained, load_chat, load_tokenizer, local, turn_limit
 from steps.policy.machine import (
@@ -132,6 +132,8 @@ class Engine:
 
             draws_cpu.use()
             lora_cpu.use()
+            if self.policy.share_weights:
+                sharing.keep_plain()
         load_tokenizer(self.policy)  # an unknown model fails here with a sentence, not deep inside the engine
         base = local(self.policy)
         with explained(self.policy):
@@ -186,9 +188,12 @@ class Engine:
         return LoRARequest(name, self.lora_ids[name], str(path))
 
     def sleep(self) -> None:
-        """Free the GPU's memory for the trainer."""
+        """Free the GPU's memory for the trainer: of keys and values alone, where the trainer computes with the engine's
+        weights. That has not run on a GPU yet."""
         if self.llm.vllm_config.model_config.enable_sleep_mode and not self.asleep:
-            self.llm.sleep(level=1)
+            self.llm.sleep(level=0 if self.policy.share_weights else 1)  # at level 0 it pauses, and frees nothing
+            if self.policy.share_weights:
+                self.llm.release_kv_cache_memory()
             self.asleep = True
 
     def wake(self) -> None:
@@ -367,6 +372,7 @@ def get(policy: Policy) -> Engine:
         prepare_sampling()
         _engines[key] = Engine(policy)
         before_training(_engines[key].sleep)
+        sharing.of_engine(policy, _engines[key].llm)
     elif not torch.cuda.is_available():
         return_memory()  # what the stages since then left lies between what stays
     return _engines[key]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.progress import measure, progress, say
 from steps.core.stats import added
+from steps.policy import sharing
 from steps.policy.adapter import adapter_hash
 from steps.policy.machine import before_sampling, deterministic
 from steps.training import memory, packing, probe
@@ -70,6 +71,7 @@ class Trainer:
             _bases[key] = memory.Base(model)
         before_sampling(leave_gpu)
         _bases[key].come_back()
+        sharing.of_trainer(policy, _bases[key])
         self.model = _bases[key].model
         self.model.train()
         self.weights = {name: value for name, value in self.model.named_parameters() if value.requires_grad}

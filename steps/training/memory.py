@@ -150,6 +150,13 @@ class Base:
         if on_gpu:
             torch.cuda.empty_cache()
 
+    def share(self, tensors: list[torch.Tensor]) -> None:
+        """Have the frozen weights be these tensors of the engine's, in the model's order. They are no longer this object's:
+        they neither leave nor come back."""
+        for value, tensor in zip(self.frozen, tensors, strict=True):
+            value.data = tensor
+        self.frozen, self.copies, self.is_away = [], [], False
+
     def come_back(self) -> None:
         """Copy the weights to the GPU again."""
         if self.is_away:

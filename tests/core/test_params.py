@@ -565,6 +565,33 @@ def test_the_registry_entry_has_the_tasks_name_unless_it_is_named(tmp_path: Path
             "update.vllm_importance_sampling_correction: false does not go with policy.rollout_quantization: fp8",
         ),
         ({"policy": {"tensor_parallel": 0}}, "policy.tensor_parallel: "),
+        (
+            {"policy": {"share_weights": True, "kind": "ray"}},
+            "policy.share_weights does not go with policy.kind: ray",
+        ),
+        (
+            {"policy": {"share_weights": True, "kind": "server", "servers": {}}},
+            "policy.share_weights does not go with policy.kind: server",
+        ),
+        (
+            {"policy": {"share_weights": True, "tensor_parallel": 2}},
+            "policy.share_weights does not go with policy.tensor_parallel: 2",
+        ),
+        (
+            {"policy": {"share_weights": True, "quantization": "bnb-4bit"}},
+            "policy.share_weights does not go with policy.quantization: bnb-4bit",
+        ),
+        (
+            {
+                "policy": {"share_weights": True},
+                "update": {"launcher": "accelerate", "processes": 2, "shard": True},
+            },
+            "policy.share_weights does not go with update.launcher: accelerate and update.processes: 2",
+        ),
+        (
+            {"policy": {"share_weights": True}, "update": {"launcher": "ray"}},
+            "policy.share_weights does not go with update.launcher: ray and update.processes: 1",
+        ),
     ],
 )
 def test_several_processes_and_cards_that_do_not_go_together(

@@ -105,6 +105,17 @@ def test_the_variable_of_the_engines_cache_counts(monkeypatch: pytest.MonkeyPatc
     assert made().memory.peak - before.memory.peak == pytest.approx(2 * GIB)
 
 
+def test_shared_weights_are_counted_once() -> None:
+    """On a CPU they are not packed either; on a card an update has one copy there with and without."""
+    apart, shared = (made(CPU, HALF, policy=BF16 | {"share_weights": on}).memory for on in (False, True))
+    whole = apart.parts["weights of the trainer"]
+    assert shared.parts["weights of the trainer"] == 0
+    assert shared.parts["weights of the engine"] == whole
+    assert apart.peak - shared.peak >= whole > 0
+    cards_of = [made(CARDS["h100-80"], QWEN7, policy=BF16 | {"share_weights": on}).memory for on in (False, True)]
+    assert [card.peak for card in cards_of] == [cards_of[0].peak] * 2
+
+
 # --- Seconds
 
 

@@ -146,3 +146,30 @@ def test_float32_is_refused_on_a_gpu_before_vllm_is_imported(started: dict[str, 
     with pytest.raises(UserError, match=r"policy\.dtype: float32"):
         engine.get(Policy())
     assert not started
+
+
+@pytest.mark.parametrize(
+    ("is_shared", "expected"),
+    [(False, ["sleep 1", "wake_up"]), (True, ["sleep 0", "release_kv_cache_memory", "wake_up"])],
+)
+def test_what_sleeps_for_an_update(is_shared: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an engine that is a fake, as vLLM's sleep needs a GPU: of one with the trainer's weights, keys and values alone.
+    Whether vLLM has these methods is looked up in its source."""
+    events: list[str] = []
+    llm = SimpleNamespace(
+        vllm_config=SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=True)),
+        sleep=lambda level: events.append(f"sleep {level}"),
+        release_kv_cache_memory=lambda: events.append("release_kv_cache_memory"),
+        wake_up=lambda: events.append("wake_up"),
+    )
+    monkeypatch.setattr(engine, "prepare_sampling", lambda: None)
+    made = object.__new__(engine.Engine)
+    made.policy, made.llm, made.asleep = Policy(share_weights=is_shared), llm, False
+    for _ in range(2):
+        made.sleep()
+    for _ in range(2):
+        made.wake()
+    assert events == expected
+    [package] = importlib.util.find_spec("vllm").submodule_search_locations or []  # type: ignore[union-attr]
+    source = (Path(package) / "v1/engine/llm_engine.py").read_text()
+    assert all(f"    def {event.split()[0]}(self" in source for event in events)
