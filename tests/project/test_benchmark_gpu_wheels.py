@@ -54,7 +54,8 @@ def test_a_library_keeps_what_the_card_runs_and_its_size() -> None:
     assert gone == {"sm80": 48, "ptx90": 32, "ptx75": 16, "ptx120": 8, "sm120": 32}
     text = before.index(container(NEWER))
     end = text + len(container(NEWER))
-    assert (len(data), bytes(data[:end])) == (len(before), before[:end])  # .text is not touched, though it looks the same
+    # .text is not touched, though it looks the same
+    assert (len(data), bytes(data[:end])) == (len(before), before[:end])
     left = {letter: data[end:].count(letter * 8) for letter in (b"a", b"b", b"c", b"d", b"e", b"f", b"g")}
     assert left == {b"a": 0, b"b": 10, b"c": 0, b"d": 0, b"e": 3, b"f": 0, b"g": 0}
 
