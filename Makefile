@@ -26,6 +26,9 @@ GPU_SITE ?= .flywheel/gpu/site-packages
 GPU_VERSION ?= $(shell $(GPU_PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 OUT ?=
 TOY ?=
+# For gpu-stack: versions that a machine with a GPU has, what gpu-site's packages import of others, and a Python for them.
+GPU_STACK ?= 'torch==2.11.*' transformers==5.17.0 'peft==0.21.*' accelerate pandas pyarrow xxhash
+STACK_PYTHON ?= 3.12
 
 # Make ignores what it does not know: task=x would train another task. All names of variables are in capitals.
 KNOWN := TASK PRESET ARGS NAME COMMAND Q CAPTURE GPU DEV OUT TOY PYTHON MLFLOW_PORT PREFECT_PORT SERVE_PORT VIEW_PORT FUZZ_INPUTS
@@ -98,7 +101,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev venv environment ready plan train try flywheel new-task new-agent new-mcp check-task test long faults fuzz bench gpu-check gpu-site gpu-train check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
+.PHONY: help install dev venv environment ready plan train try flywheel new-task new-agent new-mcp check-task test long faults fuzz bench gpu-check gpu-site gpu-sparse gpu-stack gpu-train gpu-wheels check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -204,11 +207,52 @@ OWN_PYTHON := $(filter .venv/%,$(GPU_PYTHON))
 gpu-check: $(if $(OWN_PYTHON),install)  ## measure the update on a GPU, without vLLM (GPU_PYTHON=python3; OUT=folder; TOY=1: on the CPU)
 	@$(if $(OWN_PYTHON),,PYTHONPATH="$(GPU_SITE)") "$(GPU_PYTHON)" -m benchmarks.gpu $(if $(TOY),--toy) $(if $(OUT),--out "$(OUT)") $(ARGS)
 
-gpu-site: install  ## put what gpu-check needs beside torch into .flywheel/gpu (GPU_VERSION=3.12: for that Python)
+# A uv without an environment: that of .venv, the one on PATH, or one that any Python 3 puts into .flywheel/uv.
+OWN_UV := .flywheel/uv/bin/uv
+ANY_UV := $(or $(wildcard .venv/bin/uv),$(shell command -v uv),$(OWN_UV))
+FOR_GPU = UV_FIND_LINKS= $(ANY_UV) --quiet pip install --no-deps --only-binary :all: --link-mode copy --python-version "$(GPU_VERSION)"
+HAS_VERSION = [ -n "$(GPU_VERSION)" ] || { echo "Say for which Python, as in 'make $@ GPU_VERSION=3.12'." >&2; exit 2; }
+$(OWN_UV):
+	@{ python3 -m venv .flywheel/uv && .flywheel/uv/bin/python -m pip install -qq "uv==$(UV_VERSION)"; } >/dev/null 2>&1 \
+		|| python3 -m pip install -qq --upgrade --target .flywheel/uv "uv==$(UV_VERSION)"
+
+# Parts of its packages that gpu-check does not import.
+GPU_UNUSED := bin */tests pydantic/v1 pydantic/mypy.py pydantic_core-*/sboms trl/experimental/*/
+gpu-site: $(filter $(OWN_UV),$(ANY_UV))  ## put what gpu-check needs beside torch into .flywheel/gpu (GPU_VERSION=3.12: for that Python)
+	@$(HAS_VERSION)
 	@rm -rf "$(GPU_SITE)"
-	@$(UV) pip install --target "$(GPU_SITE)" --no-deps --only-binary :all: --python-version "$(GPU_VERSION)" --python-platform x86_64-unknown-linux-gnu \
+	@$(FOR_GPU) --target "$(GPU_SITE)" --python-platform x86_64-unknown-linux-gnu \
 		$$(grep -oE '^(annotated-types|datasets|dill|multiprocess|pydantic|pydantic-core|trl|typing-extensions|typing-inspection)==[^ ;]+' requirements/cpu.txt)
-	@echo "gpu-site: $(GPU_SITE), for Python $(GPU_VERSION)"
+	@cd "$(GPU_SITE)" && rm -rf $(GPU_UNUSED)
+	@echo "gpu-site: $(GPU_SITE), for Python $(GPU_VERSION): $$(du -sm "$(GPU_SITE)" | cut -f 1) MiB"
+
+# What a machine with a GPU and no network needs of this repository, for `git sparse-checkout set --no-cone --stdin` or `tar -T -`.
+gpu-sparse:  ## list the files that gpu-check and gpu-train need, for a machine that gets no more (git sparse-checkout, tar -T)
+	@files=$$(git ls-files -- Makefile params.yaml benchmarks environments flows requirements steps tasks_data/email_search \
+		tasks_data/embedded_policy tasks_data/json_records tasks_data/json_records.yaml ':!*.png' ':!*.safetensors' ':!benchmarks/*.jsonl'); echo "$$files"; \
+	tr '\n' '\0' <<< "$$files" | du -cb --files0-from=- | awk 'END {printf "gpu-sparse: %.1f MiB\n", $$1 / 2^20}' >&2
+
+STACK_WHEEL := $(wildcard $(addsuffix /torch-2.11*+cpu-cp312*.whl,$(patsubst file://%,%,$(FIND_LINKS))))
+STACK_TORCH := $(if $(STACK_WHEEL),--find-links $(subst $(space), --find-links ,$(FIND_LINKS)),--torch-backend cpu)
+gpu-stack: $(filter $(OWN_UV),$(ANY_UV))  ## run gpu-check at toy size on the CPU with Python 3.12 and the versions in GPU_STACK
+	@$(ANY_UV) --quiet venv --clear --python "$(STACK_PYTHON)" .flywheel/gpu-stack
+	@install="$(ANY_UV) --quiet pip install --python .flywheel/gpu-stack/bin/python"; \
+	UV_FIND_LINKS= $$install $(STACK_TORCH) $(GPU_STACK) 2>/dev/null || { \
+		echo "gpu-stack: there is no CPU build of these to be had, so the one for CUDA is installed (5 GB)"; \
+		UV_FIND_LINKS= $$install $(GPU_STACK); }
+	@$(MAKE) gpu-site GPU_VERSION=3.12 GPU_SITE=.flywheel/gpu-stack/gpu/site-packages
+	@$(MAKE) gpu-check GPU_PYTHON=.flywheel/gpu-stack/bin/python GPU_SITE=.flywheel/gpu-stack/gpu/site-packages TOY=1
+
+# The newest vLLM for torch 2.11, and what its engine imports beside packages that such a machine has (pillow, requests, uvloop …).
+VLLM := vllm==0.26.0 openai-harmony==0.0.8
+VLLM_BESIDE := annotated-types apache-tvm-ffi blake3 cachetools cbor2 compressed-tensors depyf fastapi httpcore2 httpx2 lark llguidance msgspec \
+	openai partial-json-parser pybase64 pydantic pydantic-core pyzmq setproctitle sniffio starlette truststore typing-extensions typing-inspection xgrammar
+gpu-wheels: $(filter $(OWN_UV),$(ANY_UV))  ## prepare vLLM for a machine with a GPU and no network, in pieces of at most 45 MiB (GPU_VERSION=3.12)
+	@$(HAS_VERSION)
+	@rm -rf .flywheel/gpu-wheels
+	@$(FOR_GPU) --target .flywheel/gpu-wheels/site-packages --python-platform x86_64-manylinux_2_35 $(VLLM) \
+		$$(grep -oE '^($(subst $(space),|,$(strip $(VLLM_BESIDE))))==[^ ;]+' requirements/gpu.txt)
+	@$(firstword $(wildcard .venv/bin/python) python3) -m benchmarks.gpu.wheels pack .flywheel/gpu-wheels $(ARGS)
 
 gpu-train: install  ## two iterations with a random model of 0.6 B parameters on a GPU, by vLLM (OUT=folder; TOY=1: on the CPU)
 	@$(RUN) python -m benchmarks.gpu.train $(if $(TOY),--toy) $(if $(OUT),--out "$(OUT)") $(ARGS)

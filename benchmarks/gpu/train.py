@@ -1,7 +1,8 @@
-"""Two iterations of email_search on a GPU with vLLM: do engine and trainer share the card, and does a new adapter arrive?
+"""Two iterations of a task on a GPU with vLLM: do engine and trainer share the card, and does a new adapter arrive?
 
     make gpu-train                                    # a random Qwen3 of 0.6 B parameters, in bfloat16
     make gpu-train ARGS=--deterministic               # with policy.deterministic: the bytes must then be the same
+    python -m benchmarks.gpu.train --task json_records --eager --once   # 15 M parameters, one turn, nothing compiled: first
     python -m benchmarks.gpu.train --toy              # a toy model on the CPU
 
 The model has random weights, the embedded policy's tokenizer and template, and more words than those. It hardly ever ends a
@@ -31,6 +32,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from benchmarks import _common
 from benchmarks.gpu import models
@@ -41,20 +43,22 @@ if TYPE_CHECKING:
     from steps.core.records import Trajectory
 
 FULL = Shape("Qwen3", 1024, 3072, 28, 16, 8, 128, 151_936, True)  # Qwen3-0.6B
+SMALL = Shape("Qwen3", 384, 1024, 9, 6, 2, 64, 2_432, True)  # 30 MB in bfloat16
+TASKS = {"email_search": ("params.yaml", FULL), "json_records": ("tasks_data/json_records.yaml", SMALL)}
 TOY = Shape("Qwen3", 64, 96, 2, 2, 1, 32, 2_432, True)
-DATA = _common.ROOT / "tasks_data" / "email_search"
 BYTES = ("first/trajectories.parquet", "first/adapter", "second/trajectories.parquet", "second/adapter")
 
 
-def parameters(folder: Path, toy: bool, deterministic: bool) -> Params:
-    """params.yaml with the random model, which is written to folder/policy."""
+def parameters(folder: Path, task: str, toy: bool, deterministic: bool) -> Params:
+    """The task's parameters with the random model, which is written to folder/policy."""
     import torch
     import yaml
 
     from steps.core.params import Params, parse
 
     dtype = "float32" if toy else "bfloat16"
-    base = models.make_base(TOY if toy else FULL, dtype)
+    preset, shape = TASKS[task]
+    base = models.make_base(TOY if toy else shape, dtype)
     base.config.eos_token_id, base.config.pad_token_id, base.config.bos_token_id = 2, 0, None
     base.save_pretrained(folder / "policy")
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -62,7 +66,7 @@ def parameters(folder: Path, toy: bool, deterministic: bool) -> Params:
     del base
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    path = _common.ROOT / "params.yaml"
+    path = _common.ROOT / preset
     params = yaml.safe_load(path.read_text())
     params["policy"] |= {"base_model": os.fspath(folder / "policy"), "dtype": dtype, "deterministic": deterministic}
     # a random model's adapter has to move far enough for the canary
@@ -73,7 +77,7 @@ def parameters(folder: Path, toy: bool, deterministic: bool) -> Params:
     return parse(yaml.safe_dump(params), path, Params)
 
 
-def iterate(folder: Path, toy: bool, deterministic: bool) -> Iterator[dict[str, Any]]:
+def iterate(folder: Path, task: str, toy: bool, deterministic: bool) -> Iterator[dict[str, Any]]:
     """All phases in this process: a row of each, and at the end the hashes of what was written."""
     from steps.core.errors import UserError
     from steps.core.records import Trajectory, read_records, write_records
@@ -84,11 +88,12 @@ def iterate(folder: Path, toy: bool, deterministic: bool) -> Iterator[dict[str, 
     from steps.scenarios import scenarios
     from steps.update import update
 
-    params: Any = parameters(folder, toy, deterministic)
-    scenarios(DATA, folder / "scenarios", params)
+    params: Any = parameters(folder, task, toy, deterministic)
+    data = _common.ROOT / "tasks_data" / task
+    scenarios(data, folder / "scenarios", params)
 
     def play(out: Path, number: int, adapter: Path) -> None:
-        rollout(DATA, folder / "scenarios", adapter, out, f"{number:03d}", params)
+        rollout(data, folder / "scenarios", adapter, out, f"{number:03d}", params)
 
     def learn(batch: Path, out: Path, previous: Path) -> None:
         out.mkdir(exist_ok=True)
@@ -127,6 +132,15 @@ def iterate(folder: Path, toy: bool, deterministic: bool) -> Iterator[dict[str, 
         refusal = first_line(problem)
     yield {"phase": "canary", "caught": "were not sampled by the policy" in refusal, "refusal": refusal}
     yield {"phase": "bytes", "same_when_warm": same, "hashes": {path: digest(folder / path) for path in BYTES}}
+
+
+@contextlib.contextmanager
+def eager() -> Iterator[None]:
+    """vLLM's engine without compilation and CUDA graphs."""
+    from vllm import EngineArgs
+
+    with patch("vllm.EngineArgs", lambda **fields: EngineArgs(**fields | {"enforce_eager": True})):
+        yield
 
 
 def phase(name: str, call: Callable[..., object], *arguments: object) -> dict[str, Any]:
@@ -201,6 +215,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu.train", description=(__doc__ or "").split("\n\n")[0]
     )
+    parser.add_argument("--task", choices=TASKS, default="email_search")
+    parser.add_argument("--eager", action="store_true", help="nothing is compiled for the engine")
     parser.add_argument("--toy", action="store_true", help="a toy model on the CPU: shows that the code runs")
     parser.add_argument("--once", action="store_true", help="one process in place of two, whose bytes are compared")
     parser.add_argument("--deterministic", action="store_true", help="with policy.deterministic")
@@ -214,8 +230,9 @@ def main() -> None:
         answers = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)  # what libraries print is not among the rows
         os.chdir(options.worker)  # for copies of adapters
-        for row in iterate(options.worker, options.toy, options.deterministic):
-            print(json.dumps(row), file=answers, flush=True)
+        with eager() if options.eager else contextlib.nullcontext():
+            for row in iterate(options.worker, options.task, options.toy, options.deterministic):
+                print(json.dumps(row), file=answers, flush=True)
         return
     rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
@@ -228,7 +245,8 @@ def main() -> None:
             for file in files:
                 print(json.dumps(row), file=file, flush=True)
 
-        more = [word for word in ("--toy", "--deterministic") if getattr(options, word[2:])]
+        more = ["--task", options.task]
+        more += [word for word in ("--toy", "--deterministic", "--eager") if getattr(options, word[2:])]
         for process in range(1 if options.once else 2):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-train-"))
             command = [sys.executable, "-m", "benchmarks.gpu.train", "--worker", folder, *more]

@@ -122,8 +122,8 @@ def use_invariant_batches() -> None:
 
     Every stage calls this, for vLLM reads some of it when it is imported and some at each step, and a warm process forgets
     its environment variables from stage to stage. FreshProcessNeeded where vLLM was imported without it. The two values are
-    those with which vLLM keeps cuBLAS from splitting sums (vllm/model_executor/determinism/batch_invariant.py); cuBLAS reads
-    them once in the life of a process.
+    those with which vLLM keeps cuBLAS from splitting sums (its batch_invariant.py); cuBLAS reads them once in the life of a
+    process.
     """
     modules = [module for name, module in sys.modules.items() if name.startswith("vllm.")]
     if any(getattr(module, "is_batch_invariant", True) is False for module in modules):
