@@ -37,6 +37,7 @@ WASTE = 1.15  # most queries × keys of a padded call, as a multiple of the need
 SMALL = 20_000  # queries × keys that are too few for a call of their own
 ALIKE = 64  # stretches whose lengths differ by less are sorted side by side
 Batch = TypeVar("Batch")
+Made = TypeVar("Made")
 
 
 class AttentionCall(NamedTuple):
@@ -129,7 +130,7 @@ def pack(rows: Sequence[Row], dtype: Any = None, device: Any = None, counts: Seq
     )
 
 
-def ahead(batches: Sequence[Batch], make: Callable[[Batch], Packed], in_thread: bool) -> Iterator[tuple[Batch, Packed]]:
+def ahead(batches: Sequence[Batch], make: Callable[[Batch], Made], in_thread: bool) -> Iterator[tuple[Batch, Made]]:
     """Each batch with what is made of it; in a thread, the next one is made while this one is computed."""
     if not in_thread:
         yield from ((batch, make(batch)) for batch in batches)
