@@ -41,9 +41,11 @@ def rows(tree: Path, *words: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_gpu_check_runs_on_what_travels(tree: Path) -> None:
-    written = rows(tree, "benchmarks.gpu", "--toy", "--steps", "environment", "drift")
-    assert {row["step"] for row in written if "seconds_in_all" in row} == {"environment", "drift"}
-    assert written[-1]["passed"]
+    """In the worker, which has no time limits: a busy machine fails no step."""
+    written = rows(tree, "benchmarks.gpu", "--worker", "--toy", "--steps", "environment", "drift")
+    assert [row["end"] for row in written if "end" in row] == ["environment", "drift"]
+    assert all(0 < row["kl"] < row["max_sampler_kl"] for row in written if row.get("step") == "drift")
+    assert [row for row in written if "error" in row] == []
 
 
 @pytest.mark.slow
