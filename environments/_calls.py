@@ -111,11 +111,12 @@ PATH_CALLS = {
     316: PathCall("renaming", ((0, 1), (2, 3))),
 }
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_TMPFILE & ~os.O_DIRECTORY
-# What the C library and OpenSSL read by themselves. Landlock decides on it; no attempt to leave the sandbox is counted.
+# What the C library, OpenSSL and Python (after a fork, since 3.12) read by themselves. Landlock decides on it; no attempt to
+# leave the sandbox is counted.
 SYSTEM = tuple(
     b"/lib /lib64 /usr/lib /usr/lib64 /usr/local/ssl /usr/share/zoneinfo /usr/share/locale /etc/ssl /etc/ld.so.cache "
     b"/etc/ld.so.preload /etc/localtime /etc/nsswitch.conf /sys/devices/system /proc/sys /proc/stat /proc/meminfo "
-    b"/dev/urandom /dev/random /dev/null".split()
+    b"/proc/self/stat /dev/urandom /dev/random /dev/null".split()
 )
 SHARED_LIBRARY = re.compile(rb"/(?:[^/]+/)*lib[^/]+\.so[.0-9]*")
 

@@ -197,7 +197,7 @@ PROCESSES = {
     "os.system('true') and 1 / 0": "starting a process (clone)",
     "os.execv('/bin/true', ['true'])": "running a program (execve)",
     "os.posix_spawn('/bin/true', ['true'], {})": "starting a process (clone)",
-    "os.popen('true')": "starting a process (vfork)",
+    "os.popen('true')": "starting a process (",  # vfork; clone since Python 3.13
     "__import__('subprocess').run(['true'])": "starting a process (vfork)",
     "os.kill(os.getppid(), 0)": "sending a signal (kill)",
     "os.killpg(os.getpgid(os.getppid()), 0)": "sending a signal (kill)",
