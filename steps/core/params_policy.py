@@ -159,8 +159,8 @@ class Policy(Section):
     share_weights: bool = False
     """Trainer and engine compute with the same tensors of the base model, where each has a copy of its own otherwise
     (steps/policy/sharing.py). On a GPU they then stay on the card, and only keys and values leave it for the update. On a
-    CPU the engine rounds otherwise: the run gives other bytes. Of kind vllm alone, without `tensor_parallel` and
-    `quantization`, and with an update in one process."""
+    CPU the engine samples more slowly (docs/gpu.md) and rounds otherwise: the run gives other bytes. Of kind vllm alone,
+    without `tensor_parallel` and `quantization`, and with an update in one process."""
     quantization: Literal["bnb-4bit"] | None = None
     """bnb-4bit: trainer and engine hold the base model's linear layers in 4 bits (NF4 with double quantisation, as QLoRA:
     Dettmers et al. 2023, arXiv:2305.14314) and compute in `dtype`. On a GPU alone."""
