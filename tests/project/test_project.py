@@ -99,6 +99,7 @@ HEAVY_OURS = {
     "steps.sampling.packages",
     "steps.sampling.worker_cpu",
     "steps.training.flex",
+    "steps.training.fused",
     "steps.training.layers",
 }
 
