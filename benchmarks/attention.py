@@ -25,6 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks import _common
+from benchmarks.gpu.counted import Kept, put_fakes
 from steps.core.params import Lora, Policy
 from steps.core.records import Row
 from tests.support.tiny import relative
@@ -129,14 +130,7 @@ def kept(config: Any, rows: list[Row], with_flex: bool = True, checkpointing: bo
     from steps.training import flex, fused, packing
     from steps.training.model import wrap
 
-    sizes: dict[int, int] = {}
-    held = []
-
-    def keep(value: Any) -> Any:
-        sizes[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
-        held.append(value)  # so that no other storage gets its address
-        return value
-
+    saved = Kept()
     with patch.object(flex, "runs_on", lambda _: with_flex):
         packed = packing.pack(rows, torch.float32)
     with torch.device("meta"):
@@ -149,19 +143,11 @@ def kept(config: Any, rows: list[Row], with_flex: bool = True, checkpointing: bo
         unfused(),
         is_fused,
         FakeTensorMode(allow_non_fake_inputs=True),
-        saved_tensors_hooks(keep, lambda value: value),
+        saved_tensors_hooks(saved.keep, lambda value: value),
     ):
-        own = set()
-        for module in model.modules():
-            for values in (module._parameters, module._buffers):
-                for name, value in values.items():
-                    if value is not None:
-                        made: Any = torch.empty(value.shape, dtype=value.dtype)
-                        is_weight = values is module._parameters
-                        values[name] = torch.nn.Parameter(made, value.requires_grad) if is_weight else made
-                        own.add(values[name].untyped_storage()._cdata)
+        own = put_fakes(model)
         packing.token_logps(model, packed, 1.0)
-    return sum(size for storage, size in sizes.items() if storage not in own)
+    return saved.besides(own)
 
 
 def kept_in_a_layer(tokens: int, **how: bool) -> float:

@@ -110,6 +110,40 @@ def attention_left_out(query: Any, key: Any, value: Any, *_: Any) -> Any:
     return LeftOut.apply(query, key, value)
 
 
+class Kept:
+    """Bytes that autograd keeps for the backward pass, inside `saved_tensors_hooks(kept.keep, …)`; each storage once."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+        self.held: list[Any] = []  # so that no other storage gets an address that was counted
+
+    def keep(self, value: Any) -> Any:
+        storage = value.untyped_storage()
+        self.sizes[storage._cdata] = storage.nbytes()
+        self.held.append(value)
+        return value
+
+    def besides(self, own: set[int]) -> int:
+        """The bytes of all but these storages."""
+        return sum(size for storage, size in self.sizes.items() if storage not in own)
+
+
+def put_fakes(model: Any) -> set[int]:
+    """Give a model on the device `meta` fake tensors of the CPU, inside FakeTensorMode: their storages."""
+    import torch
+
+    own = set()
+    for module in model.modules():
+        for values in (module._parameters, module._buffers):
+            for name, value in values.items():
+                if value is not None:
+                    made: Any = torch.empty(value.shape, dtype=value.dtype)
+                    is_weight = values is module._parameters
+                    values[name] = torch.nn.Parameter(made, value.requires_grad) if is_weight else made
+                    own.add(values[name].untyped_storage()._cdata)
+    return own
+
+
 def run(shape: Shape, tokens: int) -> tuple[Tally, int]:
     """A forward and backward pass with the branches of a GPU: what was counted, and the bytes that autograd kept."""
     import torch
@@ -121,15 +155,7 @@ def run(shape: Shape, tokens: int) -> tuple[Tally, int]:
     from steps.training import flex, fused, packing
     from steps.training.model import wrap
 
-    tally = Tally()
-    sizes: dict[int, int] = {}
-    held = []
-
-    def keep(value: Any) -> Any:
-        sizes[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
-        held.append(value)  # so that no other storage gets its address
-        return value
-
+    tally, kept = Tally(), Kept()
     rows = Rows(1, 2, (tokens // 8,) * 2, (tokens * 7 // 16,) * 2).make(min(models.WORDS, shape.vocabulary))
     with patch.object(flex, "runs_on", lambda _: True):
         real = packing.pack(_update.training_rows(rows), torch.bfloat16)
@@ -146,15 +172,7 @@ def run(shape: Shape, tokens: int) -> tuple[Tally, int]:
         stack.enter_context(patch.object(fused, "is_used", lambda _: True))
         stack.enter_context(patch.object(flex, "attend", attention_left_out))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        own = set()
-        for module in model.modules():
-            for values in (module._parameters, module._buffers):
-                for name, value in values.items():
-                    if value is not None:
-                        made: Any = torch.empty(value.shape, dtype=value.dtype)
-                        is_weight = values is module._parameters
-                        values[name] = torch.nn.Parameter(made, value.requires_grad) if is_weight else made
-                        own.add(values[name].untyped_storage()._cdata)
+        own = put_fakes(model)
         packed = real._replace(
             **{
                 name: torch.empty(value.shape, dtype=value.dtype)
@@ -164,10 +182,10 @@ def run(shape: Shape, tokens: int) -> tuple[Tally, int]:
             trie=SimpleNamespace(),  # type: ignore[arg-type]
         )
         stack.enter_context(dispatched(tally))
-        with saved_tensors_hooks(keep, lambda value: value):
+        with saved_tensors_hooks(kept.keep, lambda value: value):
             logps, _ = packing.token_logps(model, packed, 1.0)
         logps.sum().backward()
-    return tally, sum(size for storage, size in sizes.items() if storage not in own)
+    return tally, kept.besides(own)
 
 
 def layer(shape: Shape, tokens: int = 4096) -> Layer:

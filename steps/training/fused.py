@@ -1,4 +1,4 @@
-"""Element-wise parts of a decoder layer for a GPU, each compiled by torch into one kernel that goes over memory once.
+"""Element-wise parts of a decoder layer for a GPU, each compiled by torch, so that it goes over memory less often.
 
 On a GPU such work costs what it reads and writes: one by one, these operations take a quarter of the memory traffic of an
 update of 7 B parameters, and two thirds of one of 0.5 B (the same idea: Hsu et al. 2024, "Liger Kernel", arXiv:2410.10989).
@@ -66,29 +66,29 @@ def norm_back(x: Tensor, weight: Tensor, inverse: Tensor, slope: Tensor) -> Tens
 
 
 @kernel
-def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The rotary embedding of heads [T, H, D], with cos and sin [T, D]."""
-    return _turn(x.float(), cos, sin).to(x.dtype)
+def turn(x: Tensor, weight: Tensor | None, epsilon: float, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The rotary embedding of heads [T, H, D], with cos and sin [T, D]. Where there is a weight, it comes after their norm,
+    whose 1 / rms(x) [T, H, 1] in float32 is returned, too."""
+    wide, inverse = x.float(), None
+    if weight is not None:
+        inverse = _inverse(wide, epsilon)
+        wide = wide * inverse * weight
+    half = x.shape[-1] // 2
+    other = torch.cat([-wide[..., half:], wide[..., :half]], -1)
+    return (wide * cos[:, None].float() + other * sin[:, None].float()).to(x.dtype), inverse
 
 
 @kernel
-def turn_back(slope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The gradient by x of `turn`."""
-    return _turn_back(slope.float(), cos, sin).to(slope.dtype)
-
-
-@kernel
-def norm_turn(x: Tensor, weight: Tensor, epsilon: float, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The rotary embedding of heads [T, H, D] after their norm, and 1 / rms(x) [T, H, 1] in float32."""
-    wide = x.float()
-    inverse = _inverse(wide, epsilon)
-    return _turn(wide * inverse * weight, cos, sin).to(x.dtype), inverse
-
-
-@kernel
-def norm_turn_back(x: Tensor, weight: Tensor, inverse: Tensor, cos: Tensor, sin: Tensor, slope: Tensor) -> Tensor:
-    """The gradient by x of `norm_turn`."""
-    return _norm_back(x.float(), _turn_back(slope.float(), cos, sin) * weight, inverse).to(x.dtype)
+def turn_back(
+    slope: Tensor, cos: Tensor, sin: Tensor, x: Tensor | None, weight: Tensor | None, inverse: Tensor | None
+) -> Tensor:
+    """The gradient by x of `turn`; the last three are those of the norm, where there is one."""
+    half, wide = slope.shape[-1] // 2, slope.float()
+    other = wide * sin[:, None].float()
+    back = wide * cos[:, None].float() + torch.cat([other[..., half:], -other[..., :half]], -1)
+    if x is not None and inverse is not None:
+        back = _norm_back(x.float(), back * weight, inverse)
+    return back.to(slope.dtype)
 
 
 @kernel
@@ -130,15 +130,3 @@ def _inverse(x: Tensor, epsilon: float) -> Tensor:
 def _norm_back(x: Tensor, slope: Tensor, inverse: Tensor) -> Tensor:
     normed = x * inverse
     return (slope - normed * (slope * normed).mean(-1, keepdim=True)) * inverse
-
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    other = torch.cat([-x[..., half:], x[..., :half]], -1)
-    return x * cos[:, None].float() + other * sin[:, None].float()
-
-
-def _turn_back(slope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = slope.shape[-1] // 2
-    turned = slope * sin[:, None].float()
-    return slope * cos[:, None].float() + torch.cat([turned[..., half:], -turned[..., :half]], -1)

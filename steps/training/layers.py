@@ -3,7 +3,7 @@
 On a CPU, a third of an update in float32, and two thirds in bfloat16, are not matrix products (26 M parameters). Here
 adapted layers with the same input sum its gradient in one tensor, and norms and rotary embeddings are computed block by
 block, so that each pass reads from the cache what the last one wrote. On a GPU whole MLPs have a backward pass of their own,
-too, and what is element-wise is one kernel each (steps/training/fused.py).
+too, and what is element-wise is compiled (steps/training/fused.py).
 
 Inner sums are float32, results have the input's type. The base model is frozen: only adapters and inputs have gradients.
 Importing this imports torch. Shapes: T tokens, H heads, D head size, N rows of some width, V vocabulary, r rank.
@@ -222,11 +222,8 @@ class _NormRope(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, epsilon: float, cos: Tensor, sin: Tensor, kind: torch.dtype
     ) -> Tensor:
-        inverse = None
-        if fused.is_used(x) and weight is None:
-            out = fused.turn(x, cos, sin)
-        elif fused.is_used(x):
-            out, inverse = fused.norm_turn(x, weight, epsilon, cos, sin)
+        if fused.is_used(x):
+            out, inverse = fused.turn(x, weight, epsilon, cos, sin)
         else:
             out = torch.empty(x.shape, dtype=kind, device=x.device)
             inverse = torch.empty(*x.shape[:2], 1, device=x.device)
@@ -243,10 +240,8 @@ class _NormRope(Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         x, weight, inverse, cos, sin = ctx.saved_tensors
-        if fused.is_used(slope) and weight is None:
-            return fused.turn_back(slope, cos, sin), None, None, None, None, None
         if fused.is_used(slope):
-            return fused.norm_turn_back(x, weight, inverse, cos, sin, slope), None, None, None, None, None
+            return fused.turn_back(slope, cos, sin, x, weight, inverse), None, None, None, None, None
         out = torch.empty(slope.shape, dtype=ctx.dtype, device=slope.device)
         for part in _blocks(slope):
             back = _turn(slope[part].float(), cos[part], sin[part].neg().roll(sin.shape[-1] // 2, -1))
