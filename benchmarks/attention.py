@@ -125,6 +125,7 @@ def kept(config: Any, rows: list[Row], with_flex: bool = True, checkpointing: bo
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.autograd.graph import saved_tensors_hooks
+    from torch.utils._pytree import tree_leaves
     from transformers import AutoModelForCausalLM
 
     from steps.training import flex, fused, packing
@@ -136,8 +137,16 @@ def kept(config: Any, rows: list[Row], with_flex: bool = True, checkpointing: bo
     with torch.device("meta"):
         model = wrap(AutoModelForCausalLM.from_config(config, dtype=torch.float32), Policy(lora=Lora(rank=RANK)))
     model.train()
+    caches = []
+
+    def contexts() -> Any:
+        first, again = flex.kept_contexts()
+        caches.append(first.storage)
+        return first, again
+
     if checkpointing:
-        model.get_base_model().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        options = {"use_reentrant": False, "context_fn": contexts}
+        model.get_base_model().gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     is_fused = patch.object(fused, "is_used", lambda _: with_flex)
     with (
         unfused(),
@@ -147,6 +156,9 @@ def kept(config: Any, rows: list[Row], with_flex: bool = True, checkpointing: bo
     ):
         own = put_fakes(model)
         packing.token_logps(model, packed, 1.0)
+        for leaf in tree_leaves([list(cache.values()) for cache in caches]):
+            if isinstance(value := getattr(leaf, "val", None), torch.Tensor):  # others were computed again
+                saved.keep(value)
     return saved.besides(own)
 
 

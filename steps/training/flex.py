@@ -22,6 +22,7 @@ from torch.nn.attention import flex_attention as kernel
 
 BLOCK = 128  # tokens; the kernels' own blocks must divide it
 HEAD = 16  # smallest head size of the kernel
+VISIBLE: dict[str, Any] = {"wrap_inductor_compiled_regions": True}  # as one operation, to `kept_contexts`
 LISTS = tuple[Tensor, Tensor]  # how many blocks of keys each block of queries has [1, 1, n], and which [1, 1, n, n]
 
 
@@ -124,4 +125,21 @@ def attend(query: Tensor, key: Tensor, value: Tensor, trie: Trie, window: int | 
 @functools.cache
 def _compiled(device: str) -> Any:
     """The kernel for GPUs, compiled once for all lengths. On a CPU the unfused function: tests alone come here."""
-    return torch.compile(kernel.flex_attention, dynamic=True) if device == "cuda" else kernel.flex_attention
+    function = kernel.flex_attention
+    return torch.compile(function, dynamic=True, options=VISIBLE) if device == "cuda" else function
+
+
+def kept_contexts() -> Any:
+    """What torch's checkpointing does with a layer's operations: what attention gives is kept, and not computed again.
+
+    It is the one costly operation whose result is small: 7 KiB of a token in a layer of Qwen2.5 7B. (Selective activation
+    checkpointing, as torchtitan has it; the two operations are in its list of those that are kept.)
+    """
+    from torch._higher_order_ops import flex_attention, inductor_compiled_code
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    def policy(context: Any, operation: Any, *inputs: Any, **options: Any) -> CheckpointPolicy:
+        is_attention = operation in (flex_attention, inductor_compiled_code)  # uncompiled, and compiled as VISIBLE
+        return CheckpointPolicy.MUST_SAVE if is_attention else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)

@@ -306,10 +306,13 @@ class Trainer:
         return settings.model_copy(update={"tokens_per_micro_batch": tokens, "gradient_checkpointing": checkpointing})
 
     def set_checkpointing(self, on: bool) -> None:
-        """Keep only each layer's input, and compute the rest again in the backward pass."""
+        """Keep only each layer's input, and FlexAttention's results; compute the rest again in the backward pass."""
+        from steps.training import flex
+
         base = self.model.get_base_model()
         if on:
-            base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            kept = {"context_fn": flex.kept_contexts} if flex.runs_on(self.place[1]) else {}
+            base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **kept})
         elif base.is_gradient_checkpointing:
             base.gradient_checkpointing_disable()
 

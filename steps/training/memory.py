@@ -27,7 +27,7 @@ class Costs(NamedTuple):
 
     layer: int  # kept in one layer for its backward pass
     whole: int  # kept in all layers
-    checkpointed: int  # kept where a layer keeps its input alone, without the one layer that is computed again
+    checkpointed: int  # kept where a layer keeps its input and what attention gave, without the layer computed again
 
 
 class MicroBatches(NamedTuple):
@@ -58,7 +58,7 @@ def costs(config: Any, rank: int, size: int) -> Costs:
     layer = size * numbers + 4 * (heads + 2)  # and in float32 the attention's and the norms' scales
     ends = 4 * width * size  # input and result of the last norm, hidden states of sampled tokens and their gradient
     layers = config.num_hidden_layers
-    return Costs(layer, layers * layer + ends, layers * width * size + ends)
+    return Costs(layer, layers * layer + ends, layers * ((width + query) * size + 4 * heads) + ends)
 
 
 def choose(settings: Update, cost: Costs, longest: int, free: float) -> MicroBatches:

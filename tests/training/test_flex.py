@@ -7,8 +7,10 @@ No test here runs the Triton kernel.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -142,15 +144,22 @@ def test_layers_with_a_sliding_window(unfused: None, pairs: Any, tmp_path: Path)
     assert relative(flexed, gathered) < 1e-5
 
 
-def test_checkpointed_layers_have_the_same_gradients(unfused: None, policy: Policy, pairs: Any) -> None:
+def test_checkpointed_layers_have_the_same_gradients_and_attend_once(
+    unfused: None, monkeypatch: pytest.MonkeyPatch, policy: Policy, pairs: Any
+) -> None:
     import torch
 
+    operation = import_module("torch._higher_order_ops.flex_attention")
+    attention = Mock(wraps=operation.math_attention)
+    monkeypatch.setattr(operation, "math_attention", attention)
     trainer = moved(Trainer(policy, seed=1))
     _, expected = pairs(trainer.model, ROWS["random 3"])
+    once = attention.call_count
     trainer.set_checkpointing(True)
     _, found = pairs(trainer.model, ROWS["random 3"])
     trainer.set_checkpointing(False)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert attention.call_count == 2 * once > 0
 
 
 def attend(heads: list[Any], packed: packing.Packed) -> Any:
@@ -215,13 +224,14 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_compiled_kernel_takes_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward, by the C++ kernel, at lengths that are not multiples of a block: compiled once for all of them."""
+    """Forward, by the C++ kernel, at lengths that are not multiples of a block: compiled once for all of them. Checkpointing
+    sees it as one operation, and keeps what it gives."""
     import torch
     from torch._dynamo.utils import counters
     from torch.nn.attention.flex_attention import flex_attention
 
     counters.clear()
-    compiled = torch.compile(flex_attention, dynamic=True)
+    compiled = torch.compile(flex_attention, dynamic=True, options=flex.VISIBLE)
     monkeypatch.setattr(flex, "_compiled", lambda _: compiled)
     draw = torch.Generator().manual_seed(1)
     with torch._dynamo.config.patch(disable=False), torch.no_grad():
@@ -234,4 +244,9 @@ def test_the_compiled_kernel_takes_the_mask(monkeypatch: pytest.MonkeyPatch) -> 
             heads = [torch.randn(1, number, packs[0].ids.shape[1], 32, generator=draw) for number in (6, 2, 2)]
             found, expected = (attend(heads, packed)[0] for packed in packs)
             assert relative([found], [expected]) < 1e-5
+            first, again = flex.kept_contexts()
+            with first:
+                kept = attend(heads, packs[0])[0]
+            with again:
+                assert attend(heads, packs[0])[0].data_ptr() == kept.data_ptr()
     assert counters["stats"]["unique_graphs"] <= 2

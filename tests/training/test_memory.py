@@ -39,7 +39,8 @@ def test_the_count_is_what_autograd_keeps(family: str) -> None:
     cost = memory.costs(config, Policy().lora.rank, 4)
     assert cost.layer == pytest.approx((found[1] - found[0]) / 1024, rel=0.02)
     assert cost.whole >= found[1] / 1024
-    assert cost.whole - 2 * cost.layer == cost.checkpointed - 2 * 4 * config.hidden_size
+    input_and_attention = 4 * (config.hidden_size + config.num_attention_heads * (128 + 1))
+    assert cost.whole - 2 * cost.layer == cost.checkpointed - 2 * input_and_attention
 
 
 def test_costs_of_a_mixture_of_experts_are_those_that_a_token_passes() -> None:
