@@ -101,7 +101,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev venv environment ready plan train try flywheel new-task new-agent new-mcp check-task test long faults fuzz bench gpu-check gpu-site gpu-sparse gpu-stack gpu-train gpu-wheels check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
+.PHONY: help install dev venv environment ready plan train try flywheel new-task new-agent new-mcp check-task test long faults fuzz bench gpu-check gpu-site gpu-sparse gpu-stack gpu-engine gpu-train gpu-wheels check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -242,6 +242,12 @@ gpu-stack: $(filter $(OWN_UV),$(ANY_UV))  ## run gpu-check at toy size on the CP
 		UV_FIND_LINKS= $$install $(GPU_STACK); }
 	@$(MAKE) gpu-site GPU_VERSION=3.12 GPU_SITE=.flywheel/gpu-stack/gpu/site-packages
 	@$(MAKE) gpu-check GPU_PYTHON=.flywheel/gpu-stack/bin/python GPU_SITE=.flywheel/gpu-stack/gpu/site-packages TOY=1
+
+gpu-engine: install  ## have vLLM's CUDA build check the engine's arguments, without a GPU (9 GB of packages)
+	@.venv/bin/uv --quiet venv --clear --python .venv/bin/python .flywheel/gpu-engine
+	@UV_FIND_LINKS= VIRTUAL_ENV="$(CURDIR)/.flywheel/gpu-engine" .venv/bin/uv --quiet pip sync requirements/gpu.txt || { \
+		echo "gpu-engine: skipped, because the packages of requirements/gpu.txt cannot be had here"; exit 0; }; \
+	VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=. .flywheel/gpu-engine/bin/python -m benchmarks.gpu.engine_config
 
 # The newest vLLM for torch 2.11, and what its engine imports beside packages that such a machine has (pillow, requests, uvloop …).
 VLLM := vllm==0.26.0 openai-harmony==0.0.8

@@ -250,7 +250,7 @@ class Policy(Section):
     @property
     def engine_quantization(self) -> str | None:
         """How vLLM holds the base model's linear layers, by its own name for it."""
-        return "bitsandbytes" if self.quantization else self.rollout_quantization
+        return "bitsandbytes" if self.quantization else {None: None, "fp8": "fp8_per_tensor"}[self.rollout_quantization]
 
     @property
     def is_gguf(self) -> bool:

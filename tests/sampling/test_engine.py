@@ -70,7 +70,7 @@ def test_nothing_is_compiled_on_the_cpu(
         (Policy(), {}),
         (Policy(tensor_parallel=2), {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}),
         (Policy(quantization="bnb-4bit"), {"quantization": "bitsandbytes"}),
-        (Policy(rollout_quantization="fp8", dtype="bfloat16"), {"quantization": "fp8"}),
+        (Policy(rollout_quantization="fp8", dtype="bfloat16"), {"quantization": "fp8_per_tensor"}),
     ],
 )
 def test_what_vllm_is_told_of_several_gpus_and_of_fewer_bits(
