@@ -184,7 +184,10 @@ def main() -> None:
         "--toy", action="store_true", help="toy sizes on the CPU: shows that the steps run, measures nothing"
     )
     parser.add_argument(
-        "--minutes", type=float, help=f"for all steps together (default: {MINUTES:g}, at toy size {SLOWER} times that)"
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        help=f"for all steps together (default: {MINUTES:g}; at toy size {SLOWER} times as many)",
     )
     parser.add_argument("--out", type=Path, help="a folder that also gets the lines and the table, as gpu-check.*")
     parser.add_argument(
@@ -218,7 +221,7 @@ def main() -> None:
 
     factor = SLOWER if options.toy else 1
     budgets = {name: factor * STEPS[name].seconds for name in chosen}
-    for row in supervise(budgets, command, options.minutes or factor * MINUTES):
+    for row in supervise(budgets, command, factor * options.minutes):
         rows.append(row)
         show(row)
     reasons = faults(rows, chosen, options.toy)
