@@ -9,6 +9,7 @@ import hashlib
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +20,7 @@ from benchmarks.gpu.models import first_line
 from benchmarks.gpu.sizes import Size
 from benchmarks.update import difference
 
-FUSED_LIMIT = 2e-5  # largest difference of gradients by the GPU's functions, relative to the largest gradient
+MEND_LIMIT = 2e-5  # largest difference of gradients by what only a GPU does, relative to the largest gradient
 LIMIT = 1e-4  # relative difference of gradients, and of adapters after a few steps, in float32
 LAST = "three steps against TRL"  # the last row of exactness
 Row = dict[str, Any]
@@ -53,7 +54,11 @@ def exactness(size: Size) -> Iterator[Row]:
             apart = models.distance([w.grad for w in trainer.weights.values()], [w.grad for w in weights])
             exact = gap < 1e-3 and apart < LIMIT
             yield row | {"logps_apart": gap, "gradients_apart": apart, "exact": exact}
-        yield {"name": f"{family}, functions of a GPU", **functions(trainer, rows)}
+        yield {"name": f"{family}, functions of a GPU", **compared(trainer, rows, functions(True), functions(False))}
+        for way, chosen in models.attentions().items():
+            with chosen():
+                row = compared(trainer, rows, checkpointed(trainer), nullcontext())
+            yield {"name": f"{family}, {way}, checkpointed", **row}
         models.free()
     yield from against_trl(size)
 
@@ -68,21 +73,36 @@ def gradients(trainer: Any, rows: list[dict[str, Any]]) -> list[Any]:
     return packed
 
 
-def functions(trainer: Any, rows: list[dict[str, Any]]) -> Row:
-    """Gradients with the functions of steps/training/fused.py, which a GPU compiles, against those without them."""
-    from steps.training import fused
-
+def compared(trainer: Any, rows: list[dict[str, Any]], *ways: AbstractContextManager[Any]) -> Row:
+    """Gradients in the first of two contexts against those in the second."""
     sides = []
     try:
-        for answer in (True, False):
-            with patch.object(fused, "is_used", lambda _, answer=answer: answer):
+        for way in ways:
+            with way:
                 gradients(trainer, rows)
             sides.append([weight.grad.clone() for weight in trainer.weights.values()])
     except Exception as problem:  # the rest may be exact
         return {"exact": False, "error": first_line(problem)}
     gap = max(float((a - b).abs().max()) for a, b in zip(*sides, strict=True))
     apart = gap / max(float(value.abs().max()) for value in sides[1])
-    return {"gradients_apart": apart, "exact": apart < FUSED_LIMIT}
+    return {"gradients_apart": apart, "exact": apart < MEND_LIMIT}
+
+
+def functions(of_gpu: bool) -> AbstractContextManager[Any]:
+    """Within it, the functions of steps/training/fused.py compute, which a GPU compiles, or those for a CPU."""
+    from steps.training import fused
+
+    return patch.object(fused, "is_used", lambda _: of_gpu)
+
+
+@contextmanager
+def checkpointed(trainer: Any) -> Iterator[None]:
+    """Within it, layers are computed again in the backward pass, except for FlexAttention's results."""
+    trainer.set_checkpointing(True)
+    try:
+        yield
+    finally:
+        trainer.set_checkpointing(False)
 
 
 def against_trl(size: Size) -> Iterator[Row]:

@@ -48,8 +48,11 @@ def test_every_step_runs_at_toy_size() -> None:
     by_step = {name: [row for row in rows if row["step"] == name] for name in check.STEPS}
     exact = {row["name"]: row["exact"] for row in by_step["exactness"]}
     ways = ("gathers", "flex")
+    checkpointed = [f"{way}, checkpointed" for way in ways]
     families = ("Qwen2", "Qwen3", "Llama")
-    assert exact.keys() == {f"{family}, {way}" for family in families for way in (*ways, FUSED)} | {right.LAST}
+    assert exact.keys() == {f"{family}, {way}" for family in families for way in (*ways, FUSED, *checkpointed)} | {
+        right.LAST
+    }
     assert {row["name"]: row["same_bytes"] for row in by_step["determinism"]} == {
         f"{way}, {how}": True for way in ways for how in ("as it is", "deterministic")
     }
@@ -86,14 +89,19 @@ def test_an_update_that_is_not_exact_is_seen(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_wrong_function_of_a_gpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = models.own_trainer(models.make_base(sizes.TOY.tiny, "float32", 0.2), "float32")
     rows = sizes.TOY.few.make(models.WORDS)
-    row = right.functions(models.moved(trainer, 0.05), rows)
+
+    def compared() -> dict[str, Any]:
+        return right.compared(trainer, rows, right.functions(True), right.functions(False))
+
+    models.moved(trainer, 0.05)
+    row = compared()
     assert row["exact"]
     assert 0 < row["gradients_apart"] < 2e-5
     gated_back = fused.gated_back
     monkeypatch.setattr(fused, "gated_back", lambda *words: tuple(1.001 * slope for slope in gated_back(*words)))
-    assert not right.functions(trainer, rows)["exact"]
+    assert not compared()["exact"]
     monkeypatch.setattr(fused, "gated_back", lambda *_: 1 / 0)
-    assert right.functions(trainer, rows) == {"exact": False, "error": "division by zero"}
+    assert compared() == {"exact": False, "error": "division by zero"}
 
 
 @pytest.mark.slow
