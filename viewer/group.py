@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steps.core.parquet import read_columns, unreadable
+from steps.core.records import sampled_mask
 from steps.core.yaml_text import read_mapping
-from steps.training.fates import DROPPED, token_fate
+from steps.training.fates import DROPPED, token_fates
 from viewer.index import AttemptGroup, AttemptSummary, Index, TrajectoryFile, line, stamp
 from viewer.runs import LONGEST
 
@@ -183,13 +184,21 @@ def branches(rows: Sequence[Mapping[str, Any]], words: Any, fate: str = "") -> t
             [shown_message(entry) for entry in answers],
             row["finish_reason"] == "length",
             sum(logprobs) / len(logprobs) if logprobs else None,
-            DROPPED.get(token_fate(fate, bool(row.get("is_constrained"))), ""),
+            dropped(
+                fate, sampled_mask(len(sampled), logprobs, bool(row.get("is_constrained")), row.get("grammar") or "")
+            ),
             [],
         )
         branch.turns.append(shown)
         ends.append((prompt + sampled, shown, branch))
         every += logprobs
     return roots, every
+
+
+def dropped(fate: str, mask: list[int]) -> str:
+    """Why no token of a turn is trained on; empty where one is."""
+    names = [name for name, count in token_fates(fate, mask).items() if count]
+    return DROPPED.get(names[0], "") if len(names) == 1 else ""
 
 
 def call(tool_call: Mapping[str, Any]) -> ShownCall:

@@ -98,6 +98,7 @@ def functions(of_gpu: bool) -> AbstractContextManager[Any]:
 @contextmanager
 def checkpointed(trainer: Any) -> Iterator[None]:
     """Within it, layers are computed again in the backward pass, except for FlexAttention's results."""
+    trainer.keeps_attention = True
     trainer.set_checkpointing(True)
     try:
         yield

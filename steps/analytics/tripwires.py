@@ -32,6 +32,7 @@ FLAT = 0.9  # share of the groups whose attempts all earned the same
 FEW = 0.1  # share of the episodes that may be empty, failed, set aside or unscored
 REPEATED = 0.5  # share of the episodes with the very same error
 DRIFT = 10.0, 1e-3  # times the median of earlier iterations, and nats: the logprobs of sampler and trainer
+FORCED = 0.95  # share of the tokens of trajectories that are trained on at which a grammar left no choice
 GROWTH = 3.0  # times the median of earlier iterations: sampled tokens or turns of an episode
 CUT = 0.5  # share of the episodes that were cut off, where it was less than half of that before
 CERTAIN = 0.05  # entropy as a share of the first iteration's, below which a policy that fails has stopped exploring
@@ -234,6 +235,16 @@ def zero_gradient(it: Iteration) -> str:
     return ""
 
 
+def no_choice(it: Iteration) -> str:
+    trained, without = it.metrics.get("tokens_trained"), it.metrics.get("tokens_dropped/constrained", 0)
+    if it.metrics["trained"] and trained is not None and without > FORCED * (trained + without):
+        return (
+            f"of the {trained + without} tokens of trajectories that are trained on, {without} bear no loss, because a "
+            "grammar left no choice or is not known: look at rollout.grammar, and at the schemas that the agent asks for"
+        )
+    return ""
+
+
 def explosion(it: Iteration, name: str, words: str) -> str:
     now, before = it.metrics.get(name), it.before(name)
     if now is not None and before and now > GROWTH * median(before):
@@ -324,6 +335,7 @@ TRIPWIRES: dict[str, Callable[[Iteration], str]] = {
     "logprob drift": logprob_drift,
     "adapter unchanged": adapter_unchanged,
     "zero gradient": zero_gradient,
+    "no choice": no_choice,
     "length": lambda it: explosion(it, "tokens", "sampled tokens"),
     "turns": lambda it: explosion(it, "turns", "turns"),
     "truncation": truncation,

@@ -3,7 +3,8 @@
     python -m steps.analytics            # shows it beside everything else
 
 The stage update writes what became of each trajectory (run/NNN/fates.json; steps/training/fates.py explains the fates). A
-trajectory's sampled tokens are counted under its fate, or as `constrained` where it is trained on and a grammar chose them.
+trajectory's sampled tokens are counted under its fate, or as `constrained` where it is trained on and a grammar left no
+choice.
 
 Left out: what clipping and importance sampling take from single tokens (`clip_ratio/region_mean` of metrics.json), the time
 between stages, and prompts, which cost seconds but are not sampled.
@@ -17,8 +18,8 @@ from pathlib import Path
 
 from steps.core.errors import UserError
 from steps.core.parquet import read_columns
-from steps.core.records import OUTPUTS, Record
-from steps.training.fates import FATES, TOKEN_FATES, TRAINED, token_fate
+from steps.core.records import OUTPUTS, Record, sampled_mask
+from steps.training.fates import FATES, TOKEN_FATES, TRAINED, token_fates
 
 UNIT = 2**40  # shares are whole numbers of 1 / UNIT, so that floats of them sum to 1 exactly, in any order
 
@@ -49,7 +50,8 @@ def waste(folder: Path) -> Waste:
     import pyarrow.compute as pc
 
     fates = _fates(folder / "fates.json")
-    columns = ["id", "turns.list.element.completion_ids", "turns.list.element.is_constrained"]
+    fields = ("completion_ids", "logprobs", "is_constrained", "grammar")  # files of earlier versions lack the last ones
+    columns = ["id", *(f"turns.list.element.{field}" for field in fields)]
     batch = read_columns(folder / "trajectories.parquet", columns)
     names = batch["id"].to_pylist()
     if fates.keys() != set(names):
@@ -63,10 +65,17 @@ def waste(folder: Path) -> Waste:
         turns = batch["turns"].combine_chunks()
         flat, places = pc.list_flatten(turns), pc.list_parent_indices(turns).to_pylist()
         lengths = pc.list_value_length(pc.struct_field(flat, "completion_ids")).to_pylist()
-        has_field = flat.type.get_field_index("is_constrained") >= 0  # files of earlier versions lack it
-        constrained = pc.struct_field(flat, "is_constrained").to_pylist() if has_field else [False] * len(places)
-        for place, length, is_constrained in zip(places, lengths, constrained, strict=True):
-            tokens[token_fate(fates[names[place]], is_constrained)] += length or 0
+        has_field = flat.type.get_field_index("is_constrained") >= 0
+        constrained = pc.struct_field(flat, "is_constrained").to_pylist() if has_field else ()
+        masks = {
+            number: sampled_mask(lengths[number] or 0, turn["logprobs"] or (), True, turn.get("grammar") or "")
+            for number, is_constrained in enumerate(constrained)
+            if is_constrained
+            for turn in [flat[number].as_py()]
+        }
+        for number, (place, length) in enumerate(zip(places, lengths, strict=True)):
+            for name, count in token_fates(fates[names[place]], masks.get(number, [1] * (length or 0))).items():
+                tokens[name] += count
     kept = {stage: folder / "timings" / f"{output}.json" for stage, output in OUTPUTS.items()}
     seconds = {stage: json.loads(path.read_text())["seconds"] for stage, path in kept.items() if path.is_file()}
     measured = bool(tokens["gradient"] and seconds)

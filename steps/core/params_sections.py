@@ -93,6 +93,9 @@ class Sharded(SlowTools):
     wherever it is played; another number rounds otherwise. With policy.kind ray, engines play one shard each at a time."""
 
 
+Grammar = Literal["exact", "free", "off"]
+
+
 class Rollout(Sharded):
     """One iteration's batch: `scenarios` × `attempts` episodes."""
 
@@ -118,6 +121,11 @@ class Rollout(Sharded):
     """Of the calls of your own agents. lockstep: the calls of all episodes under way are collected, and sampled in the order
     of their episodes, so that deterministic agents give the same bytes again. free: as they come, which is fastest; the
     journal is the record, and replayed. Also of the answers of slow tools (steps/sampling/episodes.py)."""
+    grammar: Grammar = "exact"
+    """Of turns for which your own agents ask for a JSON schema, or for a call. exact: sampled under the grammar and trained
+    on, with probabilities among the tokens that it allowed (steps/training/grammar.py). free: sampled without it, so that
+    the agent's own check refuses what does not fit, and the policy learns the form. off: sampled under it, and not trained
+    on."""
 
 
 class Agents(Section):

@@ -41,15 +41,37 @@ class Turn(Record):
     observations: tuple[Message, ...]  # none after the last turn of a finished episode
     finish_reason: Literal["stop", "length"]
     # Of agents behind the gateway (steps/gateway/): why the turn does not continue an earlier one, the messages that it was
-    # shown where it does not, and whether a grammar chose among its tokens, which are then not trained on.
+    # shown where it does not, whether a grammar chose among its tokens, and which: JSON that the update can replay. Without
+    # it the turn is not trained on.
     fork: str = ""
     context: tuple[Message, ...] = ()
     is_constrained: bool = False
+    grammar: str = ""
+
+    @property
+    def mask(self) -> list[int]:
+        """[C] 1 for each sampled token that can bear loss. Where a grammar left no choice, the logprob is 0 exactly."""
+        return sampled_mask(len(self.completion_ids), self.logprobs, self.is_constrained, self.grammar)
+
+    @property
+    def trained_logprobs(self) -> list[float]:
+        """[C] nats; 0 where the mask is."""
+        if not self.is_constrained:
+            return list(self.logprobs)
+        return [logprob if bears_loss else 0.0 for logprob, bears_loss in zip(self.logprobs, self.mask, strict=True)]
 
     @property
     def length(self) -> int:
         """Tokens of the prompt and sampled ones."""
         return len(self.prompt_ids) + len(self.completion_ids)
+
+
+class Stretch(NamedTuple):
+    """Tokens of a row that were sampled one after another under a grammar."""
+
+    start: int
+    stop: int
+    grammar: str  # the JSON of Turn.grammar
 
 
 class Row(NamedTuple):
@@ -58,6 +80,14 @@ class Row(NamedTuple):
     ids: list[int]
     mask: list[int]  # 1 = sampled token
     logprobs: list[float]  # nats; 0 where not sampled
+    stretches: tuple[Stretch, ...] = ()
+
+
+def sampled_mask(count: int, logprobs: Sequence[float], is_constrained: bool, grammar: str) -> list[int]:
+    """Turn.mask, of a turn's fields; `count`: sampled tokens."""
+    if not is_constrained or not grammar or len(logprobs) != count:
+        return [int(not is_constrained)] * count
+    return [int(logprob != 0) for logprob in logprobs]
 
 
 def fingerprint(name: str, adapter_hash: str, sampled: Sequence[tuple[Sequence[int], Any]]) -> str:
@@ -91,7 +121,7 @@ class Trajectory(Record):
         """The training rows.
 
         A turn extends the longest row that its prompt begins with, the latest of several; where there is none, it begins a
-        row with its whole prompt as context. Each sampled token bears loss in one row, and in none where a grammar chose.
+        row with its whole prompt as context. Each sampled token bears loss in one row, and in none where `Turn.mask` is 0.
         """
         return [row for row, _ in self._rows()]
 
@@ -106,18 +136,20 @@ class Trajectory(Record):
                 raise ValueError(
                     f"trajectory {self.id}: {len(turn.completion_ids)} sampled tokens, {len(turn.logprobs)} logprobs"
                 )
-            prompt, sampled = turn.prompt_ids, len(turn.completion_ids)
-            extended = [entry for entry in rows if begins(prompt, entry[0].ids)]
+            prompt = turn.prompt_ids
+            extended = [number for number, (row, _) in enumerate(rows) if begins(prompt, row.ids)]
+            number = max(extended, key=lambda number: (len(rows[number][0].ids), number), default=len(rows))
             if not extended:
                 rows.append((Row([], [], []), []))
-            (ids, mask, logprobs), places = (
-                max(reversed(extended), key=lambda entry: len(entry[0].ids)) if extended else rows[-1]
-            )
+            row, places = rows[number]
             places.append(place)
-            added = prompt[len(ids) :]
-            ids += [*added, *turn.completion_ids]
-            mask += [0] * len(added) + [0 if turn.is_constrained else 1] * sampled
-            logprobs += [0.0] * len(added) + ([0.0] * sampled if turn.is_constrained else list(turn.logprobs))
+            added = prompt[len(row.ids) :]
+            row.ids.extend((*added, *turn.completion_ids))
+            row.mask.extend([0] * len(added) + turn.mask)
+            row.logprobs.extend([0.0] * len(added) + turn.trained_logprobs)
+            if turn.grammar:
+                stretch = Stretch(len(prompt), turn.length, turn.grammar)
+                rows[number] = row._replace(stretches=(*row.stretches, stretch)), places
         return rows
 
     def messages(self, scenario: Scenario) -> list[Message]:

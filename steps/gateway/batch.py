@@ -79,7 +79,7 @@ class Batch:
                     self.refused[name] = state.refused
                 self.leases.restore_lease(name, state.lease, state.lost, time.monotonic())
                 before = [entry for entry in entries[name] if entry.lease < state.lease]
-                execution = Execution(name, self.places[name], state.lease, state.key, Graph(), before)
+                execution = Execution(name, self.places[name], state.lease, state.key, Graph(self.plan.grammar), before)
                 for entry in entries[name]:
                     if entry.lease == state.lease:
                         self._again(execution, entry, numbers[name, entry.lease, entry.asked])
@@ -139,7 +139,9 @@ class Batch:
         for name, lease in self.leases.lease(client, int(body["free"]), now):
             key = secrets.token_urlsafe(24)
             self.journal.lease(name, lease, key, self.leases.losses[name])
-            self.executions[name] = Execution(name, self.places[name], lease, key, Graph(), self.earlier.get(name, []))
+            self.executions[name] = Execution(
+                name, self.places[name], lease, key, Graph(self.plan.grammar), self.earlier.get(name, [])
+            )
             episode = self.episodes[name]
             draws = turn_seed(self.plan.seed, episode["scenario"]["id"], episode["attempt"], 0)
             more = {"lease": lease, "seed": draws, "api_key": key, "seconds": self.agents.episode_seconds}
@@ -270,7 +272,7 @@ class Batch:
             most = f"policy.context is {self.chats.policy.context} tokens"
             reason = f"{most}: the prompt has {length}, and the answer may have {limit}"
             raise self._refused(execution, reason, TOO_LONG)
-        limits = replies.limits(request, chat, limit)
+        limits = replies.limits(request, chat, limit, self.plan.grammar)
         self.refused.pop(execution.episode, None)
         self.ignored.update(request.ignored)
         placements = [execution.graph.ask(placement) for placement in placements]

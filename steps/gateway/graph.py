@@ -12,17 +12,19 @@ on what was asked, in its order, and never on how long sampling took.
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from environments.base import Message
 from steps.core.records import Trajectory, Turn
 from steps.gateway.causes import Conversation, cause, conversation
-from steps.gateway.replies import is_constrained
+from steps.gateway.replies import grammar
 from steps.gateway.types import BadRequest, Cause, Request
 
 if TYPE_CHECKING:
     from environments._agents import Result
+    from steps.core.params_sections import Grammar
     from steps.gateway.journal import Answer
     from steps.policy.chat import Chat
 
@@ -52,7 +54,7 @@ class Node:
         self.children: list[int] = []
         self.answer: Answer | None = None
         self.message: Message = {}
-        self.is_constrained = False
+        self.grammar: dict[str, Any] = {}  # that chose among the tokens
         self.whole = placement.shown  # with the answer, once it is there
 
     @property
@@ -62,9 +64,10 @@ class Node:
 
 
 class Graph:
-    """The answers of one execution, numbered in the order in which they were asked for."""
+    """The answers of one execution, numbered in the order in which they were asked for. `mode`: rollout.grammar."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: Grammar = "exact") -> None:
+        self.mode = mode
         self.nodes: list[Node] = []
         self.prompts: Counter[tuple[int, ...]] = Counter()  # how often each was asked
         self.ends: dict[bytes, list[int]] = defaultdict(list)  # answered nodes by the name of their conversation
@@ -124,7 +127,9 @@ class Graph:
         if placement.number < 0:
             placement = self.ask(placement)
         node = self.nodes[placement.number]
-        node.answer, node.message, node.is_constrained = answer, message, is_constrained(request)
+        node.answer, node.message = answer, message
+        if self.mode != "free" and (fields := grammar(request, chat)):
+            node.grammar = fields | {"ends": [chat.end]}
         node.whole = placement.shown.answered(message)
         if not placement.is_text:
             self.ends[node.whole.name(len(node.whole.keys))].append(placement.number)
@@ -170,7 +175,8 @@ class Graph:
             finish_reason="length" if answer.finish_reason == "length" else "stop",
             fork=placement.cause,
             context=placement.shown.messages if begins else (),
-            is_constrained=node.is_constrained,
+            is_constrained=bool(node.grammar),
+            grammar=json.dumps(node.grammar) if node.grammar and self.mode == "exact" else "",
         )
 
     def _continued(self, shown: Conversation, count: int) -> int | None:

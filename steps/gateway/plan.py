@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from steps.core.params import Policy
+from steps.core.params_sections import Grammar
 from steps.gateway.types import BadRequest
 from steps.policy.chat import Chat
 from steps.policy.loading import load_tokenizer
@@ -21,6 +22,7 @@ class Plan(NamedTuple):
     agents: dict[str, Any]
     adapter: str  # content hash
     order: str
+    grammar: Grammar
     seed: int
     temperature: float
     max_tokens: int

@@ -183,6 +183,7 @@ def play_shard(
         agents=agents.model_dump(mode="json"),
         adapter=adapter_hash(adapter),
         order=order,
+        grammar=getattr(limits, "grammar", "exact"),
         seed=seed,
         temperature=limits.temperature,
         max_tokens=max_tokens,

@@ -12,6 +12,7 @@ from steps.gateway.journal import Answer, Entry
 from steps.gateway.types import BadRequest, Choice, Reply, Request, Token
 
 if TYPE_CHECKING:
+    from steps.core.params_sections import Grammar
     from steps.gateway.calls import Call
     from steps.policy.chat import Chat
 
@@ -19,17 +20,22 @@ TAGGED = "hermes"  # the form of calls for which a tool can be forced
 MODEL = "policy"  # the name that clients call the model by; any other name is answered, too
 
 
-def limits(request: Request, chat: Chat, max_tokens: int) -> dict[str, Any]:
-    """The fields of steps.sampling.engine.Limits. BadRequest where a tool cannot be forced."""
+def limits(request: Request, chat: Chat, max_tokens: int, mode: Grammar = "exact") -> dict[str, Any]:
+    """The fields of steps.sampling.engine.Limits; without a grammar where `mode`, rollout.grammar, is free. BadRequest where
+    a tool cannot be forced."""
     fields: dict[str, Any] = {"max_tokens": max_tokens, "stop": list(request.stop)}
-    if request.schema is not None:
-        fields["schema"] = json.dumps(request.schema)
-    if request.tool_choice not in ("auto", "none"):
-        fields["tag"] = json.dumps(_forced(request, chat))
-        fields.pop("schema", None)
+    if mode != "free":
+        fields |= grammar(request, chat)
     if request.top_logprobs:
         fields["top_logprobs"] = request.top_logprobs
     return fields
+
+
+def grammar(request: Request, chat: Chat) -> dict[str, str]:
+    """The grammar that a request asks for, as a field of Limits: nothing, a JSON schema, or a structural tag."""
+    if request.tool_choice not in ("auto", "none"):
+        return {"tag": json.dumps(_forced(request, chat))}
+    return {} if request.schema is None else {"schema": json.dumps(request.schema)}
 
 
 def _forced(request: Request, chat: Chat) -> dict[str, Any]:
@@ -55,11 +61,6 @@ def _forced(request: Request, chat: Chat) -> dict[str, Any]:
     ]
     content = tags[0] if len(tags) == 1 else {"type": "or", "elements": tags}
     return {"type": "structural_tag", "format": content}
-
-
-def is_constrained(request: Request) -> bool:
-    """Whether a grammar chooses among the tokens, whose logprobs are then not the policy's."""
-    return request.schema is not None or request.tool_choice not in ("auto", "none")
 
 
 def read(answer: Answer, request: Request, chat: Chat, name: str) -> Choice:

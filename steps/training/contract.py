@@ -70,14 +70,14 @@ def breach(trajectory: Trajectory, rows: Sequence[Row], end: int | None, vocabul
 def rows_breach(trajectory: Trajectory, rows: Sequence[Row]) -> str | None:
     """Why the rows do not train on each sampled token once, at its place, with its logprob, and on nothing else; or None.
 
-    The turns of a row follow one another, and those of other rows may stand between them. Tokens that a grammar chose among
-    (`is_constrained`) are at their place, too, and are not trained on.
+    The turns of a row follow one another, and those of other rows may stand between them. Tokens that bear no loss
+    (`Turn.mask`) are at their place, too.
     """
     left = list(trajectory.turns)  # in no row so far
     least = (
         0 if trajectory.is_from_gateway else 1
     )  # tokens that a turn's prompt adds: an agent may have a turn continued
-    for ids, mask, logprobs in rows:
+    for ids, mask, logprobs, _ in rows:
         if not len(ids) == len(mask) == len(logprobs):
             return "a training row whose ids, mask and logprobs differ in length"
         if not ids:
@@ -91,9 +91,9 @@ def rows_breach(trajectory: Trajectory, rows: Sequence[Row]) -> str | None:
                     return "a training row that does not extend turn by turn"
                 others.append(turn)
                 continue
-            if any(mask[place:start]) or mask[start:stop] != [0 if turn.is_constrained else 1] * (stop - start):
+            if any(mask[place:start]) or mask[start:stop] != turn.mask:
                 return "a mask that does not alternate as the turns do"
-            if not turn.is_constrained and tuple(logprobs[start:stop]) != turn.logprobs:
+            if logprobs[start:stop] != turn.trained_logprobs:
                 return "a training row with logprobs of other tokens"
             place = stop
         left = others

@@ -110,5 +110,5 @@ def of_tokens(trajectory: Trajectory, turns: Sequence[float]) -> list[float] | N
         turns[place]
         for places in trajectory.turns_of_rows()
         for place in places
-        for _ in (() if trajectory.turns[place].is_constrained else trajectory.turns[place].completion_ids)
+        for _ in range(sum(trajectory.turns[place].mask))
     ]

@@ -4,8 +4,8 @@ A trajectory without a signal pushes the policy nowhere. It still counts in the 
 base policy unless it is masked, as in TRL; with update.without_signal: drop it does not. A quarantined one counts nowhere.
 
 The stage update decides it and writes it to fates.json as {trajectory id: fate}, in the order of the batch;
-steps/analytics/waste.py sums the sampled tokens by it. A token has the fate of its trajectory, but for those that a grammar
-chose among, in trajectories that are trained on: they bear no loss.
+steps/analytics/waste.py sums the sampled tokens by it. A token has the fate of its trajectory, but for those of trajectories
+that are trained on at which a grammar left no choice, or an unknown one chose (`Turn.mask`): they bear no loss.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ def account(
     for trajectory in batch:
         for turn in trajectory.turns:
             collected += len(turn.completion_ids)
-            if (of_turn := token_fate(fates[trajectory.id], turn.is_constrained)) in DROPPED:
-                dropped[DROPPED[of_turn]] += len(turn.completion_ids)
+            for name, count in token_fates(fates[trajectory.id], turn.mask).items():
+                if name in DROPPED:
+                    dropped[DROPPED[name]] += count
     if collected != tokens + sum(dropped.values()):
         raise AssertionError(f"{collected} tokens were sampled, {tokens} are trained on, and dropped are {dropped}")
     forks = Counter(turn.fork for trajectory in batch for turn in trajectory.turns if turn.fork)
@@ -79,6 +80,8 @@ def account(
     }
 
 
-def token_fate(of_trajectory: str, is_constrained: bool) -> str:
-    """One of TOKEN_FATES."""
-    return CONSTRAINED if is_constrained and of_trajectory in TRAINED else of_trajectory
+def token_fates(of_trajectory: str, mask: Sequence[int]) -> dict[str, int]:
+    """How many of a turn's sampled tokens have which of TOKEN_FATES; `mask`: Turn.mask."""
+    if of_trajectory not in TRAINED:
+        return {of_trajectory: len(mask)}
+    return {of_trajectory: sum(mask), CONSTRAINED: len(mask) - sum(mask)}

@@ -23,9 +23,11 @@ from steps.core.progress import measure, progress, say
 from steps.core.stats import added
 from steps.policy import sharing
 from steps.policy.adapter import adapter_hash
+from steps.policy.loading import load_tokenizer
 from steps.policy.machine import before_sampling, deterministic
 from steps.training import memory, packing, probe
 from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
+from steps.training.grammar import Grammars
 from steps.training.loss import Correction, SamplerCheck, TrlLoss, clip_gradient
 from steps.training.model import WEIGHTS, adapter_of, load_model
 from steps.training.processes import gathered, join, process, shard
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from steps.core.params import Policy, Update
+    from steps.core.records import Row
 
 # The base model with its adapter's layers, by policy; at most one. Global, because stages are plain functions, and a warm
 # process runs many updates in a row: each replaces the adapter's weights instead of loading the base model again.
@@ -80,6 +83,8 @@ class Trainer:
         self.trained_parameters = sum(value.numel() for value in self.weights.values())
         self.steps, self.adapter_hash = 0, ""
         self.moments: dict[str, dict[str, torch.Tensor]] = {}
+        self.keeps_attention = False
+        self.grammars: Grammars | None = None  # made where a row was sampled under one
         self.start: Path | None = None  # folder of the adapter that training began with, for update.reference
         if checkpoint is not None:
             self._load(checkpoint)
@@ -295,7 +300,8 @@ class Trainer:
         return batches
 
     def with_micro_batches(self, examples: Sequence[Example], settings: Update) -> Update:
-        """The settings with the tokens of a micro-batch, and whether layers are checkpointed, where they leave that open."""
+        """The settings with the tokens of a micro-batch, and whether layers are checkpointed, where they leave that open.
+        Whether those keep FlexAttention's results is kept here."""
         longest = max(sum(map(len, example.ids)) for example in examples)
         policy = self.policy
         chosen = memory.micro_batches_on(
@@ -303,15 +309,18 @@ class Trainer:
         )
         everywhere = gathered(chosen)  # processes that divide a model pass through it together
         tokens, checkpointing = min(each.tokens for each in everywhere), any(each.checkpointing for each in everywhere)
+        self.keeps_attention = all(each.keeps_attention for each in everywhere)
         return settings.model_copy(update={"tokens_per_micro_batch": tokens, "gradient_checkpointing": checkpointing})
 
     def set_checkpointing(self, on: bool) -> None:
-        """Keep only each layer's input, and FlexAttention's results; compute the rest again in the backward pass."""
+        """Keep only each layer's input, and FlexAttention's results where there is room; compute the rest again in the
+        backward pass."""
         from steps.training import flex
 
         base = self.model.get_base_model()
         if on:
-            kept = {"context_fn": flex.kept_contexts} if flex.runs_on(self.place[1]) else {}
+            is_kept = self.keeps_attention and flex.runs_on(self.place[1])
+            kept = {"context_fn": flex.kept_contexts} if is_kept else {}
             base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **kept})
         elif base.is_gradient_checkpointing:
             base.gradient_checkpointing_disable()
@@ -350,9 +359,19 @@ class Trainer:
         on_gpu = self.place[1].type == "cuda"
         return packing.ahead(batches, lambda batch: self._pack(batch["examples"]), in_thread=on_gpu)
 
+    def _grammars(self, rows: Sequence[Row]) -> Grammars | None:
+        """What replays the grammars of these rows; None where they have none."""
+        if self.grammars is None and any(row.stretches for row in rows):
+            base, tokenizer = self.model.get_base_model(), load_tokenizer(self.policy)
+            ends = base.generation_config.eos_token_id
+            ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
+            self.grammars = Grammars(tokenizer, self.vocabulary, ends)
+        return self.grammars if any(row.stretches for row in rows) else None
+
     def _pack(self, examples: Sequence[Example]) -> packing.Packed:
         rows = [row for example in examples for row in example.rows]
-        return packing.pack(rows, *self.place, counts=[len(example.rows) for example in examples])
+        counts = [len(example.rows) for example in examples]
+        return packing.pack(rows, *self.place, counts=counts, grammars=self._grammars(rows))
 
     def _batch(self, examples: Sequence[Example], total: int) -> dict[str, Any]:
         """A micro-batch under TRL's names, with sampled tokens only; `total`: sampled tokens of the whole pass."""

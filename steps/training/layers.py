@@ -25,6 +25,7 @@ from steps.training import fused
 
 BLOCK = 2**17  # numbers per block: 512 KiB, several of which fit into a core's cache
 LOGITS = 2**24  # numbers per block of logits: 64 MiB
+LEFT_OUT = -1e30  # the logit of a token that a grammar does not allow: finite, so that 0 times it is 0
 # transformers' classes that compute the same as the functions below; other classes keep their own forward
 NORMS = {"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"}
 ATTENTION = {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"}
@@ -311,8 +312,21 @@ def _token_logps(
     return logp, entropy, shares.scatter_add_(-1, targets, torch.full_like(total, -1.0)) if with_slope else None
 
 
+def _leave_out(logits: Tensor, numbers: Tensor, sets: Tensor) -> None:
+    """Take out of logits [n, V] what is not in each row's set: its number [n], or -1 for all tokens, of bits [M, V / 32]."""
+    rows = (numbers >= 0).nonzero()[:, 0]
+    if not len(rows):
+        return
+    places = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    octets = sets[numbers[rows]].view(torch.uint8)
+    bits = (octets[..., None] >> places & 1).flatten(1)[:, : logits.shape[1]]
+    logits[rows] = logits[rows].masked_fill(bits == 0, LEFT_OUT)
+
+
 class _LogSoftmax(Function):
     """Logprobs [N] of targets and entropies [N] from hidden states [N, width] and a frozen head [V, width].
+
+    `allowed`: the number [N] of the set of tokens that each distribution is over, and the sets as bits.
 
     What comes after this function only scales the gradient of a token's logprob by its hidden state. The gradient is
     therefore computed in the forward pass, and no logits are kept.
@@ -327,6 +341,7 @@ class _LogSoftmax(Function):
         targets: Tensor,
         temperature: float,
         with_entropies: bool = True,
+        allowed: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         if weight.requires_grad:
             raise ValueError("the output layer must be frozen")
@@ -340,6 +355,8 @@ class _LogSoftmax(Function):
         for start in range(0, len(hidden), block):
             part = slice(start, start + block)
             logits, target = linear(hidden[part], weight, bias), targets[part, None]
+            if allowed is not None:
+                _leave_out(logits, allowed[0][part], allowed[1])
             logps[part], entropies[part], shares = compute(
                 logits, target, temperature, with_entropies, slope is not None
             )
@@ -350,9 +367,9 @@ class _LogSoftmax(Function):
         return logps, entropies
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, None, None, None, None, None, None]:
         [slope] = ctx.saved_tensors
-        return slope * grad[:, None].to(slope.dtype), None, None, None, None, None
+        return slope * grad[:, None].to(slope.dtype), None, None, None, None, None, None
 
 
 log_softmax = _LogSoftmax.apply

@@ -27,7 +27,8 @@ class Costs(NamedTuple):
 
     layer: int  # kept in one layer for its backward pass
     whole: int  # kept in all layers
-    checkpointed: int  # kept where a layer keeps its input and what attention gave, without the layer computed again
+    checkpointed: int  # kept where a layer keeps its input alone, without the one layer that is computed again
+    attended: int  # kept beside it, where layers keep what FlexAttention gave, too
 
 
 class MicroBatches(NamedTuple):
@@ -35,6 +36,7 @@ class MicroBatches(NamedTuple):
 
     tokens: int  # in one forward pass
     checkpointing: bool
+    keeps_attention: bool = False  # of checkpointed layers: FlexAttention's results are not computed again
 
 
 def costs(config: Any, rank: int, size: int) -> Costs:
@@ -58,14 +60,15 @@ def costs(config: Any, rank: int, size: int) -> Costs:
     layer = size * numbers + 4 * (heads + 2)  # and in float32 the attention's and the norms' scales
     ends = 4 * width * size  # input and result of the last norm, hidden states of sampled tokens and their gradient
     layers = config.num_hidden_layers
-    return Costs(layer, layers * layer + ends, layers * ((width + query) * size + 4 * heads) + ends)
+    return Costs(layer, layers * layer + ends, layers * width * size + ends, layers * (query * size + 4 * heads))
 
 
 def choose(settings: Update, cost: Costs, longest: int, free: float) -> MicroBatches:
     """Micro-batches for `free` bytes, where the settings leave them open. `longest`: tokens of the longest trajectory.
 
     Without checkpointing where the longest trajectory and TOKENS fit, because a second forward pass costs a third more. The
-    number of tokens is a power of two, so that a little more or less of free memory changes nothing.
+    number of tokens is a power of two, so that a little more or less of free memory changes nothing. What that leaves free
+    may hold the results of attention.
     """
     room = SAFETY * free
     wanted = max(settings.tokens_per_micro_batch or TOKENS, longest)
@@ -81,7 +84,8 @@ def choose(settings: Update, cost: Costs, longest: int, free: float) -> MicroBat
         )
     fitting = int(room // a_token)
     tokens = settings.tokens_per_micro_batch or min(MOST, max(TOKENS // 4, 2 ** (max(fitting, 1).bit_length() - 1)))
-    return MicroBatches(tokens, checkpointing)
+    keeps_attention = checkpointing and max(tokens, longest) * (a_token + cost.attended) <= room
+    return MicroBatches(tokens, checkpointing, keeps_attention)
 
 
 def micro_batches_on(

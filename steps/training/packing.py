@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from steps.training import flex
+    from steps.training.grammar import Grammars
 
 NAME = "shared_prefix"  # of the attention, as transformers knows it
 QUERIES = 256  # most tokens of a row that attend together; fewer would mean smaller masks and more calls
@@ -60,6 +61,9 @@ class Packed(NamedTuple):
     targets: torch.Tensor  # [N] sampled token ids
     rows: torch.Tensor  # [B, S] places of a trajectory's sampled tokens among the N
     mask: torch.Tensor  # [B, S] 1 for a sampled token, 0 for padding
+    allowed: (
+        tuple[torch.Tensor, torch.Tensor] | None
+    )  # [N] which set each is from, or -1, and the sets [M, V / 32] as bits
 
 
 def shared(row: Any, other: Any) -> int:
@@ -71,11 +75,18 @@ def shared(row: Any, other: Any) -> int:
     return int(different[0]) if len(different) else length
 
 
-def pack(rows: Sequence[Row], dtype: Any = None, device: Any = None, counts: Sequence[int] | None = None) -> Packed:
+def pack(
+    rows: Sequence[Row],
+    dtype: Any = None,
+    device: Any = None,
+    counts: Sequence[int] | None = None,
+    grammars: Grammars | None = None,
+) -> Packed:
     """Pack rows for a model of this dtype. In sorted order each row shares most with the row before it.
 
     `counts`: of how many rows each trajectory consists, in order; its sampled tokens become one row of the results. Without
-    it each row is a trajectory. ValueError where there is nothing to pack.
+    it each row is a trajectory. `grammars`: those that rows were sampled under; a token that was sampled from two sets
+    counts twice among the N. ValueError where there is nothing to pack.
     """
     import numpy as np
     import torch
@@ -99,13 +110,16 @@ def pack(rows: Sequence[Row], dtype: Any = None, device: Any = None, counts: Seq
         starts[index], total, previous = start, total + len(fresh), index
     ends[paths[order[-1]]] = total
     ids, positions = np.empty(total, np.int64), np.empty(total, np.int64)
-    is_sampled, before = np.zeros(total, bool), np.zeros(total, np.int64)
-    for path, values, row in zip(paths, tokens, rows, strict=True):
+    before, keys = np.zeros(total, np.int64), []  # of each sampled token: its place, and which set it is from
+    chosen = [0 if grammars is None else grammars.of(row) + 1 for row in rows]
+    many = 1 if grammars is None else len(grammars.sets) + 1
+    for path, values, row, numbers in zip(paths, tokens, rows, chosen, strict=True):
         ids[path], positions[path] = values, np.arange(len(values))
-        is_sampled[path[np.asarray(row.mask, bool)]] = True
         before[path[1:]] = path[:-1]
-    number = np.cumsum(is_sampled) - 1  # of a sampled token among all of them
-    sampled = [number[path[np.asarray(row.mask, bool)]] for path, row in zip(paths, rows, strict=True)]
+        keys.append((path * many + numbers)[np.asarray(row.mask, bool)])
+    unique, number = np.unique(np.concatenate(keys), return_inverse=True)
+    sampled = np.split(number, np.cumsum([len(part) for part in keys])[:-1])
+    places, sets = unique // many, unique % many - 1
     if counts is not None:
         sampled = [np.concatenate(sampled[begin:end]) for begin, end in pairwise(accumulate(counts, initial=0))]
     is_flex, is_cuda = flex.runs_on(device), torch.device(device or "cpu").type == "cuda"
@@ -117,16 +131,23 @@ def pack(rows: Sequence[Row], dtype: Any = None, device: Any = None, counts: Seq
             device, non_blocking=True
         )  # it does not wait for the GPU's work
 
+    allowed = None
+    if grammars is not None and (sets >= 0).any():
+        used, sets = np.unique(np.append(sets, -1), return_inverse=True)  # -1, for all tokens, comes first
+        bits = np.stack([grammars.sets[number] for number in used[1:]])
+        allowed = tensor(sets[:-1] - 1), tensor(bits, torch.int32)
+
     return Packed(
         ids=tensor(ids)[None],
         positions=tensor(positions)[None],
         calls=[AttentionCall(tensor(own), tensor(path), tensor(mask, dtype)) for own, path, mask in calls],
         back=tensor(back),
         trie=flex.Trie(tensor(ends[:total]), tensor(positions), max(map(len, tokens))) if is_flex else None,
-        before=tensor(before[is_sampled]),
-        targets=tensor(ids[is_sampled]),
+        before=tensor(before[places]),
+        targets=tensor(ids[places]),
         rows=tensor(padded(sampled)),
         mask=tensor(padded([np.ones(len(row)) for row in sampled]), torch.float32),
+        allowed=allowed,
     )
 
 
@@ -313,6 +334,6 @@ def token_logps(
         input_ids=packed.ids, position_ids=packed.positions, packed=packed, use_cache=False
     ).last_hidden_state.squeeze(0)  # [U, W]
     head = causal.get_output_embeddings()
-    output = head.weight, head.bias, packed.targets, temperature, with_entropies
+    output = head.weight, head.bias, packed.targets, temperature, with_entropies, packed.allowed
     logps, entropies = log_softmax(gather(hidden, packed.before), *output)
     return logps[packed.rows] * packed.mask, entropies[packed.rows] * packed.mask

@@ -146,6 +146,9 @@ INJECTED: dict[str, tuple[str, Change]] = {  # the tripwire that must see it
     "logprobs drift": ("logprob drift", metrics(lambda _: {"sampler_kl": 0.02})),
     "the adapter did not change": ("adapter unchanged", copy_adapter),
     "a mask takes the whole gradient": ("zero gradient", metrics(lambda _: {"grad_norm": 0.0})),
+    "a grammar chooses nearly all tokens": (
+        "no choice", metrics(lambda old: {"tokens_dropped/constrained": 99 * old["tokens_trained"]})
+    ),
     "length explodes": ("length", metrics(lambda old: {"tokens": 5 * old["tokens"]})),
     "turns explode": ("turns", metrics(lambda old: {"turns": 5 * old["turns"]})),
     "episodes are cut off": ("truncation", metrics(lambda old: {"truncated": old["collected"]})),

@@ -117,8 +117,8 @@ def test_every_stage_is_among_them() -> None:
         ),
         (
             {"rollout": {"attempt": 4}},
-            "rollout.attempt is not a known key (known: attempts, curriculum, max_tokens, max_turns, opponent, order, "
-            "resample, scenarios, shards, temperature, tool_timeout, tool_workers)",
+            "rollout.attempt is not a known key (known: attempts, curriculum, grammar, max_tokens, max_turns, opponent, "
+            "order, resample, scenarios, shards, temperature, tool_timeout, tool_workers)",
         ),
         ({"policy": {"lora": {"r": 4}}}, "policy.lora.r is not a known key (known: alpha, rank)"),
         ({"register": {"nam": "x"}}, "register.nam is not a known key (known: name)"),

@@ -14,7 +14,17 @@ from pydantic import ValidationError
 from environments._agents import Result
 from environments.base import Scenario
 from steps.core.errors import UserError
-from steps.core.records import Evaluation, Reward, Row, TaskResult, Trajectory, Turn, read_records, write_records
+from steps.core.records import (
+    Evaluation,
+    Reward,
+    Row,
+    Stretch,
+    TaskResult,
+    Trajectory,
+    Turn,
+    read_records,
+    write_records,
+)
 
 
 def turn(
@@ -249,6 +259,14 @@ def test_what_a_grammar_chose_bears_no_loss_and_its_row_goes_on() -> None:
         turn((1, 2, 3, 4, 5, 6), (7,)),
     ).flatten()
     assert rows == [Row([1, 2, 3, 4, 5, 6, 7], [0, 1, 1, 0, 0, 0, 1], [0, -0.25, -0.375, 0, 0, 0, -0.875])]
+
+
+def test_what_a_known_grammar_chose_bears_loss_where_it_left_a_choice() -> None:
+    chosen = turn((1, 2, 3, 4), (5, 6, 7), (0.0, -0.5, -0.0), is_constrained=True, grammar="{}")
+    [row] = trajectory(turn((1,), (2, 3), context=(USER,)), chosen).flatten()
+    assert row == Row(
+        [1, 2, 3, 4, 5, 6, 7], [0, 1, 1, 0, 0, 1, 0], [0, -0.25, -0.375, 0, 0, -0.5, 0], (Stretch(4, 7, "{}"),)
+    )
 
 
 def test_flatten_of_nothing_is_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from steps.core.records import Trajectory, Turn
 from steps.gateway.causes import conversation
 from steps.gateway.graph import Graph, Placement
 from steps.gateway.journal import Answer
+from steps.gateway.replies import limits
 from steps.gateway.types import BadRequest, Request
 from steps.policy.chat import Chat
 from steps.policy.loading import load_tokenizer
@@ -352,7 +354,23 @@ def test_tokens_that_a_grammar_chose_are_marked(chats: Chats) -> None:
     answer(graph, chat, request(SYSTEM, USER, schema={"type": "object"}), {"role": "assistant", "content": "{}"})
     answer(graph, chat, request(SYSTEM, USER, tool_choice="required"), called())
     answer(graph, chat, request(SYSTEM, USER), called())
-    assert [turn.is_constrained for turn in graph.trajectory("n", "s", 0, "a").turns] == [True, True, False]
+    turns = graph.trajectory("n", "s", 0, "a").turns
+    assert [turn.is_constrained for turn in turns] == [True, True, False]
+    assert json.loads(turns[0].grammar) == {"schema": '{"type": "object"}', "ends": [chat.end]}
+    assert json.loads(json.loads(turns[1].grammar)["tag"])["type"] == "structural_tag"
+    assert turns[2].grammar == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("exact", (True, True)), ("off", (True, False)), ("free", (False, False))]
+)
+def test_what_is_kept_of_a_grammar(chats: Chats, mode: Any, expected: tuple[bool, bool]) -> None:
+    graph, chat = Graph(mode), chats(TOOLS)
+    asked = request(SYSTEM, USER, schema={"type": "object"})
+    answer(graph, chat, asked, {"role": "assistant", "content": "{}"})
+    [turn] = graph.trajectory("n", "s", 0, "a").turns
+    assert (turn.is_constrained, bool(turn.grammar)) == expected
+    assert ("schema" in limits(asked, chat, 8, mode)) == turn.is_constrained
 
 
 # --- What texts cannot tell

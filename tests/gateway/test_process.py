@@ -50,6 +50,7 @@ class Stage:
             agents=agents.model_dump(),
             adapter="adapter",
             order="free",
+            grammar="exact",
             seed=1,
             temperature=1.0,
             max_tokens=64,

@@ -94,6 +94,7 @@ class Table:
             agents=Agents(**agents).model_dump(),
             adapter="adapter",
             order=options["order"],
+            grammar="exact",
             seed=1,
             temperature=1.0,
             max_tokens=options["max_tokens"],

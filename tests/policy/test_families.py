@@ -53,6 +53,10 @@ def test_sampler_and_trainer_agree_before_and_after_an_update(name: str, familie
     assert result["kl_updated"] < 1e-8  # vLLM serves the new adapter, not the one before
     assert result["kl_stale"] > 0.01
     assert (result["turns"], result["breaches"]) == (3, [])  # a rollout in the form of the family's own template
+    for kind in ("schema", "tag"):
+        assert result[f"kl_{kind}"] < 1e-8  # among the tokens that a grammar allowed
+        assert result[f"kl_{kind}_without"] > 1
+        assert result[f"choices_{kind}"] >= 32
     assert result["greedy_same"] == result["greedy"] == 4  # the tokens of Hugging Face generate
 
 

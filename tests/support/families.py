@@ -147,14 +147,49 @@ def served(policy: Policy, adapter: Path) -> dict[str, Any]:
     return {"tool_parser": args.tool_call_parser, "reasoning_parser": reasoning, "read": read == [function]}
 
 
-def kl(model: Any, rows: list[Row]) -> float:
+def under_grammars(policy: Policy, trainer: Trainer, adapter: Path, asked: list[list[int]]) -> dict[str, float]:
+    """KL between vLLM and the trainer for turns under a JSON schema, and for forced calls: with the grammar replayed, and
+    without, where it must be far from 0."""
+    from steps.core.records import Trajectory, Turn
+    from steps.sampling.engine import EngineSampler, Limits
+
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "integer"}}, "required": ["a"]}
+    call = {
+        "type": "tag",
+        "begin": '<call>{"a": ',
+        "content": {"type": "json_schema", "json_schema": schema},
+        "end": "}",
+    }
+    tag = json.dumps({"type": "structural_tag", "format": call})
+    found = {}
+    for limits in (Limits(40, schema=json.dumps(schema)), Limits(40, tag=tag)):
+        kind = "tag" if limits.tag else "schema"
+        sampler = EngineSampler(policy, adapter, 0.8, max_tokens=40, stop=2)
+        for key in range(4 * PROMPTS):
+            sampler.submit(key, asked[key // 4], seed=key, limits=limits)
+        rows, grammar = [], json.dumps({kind: getattr(limits, kind), "ends": [2]})
+        while sampler.pending:
+            for key, ids, logprobs, reason, _ in sampler.step():
+                made: dict[str, Any] = {"message": {"role": "assistant", "content": ""}, "observations": ()}
+                made |= {"finish_reason": reason, "is_constrained": True, "grammar": grammar}
+                turn = Turn(prompt_ids=tuple(asked[key // 4]), completion_ids=ids, logprobs=logprobs, **made)
+                whole = {"id": str(key), "scenario_id": "any", "attempt": 0, "adapter_hash": "", "stop_reason": "done"}
+                rows += Trajectory(turns=(turn,), **whole).flatten()
+        found[f"kl_{kind}"] = kl(trainer.model, rows, 0.8, trainer._grammars(rows))
+        found[f"kl_{kind}_without"] = kl(trainer.model, rows, 0.8)
+        found[f"choices_{kind}"] = sum(sum(row.mask) for row in rows)
+    return found
+
+
+def kl(model: Any, rows: list[Row], temperature: float = 1.0, grammars: Any = None) -> float:
     """KL between who sampled the rows and the model, nats a token."""
     import torch
 
     from steps.training import loss, packing
 
     with torch.no_grad():
-        logps, _ = packing.token_logps(model, packed := packing.pack(rows, torch.float32), 1.0)
+        packed = packing.pack(rows, torch.float32, grammars=grammars)
+        logps, _ = packing.token_logps(model, packed, temperature)
     old = [[x for x, is_sampled in zip(row.logprobs, row.mask, strict=True) if is_sampled] for row in rows]
     return loss.sampler_kl(logps, torch.tensor(packing.padded(old)), packed.mask) / float(packed.mask.sum())
 
@@ -223,6 +258,7 @@ def main(family: str, folder: Path) -> dict[str, Any]:
     found |= play(policy, folder / "two")
     found["kl_updated"] = kl(trainer.model, sample(policy, folder / "two", asked, 1.0))
     found["kl_stale"] = kl(trainer.model, rows)
+    found |= under_grammars(policy, trainer, folder / "two", asked)
     apart = [sample(policy, folder / "one", asked, 1.0, batch) for batch in (99, 3, 1)]
     found["apart"] = [[row.ids for row in played] == [row.ids for row in rows] for played in apart]
     long = [(ids * 48)[:240] for ids in asked]  # more tokens than a step takes: prompts are computed in parts

@@ -155,11 +155,13 @@ def test_checkpointed_layers_have_the_same_gradients_and_attend_once(
     trainer = moved(Trainer(policy, seed=1))
     _, expected = pairs(trainer.model, ROWS["random 3"])
     once = attention.call_count
-    trainer.set_checkpointing(True)
-    _, found = pairs(trainer.model, ROWS["random 3"])
-    trainer.set_checkpointing(False)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-    assert attention.call_count == 2 * once > 0
+    for keeps, passes in ((True, 2), (False, 4)):
+        trainer.keeps_attention = keeps
+        trainer.set_checkpointing(True)
+        _, found = pairs(trainer.model, ROWS["random 3"])
+        trainer.set_checkpointing(False)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        assert attention.call_count == passes * once > 0
 
 
 def attend(heads: list[Any], packed: packing.Packed) -> Any:

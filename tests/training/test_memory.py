@@ -39,8 +39,10 @@ def test_the_count_is_what_autograd_keeps(family: str) -> None:
     cost = memory.costs(config, Policy().lora.rank, 4)
     assert cost.layer == pytest.approx((found[1] - found[0]) / 1024, rel=0.02)
     assert cost.whole >= found[1] / 1024
-    input_and_attention = 4 * (config.hidden_size + config.num_attention_heads * (128 + 1))
-    assert cost.whole - 2 * cost.layer == cost.checkpointed - 2 * input_and_attention
+    assert cost.whole - 2 * cost.layer == cost.checkpointed - 2 * 4 * config.hidden_size
+    assert cost.attended == 2 * 4 * config.num_attention_heads * (
+        128 + 1
+    )  # what attention gives, and a scale for each head
 
 
 def test_costs_of_a_mixture_of_experts_are_those_that_a_token_passes() -> None:
@@ -59,27 +61,33 @@ def test_costs_of_a_mixture_of_experts_are_those_that_a_token_passes() -> None:
     assert memory.costs(moe, 8, 2) == memory.costs(dense, 8, 2)
 
 
-COST = memory.Costs(layer=100, whole=1000, checkpointed=50)  # bytes
+COST = memory.Costs(layer=100, whole=1000, checkpointed=50, attended=20)  # bytes
 
 
 @pytest.mark.parametrize(
     ("free", "longest", "settings", "expected"),
     [
-        (1e9, 500, {}, (MOST := memory.MOST, False)),  # all fits
-        (1.2e7, 500, {}, (8192, False)),  # 10.2 MB / 1200
-        (6e6, 500, {}, (4096, False)),  # 4250 tokens
-        (4e6, 500, {}, (8192, True)),  # 4096 tokens do not fit; checkpointed 13,600
-        (6e6, 6000, {}, (16384, True)),  # the longest does not
-        (6e6, 6000, {"gradient_checkpointing": False}, (4096, False)),
-        (1e9, 500, {"gradient_checkpointing": True}, (MOST, True)),
-        (1e9, 500, {"tokens_per_micro_batch": 100}, (100, False)),
-        (4e6, 500, {"tokens_per_micro_batch": 100}, (100, False)),  # 500 tokens, for one trajectory
-        (4e6, 500, {"tokens_per_micro_batch": 9000}, (9000, True)),
-        (1e3, 500, {}, (1024, True)),  # too little for anything
+        (1e9, 500, {}, (MOST := memory.MOST, False, False)),  # all fits
+        (1.2e7, 500, {}, (8192, False, False)),  # 10.2 MB / 1200
+        (6e6, 500, {}, (4096, False, False)),  # 4250 tokens
+        (
+            4e6,
+            500,
+            {},
+            (8192, True, True),
+        ),  # 4096 tokens do not fit; checkpointed 13,600, or 12,600 with the attention's
+        (6e6, 6000, {}, (16384, True, True)),  # the longest does not
+        (5e6, 6000, {}, (16384, True, False)),  # 17,000 tokens checkpointed, or 15,700 with the attention's results
+        (6e6, 6000, {"gradient_checkpointing": False}, (4096, False, False)),
+        (1e9, 500, {"gradient_checkpointing": True}, (MOST, True, True)),
+        (1e9, 500, {"tokens_per_micro_batch": 100}, (100, False, False)),
+        (4e6, 500, {"tokens_per_micro_batch": 100}, (100, False, False)),  # 500 tokens, for one trajectory
+        (4e6, 500, {"tokens_per_micro_batch": 9000}, (9000, True, True)),
+        (1e3, 500, {}, (1024, True, False)),  # too little for anything
     ],
 )
 def test_micro_batches_by_memory(
-    free: float, longest: int, settings: dict[str, Any], expected: tuple[int, bool]
+    free: float, longest: int, settings: dict[str, Any], expected: tuple[int, bool, bool]
 ) -> None:
     assert memory.choose(Update(**settings), COST, longest, free) == expected
 
@@ -100,7 +108,7 @@ def test_on_a_cpu_and_in_a_deterministic_run_memory_decides_nothing() -> None:
     cpu, card = torch.device("cpu"), torch.device("cuda")
 
     def chosen(device: torch.device, deterministic: bool, **settings: Any) -> tuple[int, bool]:
-        return memory.micro_batches_on(device, None, Update(**settings), 16, 5, deterministic)
+        return memory.micro_batches_on(device, None, Update(**settings), 16, 5, deterministic)[:2]
 
     assert chosen(cpu, False) == chosen(cpu, True) == (4096, False)
     assert chosen(cpu, False, gradient_checkpointing=True, tokens_per_micro_batch=64) == (64, True)
