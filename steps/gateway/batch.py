@@ -102,7 +102,7 @@ class Batch:
         """BadRequest where the body cannot be answered."""
         if asked.dialect == "responses":  # which may name an earlier response instead of sending it again
             calls = [call for call in execution.calls if call.asked.dialect == "responses" and call.has_answer]
-            earlier = responses.history((call.asked.body, call.reply.result()) for call in calls)
+            earlier = responses.Recorded((call.asked.body, call.reply.result()) for call in calls)
             return responses.parse(asked.body, earlier)
         return DIALECTS[asked.dialect].parse(asked.body)
 
@@ -272,6 +272,8 @@ class Batch:
             most = f"policy.context is {self.chats.policy.context} tokens"
             reason = f"{most}: the prompt has {length}, and the answer may have {limit}"
             raise self._refused(execution, reason, TOO_LONG)
+        if request.one_call and chat.tool_parser != replies.TAGGED:
+            request = request._replace(ignored=(*request.ignored, "parallel_tool_calls"))
         limits = replies.limits(request, chat, limit, self.plan.grammar)
         self.refused.pop(execution.episode, None)
         self.ignored.update(request.ignored)

@@ -7,11 +7,12 @@ the same call again where
 - its body is the same, and the client says that it is a retry (`x-stainless-retry-count`, which the SDKs of OpenAI and
   Anthropic send), or
 - its body is the same, and nobody waits for the earlier answer, and the client cannot be known to have it: it went away
-  before, or has asked nothing else since.
+  before, or has asked nothing else since. A client that counts its retries, and counts none, is known to have what was
+  delivered to it.
 
-So an agent that wants several answers to one prompt asks at the same time, or with `n`, different seeds or keys. Where an
-earlier execution of the episode was lost with its client, its answers are given to the same requests of the next one, in
-their order.
+So an agent that wants another answer to a prompt gets one through those SDKs; through others it asks at the same time, or
+with `n`, different seeds or keys. Where an earlier execution of the episode was lost with its client, its answers are
+given to the same requests of the next one, in their order.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Asked(NamedTuple):
     dialect: str
     body: dict[str, Any]
     idempotency: str | None = None
-    is_retry: bool = False
+    is_retry: bool | None = None  # None: the client does not say
 
     def digest(self) -> str:
         """Of all that decides the answer; how it is delivered (streamed or whole) is left out."""
@@ -117,7 +118,7 @@ class Execution:
         same = [call for call in self.calls if call.digest == digest]
         if asked.idempotency is not None:  # a key of its own makes a call of its own
             same = [call for call in same if call.asked.idempotency is None and asked.is_retry]
-        missed = [call for call in same if not (call.is_delivered and call.is_confirmed)]
+        missed = [call for call in same if not (call.is_delivered and (call.is_confirmed or asked.is_retry is False))]
         for call in missed:
             if not await call.is_awaited():
                 return call

@@ -1,7 +1,7 @@
 """OpenAI's chat completions: a request's body to a `Request`, and a `Reply` to JSON or to a stream.
 
-Left out: images, audio, files, hosted and custom tools, and the legacy `functions`. `reasoning` stands beside the content of
-a message, as vLLM writes it; in a request `reasoning_content` is read, too.
+Left out: images, audio, files, and the legacy `functions`. Hosted and custom tools are not shown to the policy.
+`reasoning` stands beside the content of a message, as vLLM writes it; in a request `reasoning_content` is read, too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,20 @@ REFUSED = {
     "best_of": "ask for n answers and choose among them",
 }
 TEXT = ("text",)
+KNOWN = {
+    *(
+        "messages",
+        "tools",
+        "tool_choice",
+        "n",
+        "max_tokens",
+        "max_completion_tokens",
+        "stop",
+        "seed",
+        "response_format",
+    ),
+    *("logprobs", "top_logprobs", "modalities", "parallel_tool_calls"),
+}
 
 error = sse.openai_error
 
@@ -33,9 +47,7 @@ def parse(body: Any) -> Request:
     fields = read.checked(body, REFUSED)
     if fields.get("modalities", ["text"]) != ["text"]:
         raise BadRequest('modalities must be ["text"]: the policy writes text alone', "modalities")
-    tools = read.distinct(
-        _tool(made, f"tools[{place}]") for place, made in enumerate(read.listing(fields.get("tools", []), "tools"))
-    )
+    tools, left_out = read.tools(fields.get("tools", []), _tool)
     return Request(
         messages=_messages(fields.get("messages")),
         tools=tools,
@@ -46,7 +58,8 @@ def parse(body: Any) -> Request:
         seed=read.integer(fields["seed"], "seed", -(2**63), 2**63 - 1) if "seed" in fields else None,
         schema=_schema(read.mapping(fields.get("response_format", {"type": "text"}), "response_format")),
         top_logprobs=_top_logprobs(fields),
-        ignored=read.ignored(fields),
+        one_call=not read.boolean(fields.get("parallel_tool_calls", True), "parallel_tool_calls"),
+        ignored=(*read.ignored(fields, KNOWN), *left_out),
     )
 
 
@@ -101,11 +114,10 @@ def _call(fields: Any, path: str) -> dict[str, Any]:
     return {"id": read.filled(fields.get("id"), f"{path}.id"), "type": "function", "function": function}
 
 
-def _tool(fields: Any, path: str) -> dict[str, Any]:
-    if (name := read.mapping(fields, path).get("type")) != "function":
-        shown = f"{name[:40]!r}" if isinstance(name, str) else read.kind(name)
-        raise BadRequest(f"{path}.type must be function, not {shown}: the gateway hosts no tools", f"{path}.type")
-    return read.tool(read.mapping(fields.get("function"), f"{path}.function"), "parameters", f"{path}.function")
+def _tool(fields: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    if read.filled(fields.get("type"), f"{path}.type") != "function":
+        return []
+    return [read.tool(read.mapping(fields.get("function"), f"{path}.function"), "parameters", f"{path}.function")]
 
 
 def _tool_choice(given: Any, tools: tuple[dict[str, Any], ...]) -> ToolChoice:

@@ -23,6 +23,7 @@ REFUSED = {
     "response_format": "schemas are for chat/completions",
 }
 MOST_LOGPROBS = 20
+KNOWN = {"prompt", "n", "max_tokens", "stop", "seed", "logprobs"}
 
 error = sse.openai_error
 
@@ -38,7 +39,7 @@ def parse(body: Any) -> Request:
         stop=read.stops(fields, "stop"),
         seed=read.integer(fields["seed"], "seed", -(2**63), 2**63 - 1) if "seed" in fields else None,
         top_logprobs=None if top is None else read.integer(top, "logprobs", 0, MOST_LOGPROBS),
-        ignored=read.ignored(fields),
+        ignored=read.ignored(fields, KNOWN),
     )
 
 

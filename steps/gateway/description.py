@@ -93,6 +93,7 @@ def chat() -> Schema:
             fields("type function", type=words("function"), function=fields("name", name=TOOL_NAME)),
         ),
         response_format=form,
+        parallel_tool_calls=FLAG,
         n=SEVERAL,
         max_tokens=LIMIT,
         max_completion_tokens=LIMIT,
@@ -175,6 +176,7 @@ def messages(required: str = "messages max_tokens") -> Schema:
         description=PLAIN,
         input_schema=OBJECT,
     )
+    form = fields("type schema", type=words("json_schema"), schema=OBJECT)
     return fields(
         required,
         model=TEXT,
@@ -188,7 +190,8 @@ def messages(required: str = "messages max_tokens") -> Schema:
         ),
         stop_sequences=STOP,
         thinking=fields("type", type=words("enabled", "adaptive", "disabled")),
-        output_config=fields(format=fields("type schema", type=words("json_schema"), schema=OBJECT)),
+        output_config=fields(format=form),
+        output_format=form,
         stream=FLAG,
         **SAMPLING,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from environments.base import Message
@@ -21,6 +21,7 @@ BITS = 1024  # of a whole number
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # of a tool
 MOST_ANSWERS = 128
 MOST_STOPS = 16
+Tools = tuple[tuple[dict[str, Any], ...], tuple[str, ...]]  # and the names of those that are left out
 # What the run decides, so that the trainer knows the distribution that a token was drawn from.
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
@@ -28,6 +29,18 @@ SAMPLING = (
     *("reasoning_effort", "verbosity", "thinking_token_budget", "chat_template_kwargs", "truncate_prompt_tokens"),
 )
 NESTED = (("text", "verbosity"), ("output_config", "effort"), ("thinking", "budget_tokens"))  # likewise, a field inside
+# Fields of every dialect that change no token: whom a provider bills, what it keeps, and how an answer is delivered.
+HARMLESS = (
+    *("model", "stream", "stream_options", "metadata", "user", "store", "service_tier", "safety_identifier", "betas"),
+    *(
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "cache_control",
+        "prediction",
+        "extra_headers",
+    ),
+)
 GRAMMAR = "send a JSON schema as response_format (chat), text.format (responses) or output_config.format (messages)"
 REFUSED = {  # by every dialect, where it is neither null nor empty nor false
     "structured_outputs": GRAMMAR,
@@ -161,10 +174,16 @@ def member(value: Any, path: str, options: Collection[str]) -> str:
     return value
 
 
-def ignored(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields that would change how tokens are drawn, and that the run decides."""
+def ignored(fields: Mapping[str, Any], own: Collection[str]) -> tuple[str, ...]:
+    """The fields that are not honoured: those of sampling, which the run decides, and all that are neither among those that
+    the dialect reads (`own`) nor harmless."""
     nested = (f"{name}.{part}" for name, part in NESTED if isinstance(fields.get(name), dict) and part in fields[name])
-    return (*(name for name in SAMPLING if name in fields), *nested)
+    unread = (name for name in fields if name not in own and name not in HARMLESS and name not in SAMPLING)
+    return (
+        *(name for name in SAMPLING if name in fields),
+        *nested,
+        *(_top(name) for name in unread if fields[name]),
+    )
 
 
 def limit(fields: Mapping[str, Any], *names: str) -> int | None:
@@ -234,6 +253,18 @@ def tool(fields: Mapping[str, Any], schema: str, path: str) -> dict[str, Any]:
     given = fields.get(schema)
     parameters = {"type": "object", "properties": {}} if given is None else plain_object(given, f"{path}.{schema}")
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def tools(given: Any, make: Callable[[dict[str, Any], str], list[dict[str, Any]]]) -> Tools:
+    """The tools of a request, which `make` reads one by one, and those that it gives nothing for: a provider would run them,
+    or defines them. They are left out, and named."""
+    made, left_out = [], []
+    for place, entry in enumerate(listing(given, "tools")):
+        path = f"tools[{place}]"
+        if not (own := make(mapping(entry, path), path)):
+            left_out.append(f"{path} ({_top(string(entry.get('type'), f'{path}.type'))})")
+        made += own
+    return distinct(made), tuple(left_out)
 
 
 def distinct(tools: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:

@@ -1,8 +1,8 @@
 """Anthropic's messages: a request's body to a `Request`, and a `Reply` to JSON or to a stream.
 
-Left out: images, documents, tools that Anthropic hosts or defines, and an assistant's turn begun by the client. A tool
-result's `is_error` is not shown to the policy: the result's own words say it. Reasoning is shown as a block `thinking` where
-the request asks for it; its signature is a hash of the words, and nothing checks it.
+Left out: images, documents, and an assistant's turn begun by the client. Tools that Anthropic hosts or defines are not
+shown to the policy. A tool result's `is_error` is not shown to the policy: the result's own words say it. Reasoning is
+shown as a block `thinking` where the request asks for it; its signature is a hash of the words, and nothing checks it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from steps.gateway.types import BadRequest, Choice, Reply, Request, ToolChoice
 REFUSED = {
     "mcp_servers": "the gateway connects to no MCP servers; connect to them yourself and describe their tools in tools",
     "container": "the gateway runs no containers",
-    "context_management": "shorten the messages yourself",
+}
+KNOWN = {
+    *("messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "output_config", "output_format"),
+    "thinking",
 }
 TEXT = ("text",)
 KINDS = {  # of errors, by status
@@ -39,18 +42,20 @@ def parse(body: Any) -> Request:
     fields = read.checked(body, REFUSED)
     if "max_tokens" not in fields:
         raise BadRequest("max_tokens is missing", "max_tokens")
-    tools = read.distinct(
-        _tool(made, f"tools[{place}]") for place, made in enumerate(read.listing(fields.get("tools", []), "tools"))
-    )
+    tools, left_out = read.tools(fields.get("tools", []), _tool)
+    choice = read.mapping(fields.get("tool_choice", {"type": "auto"}), "tool_choice")
     _thinks(fields)
     return Request(
         messages=_messages(fields),
         tools=tools,
-        tool_choice=_tool_choice(read.mapping(fields.get("tool_choice", {"type": "auto"}), "tool_choice"), tools),
+        tool_choice=_tool_choice(choice, tools),
         max_tokens=read.limit(fields, "max_tokens"),
         stop=read.stops(fields, "stop_sequences"),
         schema=_schema(fields),
-        ignored=read.ignored(fields),
+        one_call=read.boolean(
+            choice.get("disable_parallel_tool_use") or False, "tool_choice.disable_parallel_tool_use"
+        ),
+        ignored=(*read.ignored(fields, KNOWN), *left_out),
     )
 
 
@@ -122,13 +127,12 @@ def _assistant(content: Any, path: str) -> Message:
     return message | ({"reasoning": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
 
 
-def _tool(fields: Any, path: str) -> dict[str, Any]:
-    if (name := read.mapping(fields, path).get("type")) not in (None, "custom"):
-        shown = f"{name[:40]!r}" if isinstance(name, str) else read.kind(name)
-        raise BadRequest(f"{path}.type must be custom, not {shown}: the gateway hosts no tools", f"{path}.type")
+def _tool(fields: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    if fields.get("type") is not None and read.filled(fields["type"], f"{path}.type") != "custom":
+        return []
     if fields.get("input_schema") is None:
         raise BadRequest(f"{path}.input_schema is missing", f"{path}.input_schema")
-    return read.tool(fields, "input_schema", path)
+    return [read.tool(fields, "input_schema", path)]
 
 
 def _tool_choice(given: dict[str, Any], tools: tuple[dict[str, Any], ...]) -> ToolChoice:
@@ -142,11 +146,13 @@ def _tool_choice(given: dict[str, Any], tools: tuple[dict[str, Any], ...]) -> To
 
 
 def _schema(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    given = read.mapping(fields.get("output_config", {}), "output_config").get("format")
+    path, given = "output_config.format", read.mapping(fields.get("output_config", {}), "output_config").get("format")
+    if given is None:
+        path, given = "output_format", fields.get("output_format")  # its name before
     if given is None:
         return None
-    read.member(read.mapping(given, "output_config.format").get("type"), "output_config.format.type", ("json_schema",))
-    return read.plain_object(given.get("schema"), "output_config.format.schema")
+    read.member(read.mapping(given, path).get("type"), f"{path}.type", ("json_schema",))
+    return read.plain_object(given.get("schema"), f"{path}.schema")
 
 
 def _thinks(body: Mapping[str, Any]) -> bool:
@@ -207,7 +213,7 @@ def _blocks(choice: Choice, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         signature = hashlib.sha256(reasoning.encode()).hexdigest()
         blocks.append({"type": "thinking", "thinking": reasoning, "signature": signature})
     if content := choice.message["content"]:
-        blocks.append({"type": "text", "text": content, "citations": None})
+        blocks.append({"type": "text", "text": content})
     for call in choice.message.get("tool_calls") or ():
         function = call["function"]
         blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": function["arguments"]})

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from steps.gateway.calls import Call
     from steps.policy.chat import Chat
 
+END_OF_CALL = "</tool_call>"  # of that form; a turn that may have one call ends there
 TAGGED = "hermes"  # the form of calls for which a tool can be forced
 MODEL = "policy"  # the name that clients call the model by; any other name is answered, too
 
@@ -24,6 +25,8 @@ def limits(request: Request, chat: Chat, max_tokens: int, mode: Grammar = "exact
     """The fields of steps.sampling.engine.Limits; without a grammar where `mode`, rollout.grammar, is free. BadRequest where
     a tool cannot be forced."""
     fields: dict[str, Any] = {"max_tokens": max_tokens, "stop": list(request.stop)}
+    if request.one_call and request.tools and chat.tool_parser == TAGGED:
+        fields["stop"].append(END_OF_CALL)
     if mode != "free":
         fields |= grammar(request, chat)
     if request.top_logprobs:

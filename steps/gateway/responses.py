@@ -1,13 +1,14 @@
 """OpenAI's responses: a request's body to a `Request`. steps/gateway/responses_reply.py writes the answer.
 
 A response is a list of items; those of one turn of the assistant (reasoning, words, calls) are one message here. Left out:
-images, files, hosted and custom tools, stored prompts and conversations, work in the background, references to items.
+images, files, stored prompts and conversations, work in the background. Hosted and custom tools are not shown to the policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, Protocol
 
 from environments.base import Message
 from steps.gateway import fields as read
@@ -15,36 +16,43 @@ from steps.gateway.responses_reply import error as error
 from steps.gateway.responses_reply import error_event as error_event
 from steps.gateway.responses_reply import events as events
 from steps.gateway.responses_reply import render as render
+from steps.gateway.responses_reply import shown_names
 from steps.gateway.types import BadRequest, Reply, Request, ToolChoice
 
 Items = list[dict[str, Any]]
-# The id of a response -> the whole input that it answered (as `items` gives it) and its output; None: no such response.
-History = Callable[[str], "tuple[Items, Items] | None"]
 
 REFUSED = {
     "background": "ask for the answer itself, or for a stream",
     "conversation": "send the items in input, or name the previous response",
     "prompt": "the gateway stores no prompts; write them in instructions and input",
-    "context_management": "shorten the input yourself",
     "moderation": "the gateway has no moderation",
 }
 TEXTS = ("input_text", "output_text", "text", "refusal")
 ROLES = ("system", "developer", "user", "assistant")
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+KNOWN = {
+    *(
+        "input",
+        "instructions",
+        "previous_response_id",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "max_output_tokens",
+    ),
+    *("stop", "text", "include", "top_logprobs"),
+}
 LOGPROBS = "message.output_text.logprobs"
 
 
 def parse(body: Any, earlier: History | None = None) -> Request:
     """A request's body. `earlier` finds those before in the same episode. BadRequest names what is wrong."""
     fields = read.checked(body, REFUSED)
-    tools = read.distinct(
-        _tool(made, f"tools[{place}]") for place, made in enumerate(read.listing(fields.get("tools", []), "tools"))
-    )
-    messages = _messages(items(fields, earlier))
+    tools, left_out = read.tools(fields.get("tools", []), partial(_tools, named=shown_names(fields)))
+    messages = _messages(items(fields, earlier), shown_names(fields))
     if instructions := read.string(fields.get("instructions", ""), "instructions"):
         messages.insert(0, {"role": "system", "content": instructions})
-    for name in ("store", "parallel_tool_calls"):
-        read.boolean(fields.get(name, True), name)
+    read.boolean(fields.get("store", True), "store")
     read.mapping(fields.get("metadata", {}), "metadata")
     return Request(
         messages=read.with_one_system(messages),
@@ -54,8 +62,19 @@ def parse(body: Any, earlier: History | None = None) -> Request:
         stop=read.stops(fields, "stop"),
         schema=_schema(read.mapping(fields.get("text", {}), "text")),
         top_logprobs=_top_logprobs(fields),
-        ignored=read.ignored(fields),
+        one_call=not read.boolean(fields.get("parallel_tool_calls", True), "parallel_tool_calls"),
+        ignored=(*read.ignored(fields, KNOWN), *left_out),
     )
+
+
+class History(Protocol):
+    """The responses of an episode before a request."""
+
+    def response(self, name: str) -> tuple[Items, Items] | None:
+        """The whole input that a response answered, as `items` gives it, and its output; None: there is no such response."""
+
+    def item(self, name: str) -> dict[str, Any] | None:
+        """An item of the output of one of them, by its id."""
 
 
 def items(body: Mapping[str, Any], earlier: History | None = None) -> Items:
@@ -66,11 +85,11 @@ def items(body: Mapping[str, Any], earlier: History | None = None) -> Items:
     given = body.get("input")
     own: Items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else []
     for place, item in enumerate([] if isinstance(given, str) else read.listing(given, "input")):
-        own.append(read.mapping(item, f"input[{place}]"))
+        own.append(_resolved(read.mapping(item, f"input[{place}]"), f"input[{place}]", earlier))
     before: Items = []
     if body.get("previous_response_id") is not None:
         name = read.filled(body["previous_response_id"], "previous_response_id")
-        previous = earlier(name) if earlier else None
+        previous = earlier.response(name) if earlier else None
         if previous is None:
             reason = f"previous_response_id {name[:80]!r} is no response of this episode; send the whole input"
             raise BadRequest(reason, "previous_response_id", "previous_response_not_found")
@@ -80,20 +99,43 @@ def items(body: Mapping[str, Any], earlier: History | None = None) -> Items:
     return [*before, *own]
 
 
-def history(calls: Iterable[tuple[Mapping[str, Any], Reply]]) -> History:
-    """The earlier responses of an episode, of the bodies and replies of its calls in their order."""
+def _resolved(item: dict[str, Any], path: str, earlier: History | None) -> dict[str, Any]:
+    """An item, or the one of an earlier response that it refers to."""
+    if item.get("type") != "item_reference":
+        return item
+    name = read.filled(item.get("id"), f"{path}.id")
+    if (own := earlier.item(name) if earlier else None) is None:
+        reason = f"{path}.id {name[:80]!r} is no item of a response of this episode; send the item itself"
+        raise BadRequest(reason, f"{path}.id", "item_not_found")
+    return own
 
-    def find(name: str) -> tuple[Items, Items] | None:
-        answers: dict[str, tuple[Items, Items]] = {}
+
+class Recorded:
+    """The earlier responses of an episode, of the bodies and replies of its calls in their order: a History."""
+
+    def __init__(self, calls: Iterable[tuple[Mapping[str, Any], Reply]]) -> None:
+        self.calls = calls
+        self.responses: dict[str, tuple[Items, Items]] = {}
+        self.items: dict[str, dict[str, Any]] = {}
+
+    def _read(self) -> None:
+        """Most requests refer to nothing, so the calls are read when one does."""
+        calls, self.calls = self.calls, ()
         for body, reply in calls:
             output = render(reply, body)["output"]
-            answers[f"resp_{reply.id}"] = items(body, answers.get), output
-        return answers.get(name)
+            self.items |= {item["id"]: item for item in output}
+            self.responses[f"resp_{reply.id}"] = items(body, self), output
 
-    return find
+    def response(self, name: str) -> tuple[Items, Items] | None:
+        self._read()
+        return self.responses.get(name)
+
+    def item(self, name: str) -> dict[str, Any] | None:
+        self._read()
+        return self.items.get(name)
 
 
-def _messages(given: Items) -> list[Message]:
+def _messages(given: Items, named: Mapping[tuple[str, str], str]) -> list[Message]:
     """Messages of items. A turn of the assistant ends where an item of another kind follows, or one that stands before
     what the turn has already: its items come in the order reasoning, words, calls."""
     messages: list[Message] = []
@@ -106,6 +148,9 @@ def _messages(given: Items) -> list[Message]:
             shown = f"the type {kind[:40]!r}" if isinstance(kind, str) else "no type"
             reason = f"{path} has {shown}; the gateway reads {', '.join(ITEMS)}"
             raise BadRequest(reason, f"{path}.type", "unsupported_item")
+        if kind == "function_call" and item.get("namespace"):
+            called = read.plain(item["namespace"], f"{path}.namespace"), read.plain(item.get("name"), f"{path}.name")
+            item = item | {"name": named.get(called, called[1])}
         part, step = _part(kind, item, path, calls)
         if step == 0 or step < last or (step == last and step != 3) or last == 0:
             messages.append(part)
@@ -154,11 +199,21 @@ def _reasoning(item: dict[str, Any], path: str) -> str:
     return whole["content"] or whole["summary"]
 
 
-def _tool(fields: Any, path: str) -> dict[str, Any]:
-    if (name := read.mapping(fields, path).get("type")) != "function":
-        shown = f"{name[:40]!r}" if isinstance(name, str) else read.kind(name)
-        raise BadRequest(f"{path}.type must be function, not {shown}: the gateway hosts no tools", f"{path}.type")
-    return read.tool(fields, "parameters", path)
+def _tools(fields: dict[str, Any], path: str, named: Mapping[tuple[str, str], str]) -> list[dict[str, Any]]:
+    """A function, or those of a namespace, which the client runs as well."""
+    match read.filled(fields.get("type"), f"{path}.type"):
+        case "function":
+            return [read.tool(fields, "parameters", path)]
+        case "namespace":
+            made = []
+            for place, entry in enumerate(read.listing(fields.get("tools"), f"{path}.tools")):
+                where = f"{path}.tools[{place}]"
+                read.member(read.mapping(entry, where).get("type"), f"{where}.type", ("function",))
+                tool = read.tool(entry, "parameters", where)
+                name = named[read.filled(fields.get("name"), f"{path}.name"), tool["function"]["name"]]
+                made.append(tool | {"function": tool["function"] | {"name": name}})
+            return made
+    return []
 
 
 def _tool_choice(given: Any, tools: tuple[dict[str, Any], ...]) -> ToolChoice:

@@ -30,7 +30,7 @@ def render(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
     return _head(reply, body) | {
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "output": _output(reply),
+        "output": _output(reply, body),
         "usage": {
             "input_tokens": reply.prompt_tokens,
             "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
@@ -77,7 +77,25 @@ def _head(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _output(reply: Reply) -> list[dict[str, Any]]:
+def shown_names(body: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+    """By which name the policy knows the functions of namespaces, by (namespace, name): their own, or with the namespace
+    before it where another tool has it."""
+
+    def objects(value: Any) -> list[dict[str, Any]]:
+        return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+    tools = objects(body.get("tools"))
+    taken = {str(tool.get("name")) for tool in tools if tool.get("type") == "function"}
+    names: dict[tuple[str, str], str] = {}
+    for space in (tool for tool in tools if tool.get("type") == "namespace"):
+        for tool in objects(space.get("tools")):
+            key = str(space.get("name")), str(tool.get("name"))
+            names[key] = key[1] if key[1] not in taken else ".".join(key)
+            taken.add(names[key])
+    return names
+
+
+def _output(reply: Reply, body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The items of an answer: reasoning, words and calls. Without words and calls there is a message with an empty text."""
     choice = reply.choices[0]
     message, calls = choice.message, choice.message.get("tool_calls") or ()
@@ -91,10 +109,13 @@ def _output(reply: Reply) -> list[dict[str, Any]]:
         text["logprobs"] = sse.logprobs(choice.tokens)
         item = {"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "status": status, "content": [text]}
         output.append(item)
+    spaces = {shown: key for key, shown in shown_names(body).items()} if calls else {}
     for place, call in enumerate(calls):
         function = call["function"]
         item = {"id": f"fc_{reply.id}_{place}", "type": "function_call", "status": "completed", "call_id": call["id"]}
-        output.append(item | {"name": function["name"], "arguments": read.written(function["arguments"])})
+        space, name = spaces.get(function["name"], (None, function["name"]))
+        item |= {"name": name, "arguments": read.written(function["arguments"])}
+        output.append(item if space is None else item | {"namespace": space})
     return output
 
 

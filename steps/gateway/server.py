@@ -95,8 +95,9 @@ class Server:
         batch = self.batch
         assert batch is not None
         body = await read_body(request)
-        retries = request.headers.get("x-stainless-retry-count", "0")
-        asked = Asked(name, body, request.headers.get("idempotency-key"), retries not in ("", "0"))
+        retries = request.headers.get("x-stainless-retry-count")
+        is_retry = None if not retries else retries != "0"
+        asked = Asked(name, body, request.headers.get("idempotency-key"), is_retry)
         call = await batch.ask(execution, asked, request)
         headers = {"x-request-id": call.digest}
         if call.request.ignored:

@@ -51,6 +51,7 @@ class Request(NamedTuple):
     schema: dict[str, Any] | None = (
         None  # a JSON schema that the answer's text must fulfil; {"type": "object"}: any object
     )
+    one_call: bool = False  # the answer may have one call at most
     top_logprobs: int | None = None  # alternatives of each token that the answer names; None: no logprobs
     ignored: tuple[str, ...] = ()  # fields that the run decides and the client cannot: temperature, top_p, …
 

@@ -27,7 +27,7 @@ class Connection:
         return self.is_closed
 
 
-def asked(text: str, key: str | None = None, is_retry: bool = False) -> Asked:
+def asked(text: str, key: str | None = None, is_retry: bool | None = None) -> Asked:
     return Asked("chat/completions", {"messages": [{"role": "user", "content": text}]}, key, is_retry)
 
 
@@ -92,6 +92,21 @@ def test_the_same_body_is_a_retry_until_the_agent_goes_on() -> None:
         again = await table.ask(asked("a"))
         assert again is not first, "it had the answer, for it went on"
         assert await table.ask(asked("c")) not in (first, again)
+
+    run(test)
+
+
+def test_a_client_that_counts_its_retries_gets_another_answer() -> None:
+    """As the SDKs of OpenAI and Anthropic, and all that is built on them, when an agent asks until an answer fits."""
+
+    async def test(table: Table) -> None:
+        first = await table.ask(asked("a", is_retry=False))
+        assert await table.ask(asked("a", is_retry=True)) is first, "while it is sampled"
+        table.answer(first)
+        second = await table.ask(asked("a", is_retry=False))
+        assert second is not first
+        table.answer(second, is_delivered=False)
+        assert await table.ask(asked("a", is_retry=False)) is second, "that answer never arrived"
 
     run(test)
 

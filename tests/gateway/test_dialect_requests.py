@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from steps.gateway import chat, completions, messages, responses
-from steps.gateway.types import BadRequest, Request
+from steps.gateway.types import BadRequest, Choice, Reply, Request
 
 ASK = [{"role": "user", "content": "Where?"}]
 TOOL: dict[str, Any] = {
@@ -183,7 +183,7 @@ def test_responses_read_every_field() -> None:
         max_tokens=9,
         schema=SCHEMA,
         top_logprobs=0,
-        ignored=("temperature", "reasoning", "text.verbosity"),
+        ignored=("temperature", "reasoning", "text.verbosity", "truncation"),
     )
 
 
@@ -227,6 +227,7 @@ def test_messages_read_every_field() -> None:
         max_tokens=9,
         stop=("a", "b"),
         schema=SCHEMA,
+        one_call=True,
         ignored=("top_k", "output_config.effort"),
     )
 
@@ -248,7 +249,8 @@ def test_messages_read_every_field() -> None:
             "messages[0].tool_calls[0].function",
         ),
         (chat, {"functions": [{"name": "a"}]}, "functions"),
-        (chat, {"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
+        (chat, {"tools": [{"custom": {}}]}, "tools[0].type"),
+        (chat, {"parallel_tool_calls": "no"}, "parallel_tool_calls"),
         (chat, {"tools": [TOOL, TOOL]}, "tools[1].name"),
         (chat, {"tools": [{"type": "function", "function": {"name": "none"}}]}, "tools[0].function.name"),
         (chat, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
@@ -283,11 +285,17 @@ def test_messages_read_every_field() -> None:
         (completions, {"logprobs": True}, "logprobs"),
         (responses, {"input": []}, "input"),
         (responses, {"input": None}, "input"),
-        (responses, {"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
+        (responses, {"input": [{"type": "item_reference", "id": "a"}]}, "input[0].id"),
         (responses, {"input": [{"type": "web_search_call"}]}, "input[0].type"),
         (responses, {"input": [{"type": "function_call_output", "call_id": "a", "output": ""}]}, "input[0].call_id"),
         (responses, {"input": [{"type": "reasoning", "content": [{"type": "other"}]}]}, "input[0].content[0].type"),
-        (responses, {"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        (responses, {"tools": [{"type": 3}]}, "tools[0].type"),
+        (responses, {"tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools"),
+        (
+            responses,
+            {"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "b"}]}]},
+            "tools[0].tools[0].type",
+        ),
         (responses, {"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         (responses, {"background": True}, "background"),
         (responses, {"previous_response_id": "resp_1"}, "previous_response_id"),
@@ -295,7 +303,8 @@ def test_messages_read_every_field() -> None:
         (messages, {"max_tokens": None}, "max_tokens"),
         (messages, {"messages": [*ASK, {"role": "assistant", "content": "I"}]}, "messages"),
         (messages, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
-        (messages, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        (messages, {"tools": [{"type": [], "name": "web_search"}]}, "tools[0].type"),
+        (messages, {"output_format": {"type": "text"}}, "output_format.type"),
         (messages, {"tools": [{"name": "search"}]}, "tools[0].input_schema"),
         (messages, {"tool_choice": {"type": "tool", "name": "search"}}, "tool_choice.name"),
         (messages, {"thinking": {"type": "maybe"}}, "thinking.type"),
@@ -309,6 +318,68 @@ def test_what_cannot_be_honoured_is_refused_with_its_field(dialect: Any, fields:
     assert caught.value.param == param
     assert param.partition("[")[0] in caught.value.message
     assert set(dialect.error(caught.value, 400)) <= {"type", "error"}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "fields", "ignored"),
+    [
+        (
+            chat,
+            {"tools": [TOOL, {"type": "custom", "custom": {}}, {"type": "web_search"}]},
+            "tools[1] (custom), tools[2] (web_search)",
+        ),
+        (messages, {"tools": [BLOCK, {"type": "bash_20250124", "name": "bash"}]}, "tools[1] (bash_20250124)"),
+        (
+            messages,
+            {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+            "context_management",
+        ),
+        (responses, {"context_management": [{"type": "compaction"}], "safety_identifier": "me"}, "context_management"),
+        (responses, {"tools": [{"type": "web_search", "external_web_access": False}]}, "tools[0] (web_search)"),
+        (chat, {"user": "me", "metadata": {"a": "b"}, "store": True, "prompt_cache_key": "k"}, ""),
+        (chat, {"something_new": 1, "of_no_value": None, "or_empty": []}, "something_new"),
+        (completions, {"user": "me", "something\nnew": 1}, "something?new"),
+    ],
+)
+def test_what_changes_nothing_here_is_named_and_answered(dialect: Any, fields: dict[str, Any], ignored: str) -> None:
+    assert ", ".join(dialect.parse(least(dialect) | fields).ignored) == ignored
+
+
+def test_functions_of_a_namespace_are_tools_and_their_calls_come_back_under_it() -> None:
+    def function(name: str) -> dict[str, Any]:
+        return {"type": "function", "name": name, "description": "", "parameters": {"type": "object"}}
+
+    spaces = [
+        {"type": "namespace", "name": space, "tools": [function("ask"), function("tell")]} for space in ("a", "b")
+    ]
+    body = {"input": "?", "tools": [function("ask"), *spaces]}
+    request = responses.parse(body)
+    names = [tool["function"]["name"] for tool in request.tools]
+    assert names == ["ask", "a.ask", "tell", "b.ask", "b.tell"]
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": {}}} for name in names]
+    message = {"role": "assistant", "content": "", "tool_calls": calls}
+    output = responses.render(Reply("r", 0, "policy", (Choice(message, "", "tool_calls"),), 1), body)["output"]
+    assert [(item.get("namespace"), item["name"]) for item in output] == [
+        (None, "ask"),
+        ("a", "ask"),
+        ("a", "tell"),
+        ("b", "ask"),
+        ("b", "tell"),
+    ]
+    again = responses.parse(body | {"input": output}).messages[0]["tool_calls"]
+    assert [call["function"]["name"] for call in again] == names
+
+
+def test_an_item_is_found_by_its_reference() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": {"a": 1}}}
+    message = {"role": "assistant", "content": "Hm.", "tool_calls": [call]}
+    body: dict[str, Any] = {"input": "?", "tools": []}
+    recorded = responses.Recorded([(body, Reply("r", 0, "policy", (Choice(message, "", "tool_calls"),), 1))])
+    given = [{"type": "item_reference", "id": name} for name in ("msg_r", "fc_r_0")]
+    answered = {"type": "function_call_output", "call_id": "c1", "output": "found"}
+    request = responses.parse({"input": [{"role": "user", "content": "?"}, *given, answered]}, recorded)
+    assert request.messages[1] == message
+    assert request.messages[2]["content"] == "found"
 
 
 @pytest.mark.parametrize(

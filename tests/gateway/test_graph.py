@@ -162,6 +162,10 @@ def test_an_agent_that_only_appends_gives_the_native_episodes_tokens(chats: Chat
         ([called() | {"content": " \n"}, result()], ""),
         ([called(arguments=dict(reversed(ARGUMENTS.items()))), result()], "json_rewritten"),
         ([called(written='{"keywords":["Falcon"],"sender":"Maria Lopez"}'), result()], "json_rewritten"),
+        (
+            [called(arguments=ARGUMENTS | {"limit": 10, "newest": None}), result()],
+            "json_rewritten",
+        ),  # defaults filled in
         ([called(arguments=ARGUMENTS | {"sender": "Maria"}), result()], "edited"),
         ([called(content="I search."), result()], "edited"),
         ([result()], "edited"),
@@ -359,6 +363,11 @@ def test_tokens_that_a_grammar_chose_are_marked(chats: Chats) -> None:
     assert json.loads(turns[0].grammar) == {"schema": '{"type": "object"}', "ends": [chat.end]}
     assert json.loads(json.loads(turns[1].grammar)["tag"])["type"] == "structural_tag"
     assert turns[2].grammar == ""
+
+
+def test_a_turn_that_may_have_one_call_ends_there(chats: Chats) -> None:
+    assert limits(request(SYSTEM, USER, one_call=True), chats(TOOLS), 8)["stop"] == ["</tool_call>"]
+    assert limits(request(SYSTEM, USER), chats(TOOLS), 8)["stop"] == []
 
 
 @pytest.mark.parametrize(

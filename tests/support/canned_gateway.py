@@ -56,7 +56,7 @@ class CannedGateway:
     def __call__(self, sent: httpx2.Request) -> httpx2.Response:
         dialect, body = DIALECTS[sent.url.path.removeprefix("/v1/")], json.loads(sent.content)
         try:
-            earlier = [responses.history(self.calls)] if sent.url.path == "/v1/responses" else []
+            earlier = [responses.Recorded(self.calls)] if sent.url.path == "/v1/responses" else []
             request = dialect.parse(body, *earlier)
         except BadRequest as problem:
             return httpx2.Response(400, json=dialect.error(problem, 400))
