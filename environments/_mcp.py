@@ -33,6 +33,7 @@ from environments.base import TaskProblem, error
 
 START_SECONDS = 30.0  # until a server has to be ready
 ALIVE_SECONDS = 2.0  # in which it has to list its tools after a call that took too long
+CALLABLE = re.compile(r"[A-Za-z0-9_-]{1,64}")  # names of tools that models can call
 LONGEST = 20_000  # characters of an observation
 # Becomes the server after asking the kernel to kill it when its parent dies: prctl(PR_SET_PDEATHSIG, SIGKILL).
 STARTER = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0); os.execvp(sys.argv[1], sys.argv[1:])"
@@ -42,8 +43,9 @@ STOPPED = "the tool server stopped, and what it had stored is lost; the next cal
 class Server:
     """A connection that opens at the first call, and again at the first call after it was lost."""
 
-    def __init__(self, settings: ServerSettings, folder: Path) -> None:
+    def __init__(self, settings: ServerSettings, folder: Path, names: dict[str, str] | None = None) -> None:
         self.settings, self.folder = settings, folder
+        self.names = names or {}  # the server's own names of tools, by those that are shown
         self.needs_reset = False
         self._session: Any = None
         self._closing = asyncio.Event()
@@ -51,8 +53,9 @@ class Server:
         self._opening = asyncio.Lock()
 
     async def tools(self) -> list[dict[str, Any]]:
-        """The server's tools in the OpenAI form, sorted by name, with their schemas as they come. The tool `reset` is none
-        of them. TaskProblem where the server cannot be reached or has no tools."""
+        """The server's tools in the OpenAI form, sorted by name, with their schemas as they come. Names that models cannot
+        call are changed (`shown_names`). The tool `reset`, and those that the settings leave out, are none of them.
+        TaskProblem where the server cannot be reached or has no tools."""
         listed: list[Any] = []
         try:
             session = await self.opened()
@@ -69,19 +72,25 @@ class Server:
             raise
         except Exception as problem:
             raise TaskProblem(f"the MCP server {self.settings.name} lists no tools: {_plain(problem)}") from None
-        shown = sorted((tool for tool in listed if tool.name != self.settings.reset), key=lambda tool: str(tool.name))
+        has, wanted = {str(tool.name) for tool in listed}, {*self.settings.include, *self.settings.exclude}
+        if missing := sorted(wanted - has):
+            raise TaskProblem(
+                f"include and exclude of server.yaml name the tool {missing[0]!r}, and the MCP server "
+                f"{self.settings.name} has {', '.join(sorted(has)[:20])}"
+            )
+        left_out = {*self.settings.exclude, self.settings.reset}
+        if self.settings.include:
+            left_out |= has - {*self.settings.include}
+        shown = sorted((tool for tool in listed if tool.name not in left_out), key=lambda tool: str(tool.name))
         if not shown:
             raise TaskProblem(f"the MCP server {self.settings.name} has no tools that an agent could call")
-        if strange := [tool.name for tool in shown if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", tool.name)]:
-            raise TaskProblem(
-                f"the MCP server {self.settings.name} has a tool named {strange[0]!r}, which models cannot call: names "
-                "have up to 64 letters, digits, _ and -"
-            )
+        names = shown_names([str(tool.name) for tool in shown])
+        self.names = {name: own for own, name in names.items()}
         return [
             {
                 "type": "function",
                 "function": {
-                    "name": tool.name,
+                    "name": names[str(tool.name)],
                     "description": tool.description or "",
                     "parameters": tool.input_schema or {"type": "object", "properties": {}},
                 },
@@ -100,7 +109,8 @@ class Server:
             if self.needs_reset and self.settings.reset:
                 await asyncio.wait_for(session.call_tool(self.settings.reset, {}), START_SECONDS)
             self.needs_reset = False
-            return observation(await asyncio.wait_for(session.call_tool(name, arguments), seconds))
+            own = self.names.get(name, name)
+            return observation(await asyncio.wait_for(session.call_tool(own, arguments), seconds))
         except TaskProblem as problem:
             return error(str(problem))
         except TimeoutError:
@@ -189,6 +199,19 @@ class Server:
         return stdio_client(started, words)
 
 
+def shown_names(names: list[str]) -> dict[str, str]:
+    """By which name an agent sees each tool: its own, or where models cannot call that, with _ for what is no letter, digit,
+    _ or -, and at most 64 of them. Where another tool has that name, a number follows."""
+    shown: dict[str, str] = {name: name for name in names if CALLABLE.fullmatch(name)}
+    for name in names:
+        if name not in shown:
+            plain, number = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:60] or "tool", 1
+            while (made := plain if number == 1 else f"{plain}_{number}") in shown.values():
+                number += 1
+            shown[name] = made
+    return shown
+
+
 @functools.cache
 def _starting() -> asyncio.Semaphore:
     """How many servers start at the same time: as many as there are cores."""
@@ -200,6 +223,7 @@ class Servers:
 
     def __init__(self, settings: ServerSettings, folder: Path, tools: list[dict[str, Any]]) -> None:
         self.settings, self.folder, self.expected = settings, folder, tools
+        self.names: dict[str, str] = {}  # as Server.names, from the first episode on
         self._lock = threading.Lock()
         self._users = 0
         self._idle: list[Server] = []
@@ -215,7 +239,7 @@ class Servers:
                 return
             server = Server(self.settings, self.folder)
             try:
-                has = run(server.tools())
+                has, self.names = run(server.tools()), server.names
                 if has != self.expected:
                     raise TaskProblem(changed(self.expected, has, self.folder))
             except BaseException:
@@ -229,7 +253,7 @@ class Servers:
         with self._lock:
             if self.settings.is_shared:
                 return self._idle[0]
-            server = self._idle.pop() if self._idle else Server(self.settings, self.folder)
+            server = self._idle.pop() if self._idle else Server(self.settings, self.folder, self.names)
             self._taken.add(server)
         server.needs_reset = True
         return server

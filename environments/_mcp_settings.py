@@ -42,6 +42,10 @@ class ServerSettings(BaseModel):
     reset: str | None = None
     """A tool without arguments that makes a server as new, so that it can be handed on to the next episode. The agent
     does not see it."""
+    include: tuple[str, ...] = ()
+    """Names of the tools that the agent sees, as the server names them. Empty: all."""
+    exclude: tuple[str, ...] = ()
+    """Names of tools that it does not see."""
     examples: tuple[str, ...] = ()
     """Tasks in a user's words, which a model is shown that writes more of them."""
 

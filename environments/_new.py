@@ -51,6 +51,7 @@ SERVER = """# How the MCP server is started or reached. All settings: environmen
 description: You help your user with the tools that you have. Answer in plain words when you are done.
 max_turns: 10
 fresh: true # a server for each episode, which runs in a copy of the folder work/ beside this file. false: one for all
+exclude: [] # tools that the agent does not see; include: [] names all that it does
 examples: [] # EDIT: a few tasks in a user's words, for the model that writes more of them
 """
 RUBRIC = """- EDIT: what makes one attempt better than another, for a model that compares them (score.judges.ruler).
@@ -131,7 +132,10 @@ def write_mcp(name: str, server: str, root: Path) -> list[Path]:
     program, *arguments = shlex.split(server)
     is_address = re.match(r"https?://", program)
     reached = {"url": program} if is_address else {"command": program, "args": arguments}
-    lines = yaml.safe_dump(reached, sort_keys=False, default_flow_style=None, width=1000).strip()
+    lines = "\n".join(
+        yaml.safe_dump({key: value}, default_flow_style=None if isinstance(value, list) else False, width=1000).strip()
+        for key, value in reached.items()
+    )
     preset = read_text(TEMPLATE / "preset.yaml").replace("_template", name)
     preset = preset.replace(", resample: 1", "")  # which a rule's reward decides
     preset = preset.replace("score: {judges: {rule: 1}}\n", SCORE).replace("train: 60, val: 20, test: 20", COUNTS)

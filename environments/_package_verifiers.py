@@ -171,7 +171,7 @@ class Served:
         rows = []
         for name, dataset in self.sets.items():
             for place, row in enumerate(dataset if dataset is not None else ()):
-                text = json.dumps([plain(message) for message in row["prompt"]], sort_keys=True)
+                text = json.dumps(prompt_of(row), sort_keys=True)
                 rows.append((name, place, hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]))
         return rows
 
@@ -180,7 +180,7 @@ class Served:
         row = self.row_of(start)
         answer = row.get("answer")
         return {
-            "messages": [plain(message) for message in row["prompt"]],
+            "messages": prompt_of(row),
             "answer": str("" if answer is None else answer),
         }
 
@@ -193,7 +193,7 @@ class Served:
     async def opened(self, start: dict[str, Any]) -> Rollout:
         row = self.row_of(start)
         rollout = Rollout(self.env, row)
-        if await rollout.next() != [plain(message) for message in row["prompt"]]:
+        if await rollout.next() != prompt_of(row):
             raise Raised("the environment begins with other messages than its data set has, which cannot be shown here")
         return rollout
 
@@ -227,6 +227,12 @@ class Served:
         """End a rollout that nobody plays on."""
         episode.task.cancel()
         self.loop.run_until_complete(asyncio.wait({episode.task}))
+
+
+def prompt_of(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The messages that a row begins with; a text is what the user says."""
+    prompt = row["prompt"]
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [plain(message) for message in prompt]
 
 
 def source_hash(spec: Any) -> str:

@@ -29,6 +29,7 @@ ADAPTERS = {  # the adapter of each name, and the packages that decide what it m
     "verifiers": (),
     "openenv": (),
 }
+EXTRA = ("gymnasium", "minigrid", "pettingzoo", "reasoning_gym", "textarena")  # what the extra `environments` installs
 APART = ("verifiers", "openenv")  # their adapters know the versions, which another interpreter has
 VERSIONS = "package.json"
 RUBRIC = """# {task}
@@ -51,11 +52,15 @@ def load(task: str) -> type[Env]:
     try:
         made: type[Env] = adapter.make(name)
     except ModuleNotFoundError as problem:
-        raise ModuleNotFoundError(
-            f"{task} needs the package {problem.name}, of this project's extra `environments`: install it with "
-            "`make install DEV=1`, or `.venv/bin/uv pip install --override requirements/overrides.txt '.[environments]'`",
-            name=problem.name,
-        ) from None
+        missing = str(problem.name).partition(".")[0]
+        how = (
+            "of this project's extra `environments`: install it with `make install DEV=1`, or `.venv/bin/uv pip install "
+            "--override requirements/overrides.txt '.[environments]'`"
+            if missing in EXTRA
+            else f"which {package} does not bring and this project does not lock: `.venv/bin/uv pip install {missing}`, or "
+            "the extra of that package that has it"
+        )
+        raise ModuleNotFoundError(f"{task} needs the package {missing}, {how}", name=problem.name) from None
     return made
 
 

@@ -111,6 +111,33 @@ def test_each_episode_has_a_server_of_its_own_which_ends_with_it(
     assert (folder / "work" / "first.txt").read_text() == "buy milk"
 
 
+def test_tools_have_names_that_models_can_call_and_can_be_left_out(tmp_path: Path) -> None:
+    folder = write(tmp_path, args=[SERVER, "--odd"], exclude=["notes_read"])
+    assert _mcp.record(folder) == ["notes_write", "notes_read"]
+    settings = read_settings(folder)
+    tools = json.loads((folder / "tools.json").read_text())
+    servers = _mcp.Servers(settings, folder, tools)
+    servers.join()
+    for _ in range(2):  # the first server has listed its tools, a second one has not
+        server = servers.take()
+        assert run(server.call("notes_write", {"text": "a"}, 30)) == "There are 1 notes."
+        assert run(server.call("notes_read", {}, 30)) == "a"
+    servers.leave(server)
+    servers.end()
+    folder = write(tmp_path / "two", args=[SERVER, "--odd"], include=["notes.write", "notes_read"])
+    assert _mcp.record(folder) == ["notes_write", "notes_read"]
+    folder = write(tmp_path / "three", args=[SERVER, "--odd"], include=["notes.erase"])
+    with pytest.raises(
+        TaskProblem, match=r"name the tool 'notes.erase', and the MCP server .* has notes.write, notes/read"
+    ):
+        _mcp.record(folder)
+
+
+def test_names_that_collide_get_numbers() -> None:
+    names = ["a.b", "a/b", "a_b", "é" * 70]
+    assert _mcp.shown_names(names) == {"a_b": "a_b", "a.b": "a_b_2", "a/b": "a_b_3", "é" * 70: "_" * 60}
+
+
 def test_what_fails_is_an_error_that_the_policy_reads(
     folder: Path, begin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +219,10 @@ def test_a_server_is_reached_by_its_address_and_again_when_it_is_back(tmp_path: 
             len(json.loads((away / "tools.json").read_text()))
             == len(json.loads((folder / "tools.json").read_text())) - 1
         )
+        for name in ("environments", "tasks_data"):
+            (tmp_path / "made" / name).mkdir(parents=True)
+        written = _new.write_mcp("notes", f"http://127.0.0.1:{port}/mcp", tmp_path / "made")
+        assert written[-1].read_text() == (away / "tools.json").read_text()
         env = begin(Mcp.load(away))
         assert env.call("write_note", {"text": "a"}) == "There are 1 notes."
         server.kill()

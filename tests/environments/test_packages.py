@@ -6,12 +6,12 @@ import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 import environments
-from environments import _gymnasium, _packages, _reasoning_gym, _textarena
+from environments import _gymnasium, _packages, _reasoning_gym, _stepped, _textarena
 from environments._stepped import Stepped
 from environments.base import Message, Scenario, Split, TaskProblem, is_error, use, words
 from flows.repro.tasks import check_task
@@ -91,6 +91,50 @@ def test_episodes_in_threads_are_those_of_one_thread(task: str) -> None:
     with ThreadPoolExecutor(8) as threads:
         together = list(threads.map(lambda scenario: played(env, scenario), scenarios * 4))
     assert together == alone * 4
+
+
+@pytest.mark.parametrize(
+    ("task", "bad"),
+    [
+        ("gymnasium:CartPole-v1", ["0"] * 50),  # falls after nine turns or so
+        ("gymnasium:CliffWalking-v1", ["up"] * 50),
+        ("gymnasium:FrozenLake-v1", ["left"] * 50),
+        ("gymnasium:Taxi-v4", ["south"] * 50),
+        ("gymnasium:BabyAI-GoToRedBallNoDists-v0", ["left"] * 50),
+    ],
+)
+def test_a_policy_that_is_known_to_be_good_earns_more_than_a_bad_one(task: str, bad: list[str]) -> None:
+    """And wins, which the bad one does not: rewards of one a turn, of minus one a turn, and at the end alone."""
+    env: Any = environments.load(task)
+    for seed in range(3):
+        good = _stepped.replayed(env, seed, _stepped.solution(env, seed))
+        worse = _stepped.replayed(env, seed, tuple(bad))
+        assert good.is_won
+        assert not worse.is_won
+        assert 1 >= good.score > worse.score >= 0
+
+
+def test_a_sum_of_rewards_can_be_named_as_a_success() -> None:
+    with pytest.raises(
+        ValueError, match=r"MountainCar-v0 does not say what a success is.*'gymnasium:MountainCar-v0\?success=10'"
+    ):
+        _gymnasium.make("MountainCar-v0")
+    made: Any = _gymnasium.make("CartPole-v1?success=5")
+    assert _stepped.replayed(made, 1, ("0",) * 3)[:2] == (0.6, False)
+    assert _stepped.replayed(made, 1, ("0",) * 5)[:2] == (1.0, True)
+
+
+def test_a_package_that_another_one_needs_is_named_with_a_command_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'jax.numpy'", name="jax.numpy")
+
+    monkeypatch.setattr(_gymnasium, "make", make)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"needs the package jax, which gymnasium does not .*uv pip install jax`"
+    ):
+        _packages.load("gymnasium:phys2d/CartPole-v1")
 
 
 def test_words_in_a_transcript_earn_nothing() -> None:

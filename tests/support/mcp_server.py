@@ -71,14 +71,17 @@ TOOLS: dict[str, Callable[..., Any]] = {
 }
 
 
-def listed(tool: Callable[..., Any]) -> dict[str, Any]:
+ODD = {"notes.write": write_note, "notes/read": read_notes, "notes_read": fail}  # names that models cannot call
+
+
+def listed(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(tool).parameters.values()
     schema = {
         "type": "object",
         "properties": {parameter.name: {"type": TYPES[str(parameter.annotation)]} for parameter in parameters},
         "required": [parameter.name for parameter in parameters if parameter.default is parameter.empty],
     }
-    return {"name": tool.__name__, "description": tool.__doc__, "inputSchema": schema}
+    return {"name": name, "description": tool.__doc__, "inputSchema": schema}
 
 
 def answer(method: str, params: dict[str, Any], tools: dict[str, Callable[..., Any]]) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def answer(method: str, params: dict[str, Any], tools: dict[str, Callable[..., A
         server = {"name": "notes", "version": "1"}
         return {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": server}
     if method == "tools/list":
-        return {"tools": [listed(tool) for tool in tools.values()]}
+        return {"tools": [listed(name, tool) for name, tool in tools.items()]}
     if method != "tools/call":
         raise LookupError(method)
     try:
@@ -125,6 +128,7 @@ def serve_by_sdk(port: int | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--none", action="store_true", help="have no tools")
+    parser.add_argument("--odd", action="store_true", help="have tools with dots and slashes in their names")
     parser.add_argument("--broken", action="store_true", help="end at once with words")
     parser.add_argument("--sdk", action="store_true")
     parser.add_argument("--http", type=int, metavar="PORT")
@@ -135,7 +139,7 @@ def main() -> None:
     if options.sdk:
         serve_by_sdk(options.http)
     else:
-        serve({} if options.none else TOOLS)
+        serve({} if options.none else ODD if options.odd else TOOLS)
 
 
 if __name__ == "__main__":
