@@ -181,9 +181,11 @@ check-task: dev  ## test a task or an agent by the rules for every task, and by 
 	@$(RUN) python -m pytest -q tests/environments/test_environments.py $(wildcard tests/environments/test_$(NAME).py) --task "$(NAME)" $(ARGS)
 
 # What tests import is compiled on one core while mypy works on the other: both processes of the tests would do it otherwise.
+# By a variable of its own, because a line that names MAKE itself is run by `make --dry-run`, too.
+CHECK = $(MAKE) --no-print-directory check
 test: dev  ## run make check and all tests (ARGS="-k name")
 	@$(RUN) python -m pytest --collect-only -qq >/dev/null 2>&1 & compiling=$$!; \
-	$(MAKE) --no-print-directory check || { kill $$compiling 2>/dev/null; exit 1; }; wait $$compiling || true
+	$(CHECK) || { kill $$compiling 2>/dev/null; exit 1; }; wait $$compiling || true
 	@echo "test: pytest"
 	@OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 $(ARGS)
 

@@ -45,6 +45,7 @@ INTERNAL = {
     "PREFECT_UI_ENABLED": "flows/terminal/prefect_server.py, for the server of a run",
     "PREFECT_SERVER_API_AUTH_STRING": "flows/ui.py, for Prefect's server",
     "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "flows/ui.py, for Prefect's server",
+    "PREFECT_WORKER_QUERY_SECONDS": "flows/ui.py, for Prefect's worker",
     "WANDB_CACHE_DIR": "steps/tracking/wandb_process.py, for itself",
     "WANDB_DATA_DIR": "steps/tracking/wandb_process.py, for itself",
     "WANDB_ERROR_REPORTING": "steps/tracking/wandb_process.py, for itself",

@@ -178,21 +178,27 @@ def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(proj
     assert (stamps(project.folder).items() >= before.items(), lock(project.folder)) == (True, sampled)
 
 
-def test_repro_from_nothing_gives_the_same_hashes_with_and_without_the_worker(project: Project) -> None:
-    """A rollout and an update in processes of their own, which each import all there is; then everything by the worker."""
+def test_repro_from_nothing_gives_the_same_hashes(project: Project) -> None:
     before = lock(project.folder)
-    shutil.rmtree(project.folder / "run/001")
     shutil.rmtree(project.folder / ".dvc/cache")
     shutil.rmtree(project.folder / ".dvc/tmp")
-    again = run(["dvc", "repro", "update@001"], project.folder, seconds=600, FLYWHEEL_WORKER="off")
-    assert again.returncode == 0, again.stderr[-3000:]
-    assert worker_pids(project.folder) == {}
-    assert lock(project.folder) == before
     shutil.rmtree(project.folder / "run")
     again = run(["dvc", "repro"], project.folder, seconds=600)
     assert again.returncode == 0, again.stderr[-3000:]
     assert lock(project.folder) == before
     assert stop_workers(project.folder) == 1
+
+
+@pytest.mark.long  # by the worker above; here each process imports all there is
+def test_stages_in_processes_of_their_own_give_the_same_hashes(project: Project) -> None:
+    """A rollout and an update."""
+    before = lock(project.folder)
+    shutil.rmtree(project.folder / "run/001")
+    shutil.rmtree(project.folder / ".dvc/cache")
+    again = run(["dvc", "repro", "update@001"], project.folder, seconds=600, FLYWHEEL_WORKER="off")
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert worker_pids(project.folder) == {}
+    assert lock(project.folder) == before
 
 
 @pytest.fixture(scope="module")

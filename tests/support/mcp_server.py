@@ -71,7 +71,11 @@ TOOLS: dict[str, Callable[..., Any]] = {
 }
 
 
-ODD = {"notes.write": write_note, "notes/read": read_notes, "notes_read": fail}  # names that models cannot call
+ODD: dict[str, Callable[..., Any]] = {
+    "notes.write": write_note,
+    "notes/read": read_notes,
+    "notes_read": fail,
+}  # names that models cannot call
 
 
 def listed(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
