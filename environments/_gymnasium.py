@@ -203,8 +203,8 @@ def make(name: str) -> type[Stepped]:
         spec = gymnasium.spec(name)
     except gymnasium.error.Error as problem:
         raise ValueError(f"gymnasium has no environment {name}: {problem}") from None
-    known = summed(float(options.pop("success"))) if "success" in options else GOALS.get(family_of(name))
-    goal: Goal = known or reached
+    stated = summed(float(options.pop("success"))) if "success" in options else GOALS.get(family_of(name))
+    goal: Goal = stated or reached
 
     class Gymnasium(Stepped):
         max_turns = min(spec.max_episode_steps or TURNS, TURNS)
@@ -220,7 +220,7 @@ def make(name: str) -> type[Stepped]:
         raise ValueError(f"{task} needs more of gymnasium than is installed: {problem}") from None
     if not isinstance(actions, gymnasium.spaces.Discrete):
         raise ValueError(f"{task}: its actions are {actions}, and only discrete ones can be written as text here")
-    if known is None:
+    if stated is None:
         raise ValueError(
             f"{task} does not say what a success is: gymnasium states no range of its rewards. Name the sum of rewards from "
             f"which on an episode of {min(spec.max_episode_steps or TURNS, TURNS)} turns is won, as in '{task}?success=10'; "

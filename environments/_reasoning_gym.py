@@ -20,6 +20,7 @@ from environments.base import Component, Env, Message, Outcome, Scenario, Split,
 
 SYSTEM = "Answer the question with the final answer alone."
 SIZE = 100_000  # questions of each level
+SIZES = {"acre": 500, "word_ladder": 500}  # of data sets that make all of theirs at once, or have no more
 RIGHT = 0.99  # score from which an answer is right
 LEVELS = 5
 SCANNED = 50
@@ -28,15 +29,36 @@ LONGEST = 10_000  # characters of an answer
 
 @cache
 def dataset(name: str, level: int) -> Any:
-    """The questions of a level, made when they are asked for: {"question", "answer", "metadata"} by index."""
+    """The questions of a level, made when they are asked for: {"question", "answer", "metadata"} by index. Level 0 has the
+    package's own settings."""
     from reasoning_gym.factory import CURRICULA, create_curriculum, create_dataset
 
-    if name not in CURRICULA:
-        return create_dataset(name, seed=level, size=SIZE)
+    if name not in CURRICULA or not level:
+        return create_dataset(name, seed=level, size=SIZES.get(name, SIZE))
     curriculum = create_curriculum(name)
     curriculum.set_global_level(level - 1)
     configuration = curriculum.generate_configuration()
-    return create_dataset(name, **vars(configuration) | {"seed": level, "size": SIZE})
+    return create_dataset(name, **vars(configuration) | {"seed": level, "size": SIZES.get(name, SIZE)})
+
+
+@cache
+def usable(name: str, levels: int) -> tuple[int, ...]:
+    """The levels of which the package can make questions: its curricula lead some data sets out of their own bounds. Where
+    it can of none, level 0. ValueError where not of that, either."""
+    if made := tuple(level for level in range(1, levels + 1) if fault(name, level) is None):
+        return made
+    if reason := fault(name, 0):
+        raise ValueError(f"reasoning_gym makes no question of {name} with its own settings: {reason}")
+    return (0,)
+
+
+def fault(name: str, level: int) -> str | None:
+    """Why the package cannot make a question of this level; None where it can."""
+    try:
+        dataset(name, level)[0]
+    except Exception as problem:  # bare assertions, most of all
+        return str(problem) or type(problem).__name__
+    return None
 
 
 def answer_of(text: str) -> str:
@@ -65,13 +87,14 @@ class ReasoningGym(Env):
         made: dict[str, Scenario] = {}
         rng = Random(f"{split} {seed}")
         if count <= SIZE:
-            for at, index in enumerate(rng.sample(range(SIZE), min(SIZE, SCANNED * count))):
-                level = 1 + at % cls.levels
+            levels, size = usable(cls.name, cls.levels), SIZES.get(cls.name, SIZE)
+            for at, index in enumerate(rng.sample(range(size), min(size, SCANNED * count))):
+                level = levels[at % len(levels)]
                 entry = dataset(cls.name, level)[index]
                 question = str(entry["question"])
                 if question in made or base.split_of(base.normalise(question)) != split:
                     continue
-                hidden = {"level": level, "index": index, "kind": f"level {level}", "difficulty": level}
+                hidden = {"level": level, "index": index, "kind": f"level {level}", "difficulty": max(level, 1)}
                 messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
                 made[question] = Scenario.make(cls.task, split, messages, hidden)
                 if len(made) == count:

@@ -114,6 +114,23 @@ def test_a_policy_that_is_known_to_be_good_earns_more_than_a_bad_one(task: str, 
         assert 1 >= good.score > worse.score >= 0
 
 
+@pytest.mark.parametrize(
+    ("name", "levels"),
+    [("chain_sum", (1, 2, 3, 4, 5)), ("caesar_cipher", (1, 2)), ("modulo_grid", (1, 3, 4, 5)), ("knight_swap", (0,))],
+)
+def test_levels_that_a_package_cannot_make_are_left_out(name: str, levels: tuple[int, ...]) -> None:
+    assert _reasoning_gym.usable(name, 5) == levels
+    made = environments.load(f"reasoning_gym:{name}").scenarios(None, "val", 5, 1)
+    assert {scenario.data["level"] for scenario in made} <= set(levels)
+
+
+def test_a_data_set_that_cannot_be_made_is_a_sentence() -> None:
+    with pytest.raises(
+        ValueError, match="makes no question of composite with its own settings: Must specify at least one"
+    ):
+        environments.load("reasoning_gym:composite").scenarios(None, "val", 1, 1)
+
+
 def test_a_sum_of_rewards_can_be_named_as_a_success() -> None:
     with pytest.raises(
         ValueError, match=r"MountainCar-v0 does not say what a success is.*'gymnasium:MountainCar-v0\?success=10'"
