@@ -110,7 +110,7 @@ def client_of(rollout: Rollout) -> Any:
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """A message of the package as role and text. Raised for pictures and sounds."""
+    """A message of the package as role and text. A text without a role is the user's. Raised for pictures and sounds."""
     get = message.get if hasattr(message, "get") else lambda key: getattr(message, key, None)
     content = get("content")
     if isinstance(content, list):
@@ -118,7 +118,8 @@ def plain(message: Any) -> dict[str, Any]:
         if any(part.get("type") != "text" for part in parts):
             raise Raised("the environment shows what is no text, such as pictures")
         content = "\n".join(str(part.get("text")) for part in parts)
-    return {"role": get("role"), "content": str(content or "")}
+    role = "user" if get("role") == "text" else get("role")
+    return {"role": role, "content": str(content or "")}
 
 
 class Served:

@@ -17,7 +17,14 @@ from flows.repro.tasks import check_task
 from steps.core.errors import UserError
 from tests.support.apart import write_environments, write_stand_ins
 
-TASKS = ("verifiers:sums_env", "verifiers:tools_env", "verifiers:guesses_env", "openenv:corridor", "openenv:note")
+TASKS = (
+    "verifiers:texts_env",
+    "verifiers:sums_env",
+    "verifiers:tools_env",
+    "verifiers:guesses_env",
+    "openenv:corridor",
+    "openenv:note",
+)
 REAL = {name: os.environ.get(name) for name in ("VERIFIERS_PYTHON", "OPENENV_PYTHON")}
 
 

@@ -10,6 +10,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+TEXTS = '''
+"""Prompts that are texts, of one length."""
+import verifiers as vf
+from datasets import Dataset
+
+
+def right(completion, answer, **kwargs):
+    return float(completion[-1].content.strip() == answer)
+
+
+def load_environment():
+    rows = [{"prompt": f"Say the number {number} again.", "answer": str(number)} for number in range(100, 400)]
+    return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[right]))
+'''
 SUMS = '''
 """A question, and an answer in words: verifiers' SingleTurnEnv."""
 import os
@@ -279,7 +293,8 @@ class MultiTurnEnv:
     def __init__(self, dataset, rubric, system_prompt=None, max_turns=-1, tools=()):
         self.rows = [
             {
-                "prompt": [
+                "prompt": row.get("prompt")
+                or [
                     *([{"role": "system", "content": system_prompt}] if system_prompt else []),
                     {"role": "user", "content": row["question"]},
                 ],
@@ -311,8 +326,10 @@ class MultiTurnEnv:
         return None
 
     async def rollout(self, row, client, model, sampling_args):
-        state = {"prompt": row["prompt"], "answer": row["answer"], "turns": 0, "error": None}
-        messages = [UserMessage(each["role"], each["content"]) for each in row["prompt"]]
+        prompt = row["prompt"]
+        prompt = [{"role": "text", "content": prompt}] if isinstance(prompt, str) else prompt
+        state = {"prompt": prompt, "answer": row["answer"], "turns": 0, "error": None}
+        messages = [UserMessage(each["role"], each["content"]) for each in prompt]
         known = len(messages)
         while True:
             try:
@@ -454,6 +471,7 @@ create_fastapi_app = create_app
 
 ENVIRONMENTS = {
     "sums_env.py": SUMS,
+    "texts_env.py": TEXTS,
     "tools_env.py": TOOLS,
     "guesses_env.py": GUESSES,
     "corridor/__init__.py": "",
