@@ -25,18 +25,8 @@ REFUSED = {
 }
 TEXT = ("text",)
 KNOWN = {
-    *(
-        "messages",
-        "tools",
-        "tool_choice",
-        "n",
-        "max_tokens",
-        "max_completion_tokens",
-        "stop",
-        "seed",
-        "response_format",
-    ),
-    *("logprobs", "top_logprobs", "modalities", "parallel_tool_calls"),
+    *"messages tools tool_choice n max_tokens max_completion_tokens stop seed response_format logprobs".split(),
+    *"top_logprobs modalities parallel_tool_calls".split(),
 }
 
 error = sse.openai_error

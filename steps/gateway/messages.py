@@ -20,10 +20,7 @@ REFUSED = {
     "mcp_servers": "the gateway connects to no MCP servers; connect to them yourself and describe their tools in tools",
     "container": "the gateway runs no containers",
 }
-KNOWN = {
-    *("messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "output_config", "output_format"),
-    "thinking",
-}
+KNOWN = set("messages system tools tool_choice max_tokens stop_sequences output_config output_format thinking".split())
 TEXT = ("text",)
 KINDS = {  # of errors, by status
     401: "authentication_error",

@@ -31,16 +31,8 @@ TEXTS = ("input_text", "output_text", "text", "refusal")
 ROLES = ("system", "developer", "user", "assistant")
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 KNOWN = {
-    *(
-        "input",
-        "instructions",
-        "previous_response_id",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "max_output_tokens",
-    ),
-    *("stop", "text", "include", "top_logprobs"),
+    *"input instructions previous_response_id tools tool_choice parallel_tool_calls max_output_tokens stop text".split(),
+    *"include top_logprobs".split(),
 }
 LOGPROBS = "message.output_text.logprobs"
 
