@@ -14,15 +14,17 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.compiler.config
 from torch import Tensor
 from torch.nn.attention import flex_attention as kernel
 
 BLOCK = 128  # tokens; the kernels' own blocks must divide it
 HEAD = 16  # smallest head size of the kernel
-VISIBLE: dict[str, Any] = {"wrap_inductor_compiled_regions": True}  # as one operation, to `kept_contexts`
 LISTS = tuple[Tensor, Tensor]  # how many blocks of keys each block of queries has [1, 1, n], and which [1, 1, n, n]
 
 
@@ -125,8 +127,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, trie: Trie, window: int | 
 @functools.cache
 def _compiled(device: str) -> Any:
     """The kernel for GPUs, compiled once for all lengths. On a CPU the unfused function: tests alone come here."""
-    function = kernel.flex_attention
-    return torch.compile(function, dynamic=True, options=VISIBLE) if device == "cuda" else function
+    return compiled(kernel.flex_attention) if device == "cuda" else kernel.flex_attention
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, compiled for all lengths, as one operation that `kept_contexts` sees. For that torch keeps its graph
+    with what it compiled, on disk and in a form that another Python cannot read: so each has files of its own."""
+    torch.compiler.config.cache_key_tag = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    return torch.compile(function, dynamic=True, options={"wrap_inductor_compiled_regions": True})
 
 
 def kept_contexts() -> Any:
@@ -139,7 +147,7 @@ def kept_contexts() -> Any:
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
     def policy(context: Any, operation: Any, *inputs: Any, **options: Any) -> CheckpointPolicy:
-        is_attention = operation in (flex_attention, inductor_compiled_code)  # uncompiled, and compiled as VISIBLE
+        is_attention = operation in (flex_attention, inductor_compiled_code)  # uncompiled, and by `compiled`
         return CheckpointPolicy.MUST_SAVE if is_attention else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)

@@ -233,7 +233,7 @@ def test_the_compiled_kernel_takes_the_mask(monkeypatch: pytest.MonkeyPatch) -> 
     from torch.nn.attention.flex_attention import flex_attention
 
     counters.clear()
-    compiled = torch.compile(flex_attention, dynamic=True, options=flex.VISIBLE)
+    compiled = flex.compiled(flex_attention)
     monkeypatch.setattr(flex, "_compiled", lambda _: compiled)
     draw = torch.Generator().manual_seed(1)
     with torch._dynamo.config.patch(disable=False), torch.no_grad():
