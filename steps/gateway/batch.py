@@ -272,7 +272,7 @@ class Batch:
             most = f"policy.context is {self.chats.policy.context} tokens"
             reason = f"{most}: the prompt has {length}, and the answer may have {limit}"
             raise self._refused(execution, reason, TOO_LONG)
-        if request.one_call and chat.tool_parser != replies.TAGGED:
+        if replies.is_held_to_one_call(request) and chat.tool_parser != replies.TAGGED:
             request = request._replace(ignored=(*request.ignored, "parallel_tool_calls"))
         limits = replies.limits(request, chat, limit, self.plan.grammar)
         self.refused.pop(execution.episode, None)

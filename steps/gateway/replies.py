@@ -25,13 +25,18 @@ def limits(request: Request, chat: Chat, max_tokens: int, mode: Grammar = "exact
     """The fields of steps.sampling.engine.Limits; without a grammar where `mode`, rollout.grammar, is free. BadRequest where
     a tool cannot be forced."""
     fields: dict[str, Any] = {"max_tokens": max_tokens, "stop": list(request.stop)}
-    if request.one_call and request.tools and chat.tool_parser == TAGGED:
+    if is_held_to_one_call(request) and chat.tool_parser == TAGGED:
         fields["stop"].append(END_OF_CALL)
     if mode != "free":
         fields |= grammar(request, chat)
     if request.top_logprobs:
         fields["top_logprobs"] = request.top_logprobs
     return fields
+
+
+def is_held_to_one_call(request: Request) -> bool:
+    """Whether the policy could make several calls and may not: a forced call is one anyway."""
+    return request.one_call and bool(request.tools) and request.tool_choice == "auto"
 
 
 def grammar(request: Request, chat: Chat) -> dict[str, str]:
