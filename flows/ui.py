@@ -60,7 +60,7 @@ def environment(root: Path, prefect_port: int, mlflow_port: int, host: str = LOO
             "PREFECT_API_AUTH_STRING": auth,
             "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"{page},http://localhost:{prefect_port}",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_WORKER_QUERY_SECONDS": "2",  # until a run that somebody starts begins; 10 unless set
+            "PREFECT_WORKER_QUERY_SECONDS": "2",  # how often it asks for runs; 10 unless set
             "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "true",  # `prefect deployment run --watch` shows what a run says
             "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "true",
             "PREFECT_CLI_PROMPT": "false",

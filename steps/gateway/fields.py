@@ -30,17 +30,10 @@ SAMPLING = (
 )
 NESTED = (("text", "verbosity"), ("output_config", "effort"), ("thinking", "budget_tokens"))  # likewise, a field inside
 # Fields of every dialect that change no token: whom a provider bills, what it keeps, and how an answer is delivered.
-HARMLESS = (
-    *("model", "stream", "stream_options", "metadata", "user", "store", "service_tier", "safety_identifier", "betas"),
-    *(
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "prompt_cache_options",
-        "cache_control",
-        "prediction",
-        "extra_headers",
-    ),
-)
+HARMLESS = {
+    *"model stream stream_options metadata user store service_tier safety_identifier betas prediction".split(),
+    *"prompt_cache_key prompt_cache_retention prompt_cache_options cache_control extra_headers".split(),
+}
 GRAMMAR = "send a JSON schema as response_format (chat), text.format (responses) or output_config.format (messages)"
 REFUSED = {  # by every dialect, where it is neither null nor empty nor false
     "structured_outputs": GRAMMAR,

@@ -61,9 +61,8 @@ class Packed(NamedTuple):
     targets: torch.Tensor  # [N] sampled token ids
     rows: torch.Tensor  # [B, S] places of a trajectory's sampled tokens among the N
     mask: torch.Tensor  # [B, S] 1 for a sampled token, 0 for padding
-    allowed: (
-        tuple[torch.Tensor, torch.Tensor] | None
-    )  # [N] which set each is from, or -1, and the sets [M, V / 32] as bits
+    # Where rows were sampled under grammars: [N] which set of tokens each is from, or -1, and the sets [M, V / 32] as bits.
+    allowed: tuple[torch.Tensor, torch.Tensor] | None
 
 
 def shared(row: Any, other: Any) -> int:
