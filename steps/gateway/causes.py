@@ -1,9 +1,10 @@
 """Conversations in forms that can be compared, and why one does not continue another.
 
 A client sends back what it was answered, and changes it on the way. Two messages are the same here where role, words and
-calls are: an empty content is none, arguments are compared as JSON values, ids of calls by which call they name, and an
-assistant's reasoning is left out. Why a request forks is read from what it shares with the recorded conversation that is
-most like it. That is a judgement on texts: a rule for each cause, and `edited` for all other changes.
+calls are: an empty content is none, arguments are compared as JSON values, ids of calls by which call they name, what
+several tools answered in any order, and an assistant's reasoning is left out. Why a request forks is read from what it
+shares with the recorded conversation that is most like it. That is a judgement on texts: a rule for each cause, and
+`edited` for all other changes.
 """
 
 from __future__ import annotations
@@ -68,13 +69,19 @@ class Conversation(NamedTuple):
 def conversation(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Conversation:
     """The forms of a request's messages; O(length of their text)."""
     calls: dict[str, int] = {}  # number of each call by its id, as far as the messages are read
-    keys, count = [], 0
-    for message in messages:
+    keys: list[tuple[bytes, bytes, bytes]] = []
+    order: list[tuple[int, int]] = []  # what several tools answered is compared in the order of their calls
+    count = 0
+    for place, message in enumerate(messages):
         keys.append(_keys(message, calls))
+        is_result = message["role"] == "tool"
+        begin = order[-1][0] if is_result and place and messages[place - 1]["role"] == "tool" else place
+        order.append((begin, calls.get(str(message.get("tool_call_id")), 0) if is_result else 0))
         for call in message.get("tool_calls") or ():
             calls[str(call.get("id"))] = count
             count += 1
-    key, loose, written = zip(*keys, strict=True) if keys else ((), (), ())
+    in_order = [keys[place] for place in sorted(range(len(keys)), key=order.__getitem__)]
+    key, loose, written = zip(*in_order, strict=True) if keys else ((), (), ())
     return Conversation(
         messages=tuple(map(_unwritten, messages)),
         tools=json.dumps(list(tools), sort_keys=True),

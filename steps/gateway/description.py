@@ -61,6 +61,7 @@ def part(name: str) -> Schema:
 
 STOP = one_of(FILLED, many(FILLED, maxItems=MOST_STOPS))
 FUNCTION = fields("name", name=TOOL_NAME, description=PLAIN, parameters=OBJECT)
+ARGUMENTS = one_of(TEXT, OBJECT)
 SAMPLING: dict[str, Schema] = {
     "temperature": {"description": "Ignored, as top_p and others are: the run decides how tokens are drawn."}
 }
@@ -71,7 +72,7 @@ def chat() -> Schema:
         "id function",
         id=FILLED,
         type=words("function"),
-        function=fields("name arguments", name=PLAIN, arguments=TEXT),
+        function=fields("name", name=PLAIN, arguments=ARGUMENTS),
     )
     del call["properties"]["type"]["anyOf"][1]  # it may be missing, and not be null
     message = one_of(
@@ -123,11 +124,11 @@ def responses() -> Schema:
         fields("type role content", type=words("message"), role=role, content=texts),
         fields("type", type=words("reasoning"), **reasoning),
         fields(
-            "type call_id name arguments",
+            "type call_id name",
             type=words("function_call"),
             call_id=FILLED,
             name=PLAIN,
-            arguments=TEXT,
+            arguments=ARGUMENTS,
         ),
         fields("type call_id output", type=words("function_call_output"), call_id=FILLED, output=texts),
     )
@@ -200,7 +201,7 @@ def messages(required: str = "messages max_tokens") -> Schema:
 STATUSES = {
     400: "The request is wrong, or asks for what cannot be honoured; the message names the field.",
     401: "The key is missing, or is not that of a running execution of this episode.",
-    404: "There is no such route.",
+    404: "There is no such route, or no such response.",
     409: "The episode has ended, or goes on elsewhere.",
     413: "The body is too large.",
     503: "No batch is played now.",
@@ -225,8 +226,16 @@ def openapi() -> Schema:
             "The tokens of a prompt, as Anthropic counts them", messages("messages"), "input_tokens", streams=False
         ),
         f"{v1}/models": {
-            "get": _operation("The policy, as OpenAI lists models", "data", (401,)),
+            "get": _operation("The policy, as OpenAI and Anthropic list models", "data", (401,)),
             "parameters": [EPISODE],
+        },
+        f"{v1}/models/{{model}}": {
+            "get": _operation("The policy, by any name", "id", (401,)),
+            "parameters": [EPISODE, EPISODE | {"name": "model"}],
+        },
+        f"{v1}/responses/{{response}}": {
+            "get": _operation("A response of this execution again", "id output usage", (401, 404)),
+            "parameters": [EPISODE, EPISODE | {"name": "response"}],
         },
         "/health": {"get": _operation("Whether the gateway runs", "status", ()) | {"security": []}},
         "/status": {"get": _operation("Clients, queue, episodes and speed, with the gateway's key", "", (401,))},

@@ -218,15 +218,18 @@ def written(arguments: Any) -> str:
 
 
 def function(name: Any, arguments: Any, path: str) -> dict[str, Any]:
-    """The function of a call whose arguments are a JSON text. `written` holds the client's own text where it differs from
-    `written(arguments)`: then the client wrote the JSON anew."""
-    text = string(arguments, f"{path}.arguments")
+    """The function of a call whose arguments are a JSON text; some clients write the object itself, and nothing for none.
+    `written` holds the client's own text where it differs from `written(arguments)`: then the client wrote the JSON anew."""
+    made = plain(name, f"{path}.name")
+    text = "{}" if arguments is None or arguments == "" else arguments
+    if isinstance(text, dict):
+        return {"name": made, "arguments": plain_object(text, f"{path}.arguments")}
     try:
-        value = json.loads(text)
+        value = json.loads(string(text, f"{path}.arguments"))
     except (ValueError, RecursionError):
         raise BadRequest(f"{path}.arguments is no JSON", f"{path}.arguments") from None
-    made = {"name": plain(name, f"{path}.name"), "arguments": plain_object(value, f"{path}.arguments")}
-    return made if written(value) == text else made | {"written": text}
+    called = {"name": made, "arguments": plain_object(value, f"{path}.arguments")}
+    return called if written(value) == text else called | {"written": text}
 
 
 def plain_object(value: Any, path: str) -> dict[str, Any]:

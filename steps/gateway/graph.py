@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from environments.base import Message
 from steps.core.records import Trajectory, Turn
 from steps.gateway.causes import Conversation, cause, conversation
+from steps.gateway.echoes import Answers
 from steps.gateway.replies import grammar
 from steps.gateway.types import BadRequest, Cause, Request
 
@@ -73,15 +74,13 @@ class Graph:
         self.ends: dict[bytes, list[int]] = defaultdict(list)  # answered nodes by the name of their conversation
         self.tips: dict[int, Node] = {}  # nodes that nothing continues
         self.answers: set[bytes] = set()  # `loose` of each answer
-        self.called: dict[
-            str, dict[str, Any]
-        ] = {}  # the function of each call that was answered with, by the call's id
+        self.echoes = Answers()  # as clients may send them back
 
     def place(self, request: Request, chat: Chat) -> Placement:
         """Where the answer to a request belongs; changes nothing. BadRequest where the template refuses its messages."""
         if request.prompt is not None:
             return self._place_text(request.prompt, chat)
-        shown = conversation([self._as_recorded(message) for message in request.messages], chat.tools)
+        shown = conversation(self.echoes.recognised(request.messages), chat.tools)
         place = max((at for at, message in enumerate(shown.messages) if message["role"] == "assistant"), default=-1)
         parent = self._continued(shown, place + 1)
         try:
@@ -134,8 +133,8 @@ class Graph:
         if self.mode != "free" and (fields := grammar(request, chat)):
             node.grammar = fields | {"ends": [chat.end]}
         node.whole = placement.shown.answered(message)
-        self.called |= {call["id"]: call["function"] for call in message.get("tool_calls") or () if "id" in call}
         if not placement.is_text:
+            self.echoes.add(message, request.stop)
             self.ends[node.whole.name(len(node.whole.keys))].append(placement.number)
             self.answers.add(node.whole.loose[-1])
         return placement.number
@@ -182,25 +181,6 @@ class Graph:
             is_constrained=bool(node.grammar),
             grammar=json.dumps(node.grammar) if node.grammar and self.mode == "exact" else "",
         )
-
-    def _as_recorded(self, message: Message) -> Message:
-        """A message whose calls have the arguments that were recorded under their ids, where the client only filled in what
-        was left out: defaults of the tool's schema, or null."""
-        if not message.get("tool_calls"):
-            return message
-        calls = []
-        for call in message["tool_calls"]:
-            function, own = call["function"], self.called.get(call["id"])
-            if (
-                own is not None
-                and own["name"] == function["name"]
-                and own["arguments"] != function["arguments"]
-                and _fills(function["arguments"], own["arguments"])
-            ):
-                written = function.get("written") or json.dumps(function["arguments"])
-                call = call | {"function": own | {"written": written}}
-            calls.append(call)
-        return message | {"tool_calls": calls}
 
     def _continued(self, shown: Conversation, count: int) -> int | None:
         """The answered node whose conversation is these first `count` messages, of which the last is an assistant's."""
@@ -253,13 +233,6 @@ class Graph:
             new = ({"role": "user", "content": rest if isinstance(rest, str) else text_of(added)},)
         size = self.length(parent)
         return Placement(parent, ids, reason, depth, self.prompts[ids], size, shown=shown, new=new, is_text=True)
-
-
-def _fills(given: Any, recorded: Any) -> bool:
-    """Whether arguments are those that were recorded, with more beside them, or without what was null."""
-    if not isinstance(given, dict) or not isinstance(recorded, dict):
-        return bool(given == recorded)
-    return all(_fills(given[name], value) if name in given else value is None for name, value in recorded.items())
 
 
 def _words(text: Any) -> str:

@@ -6,6 +6,7 @@ images, files, stored prompts and conversations, work in the background. Hosted 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ KNOWN = {
     *"input instructions previous_response_id tools tool_choice parallel_tool_calls max_output_tokens stop text".split(),
     *"include top_logprobs".split(),
 }
+ITEM_ID = re.compile(r"(?:rs|msg|fc)_([0-9A-Za-z]+)(?:_\d+)?")  # as steps/gateway/responses_reply.py writes it
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -128,11 +130,12 @@ class Recorded:
 
 
 def _messages(given: Items, named: Mapping[tuple[str, str], str]) -> list[Message]:
-    """Messages of items. A turn of the assistant ends where an item of another kind follows, or one that stands before
-    what the turn has already: its items come in the order reasoning, words, calls."""
+    """Messages of items. A turn of the assistant ends where an item of another kind follows, or of another response, or one
+    that stands before what the turn has already: its items come in the order reasoning, words, calls."""
     messages: list[Message] = []
     calls: dict[str, str] = {}  # the name of each call's tool by the call's id
     last = 0  # where the assistant's turn stands: 0 no turn, 1 reasoning, 2 words, 3 calls
+    response: str | None = None  # whose item came last, where its id says so
     for place, item in enumerate(given):
         path = f"input[{place}]"
         kind = item.get("type", "message" if "role" in item else None)
@@ -144,13 +147,21 @@ def _messages(given: Items, named: Mapping[tuple[str, str], str]) -> list[Messag
             called = read.plain(item["namespace"], f"{path}.namespace"), read.plain(item.get("name"), f"{path}.name")
             item = item | {"name": named.get(called, called[1])}
         part, step = _part(kind, item, path, calls)
-        if step == 0 or step < last or (step == last and step != 3) or last == 0:
+        before, response = response, _response_of(item) if step else None
+        is_another = before is not None and response is not None and before != response
+        if step == 0 or step < last or (step == last and step != 3) or last == 0 or is_another:
             messages.append(part)
         else:
             _extend(messages[-1], part)
         last = step
         calls |= {call["id"]: call["function"]["name"] for call in part.get("tool_calls", ())}
     return messages
+
+
+def _response_of(item: Mapping[str, Any]) -> str | None:
+    """The id of the response that an item was written in; None where the client gives it another id or none."""
+    written = ITEM_ID.fullmatch(str(item.get("id")))
+    return written[1] if written else None
 
 
 def _part(kind: str, item: dict[str, Any], path: str, calls: Mapping[str, str]) -> tuple[Message, int]:

@@ -55,6 +55,8 @@ class Server:
                 *(Route(f"/episodes/{{episode}}/v1/{name}", self.call(name), methods=["POST"]) for name in DIALECTS),
                 Route("/episodes/{episode}/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
                 Route("/episodes/{episode}/v1/models", self.models),
+                Route("/episodes/{episode}/v1/models/{model:path}", self.models),
+                Route("/episodes/{episode}/v1/responses/{response}", self.response),
                 Route("/health", self.health),
                 Route("/status", self.status),
                 Route("/openapi.json", self.openapi),
@@ -141,9 +143,21 @@ class Server:
         return JSONResponse({"input_tokens": len(placement.prompt_ids)})
 
     async def models(self, request: Request) -> Response:
+        """The policy as OpenAI and Anthropic list models, or describe one, whatever its name: any name is answered."""
         self.execution(request)
-        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agent-flywheel"}
-        return JSONResponse({"object": "list", "data": [model]})
+        name = request.path_params.get("model", MODEL)
+        model = {"id": name, "object": "model", "created": 0, "owned_by": "agent-flywheel"}
+        model |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+        listed = {"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name}
+        return JSONResponse(model if "model" in request.path_params else listed)
+
+    async def response(self, request: Request) -> Response:
+        """A response of this execution, as it was answered."""
+        name = request.path_params["response"]
+        for call in self.execution(request).calls:
+            if call.asked.dialect == "responses" and call.has_answer and f"resp_{call.reply.result().id}" == name:
+                return JSONResponse(DIALECTS["responses"].render(call.reply.result(), call.asked.body))
+        raise HTTPException(404, f"{name[:80]!r} is no response of this episode")
 
     # --- What everybody may know, and what the gateway's key shows
 

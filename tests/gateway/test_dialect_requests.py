@@ -383,9 +383,19 @@ def test_an_item_is_found_by_its_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["", "{", "[]", "3", "null", '{"a": NaN}', '{"a": "\\ud800"}', '{"a": "\\u0000"}', "[" * 9000]
+    "arguments", ["{", "[]", "3", "null", '{"a": NaN}', '{"a": "\\ud800"}', '{"a": "\\u0000"}', "[" * 9000]
 )
 def test_arguments_that_are_no_plain_object_are_refused(arguments: str) -> None:
     call = CALLED | {"function": {"name": "search", "arguments": arguments}}
     with pytest.raises(BadRequest, match="arguments"):
         chat.parse(asked(messages=[{"role": "assistant", "tool_calls": [call]}]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"), [("", {}), (None, {}), ({"a": 1}, {"a": 1}), ('{"a": 1}', {"a": 1})]
+)
+def test_arguments_as_clients_write_them(arguments: Any, expected: dict[str, Any]) -> None:
+    """A tool without parameters is called with an empty text by some, and an object is no text with others."""
+    call = CALLED | {"function": {"name": "search", "arguments": arguments}}
+    request = chat.parse(asked(messages=[{"role": "assistant", "tool_calls": [call]}]))
+    assert request.messages[-1]["tool_calls"][0]["function"]["arguments"] == expected

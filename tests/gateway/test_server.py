@@ -386,6 +386,13 @@ def test_streams_and_the_other_dialects_by_their_own_packages(play: Any) -> None
         assert [block.text for block in message.content if block.type == "text"] == ["Lima."]
         count = await claude.messages.count_tokens(model="policy", messages=[{"role": "user", "content": "Hello?"}])
         assert count.input_tokens == message.usage.input_tokens
+        assert (await client.responses.retrieve(response.id)).output == response.output
+        with pytest.raises(openai.NotFoundError, match="is no response of this episode"):
+            await client.responses.retrieve("resp_other")
+        assert [model.id async for model in client.models.list()] == ["policy"]
+        assert (await client.models.retrieve("provider/name")).id == "provider/name"
+        assert [model.id async for model in claude.models.list()] == ["policy"]
+        assert (await claude.models.retrieve("policy")).display_name == "policy"
         await table.report(lease)
         trajectory = table.trajectory(lease["episode"])
         assert [turn.fork for turn in trajectory.turns][:3] == ["", "sub_agent", ""]

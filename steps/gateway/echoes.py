@@ -1,0 +1,182 @@
+"""Finds the recorded answers in what a client sends back.
+
+A client sends an answer back in a form of its own. It may fill in the defaults of a tool's schema, leave out what is null,
+write the calls in another order or as messages of their own, put its words behind them, or add the stop text that ended the
+answer. An assistant's messages that stand for a recorded answer are replaced by that answer here, so that the request
+continues the recorded tokens. An answer is recognised by the ids of its calls, which the gateway made, and otherwise by its
+words and the names of its calls. What was really changed (words, a value of an argument, a call) is left as it came.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from environments.base import Message
+
+Calls = list[dict[str, Any]]
+
+
+class Part(NamedTuple):
+    """Messages of an assistant read as one, with what tools answered between them."""
+
+    end: int  # the place behind them
+    words: str
+    calls: Calls
+    reasoning: str
+    results: tuple[Message, ...]
+    is_parted: bool  # by what tools answered
+
+
+class Recorded(NamedTuple):
+    """An answer, and its words with and without the texts that may have ended it."""
+
+    message: Message
+    words: frozenset[str]
+
+
+class Answers:
+    """The answers of an execution, as clients may send them back."""
+
+    def __init__(self) -> None:
+        self.by_call: dict[str, Recorded] = {}  # by the id of each of its calls
+        self.by_text: dict[tuple[str, ...], list[Recorded]] = defaultdict(list)  # by its words, and its calls' names
+        self.most_calls = 0
+
+    def add(self, answer: Message, stops: Sequence[str] = ()) -> None:
+        """Note an answer, and the texts that may have ended it."""
+        calls = answer.get("tool_calls") or ()
+        text = str(answer["content"])
+        own = Recorded(answer, frozenset({text.strip(), *((text + stop).strip() for stop in stops)}))
+        self.most_calls = max(self.most_calls, len(calls))
+        self.by_call |= {call["id"]: own for call in calls if "id" in call}
+        for words in own.words:
+            self.by_text[words, *_names(calls)].append(own)
+
+    def recognised(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages, with recorded answers in the place of an assistant's that stand for them; O(length of the text)."""
+        made: list[Message] = []
+        place = 0
+        while place < len(messages):
+            part = self._answer(messages, place) if messages[place]["role"] == "assistant" else None
+            if part is None:
+                made.append(messages[place])
+                place += 1
+                continue
+            place = part.end
+            while not part.results and place < len(messages) and _is_thought(messages[place]):
+                part = part._replace(reasoning=part.reasoning or messages[place].get("reasoning") or "")
+                place += 1
+            made += [_message(part), *part.results]
+        return made
+
+    def _answer(self, messages: Sequence[Message], place: int) -> Part | None:
+        """The recorded answer that begins here; None where there is none."""
+        parts = []
+        for part in _parts(messages, place, self.most_calls + 2):
+            parts.append(part)
+            own = self.by_call.get(str(part.calls[0].get("id"))) if part.calls else None
+            if own is not None and (same := self._same(part, own)) is not None:
+                return same
+        for part in sorted(parts, key=lambda part: (part.is_parted, 0 if part.is_parted else -part.end)):
+            for own in self.by_text.get((part.words.strip(), *_names(part.calls)), ()):
+                if (same := self._same(part, own)) is not None:
+                    return same
+        return None
+
+    @staticmethod
+    def _same(part: Part, own: Recorded) -> Part | None:
+        """The part with the answer's words, and its calls in their order with the arguments that were recorded; None where
+        the two differ."""
+        recorded: Calls = own.message.get("tool_calls") or []
+        if part.words.strip() not in own.words or len(part.calls) != len(recorded):
+            return None
+        pairs: dict[int, dict[str, Any]] = {}  # the client's call by the place of the recorded one
+        for fits in (_has_id, _is_equal, _stands_for):  # the surest sign first
+            left = [given for given in part.calls if not any(given is taken for taken in pairs.values())]
+            for place, call in enumerate(recorded):
+                if place not in pairs and (given := next((each for each in left if fits(each, call)), None)):
+                    pairs[place] = given
+                    left = [each for each in left if each is not given]
+        if len(pairs) < len(recorded) or not all(
+            _stands_for(pairs[place], call) for place, call in enumerate(recorded)
+        ):
+            return None
+        calls = [_as_recorded(pairs[place], call) for place, call in enumerate(recorded)]
+        return part._replace(words=str(own.message["content"]), calls=calls)
+
+
+def _parts(messages: Sequence[Message], place: int, most: int) -> Iterator[Part]:
+    """The assistant's message here alone, and with each further one as far as only tools answer between them."""
+    words: list[str] = []
+    calls: Calls = []
+    results: list[Message] = []
+    reasoning = ""
+    for at in range(place, len(messages)):
+        message = messages[at]
+        if message["role"] == "tool":
+            results.append(message)
+            continue
+        if message["role"] != "assistant" or not most:
+            return
+        most -= 1
+        words += [str(message["content"])] if _words(message) else []
+        calls = [*calls, *(message.get("tool_calls") or ())]
+        reasoning = reasoning or message.get("reasoning") or ""
+        end = next((far for far in range(at + 1, len(messages)) if messages[far]["role"] != "tool"), len(messages))
+        behind = (*results, *messages[at + 1 : end])
+        yield Part(end, "".join(words), calls, reasoning, behind, bool(results))
+
+
+def _message(part: Part) -> Message:
+    message: Message = {"role": "assistant", "content": part.words}
+    return (
+        message
+        | ({"reasoning": part.reasoning} if part.reasoning else {})
+        | ({"tool_calls": part.calls} if part.calls else {})
+    )
+
+
+def _is_thought(message: Message) -> bool:
+    """Whether an assistant's message has no words and no calls: its reasoning came as a message of its own, or nothing."""
+    return message["role"] == "assistant" and not (_words(message) or message.get("tool_calls"))
+
+
+def _words(message: Message) -> str:
+    return str(message.get("content") or "").strip()
+
+
+def _names(calls: Sequence[dict[str, Any]]) -> list[str]:
+    return sorted(call["function"]["name"] for call in calls)
+
+
+def _has_id(given: dict[str, Any], recorded: dict[str, Any]) -> bool:
+    return given.get("id") is not None and given["id"] == recorded.get("id")
+
+
+def _is_equal(given: dict[str, Any], recorded: dict[str, Any]) -> bool:
+    return bool(given["function"]["arguments"] == recorded["function"]["arguments"]) and _stands_for(given, recorded)
+
+
+def _stands_for(given: dict[str, Any], recorded: dict[str, Any]) -> bool:
+    ours, theirs = recorded["function"], given["function"]
+    return bool(theirs["name"] == ours["name"] and fills(theirs["arguments"], ours["arguments"]))
+
+
+def _as_recorded(given: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:
+    """A call with the recorded arguments, the client's id, and the client's own text of the arguments where it differs."""
+    function, own = given["function"], recorded["function"]
+    if function["arguments"] == own["arguments"]:
+        return given
+    return given | {"function": own | {"written": function.get("written") or json.dumps(function["arguments"])}}
+
+
+def fills(given: Any, recorded: Any) -> bool:
+    """Whether arguments are those that were recorded, with more beside them, or without what was null."""
+    if isinstance(given, list) and isinstance(recorded, list):
+        return len(given) == len(recorded) and all(map(fills, given, recorded))
+    if not isinstance(given, dict) or not isinstance(recorded, dict):
+        return bool(given == recorded)
+    return all(fills(given[name], value) if name in given else value is None for name, value in recorded.items())
