@@ -88,9 +88,13 @@ def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as problem:
-        if "." in task or problem.name != name:
-            raise
-        raise NoTask(no_task(task), name=name) from None
+        if problem.name is None or f"{name}.".startswith(f"{problem.name}."):
+            if "." in task:
+                raise
+            raise NoTask(no_task(task), name=name) from None
+        absent = f"{name} imports {problem.name}, which is not installed here"
+        mend = "install it, or import it in `rollout` where the interpreter of agents.python alone has it"
+        raise NoTask(f"{absent}: {mend}", name=problem.name) from None
     classes = [
         value
         for value in vars(module).values()

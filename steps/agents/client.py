@@ -205,7 +205,9 @@ class Client:
             if self.processes is None or self.processes.task != task:
                 if self.processes is not None:
                     await self.processes.stop()
-                self.processes = Processes(task, self.options.processes, self._variables(), self._ended, self.say)
+                self.processes = Processes(
+                    task, self.options.processes, self._variables(), self._ended, self.say, self.options.python
+                )
             self.registered += 1
 
     def _variables(self) -> dict[str, str]:
@@ -317,6 +319,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--task", help="the agent's module; default: what the gateway plays")
     parser.add_argument("--processes", type=int, default=1, help="in which the agent runs (default: 1)")
     parser.add_argument("--capacity", type=int, default=16, help="most episodes at the same time (default: 16)")
+    parser.add_argument("--python", metavar="PATH", help="the interpreter that runs the agent (default: this one)")
     parser.add_argument("--name", help="shown by the gateway (default: host and process)")
     parser.add_argument("--key-file", metavar="PATH", help=f"a file with the gateway's key (default: {KEY})")
     away = f"keep trying while the gateway is away (default: end after {ABSENCE:.0f} seconds)"

@@ -19,9 +19,11 @@ RETRIES = 20
 @lru_cache(maxsize=1)
 def tls() -> Any:
     """The certificates that connections trust, read once: that takes 20 ms, and each episode has a client of its own."""
-    import httpx2
-
-    return httpx2.create_ssl_context()
+    try:
+        import httpx2 as http
+    except ModuleNotFoundError:  # an environment of its own, with an older openai
+        import httpx as http  # type: ignore[no-redef]
+    return http.create_ssl_context()
 
 
 class Episode:
@@ -73,7 +75,8 @@ class Episode:
             kind: Any = openai.AsyncOpenAI
         except RuntimeError:
             kind = openai.OpenAI
-        transport: Any = openai.DefaultAsyncHttpx2Client if kind is openai.AsyncOpenAI else openai.DefaultHttpx2Client
+        name = "DefaultAsyncHttpx{}Client" if kind is openai.AsyncOpenAI else "DefaultHttpx{}Client"
+        transport: Any = getattr(openai, name.format("2"), None) or getattr(openai, name.format(""))
         usual = {"timeout": self.seconds, "max_retries": RETRIES}
         if "http_client" not in options:
             usual["http_client"] = transport(verify=tls())

@@ -11,15 +11,24 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from steps.core.errors import UserError
 
 LONGEST = 2**26  # bytes of a message
 ALONE = 8  # most processes that end with the episodes in them, up to which a suspect gets its own
+PROBE = """
+import json, sys
+try: from importlib.metadata import version; pydantic = version("pydantic")
+except Exception: pydantic = None
+print(json.dumps([list(sys.version_info[:2]), pydantic]))
+"""
 DEATHS = 3  # of processes one after another that have not loaded the task, before it counts as broken
 
 # The key of an episode, and {"result", "error"}, or {"lost": why its process died; None where nothing is wrong with it}.
@@ -50,10 +59,19 @@ class Processes:
     """`count` processes for a task. `ended` is told of each episode, once; `say` of what a person should know."""
 
     def __init__(
-        self, task: str, count: int, variables: dict[str, str], ended: Ended, say: Callable[[str], None]
+        self,
+        task: str,
+        count: int,
+        variables: dict[str, str],
+        ended: Ended,
+        say: Callable[[str], None],
+        python: str | None = None,  # another interpreter than this one
     ) -> None:
         self.task, self.count, self.variables, self.ended, self.say = task, count, variables, ended, say
-        self.command = [sys.executable, "-m", "steps.agents.worker"]
+        self.command = [interpreter(python) if python else sys.executable, "-m", "steps.agents.worker"]
+        if python:  # programs that its environment has are those that its agents start
+            folders = (os.fspath(Path(self.command[0]).parent), variables.get("PATH"))
+            self.variables = variables | {"PATH": os.pathsep.join(filter(None, folders))}
         self.all: list[Process] = []
         self.own_loops = False  # the functions were seen to block their event loop
         self.broken: str | None = None  # why the task cannot be loaded
@@ -164,6 +182,31 @@ class Processes:
             process.kill()
         if readers:
             await asyncio.wait(readers)
+
+
+def interpreter(python: str) -> str:
+    """The path of an interpreter that can run rollout functions. UserError where it cannot, with what it lacks."""
+    path = shutil.which(Path(python).expanduser())
+    if path is None:
+        raise UserError(
+            f"agents.python: there is no program {python}; name an interpreter, as in ../agent/.venv/bin/python"
+        )
+    path = os.fspath(Path(path).absolute())  # of a link, which says whose packages are meant
+    asked = subprocess.run([path, "-c", PROBE], capture_output=True, text=True, timeout=60, check=False)
+    try:
+        version, pydantic = json.loads(asked.stdout)
+    except ValueError:
+        raise UserError(
+            f"agents.python: {python} is no Python interpreter: {(asked.stderr or asked.stdout)[-200:]}"
+        ) from None
+    if tuple(version) < (3, 11):
+        raise UserError(f"agents.python: {python} is Python {'.'.join(map(str, version))}; 3.11 or later is needed")
+    if pydantic is None or int(pydantic.split(".")[0]) < 2:
+        have = f"has pydantic {pydantic}" if pydantic else "has no pydantic"
+        raise UserError(
+            f"agents.python: {python} {have}; install pydantic 2 there (`{python} -m pip install 'pydantic>=2'`)"
+        )
+    return path
 
 
 def cause(code: int) -> str:

@@ -141,6 +141,8 @@ class Agents(Section):
     """How often an episode begins again whose client was lost. An exception in the agent is no such loss: it is recorded."""
     heartbeat_seconds: float = Field(10, gt=0)
     """Silence after which a client counts as lost."""
+    python: str | None = Field(None, min_length=1)
+    """The interpreter that runs the agents, such as that of an environment of their own. None: this project's."""
 
 
 class Judges(Section):

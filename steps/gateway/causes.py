@@ -34,6 +34,18 @@ SUMMARY = re.compile(
     re.IGNORECASE,
 )  # what agents write in the place of messages that they leave out
 
+REASONS: dict[str, str] = {  # of a request that begins a row of its own, as a clause
+    "reasoning_stripped": "left out an earlier answer's reasoning",
+    "system_changed": "came with another system message",
+    "tools_changed": "came with other tools",
+    "history_compacted": "left out earlier messages, or summed them up",
+    "edited": "changed, added or left out an earlier message",
+    "sub_agent": "began a conversation of its own",
+    "retry": "asked the same again for another answer",
+    "alternative": "asked for several answers",
+    "plain_text": "had a prompt without messages",
+}
+
 
 class Conversation(NamedTuple):
     """The messages of a request. Two are compared by `keys`; the system message at their front is kept apart in `system`."""
@@ -134,6 +146,18 @@ def _difference(asked: Conversation, before: Conversation) -> Cause:
     if all(is_same) and any(key != other for key, other in zip(asked.keys, before.keys, strict=False)):
         return "reasoning_stripped"
     return "edited"
+
+
+def sentence(forks: Mapping[str, int]) -> str:
+    """What is said of a batch's requests that did not continue what was recorded; empty where there are none."""
+    listed = [(count, REASONS[name], name) for name, count in forks.items() if name in REASONS]
+    if not listed:
+        return ""
+    total = sum(count for count, *_ in listed)
+    parts = "; ".join(f"{count} {reason} ({name})" for count, reason, name in sorted(listed, reverse=True))
+    return (
+        f"{total} requests did not continue the recorded tokens, so that each has a row with its whole prompt: {parts}"
+    )
 
 
 def without_thoughts(text: str) -> str:

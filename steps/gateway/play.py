@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from steps.core.cores import allowed_cores, use_allowed_cores
 from steps.core.errors import UserError
 from steps.core.progress import progress, say
 from steps.gateway.__main__ import KEY, LISTEN
+from steps.gateway.causes import sentence
 from steps.gateway.link import StageEnd
 from steps.gateway.plan import Plan
 from steps.policy.adapter import adapter_hash
@@ -64,7 +66,7 @@ class Gateway:
         self.address = os.environ.get(LISTEN) or "127.0.0.1:0"
         self.process: subprocess.Popen[bytes] | None = None
         self.clients: list[subprocess.Popen[bytes]] = []
-        self.played = "", 0  # task and capacity of the clients
+        self.played: tuple[str, int, str | None] = "", 0, None  # task, capacity and interpreter of the clients
         self.is_playing = False
 
     def begin(self, plan: Plan) -> None:
@@ -111,15 +113,16 @@ class Gateway:
     def keep_clients(self, task: str, agents: Agents) -> None:
         """Start the clients that are missing; those of another task or capacity end."""
         capacity = -(-agents.concurrency // max(agents.clients, 1))
-        if (task, capacity) != self.played:
+        if (task, capacity, agents.python) != self.played:
             self.stop_clients()
-            self.played = task, capacity
+            self.played = task, capacity, agents.python
         if any(client.poll() == 2 for client in self.clients):  # a sentence for the user
             self.clients = []
             raise UserError(f"a client of the gateway ended: {tail(LOG) or f'see {LOG}'}")
         self.clients = [client for client in self.clients if client.poll() is None]
         while len(self.clients) < agents.clients:
             words = ["steps.agents.client", "--server", f"http://{self.address}", "--task", task]
+            words += ["--python", agents.python] if agents.python else []
             self.clients.append(child([*words, "--capacity", str(capacity)], {KEY: self.key}))
 
     def stop_clients(self) -> None:
@@ -205,6 +208,8 @@ def play_shard(
         forget_old(folder.parent)
     sample(sampler(policy, adapter, limits.temperature, max_tokens, load_chat(policy, env).end), plan, agents)
     played = trajectories(Path(plan.journal), names)
+    if forks := sentence(Counter(turn.fork for trajectory in played for turn in trajectory.turns)):
+        say(forks)
     if order == "free":
         (folder / "whole").touch()
         say(f"the journal in {folder} is the record of this batch: the same batch is played from it again")

@@ -21,7 +21,6 @@ Cause = Literal[
     "edited",  # a message was changed in another way
     "sub_agent",  # a conversation of its own beside the first
     "retry",  # the same prompt again
-    "alternative",  # a further answer to the same request (n above 1)
     "alternative",  # another answer to the same request (n > 1)
     "plain_text",  # a prompt without messages (completions)
 ]

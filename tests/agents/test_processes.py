@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from environments.base import Scenario
-from steps.agents.processes import Processes
+from steps.agents.processes import Processes, interpreter
 from steps.core.errors import UserError
 
 ROLLOUTS, PLAIN = "tests.support.rollouts", "tests.support.plain_rollout"
@@ -159,3 +161,42 @@ def test_a_task_that_cannot_be_loaded_is_said_at_once(task: str, reason: str) ->
 
     with pytest.raises(UserError, match=reason):
         asyncio.run(play())
+
+
+def environment(folder: Path, has_packages: bool = True) -> str:
+    """The interpreter of a virtual environment that has a module of its own, and by choice the packages of this one."""
+    venv.create(folder, symlinks=True)
+    [site] = folder.glob("lib/python*/site-packages")
+    (site / "only_there.py").write_text("ANSWER = 0.25\n")
+    if has_packages:
+        (site / "more.pth").write_text(sysconfig.get_path("purelib"))
+    return os.fspath(folder / "bin/python")
+
+
+def test_an_agent_runs_in_the_interpreter_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its packages may conflict with this project's, or be missing here."""
+    text = "def rollout(episode):\n    import only_there\n    return only_there.ANSWER\n"
+    (tmp_path / "agents_of_theirs").mkdir()
+    (tmp_path / "agents_of_theirs/agent.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", os.fspath(tmp_path))
+
+    async def play(python: str | None) -> dict[str, Any]:
+        told = Told()
+        made = Processes("agents_of_theirs.agent", 1, dict(os.environ), told.ended, told.lines.append, python)
+        await made.play("a", entry(do="a"))
+        await told.wait("a")
+        await made.stop()
+        return told.outcomes["a"]
+
+    assert asyncio.run(play(environment(tmp_path / "env")))["result"]["reward"] == 0.25
+    assert "No module named 'only_there'" in asyncio.run(play(None))["error"]
+
+
+def test_an_interpreter_that_cannot_run_agents_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
+    for python, reason in (
+        (environment(tmp_path / "bare", has_packages=False), "has no pydantic; install pydantic 2 there"),
+        (os.fspath(tmp_path / "none"), "there is no program"),
+        ("true", "is no Python interpreter"),
+    ):
+        with pytest.raises(UserError, match=f"agents.python: .*{reason}"):
+            interpreter(python)
