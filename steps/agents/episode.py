@@ -6,6 +6,7 @@ Only the standard library and the form of a scenario are imported here: a machin
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 from functools import lru_cache
 from typing import Any
@@ -20,10 +21,10 @@ RETRIES = 20
 def tls() -> Any:
     """The certificates that connections trust, read once: that takes 20 ms, and each episode has a client of its own."""
     try:
-        import httpx2 as http
-    except ModuleNotFoundError:  # an environment of its own, with an older openai
-        import httpx as http  # type: ignore[no-redef]
-    return http.create_ssl_context()
+        import httpx2
+    except ModuleNotFoundError:  # in an environment of the agent's own, with an older openai
+        return ssl.create_default_context()
+    return httpx2.create_ssl_context()
 
 
 class Episode:

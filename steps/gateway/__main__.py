@@ -115,7 +115,10 @@ def main() -> int:
     try:
         has_own_key = os.environ.get("FLYWHEEL_GATEWAY_OWN_KEY") == "1"
         listener = listening(os.environ.get(LISTEN) or "127.0.0.1:0", has_own_key)
-        asyncio.run(serve(options.socket, listener, os.environ[KEY]))
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(options.socket, listener, os.environ[KEY]))
     except Exception as problem:
         text, code = explain(problem)
         print(text, file=sys.stderr)

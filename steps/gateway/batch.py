@@ -136,9 +136,13 @@ class Batch:
     def lease(self, client: str, body: dict[str, Any], now: float) -> list[dict[str, Any]]:
         """Begin executions of episodes that a client takes, as it gets them."""
         given = []
-        for name, lease in self.leases.lease(client, int(body["free"]), now):
-            key = secrets.token_urlsafe(24)
-            self.journal.lease(name, lease, key, self.leases.losses[name])
+        leased = [
+            (name, lease, secrets.token_urlsafe(24))
+            for name, lease in self.leases.lease(client, int(body["free"]), now)
+        ]
+        if leased:
+            self.journal.lease([(*entry, self.leases.losses[entry[0]]) for entry in leased])
+        for name, lease, key in leased:
             self.executions[name] = Execution(
                 name, self.places[name], lease, key, Graph(self.plan.grammar), self.earlier.get(name, [])
             )
@@ -253,15 +257,16 @@ class Batch:
     async def ask(self, execution: Execution, asked: Asked, waiter: Waiter) -> Call:
         """The call that a request belongs to: a new one, or one that is asked again. BadRequest where it is refused."""
         async with execution.lock:
-            call = await execution.find(asked)
+            digest = asked.digest()
+            call = await execution.find(asked, digest)
             if call is None:
-                call = self._open(execution, asked)
+                call = self._open(execution, asked, digest)
             else:
                 self.repeated += 1
             call.waiters.append(waiter)
         return call
 
-    def _open(self, execution: Execution, asked: Asked) -> Call:
+    def _open(self, execution: Execution, asked: Asked, digest: str) -> Call:
         request = self.parse(execution, asked)
         if self.plan.max_turns is not None and len(execution.calls) >= self.plan.max_turns:
             raise self._refused(execution, f"rollout.max_turns: {self.plan.max_turns} answers were given", "max_turns")
@@ -279,7 +284,8 @@ class Batch:
         self.ignored.update(request.ignored)
         placements = [execution.graph.ask(placement) for placement in placements]
         number = max((call.number for call in execution.calls), default=-1) + 1
-        call = Call(number, asked, asked.digest(), request, placements)
+        call = Call(number, asked, digest, request, placements)
+        call.chat = chat
         scenario = self.episodes[execution.episode]
         call.seeds = [
             turn_seed(self.plan.seed, scenario["scenario"]["id"], scenario["attempt"], branch)
@@ -347,9 +353,8 @@ class Batch:
             current = self.executions.get(execution.episode)
             if current is not None and current is not execution and not current.has_asked(call.digest):
                 current.recorded[call.digest].append(entry)  # it was lost meanwhile: the answer is the next one's
-            self._give(
-                execution, call, entry, self.chats.of(() if call.request.tool_choice == "none" else call.request.tools)
-            )
+            assert call.chat is not None
+            self._give(execution, call, entry, call.chat)
             self.rounds.end(call)
         if calls:
             asyncio.get_running_loop().call_soon(self.pump)

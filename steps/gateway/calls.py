@@ -30,6 +30,7 @@ from steps.gateway.types import BadRequest, Reply
 if TYPE_CHECKING:
     from steps.gateway.graph import Graph, Placement
     from steps.gateway.types import Request
+    from steps.policy.chat import Chat
 
 
 class Waiter(Protocol):
@@ -60,6 +61,7 @@ class Call:
         self.number, self.asked, self.digest, self.request, self.placements = number, asked, digest, request, placements
         self.seeds: list[int] = []
         self.limits: dict[str, Any] = {}  # fields of steps.sampling.engine.Limits
+        self.chat: Chat | None = None  # of the request's tools
         self.answers: list[Answer | None] = [None] * len(placements)
         self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.waiters: list[Waiter] = []
@@ -106,9 +108,8 @@ class Execution:
         self.recorded = recorded(earlier)
         self.lock = asyncio.Lock()  # a request is matched and placed before the next one is
 
-    async def find(self, asked: Asked) -> Call | None:
+    async def find(self, asked: Asked, digest: str) -> Call | None:
         """The call that this request asks again; None for a new one. BadRequest where a key comes with another body."""
-        digest = asked.digest()
         if asked.idempotency is not None:
             same_key = [call for call in self.calls if call.asked.idempotency == asked.idempotency]
             if same_key and same_key[-1].digest != digest:

@@ -78,8 +78,8 @@ class Conversation(NamedTuple):
         )
 
 
-def conversation(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Conversation:
-    """The forms of a request's messages; O(length of their text)."""
+def conversation(messages: Sequence[Message], tools: str = "[]") -> Conversation:
+    """The forms of a request's messages; O(length of their text). `tools`: their JSON."""
     calls: dict[str, int] = {}  # number of each call by its id, as far as the messages are read
     keys: list[tuple[bytes, bytes, bytes]] = []
     order: list[tuple[int, int]] = []  # what several tools answered is compared in the order of their calls
@@ -96,7 +96,7 @@ def conversation(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     key, loose, written = zip(*in_order, strict=True) if keys else ((), (), ())
     return Conversation(
         messages=tuple(map(_unwritten, messages)),
-        tools=json.dumps(list(tools), sort_keys=True),
+        tools=tools,
         keys=key,
         loose=loose,
         written=written,

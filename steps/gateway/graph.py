@@ -80,7 +80,7 @@ class Graph:
         """Where the answer to a request belongs; changes nothing. BadRequest where the template refuses its messages."""
         if request.prompt is not None:
             return self._place_text(request.prompt, chat)
-        shown = conversation(self.echoes.recognised(request.messages), chat.tools)
+        shown = conversation(self.echoes.recognised(request.messages), chat.tools_text)
         place = max((at for at, message in enumerate(shown.messages) if message["role"] == "assistant"), default=-1)
         parent = self._continued(shown, place + 1)
         try:
@@ -209,7 +209,7 @@ class Graph:
         """Of a prompt without messages. It continues the longest node that it begins with."""
 
         def text_of(ids: tuple[int, ...]) -> str:
-            return str(chat.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+            return chat.text(ids)
 
         text = prompt if isinstance(prompt, str) else text_of(prompt)
         parent, rest = None, prompt
@@ -227,7 +227,7 @@ class Graph:
         if reason == "plain_text" and parent is not None and not self.nodes[parent].children:
             reason = ""
         depth = 0 if parent is None else self.nodes[parent].placement.depth + 1
-        shown = conversation([{"role": "user", "content": text}], chat.tools)
+        shown = conversation([{"role": "user", "content": text}], chat.tools_text)
         new: tuple[Message, ...] = ()
         if parent is not None:
             new = ({"role": "user", "content": rest if isinstance(rest, str) else text_of(added)},)

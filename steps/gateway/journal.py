@@ -119,13 +119,13 @@ class Journal:
         with self:
             self.database.executemany("UPDATE calls SET delivered = 1 WHERE id = ?", [(number,) for number in numbers])
 
-    def lease(self, episode: str, lease: int, key: str, lost: int) -> None:
-        """Note a new execution of an episode."""
+    def lease(self, executions: Iterable[tuple[str, int, str, int]]) -> None:
+        """Note new executions of episodes: (episode, lease, key, how many were lost before)."""
         with self:
-            self.database.execute(
+            self.database.executemany(
                 "INSERT INTO episodes (episode, lease, key, lost) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (episode) DO UPDATE SET lease = ?2, key = ?3, lost = ?4, refused = NULL",
-                (episode, lease, key, lost),
+                executions,
             )
 
     def refuse(self, episode: str, reason: str) -> None:

@@ -75,7 +75,7 @@ def read(answer: Answer, request: Request, chat: Chat, name: str) -> Choice:
     """A sampled answer as a client gets it. Ids of calls follow from `name`, so that a retry has the same ones."""
     ids = list(answer.completion_ids)
     ended = ids[:-1] if ids[-1:] in ([chat.end], [chat.tokenizer.eos_token_id]) else ids
-    text = chat.tokenizer.decode(ended, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    text = chat.text(ended)
     places = [(text.index(stop), stop) for stop in request.stop if stop in text]
     stop = min(places)[1] if places else None
     if stop is not None:
@@ -104,7 +104,7 @@ def _tokens(answer: Answer, chat: Chat) -> tuple[Token, ...]:
     )
 
     def text(token: int) -> str:
-        return str(chat.tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return chat.text([token])
 
     return tuple(
         Token(text(token), token, logprob, tuple((text(other), nats) for other, nats in place))

@@ -9,6 +9,7 @@ writes would not be read back.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -71,6 +72,7 @@ class Chat:
         reasoning_parser: str | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.backend = getattr(tokenizer, "backend_tokenizer", None)  # without transformers' own work for each text
         self.tools = list(tools)
         self.options = options or {}
         self.end = self._end_of_turn()
@@ -79,6 +81,7 @@ class Chat:
         control = {token.content for token in added if token.special or CONTROL.fullmatch(token.content)}
         self.special = sorted({*tokenizer.all_special_tokens, *control})
         self.tools = [self._plain_text(tool) for tool in tools]
+        self.tools_text = json.dumps(self.tools, sort_keys=True)
         self.opening = self._render([USER], generate=True)  # of a turn, at its end
         if not all(tool["function"]["name"] in self.opening for tool in self.tools):
             raise ValueError("its chat template leaves out the tools")
@@ -140,11 +143,14 @@ class Chat:
     def parse(self, completion_ids: Sequence[int]) -> Parsed:
         """Read a sampled turn. Malformed calls are left out of the message's tool_calls and listed as problems."""
         ids = list(completion_ids)
-        text = self.tokenizer.decode(
-            ids[:-1] if ids[-1:] == [self.end] else ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        reading = self.reader.read(text)
+        reading = self.reader.read(self.text(ids[:-1] if ids[-1:] == [self.end] else ids))
         return Parsed(formats.as_message(reading), reading.problems)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What these tokens say, special ones as their names."""
+        if self.backend is not None:
+            return str(self.backend.decode(ids, skip_special_tokens=False))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def without_special(self, message: Message) -> Message:
         """Text from outside must not end a turn or begin one: names of special tokens in it are broken up, in the arguments
@@ -269,7 +275,9 @@ class Chat:
             raise ValueError(f"its chat template refuses a message: {problem}") from None
 
     def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        if self.backend is not None:
+            return list(self.backend.encode(text, add_special_tokens=False).ids)
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _end_of_turn(self) -> int:
         """The token with which the template ends an assistant's turn (not always the tokenizer's eos)."""

@@ -38,7 +38,7 @@ class Table:
         self.execution = Execution("e", 0, 1, "key", graph=None)  # type: ignore[arg-type]
 
     async def ask(self, request: Asked, connection: Connection | None = None) -> Call:
-        call = await self.execution.find(request)
+        call = await self.execution.find(request, request.digest())
         if call is None:
             call = Call(len(self.execution.calls), request, request.digest(), Request(), [])
             self.execution.open(call)

@@ -76,7 +76,7 @@ def check_account(agent: Agent) -> None:
     assert len({tuple(row.logprobs) for row in rows}) == len(rows)
     begun = [turn for turn in played.turns if turn.context]
     assert len(rows) == len(begun)
-    assert conversation(played.messages(SCENARIO), ()).keys == conversation(agent.messages, ()).keys
+    assert conversation(played.messages(SCENARIO)).keys == conversation(agent.messages).keys
 
 
 # --- What is continued

@@ -41,10 +41,10 @@ def test_entries_are_in_the_order_of_executions_and_of_asking(journal: Journal) 
 
 
 def test_an_episode_ends_once(journal: Journal) -> None:
-    journal.lease("e", 1, "key", 0)
+    journal.lease([("e", 1, "key", 0)])
     journal.refuse("e", "context_length_exceeded")
     assert journal.episodes()["e"] == (1, "key", 0, False, "context_length_exceeded", None)
-    journal.lease("e", 2, "other", 1)
+    journal.lease([("e", 2, "other", 1)])
     assert journal.episodes()["e"] == (2, "other", 1, False, None, None)
     journal.end("e", {"id": "first"})
     journal.end("e", {"id": "second"})
