@@ -5,17 +5,19 @@ has one, and otherwise the observation's numbers. What an episode's rewards come
 states no range of them, and a last reward above 0 is a success in some and a failure in others. For another environment
 `name?success=10` says from which sum of rewards on an episode is won. Other `key=value` are arguments of `gymnasium.make`:
 `gymnasium:FrozenLake-v1?map_name=8x8`. Unlike the package, FrozenLake draws a map from the seed and is not slippery unless
-so asked: with one map there would be nothing to hold out.
+so asked, and CliffWalking begins in a cell that the seed draws: with one beginning there would be nothing to hold out. An
+episode has at most 50 turns; `?turns=200` says otherwise. How episodes are won is in environments/_gymnasium_solutions.py.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
+from environments import _gymnasium_solutions as solutions
 from environments._packages import options_of
 from environments._stepped import Game, Generators, Stepped, plain
 
@@ -69,15 +71,14 @@ GOALS: dict[str, Goal] = {
 
 
 def summed(success: float) -> Goal:
-    """The sum of rewards, of which `success` is enough."""
-    return lambda rewards, terminated, turns: (
-        min(1.0, max(0.0, sum(rewards) / success)) if success > 0 else float(sum(rewards) >= success),
-        sum(rewards) >= success,
-    )
+    """The sum of rewards, of which `success` is enough. Where that is not above 0, the environment must have ended the
+    episode: rewards that cost something each turn sum up to more the less is done."""
 
+    def goal(rewards: Sequence[float], terminated: bool, turns: int) -> tuple[float, bool]:
+        is_won = sum(rewards) >= success and (terminated or success > 0)
+        return min(1.0, max(0.0, sum(rewards) / success)) if success > 0 else float(is_won), is_won
 
-# State -> action -> outcomes: (probability, next state, reward, whether that ends it).
-Table = Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]
+    return goal
 
 
 def taxi(env: Any) -> str:
@@ -116,11 +117,16 @@ class GymnasiumGame(Game):
             if self.family == "FrozenLake" and "desc" not in options:
                 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
-                size = int(str(options.pop("map_name", "4x4")).partition("x")[0])
+                usual = "8x8" if "8x8" in name else "4x4"
+                size = int(str(options.pop("map_name", usual)).partition("x")[0])
                 options |= {"desc": generate_random_map(size=size, seed=seed), "map_name": None}
                 options.setdefault("is_slippery", False)
             self.env = gymnasium.make(name, disable_env_checker=True, **text_mode(name), **options)
             self.observation, _ = self.env.reset(seed=seed)
+        if self.family == "CliffWalking":
+            table = self.env.unwrapped.P
+            starts = [state for state in table if state not in ends(table)]
+            self.env.unwrapped.s = self.observation = Random(f"start {seed}").choice(starts)
         self.rules = f"{RULES.get(self.family, f'This is {name} of gymnasium.')} Call act with one action a turn."
 
     def show(self) -> str:
@@ -136,18 +142,22 @@ class GymnasiumGame(Game):
         return list(names) if len(names) == count else [str(number) for number in range(count)]
 
     def solution(self) -> list[str] | None:
-        """From the table of transitions, where the environment has one and nothing is left to chance; a pole is balanced by
-        its angle and its speed. It plays this episode."""
-        if self.goal is lasted:
-            path: list[str] = []
+        """By a rule, by the table of transitions, by BabyAI's bot or by search in minigrid's worlds; None elsewhere. It may
+        play this episode."""
+        path: list[int] = []
+        if choose := solutions.POLICIES.get(self.family):
             while not self.is_over and len(path) < self.turns:
-                _, _, angle, speed = self.observation
-                path.append("1" if angle + speed / 2 > 0 else "0")
-                self.take(path[-1])
-            return path
-        table = getattr(self.env.unwrapped, "P", None)
-        is_end_enough = self.goal is arrived
-        return way(table, self.env.unwrapped.s, self.actions(), is_end_enough) if table else None
+                path.append(choose(self.env, self.observation))
+                self.take(self.actions()[path[-1]])
+        elif table := getattr(self.env.unwrapped, "P", None):
+            path = solutions.way(table, self.env.unwrapped.s, is_end_enough=self.goal is arrived)
+        elif self.family == "MiniGrid":
+            with self.generators.swapped():
+                is_babyai = hasattr(self.env.unwrapped, "instrs")
+                path = (solutions.bot if is_babyai else solutions.world_way)(self.env, self.turns)
+        else:
+            return None
+        return [self.actions()[place] for place in path]
 
     def take(self, action: str) -> None:
         with self.generators.swapped():
@@ -159,26 +169,17 @@ class GymnasiumGame(Game):
 
 
 def family_of(name: str) -> str:
-    """The name's beginning; BabyAI's environments are minigrid's."""
+    """The name's beginning; BabyAI's environments are minigrid's, and variants such as FrozenLake8x8 are of their kind."""
     family = re.split(r"[-/]", name)[0]
-    return "MiniGrid" if family == "BabyAI" else family
+    if family == "BabyAI":
+        return "MiniGrid"
+    return next((kind for kind in GOALS if family.startswith(kind)), family)
 
 
-def way(table: Table, state: int, names: list[str], is_end_enough: bool = False) -> list[str]:
-    """The shortest actions to an end with a reward above 0, or to any end; empty where there are none, or chance decides."""
-    waiting, seen = deque([(int(state), list[str]())]), {int(state)}
-    while waiting:
-        here, path = waiting.popleft()
-        for action, outcomes in table[here].items():
-            if len(outcomes) > 1:
-                return []  # left to chance
-            [(_, after, reward, is_end)] = outcomes
-            if is_end and (reward > 0 or is_end_enough):
-                return [*path, names[action]]
-            if not is_end and after not in seen:
-                seen.add(after)
-                waiting.append((after, [*path, names[action]]))
-    return []
+def ends(table: solutions.Table) -> set[int]:
+    """States from which an episode cannot begin: that end it, or that no step leads to."""
+    outcomes = [outcome for actions in table.values() for each in actions.values() for outcome in each]
+    return {after for _, after, _, is_end in outcomes if is_end} | (set(table) - {after for _, after, _, _ in outcomes})
 
 
 def text_mode(name: str) -> dict[str, Any]:
@@ -201,13 +202,14 @@ def make(name: str) -> type[Stepped]:
         import minigrid  # noqa: F401  (registers its environments)
     try:
         spec = gymnasium.spec(name)
-    except gymnasium.error.Error as problem:
+    except (gymnasium.error.Error, ImportError) as problem:
         raise ValueError(f"gymnasium has no environment {name}: {problem}") from None
+    turns = int(options.pop("turns", min(spec.max_episode_steps or TURNS, TURNS)))
     stated = summed(float(options.pop("success"))) if "success" in options else GOALS.get(family_of(name))
     goal: Goal = stated or reached
 
     class Gymnasium(Stepped):
-        max_turns = min(spec.max_episode_steps or TURNS, TURNS)
+        max_turns = turns
 
         @classmethod
         def open(cls, seed: int) -> Game:
@@ -216,14 +218,16 @@ def make(name: str) -> type[Stepped]:
     Gymnasium.task = task
     try:
         actions = Gymnasium.open(0).env.action_space  # type: ignore[attr-defined]
-    except gymnasium.error.DependencyNotInstalled as problem:
+    except ModuleNotFoundError:  # said with what brings it
+        raise
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as problem:
         raise ValueError(f"{task} needs more of gymnasium than is installed: {problem}") from None
     if not isinstance(actions, gymnasium.spaces.Discrete):
         raise ValueError(f"{task}: its actions are {actions}, and only discrete ones can be written as text here")
     if stated is None:
         raise ValueError(
             f"{task} does not say what a success is: gymnasium states no range of its rewards. Name the sum of rewards from "
-            f"which on an episode of {min(spec.max_episode_steps or TURNS, TURNS)} turns is won, as in '{task}?success=10'; "
+            f"which on an episode of {turns} turns is won, as in '{task}?success=10'; "
             f"known are {', '.join(GOALS)} and BabyAI"
         )
     return Gymnasium

@@ -1,84 +1,87 @@
 """pettingzoo's classic games for two as tasks, against a seeded opponent: `task: pettingzoo:connect_four_v3`.
 
 The opponent takes any legal move, drawn from the scenario's seed and the number of the move, so that all attempts at a
-scenario meet the same opponent; the seed also decides who begins. Only winning is a success; a draw scores half.
+scenario meet the same opponent; the seed also decides who begins. In go it passes after a pass. Only winning is a success; a
+draw scores half, and so does a hand of cards without gain or loss. `key=value` are arguments of the game:
+`pettingzoo:go_v5?board_size=5`. How boards and moves are written is in environments/_pettingzoo_boards.py; games that are
+not there are refused, as are those in which both move at once (rps) or win together (hanabi).
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from environments._packages import options_of
+from environments._pettingzoo_boards import BOARDS, Board
 from environments._stepped import Game, Generators, Stepped, after, solution
 
-SYMBOLS = ".XO"
 MOVES = 400  # that the search for a win may try
-RULES = {
-    "tictactoe": "Tic-tac-toe: three in a row win. You are X. Call act with the number of an empty cell, 0 to 8: column by "
-    "column from the left, each from the top.",
-    "connect_four": "Connect four: four in a row, in any direction, win. You are X. Call act with the number of a column, "
-    "0 to 6; a piece falls to the lowest free cell.",
-}
-
-
-def planes(env: Any, agent: str) -> Any:
-    """The board of an observation whose last axis is (own pieces, the opponent's): 0 free, 1 own, 2 the opponent's."""
-    seen = env.observe(agent)["observation"]
-    return seen[..., 0] + 2 * seen[..., 1]
-
-
-BOARDS: dict[str, Callable[[Any, str], Any]] = {
-    "tictactoe": lambda env, agent: planes(env, agent).T,
-    "connect_four": planes,
-}
 
 
 class PettingZooGame(Game):
     by_opening = False  # the seed also decides the opponent's moves
 
-    def __init__(self, env: type[Stepped], name: str, seed: int) -> None:
-        self.env_class, self.family, self.seed, self.moves = env, name.rpartition("_v")[0], seed, 0
+    def __init__(self, env: type[Stepped], name: str, options: dict[str, Any], board: Board, seed: int) -> None:
+        self.env_class, self.board, self.seed, self.moves = env, board, seed, 0
         self.generators = Generators(seed)
         with self.generators.swapped():
-            self.env = importlib.import_module(f"pettingzoo.classic.{name}").raw_env()
+            self.env = importlib.import_module(f"pettingzoo.classic.{name}").raw_env(**options)
             self.env.reset(seed=seed)
-        self.rules = RULES.get(
-            self.family, f"This is {name} of pettingzoo. Call act with the number of a legal action."
-        )
-        self.agent = Random(f"side {seed}").choice(self.env.possible_agents)
+        self.rules = board.rules
+        players = self.env.possible_agents
+        self.agent = players[0] if board.begins else Random(f"side {seed}").choice(players)
         self.answer()
 
     def solution(self) -> list[str] | None:
-        return winning(self.env_class, self.seed, [], [MOVES]) or []
+        """By `board.move`, which plays this episode, or by search."""
+        if self.board.move is None:
+            return winning(self.env_class, self.seed, [], [MOVES]) or []
+        path: list[str] = []
+        while not self.is_over and len(path) < self.board.turns:
+            with self.asked():
+                place = self.board.move(self.env, self.agent)
+            path += self.board.names(self.env, self.agent, [place])
+            self.take(path[-1])
+        return path
+
+    def asked(self) -> Any:
+        """The package's own generators, and of go the size of this episode's board, which it keeps in its module."""
+        if hasattr(self.env, "_overwrite_go_global_variables"):
+            self.env._overwrite_go_global_variables(self.env._N)
+        return self.generators.swapped()
 
     def show(self) -> str:
-        rows = BOARDS.get(self.family, planes)(self.env, self.agent)
-        return "\n".join(" ".join(SYMBOLS[int(cell)] for cell in row) for row in rows)
+        return self.board.show(self.env, self.agent)
+
+    def legal(self) -> list[int]:
+        """Moves of the player whose turn it is."""
+        with self.asked():
+            mask = self.env.observe(self.env.agent_selection)["action_mask"]
+        return [place for place, is_legal in enumerate(mask) if is_legal]
 
     def actions(self) -> list[str]:
-        legal = self.env.observe(self.agent)["action_mask"]
-        return [] if self.is_over else [str(place) for place, is_legal in enumerate(legal) if is_legal]
+        return [] if self.is_over else self.board.names(self.env, self.agent, self.legal())
 
     def take(self, action: str) -> None:
-        self.move(int(action))
+        self.move(self.legal()[self.actions().index(action)])
         self.answer()
 
     def answer(self) -> None:
         """Let the opponent move until it is the agent's turn again."""
         while not self.is_over and self.env.agent_selection != self.agent:
-            mask = self.env.observe(self.env.agent_selection)["action_mask"]
-            legal = [place for place, is_legal in enumerate(mask) if is_legal]
-            self.move(Random(f"move {self.seed} {self.moves}").choice(legal))
+            legal = self.legal()
+            drawn_from = self.board.answer(self.env, legal) if self.board.answer else legal
+            self.move(Random(f"move {self.seed} {self.moves}").choice(drawn_from))
 
     def move(self, place: int) -> None:
-        with self.generators.swapped():
+        with self.asked():
             self.env.step(place)
         self.moves += 1
         if any(self.env.terminations.values()) or any(self.env.truncations.values()):
             reward = float(self.env.rewards[self.agent])
-            self.is_over, self.is_won, self.score = True, reward > 0, (1 + reward) / 2
+            self.is_over, self.is_won, self.score = True, reward > 0, (1 + reward / self.board.most) / 2
 
 
 def winning(env: type[Stepped], seed: int, path: list[str], budget: list[int]) -> list[str] | None:
@@ -98,28 +101,33 @@ def winning(env: type[Stepped], seed: int, path: list[str], budget: list[int]) -
 
 
 def make(name: str) -> type[Stepped]:
-    """The task of a game. ValueError where pettingzoo has no such game for two with listed actions."""
+    """The task of a game. ValueError where pettingzoo has no such classic game, or none that can be written as text here."""
+    task = f"pettingzoo:{name}"
+    name, options = options_of(name)
+    board = BOARDS.get(name.rpartition("_v")[0])
     try:
         module = importlib.import_module(f"pettingzoo.classic.{name}")
     except ModuleNotFoundError as problem:
         if problem.name != f"pettingzoo.classic.{name}":
             raise
         raise ValueError(f"pettingzoo has no classic game {name}, such as tictactoe_v3 or connect_four_v3") from None
-    game = module.raw_env()
-    game.reset(seed=0)
-    if len(game.possible_agents) != 2 or "action_mask" not in (game.observe(game.agent_selection) or ()):
-        raise ValueError(f"pettingzoo:{name} is not a game for two whose legal actions are listed")
+    if board is None:
+        raise ValueError(f"{task} is not written as text here: known are games for two by turns, {', '.join(BOARDS)}")
+    try:
+        module.raw_env(**options)
+    except TypeError as problem:
+        raise ValueError(f"{task}: {problem}") from None
 
     class PettingZoo(Stepped):
-        task = f"pettingzoo:{name}"
-        max_turns = 25
+        max_turns = board.turns
 
         @classmethod
         def open(cls, seed: int) -> Game:
-            return PettingZooGame(cls, name, seed)
+            return PettingZooGame(cls, name, options, board, seed)
 
         @classmethod
         def is_fair(cls, seed: int) -> bool:
-            return bool(solution(cls, seed))
+            return board.move is not None or bool(solution(cls, seed))
 
+    PettingZoo.task = task
     return PettingZoo

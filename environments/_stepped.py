@@ -101,12 +101,14 @@ class Stepped(Env):
     @classmethod
     def scenarios(cls, data: Any, split: Split, count: int, seed: int) -> list[Scenario]:
         made: dict[str, Scenario] = {}
+        instances = set[str]()
         rng = Random(f"{split} {seed}")
         if count <= SEEDS:
             for number in rng.sample(range(SEEDS), min(SEEDS, SCANNED * count)):
                 game = cls.open(number)
                 opening = shown(game)
                 instance = opening if game.by_opening else str(number)
+                instances.add(instance)
                 if base.split_of(f"{cls.task} {instance}") != split or instance in made:
                     continue
                 if not cls.is_fair(number):
@@ -116,7 +118,8 @@ class Stepped(Env):
                 if len(made) == count:
                     return list(made.values())
         raise ValueError(
-            f"{cls.task} has no {count} different scenarios for the split {split}: {len(made)} were found; ask for fewer"
+            f"{cls.task} has no {count} different scenarios for the split {split}: {len(made)} were found among the "
+            f"{len(instances)} beginnings of all splits that its seeds gave; ask for fewer"
         )
 
     @classmethod

@@ -1,74 +1,31 @@
 """textarena's games for one player as tasks: `task: textarena:TowerOfHanoi-v0`.
 
-The agent's action is the text that the package asks for, such as `[A C]`. The score is the package's reward. `SOLVED` says
-how some games are won, for the gold player. The others can be trained on and evaluated, and their gold player gives up.
-Games that need word lists from elsewhere (Wordle, Hangman) want nltk's data first.
+The agent's action is the text that the package asks for, such as `[A C]`. The score is the package's reward, and an episode
+has five turns more than the package gives it, at most 50; `?turns=200` says otherwise. How some games are won, for the gold
+player, is in environments/_textarena_solved.py; the others can be trained on and evaluated, and their gold player gives up.
+Games that need word lists from elsewhere (Wordle, Hangman) want nltk's data first. Games for several players are refused:
+some of them can be begun alone, and are then won by any move.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 from environments import base
+from environments._packages import options_of
 from environments._stepped import Game, Generators, Stepped, is_observation
+from environments._textarena_solved import POLICIES, SOLVED
 from environments.base import Message
 
+TURNS = 50  # most turns of an episode
+SPARE = 5  # turns beyond the package's own limit, which does not count those that are none
 HEADING = re.compile(r"^\s*(\[GAME\] ?)?", re.MULTILINE)
-
-
-def hanoi(towers: dict[str, list[int]]) -> list[str]:
-    """Moves that bring all disks from where they are to C."""
-    at = {disk: name for name, disks in towers.items() for disk in disks}
-    moves: list[str] = []
-
-    def bring(disk: int, target: str) -> None:
-        if disk == 0:
-            return
-        if at[disk] == target:
-            bring(disk - 1, target)
-            return
-        bring(disk - 1, next(name for name in "ABC" if name not in (at[disk], target)))
-        moves.append(f"[{at[disk]} {target}]")
-        at[disk] = target
-        bring(disk - 1, target)
-
-    bring(len(at), "C")
-    return moves
-
-
-# How each of these games is won from the package's own state.
-SOLVED: dict[str, Callable[[dict[str, Any]], list[str]]] = {
-    "GuessTheNumber": lambda state: [f"[{state['game_number']}]"],
-    "Mastermind": lambda state: [f"[{' '.join(map(str, state['secret_code']))}]"],
-    "TowerOfHanoi": lambda state: hanoi(state["towers"]),
-    "LightsOut": lambda state: lights(state["grid"]),
+UPSIDE_DOWN = {
+    "Bandit": "it pays a wrong button by how much worse than the best it is, and compares the right one with nothing"
 }
-
-
-def lights(grid: Sequence[Sequence[bool]]) -> list[str]:
-    """Presses that put out all lights: the first row by trial, each further row by what the row above leaves on."""
-    size = len(grid)
-    for first in range(2**size):
-        board, presses = [list(row) for row in grid], []
-        for row in range(size):
-            for column in range(size):
-                if (first >> column & 1) if row == 0 else board[row - 1][column]:
-                    presses.append(f"[{row} {column}]")
-                    for y, x in (
-                        (row, column),
-                        (row - 1, column),
-                        (row + 1, column),
-                        (row, column - 1),
-                        (row, column + 1),
-                    ):
-                        if 0 <= y < size and 0 <= x < size:
-                            board[y][x] = not board[y][x]
-        if not any(map(any, board)):
-            return presses
-    return []
 
 
 class TextArenaGame(Game):
@@ -77,7 +34,7 @@ class TextArenaGame(Game):
     def __init__(self, name: str, seed: int) -> None:
         import textarena
 
-        self.family = name.rpartition("-v")[0]
+        self.family = family_of(name)
         self.generators = Generators(seed)
         with self.generators.swapped():
             self.env = textarena.make(name)
@@ -100,27 +57,53 @@ class TextArenaGame(Game):
                 self.text = self.read()
                 return
             rewards, infos = self.env.close()
-        self.score = max(0.0, float(rewards[0]))
-        self.is_won, self.text = self.score >= 1.0, str(infos[0].get("reason") or "The game has ended.")
+        reward, reason = rewards[0], infos[0].get("reason")
+        if isinstance(reward, str):  # some games swap the two where a move is none
+            reward, reason = 0.0, reward
+        self.score = max(0.0, float(reward))
+        self.is_won, self.text = self.score >= 1.0, str(reason or "The game has ended.")
+
+    @property
+    def inner(self) -> Any:
+        """The package's environment without its wrappers."""
+        env = self.env
+        while hasattr(env, "env"):
+            env = env.env
+        return env
 
     def solution(self) -> list[str]:
-        solve = SOLVED.get(self.family)
-        return solve(self.env.state.game_state) if solve else []
+        """By `SOLVED`, or by a rule for the next action, which plays this episode."""
+        if solve := SOLVED.get(self.family):
+            return solve(self.inner)
+        path: list[str] = []
+        if choose := POLICIES.get(self.family):
+            while not self.is_over and len(path) < TURNS:
+                path.append(choose(self.inner))
+                self.take(path[-1])
+        return path
 
 
 def make(name: str) -> type[Stepped]:
     """The task of a game. ValueError where textarena has none of this name for one player."""
     import textarena
 
+    task = f"textarena:{name}"
+    name, options = options_of(name)
+    turns = int(options.pop("turns", 0))
+    if options:
+        raise ValueError(f"{task}: only turns=N can follow the question mark")
     try:
         game = textarena.make(name)
         game.reset(num_players=1, seed=0)
-    except (ValueError, AssertionError, LookupError) as problem:
-        raise ValueError(f"textarena has no game {name} for one player that can be played here: {problem}") from None
+    except Exception as problem:  # of many kinds: some games' modules are no Python 3.11, some lack their files
+        raise ValueError(f"{task} cannot be played here by one player: {reason_of(problem)}") from None
+    if reason := UPSIDE_DOWN.get(family_of(name)):
+        raise ValueError(f"{task} rewards the wrong way round and is not played here: {reason}")
+    if not isinstance(game.state, textarena.SinglePlayerState):
+        raise ValueError(f"{task} is a game for several players, and only those for one can be played here")
 
     class TextArena(Stepped):
-        task = f"textarena:{name}"
-        max_turns = 20
+        max_turns = turns or min((game.state.max_turns or TURNS) + SPARE, TURNS)
 
         @classmethod
         def open(cls, seed: int) -> Game:
@@ -135,4 +118,18 @@ def make(name: str) -> type[Stepped]:
         def random(self, messages: Sequence[Message], rng: Random) -> Message:
             return self.scripted(messages, rng)
 
+    TextArena.task = task
     return TextArena
+
+
+def family_of(name: str) -> str:
+    return re.split(r"-v\d", name)[0]
+
+
+def reason_of(problem: Exception) -> str:
+    """In one line, what a package's error says; of nltk's notice, the command in it."""
+    text = str(problem)
+    if "nltk.download(" in text:
+        data = text.partition("nltk.download(")[2].partition(")")[0].strip("'\"")
+        return f"it needs nltk's data: `.venv/bin/python -m nltk.downloader {data}`"
+    return f"{type(problem).__name__}: {' '.join(text.split())}"[:300]
