@@ -175,6 +175,7 @@ new-agent: install  ## write a small working agent of your own to edit, with a t
 new-mcp: install  ## write a task with an MCP server's tools (NAME=notes COMMAND="uvx mcp-server-notes" or an address)
 	@[ -n "$(COMMAND)" ] || { echo "Say how the server is started, as in 'make new-mcp NAME=notes COMMAND=\"uvx mcp-server-notes\"'." >&2; exit 2; }
 	@$(RUN) python -m environments._new "$(or $(NAME),mcp)" --mcp '$(COMMAND)'
+	@$(RUN) python -m steps.planning.servers "$(or $(NAME),mcp)"
 
 check-task: dev  ## test a task or an agent by the rules for every task, and by a test of its own (NAME=my_task, or a dotted module)
 	@[ -n "$(NAME)" ] || { echo "Name the task, as in 'make check-task NAME=my_task'." >&2; exit 2; }

@@ -50,6 +50,10 @@ class Benchmark(NamedTuple):
 # divided by `slowness` there and then (0.65).
 BENCHMARKS = {
     "environments": Benchmark(60, 15, "steps per second / those of multiplication"),
+    "catalogue": Benchmark(
+        300, 30, "mean return of a good policy less a bad one's / the 0.1 that is asked", timed=False
+    ),
+    "mcp_servers": Benchmark(900, 90, "calls that a server answered / all", timed=False),
     "hacks": Benchmark(25, 10, "best hack's success / a quarter of honest play's", timed=False),
     "exploits": Benchmark(
         240,

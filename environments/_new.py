@@ -19,13 +19,13 @@ import argparse
 import keyword
 import re
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
 import yaml
 
 from environments._mcp import record
+from environments._mcp_settings import TOOLS
 from environments.base import read_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +33,7 @@ LONGEST = 40  # characters of a name
 TEMPLATE = ROOT / "tasks_data" / "_template"
 AGENT = ROOT / "environments" / "_agent_template.py"
 AGENT_TEST = ROOT / "tests" / "environments" / "test_agent_template.py"
+WORK = "work"  # the folder that each episode's server gets a copy of
 COUNTS = "train: 40, val: 10, test: 10"  # of scenarios; 100 written ones are 70, 15 and 15 on average
 
 
@@ -65,8 +66,8 @@ SCORE = """score: # no rule: a model compares the attempts. EDIT: which model, a
 """
 
 
-def check(name: str, root: Path) -> None:
-    """ValueError with the reason where a task cannot have this name."""
+def check(name: str, root: Path, begun: str | None = None) -> None:
+    """ValueError with the reason where a task cannot have this name. Its data may hold a folder `begun` already."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or len(name) > LONGEST:
         raise ValueError(
             f"{name!r} cannot be a task's name: choose up to {LONGEST} small letters, digits and underscores, beginning "
@@ -74,8 +75,13 @@ def check(name: str, root: Path) -> None:
         )
     places = (f"environments/{name}.py", f"environments/{name}", f"tasks_data/{name}", f"tasks_data/{name}.yaml")
     for place in (*places, f"tests/environments/test_{name}.py"):
-        if (root / place).exists():
+        if (root / place).exists() and not (begun and holds_only(root / place, begun)):
             raise ValueError(f"the name {name} is taken: {place} exists; choose another")
+
+
+def holds_only(folder: Path, name: str) -> bool:
+    """Whether a folder has a folder of this name, and nothing beside it."""
+    return folder.is_dir() and [path.name for path in folder.iterdir()] == [name] and (folder / name).is_dir()
 
 
 def source(name: str) -> str:
@@ -120,12 +126,13 @@ def write(name: str, root: Path, is_agent: bool = False) -> list[Path]:
 
 
 def write_mcp(name: str, server: str, root: Path) -> list[Path]:
-    """Write a task with the tools of the server that a command or an address names, and return its files. ValueError for an
-    unusable name, or where the server does not start. On any failure no file is left behind."""
+    """Write a task with the tools of the server that a command or an address names, and return its files. A folder work/ in
+    its data may be there before, for a server that needs files to start. ValueError for an unusable name, or where the
+    server does not start. On any failure no file is left behind."""
     if name != "mcp":
-        check(name, root)
+        check(name, root, WORK)
     folder, title = root / "tasks_data" / name, "".join(part.capitalize() for part in name.split("_"))
-    if folder.exists():
+    if folder.exists() and not holds_only(folder, WORK):
         raise ValueError(f"the name {name} is taken: tasks_data/{name} exists; choose another")
     if not server.strip():
         raise ValueError("say how the server is started or reached: --mcp COMMAND, or --mcp https://…")
@@ -147,17 +154,19 @@ def write_mcp(name: str, server: str, root: Path) -> list[Path]:
     if name != "mcp":
         title += "Task" if title == "Mcp" or keyword.iskeyword(title) else ""
         files[root / "environments" / f"{name}.py"] = MODULE.format(title=title, name=name)
-    folder.mkdir()
+    is_begun = folder.exists()
+    folder.mkdir(exist_ok=True)
     try:
         for path, text in files.items():
             path.write_text(text, encoding="utf-8")
         record(folder)
     except BaseException:
-        for path in files:
+        for path in (*files, folder / TOOLS):
             path.unlink(missing_ok=True)
-        shutil.rmtree(folder)
+        if not is_begun:
+            folder.rmdir()
         raise
-    return [*files, folder / "tools.json"]
+    return [*files, folder / TOOLS]
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
-from steps.planning import cards, memory, models, prompts, speed, workload
+from steps.planning import cards, memory, models, prompts, servers, speed, workload
 from steps.planning.cards import CARDS, GIB, Machine
 from steps.planning.memory import Memory
 from steps.planning.shapes import Shape
@@ -115,6 +115,7 @@ def check(params: Params) -> None:
     not known is not checked, nor of one in 4 bits or on several cards, which the plan does not know."""
     if params.policy.has_adapter:
         prompts.check(params)
+        servers.check(params)
     if params.policy.kind != "vllm" or unplanned(params):
         return
     try:

@@ -2,13 +2,13 @@
 
 Read are the template, tokenizer.json and the task's own scenarios, in a fraction of a second and without transformers, which
 takes seconds to import. Left out are models whose files are not on this machine yet, agents of the user's own, and tasks of
-other packages or outside environments/: their stage says the same, later.
+other packages or outside environments/: their stage says the same, later. Tools of MCP servers: steps/planning/servers.py.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,11 +38,7 @@ def check(params: Params) -> None:
         except (ValueError, ModuleNotFoundError) as problem:
             raise UserError(f"task: {problem}") from None
         if has_tools and "tools" not in text:
-            raise UserError(
-                f"policy.base_model: {policy.base_model} cannot play {name}, because its chat template leaves out the "
-                "task's tools: set policy.chat_template to one that has them, a file or one of "
-                f"{', '.join(chat_templates.TEMPLATES)} (docs/gpu.md)"
-            )
+            raise UserError(without_tools(policy, name))
         length = first_prompt(policy, text, env, Path("tasks_data") / name, params.seed)
         if length is not None and length >= policy.context:
             raise UserError(
@@ -50,6 +46,15 @@ def check(params: Params) -> None:
                 f"{policy.base_model}: raise it so that every turn and every answer of a tool fit behind the prompt, or "
                 "shorten the system message and the descriptions of the tools"
             )
+
+
+def without_tools(policy: Policy, name: str) -> str:
+    """What is said of a chat template that leaves out a task's tools."""
+    return (
+        f"policy.base_model: {policy.base_model} cannot play {name}, because its chat template leaves out the task's tools: "
+        "set policy.chat_template to one that has them, a file or one of "
+        f"{', '.join(chat_templates.TEMPLATES)} (docs/gpu.md)"
+    )
 
 
 def folder_of(policy: Policy) -> Path | None:
@@ -83,19 +88,44 @@ def first_prompt(policy: Policy, text: str, env: type[Env], data: Path, seed: in
     """Tokens of the prompt of a training scenario; None where its files or a tokenizer.json are not at hand, or the template
     uses more than jinja's own tags."""
     from jinja2 import TemplateError
-    from tokenizers import Tokenizer
 
-    folder = folder_of(policy)
-    if folder is None or not (folder / "tokenizer.json").is_file():
+    count = counter(policy, text)
+    if count is None:
         return None
     try:
         [scenario] = env.scenarios(env.load(data), "train", 1, seed)
-        tools = [tool.schema for tool in env.tools().values()] or None
-        marks = {name: mark for name, mark in settings_of(folder).items() if name.endswith("_token")}
-        prompt = rendered(text, marks | policy.chat_template_kwargs | {"messages": scenario.messages, "tools": tools})
+        return count(scenario.messages, [tool.schema for tool in env.tools().values()] or None)
     except (ValueError, TypeError, OSError, TemplateError):  # the stage that needs it says what is wrong
         return None
-    return len(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(prompt, add_special_tokens=False).ids)
+
+
+# (messages, tools in the OpenAI form or None) -> tokens of the prompt
+Counter = Callable[[Sequence[Mapping[str, Any]], list[dict[str, Any]] | None], int]
+
+
+def counter(policy: Policy, text: str | None = None) -> Counter | None:
+    """Counts the tokens of prompts, by the chat template `text` (None: the run's) and the model's tokenizer.json; None where
+    one of these is not at hand, or the run's template uses more than jinja's own tags."""
+    from jinja2 import TemplateError
+    from tokenizers import Tokenizer
+
+    folder = folder_of(policy)
+    template = template_of(policy) if text is None else text
+    if folder is None or template is None or not (folder / "tokenizer.json").is_file():
+        return None
+    marks = {name: mark for name, mark in settings_of(folder).items() if name.endswith("_token")}
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def count(messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None) -> int:
+        values = marks | policy.chat_template_kwargs | {"messages": messages, "tools": tools}
+        return len(tokenizer.encode(rendered(template, values), add_special_tokens=False).ids)
+
+    if text is None:
+        try:
+            count([{"role": "user", "content": "?"}], None)
+        except (ValueError, TypeError, TemplateError):
+            return None
+    return count
 
 
 def rendered(text: str, values: Mapping[str, Any]) -> str:
