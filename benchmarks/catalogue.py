@@ -8,7 +8,8 @@
 The good policy is the task's gold player: a rule that people know (CartPole, MountainCar, Blackjack), the environment's own
 table (Taxi, FrozenLake) or bot (BabyAI), its answer (reasoning_gym), a solver of its state (textarena), a search, or a
 look one move ahead (chess, go). The bad ones are random legal play, or one action over and over, and doing nothing.
-`ratio` is the good policy's mean return less the better of the bad ones', divided by `MARGIN`: from 1 on they are in order.
+`ratio` is by how much the good policy's mean return, or its share of successes, is above the better of the bad ones'
+divided by `MARGIN`. From 1 on they are in order; it is below 0 where one of the two is lower.
 verifiers' and OpenEnv's environments are those of tests/support/apart.py, on the real packages.
 """
 
@@ -63,12 +64,12 @@ ENTRIES = [
     *entries("gymnasium", "BabyAI-GoToRedBall-v0", "BabyAI-GoToObj-v0", "BabyAI-OpenDoor-v0", "BabyAI-PickupLoc-v0"),
     *entries("gymnasium", "BabyAI-PutNextLocal-v0", "BabyAI-UnlockLocal-v0"),
     *entries("pettingzoo", "tictactoe_v3", "connect_four_v3", "chess_v6", "go_v5?board_size=5"),
-    *entries("pettingzoo", "leduc_holdem_v4", "texas_holdem_v4", "texas_holdem_no_limit_v6"),
+    *entries("pettingzoo", "leduc_holdem_v4", "texas_holdem_v4", "texas_holdem_no_limit_v6", bad="act fold"),
     *entries("reasoning_gym", "chain_sum", "gcd", "leg_counting", "simple_equations", "spell_backward", "modulo_grid"),
     *entries(
         "reasoning_gym", "graph_color", "prime_factorization", "propositional_logic", "mini_sudoku", "word_ladder"
     ),
-    *entries("reasoning_gym", "knight_swap", "rectangle_count"),
+    *entries("reasoning_gym", "number_sorting", "rectangle_count"),
     *entries(
         "textarena", "GuessTheNumber-v0", "Mastermind-v0", "TowerOfHanoi-v0", "TowerOfHanoi-v0-hard", "LightsOut-v0"
     ),
@@ -111,7 +112,8 @@ def measure(entry: Entry, count: int | None = None) -> dict[str, Any]:
         good, wins = returns(env, scenarios, "gold")
         bad, bad_wins = returns(env, scenarios, entry.bad)
         idle, _ = returns(env, scenarios, "bad")
-    ratio = (good - max(bad, idle)) / MARGIN
+    gains = (good - max(bad, idle), wins - bad_wins)
+    ratio = (max(gains) if min(gains) >= 0 < gains[0] else min(gains)) / MARGIN
     return {
         "name": entry.task,
         "ratio": round(ratio, 2),
@@ -121,7 +123,7 @@ def measure(entry: Entry, count: int | None = None) -> dict[str, Any]:
         "good_wins": round(wins, 2),
         "bad_wins": round(bad_wins, 2),
         "policy": entry.bad,
-        "ordered": ratio >= 1 and wins > bad_wins,
+        "ordered": ratio >= 1,
         "scenarios": len(scenarios),
         "seconds": round(time.perf_counter() - began, 1),
     }

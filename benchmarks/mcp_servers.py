@@ -5,14 +5,16 @@
     python -m benchmarks.mcp_servers --folder ~/servers     # keeps the installation, for the next time
     python -m benchmarks.mcp_servers --servers mcp-server-git @playwright/mcp
 
-None of these needs a key or a network. The player is the random one: calls whose arguments fit their schemas, of which a
-server refuses many, and words, which end an episode. A call counts as answered where the server gave a result or its own
-error; not where it hung, ended, or the call never reached it. `ratio` is answered calls / all. `tokens` are those of the
-tools' descriptions with the tokenizer and the chat template of tasks_data/general_policy.
+None of these needs a key or a network. An episode begins with a call that works, of the servers that have one here (`works`:
+in how many episodes it did). Then the random player goes on: calls whose arguments fit their schemas, of which a server
+refuses many, and words, which end an episode. A call counts as answered where the server gave a result or an error of its
+own; not where it hung, ended, or was never reached. `ratio` is answered calls / all. `tokens` are those of the tools'
+descriptions by tasks_data/general_policy, and `fits` is by the default of policy.context.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -21,12 +23,13 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 from benchmarks import _common
 from benchmarks._common import ROOT
 from environments import _new
-from environments.base import Message, tool_calls
+from environments.base import Message, tool_calls, use
 from environments.mcp import Mcp
 from steps.core.params import Policy
 from steps.planning import servers
@@ -45,6 +48,7 @@ class Server(NamedTuple):
 
     package: str  # with its version, as its registry takes it
     command: str  # its program, and arguments
+    call: tuple[str, str] | None = None  # a tool, and arguments as JSON, that work without a network or a browser
     also: tuple[str, ...] = ()  # packages beside it
     env: str = ""  # variables, as in A=b
 
@@ -57,42 +61,55 @@ class Server(NamedTuple):
         return "==" in self.package
 
 
-OLD = ("mcp<2",)  # packages that do not work with the SDK's second version
+OLD = ("mcp<2",)  # beside packages that do not work with the SDK's second version
+NPM = "@modelcontextprotocol/server"
+THOUGHT = '{"thought": "blue", "nextThoughtNeeded": false, "thoughtNumber": 1, "totalThoughts": 1}'
 SERVERS = [
-    Server("mcp-server-time==2026.10.19", "mcp-server-time --local-timezone UTC"),
-    Server("@modelcontextprotocol/server-everything@2026.8.31", "mcp-server-everything"),
-    Server("mcp-server-calculator==0.2.1", "mcp-server-calculator"),
-    Server("mcp-server-git==2026.10.19", "mcp-server-git --repository {work}"),
-    Server("mcp-server-sqlite==2025.4.25", "mcp-server-sqlite --db-path {work}/shop.db", OLD),
-    Server("mcp-server-fetch==2026.10.24", "mcp-server-fetch"),
-    Server("mcp-text-editor==1.2.2", "mcp-text-editor"),
-    Server("excel-mcp-server==2.2.2", "excel-mcp-server stdio"),
-    Server("markitdown-mcp==0.0.1a8", "markitdown-mcp"),
-    Server("mcp-server-motherduck==1.1.0", "mcp-server-motherduck --db-path :memory:"),
-    Server("mcp-server-tree-sitter==0.7.0", "mcp-server-tree-sitter"),
-    Server("office-word-mcp-server==1.1.11", "word_mcp_server", OLD),
-    Server("office-powerpoint-mcp-server==2.0.7", "ppt_mcp_server", OLD),
-    Server("mcp-server-duckdb==1.1.0", "mcp-server-duckdb --db-path {work}/a.duckdb", OLD),
-    Server("mcp-dice==0.1.2", "mcp-dice", OLD),
-    Server("mcp-sqlite==0.3.2", "mcp-sqlite {work}/shop.db", OLD),
-    Server("mcp-simple-timeserver==3.3.2", "mcp-simple-timeserver"),
-    Server("code-index-mcp==2.17.1", "code-index-mcp"),
-    Server("networkx-mcp-server==2.0.0", "networkx-mcp-server", OLD),
-    Server("docx-mcp-server==0.7.4", "docx-mcp-server"),
-    Server("@modelcontextprotocol/server-filesystem@2026.8.31", "mcp-server-filesystem {work}"),
+    Server("mcp-server-time==2026.10.19", "mcp-server-time", ("get_current_time", '{"timezone": "UTC"}')),
+    Server(f"{NPM}-everything@2026.8.31", "mcp-server-everything", ("get-sum", '{"a": 2, "b": 3}')),
+    Server("mcp-server-calculator==0.2.1", "mcp-server-calculator", ("calculate", '{"expression": "6 * 7"}')),
+    Server("mcp-server-git==2026.10.19", "mcp-server-git", ("git_status", '{"repo_path": "."}')),
+    Server("mcp-server-sqlite==2025.4.25", "mcp-server-sqlite --db-path {work}/a.db", ("list_tables", "{}"), OLD),
+    Server("markitdown-mcp==0.0.1a8", "markitdown-mcp", ("convert_to_markdown", '{"uri": "data:text/plain,blue"}')),
     Server(
-        "@modelcontextprotocol/server-memory@2026.8.31", "mcp-server-memory", env="MEMORY_FILE_PATH={work}/memory.jsonl"
+        "mcp-server-motherduck==1.1.0",
+        "mcp-server-motherduck --db-path :memory: --read-write",
+        ("execute_query", '{"sql": "SELECT 42"}'),
     ),
-    Server("@modelcontextprotocol/server-sequential-thinking@2026.8.31", "mcp-server-sequential-thinking"),
+    Server("mcp-server-tree-sitter==0.7.0", "mcp-server-tree-sitter", ("list_languages", "{}"), OLD),
+    Server("office-word-mcp-server==1.1.11", "word_mcp_server", ("create_document", '{"filename": "a.docx"}'), OLD),
+    Server("office-powerpoint-mcp-server==2.0.7", "ppt_mcp_server", ("create_presentation", "{}"), OLD),
+    Server(
+        "mcp-server-duckdb==1.1.0",
+        "mcp-server-duckdb --db-path {work}/a.duckdb",
+        ("query", '{"query": "SELECT 42"}'),
+        OLD,
+    ),
+    Server("mcp-dice==0.1.2", "mcp-dice", ("roll_dice", '{"notation": "2d6"}'), OLD),
+    Server("mcp-simple-timeserver==3.3.2", "mcp-simple-timeserver", ("get_local_time", "{}")),
+    Server("code-index-mcp==2.17.1", "code-index-mcp", ("get_settings_info", "{}")),
+    Server("docx-mcp-server==0.7.4", "docx-mcp-server", None, OLD),
+    Server("excel-mcp-server==2.2.2", "excel-mcp-server stdio"),
+    Server(f"{NPM}-filesystem@2026.8.31", "mcp-server-filesystem {work}", ("list_directory", '{"path": "."}')),
+    Server(f"{NPM}-memory@2026.8.31", "mcp-server-memory", ("read_graph", "{}"), env="MEMORY_FILE_PATH={work}/a.jsonl"),
+    Server(f"{NPM}-sequential-thinking@2026.8.31", "mcp-server-sequential-thinking", ("sequentialthinking", THOUGHT)),
     Server("@negokaz/excel-mcp-server@0.12.0", "excel-mcp-server"),
     Server("@playwright/mcp@0.0.83", "playwright-mcp"),
     Server("chrome-devtools-mcp@1.11.0", "chrome-devtools-mcp"),
-    Server("mcp-hello-world@1.1.2", "mcp-hello-world"),
+    Server("mcp-hello-world@1.1.2", "mcp-hello-world", ("echo", '{"message": "blue"}')),
     Server("@cyanheads/git-mcp-server@2.15.3", "git-mcp-server", env="MCP_TRANSPORT_TYPE=stdio"),
-    Server("@kazuph/mcp-taskmanager@1.1.1", "mcp-taskmanager", env="TASK_MANAGER_FILE_PATH={work}/tasks.json"),
+    Server(
+        "@kazuph/mcp-taskmanager@1.1.1",
+        "mcp-taskmanager",
+        ("list_requests", "{}"),
+        env="TASK_MANAGER_FILE_PATH={work}/tasks.json",
+    ),
     Server("@eslint/mcp@0.3.13", "mcp"),
-    Server("mcp-mermaid@0.4.1", "mcp-mermaid"),
-    Server("@agent-infra/mcp-server-filesystem@1.2.29", "mcp-server-filesystem --allowed-directories {work}"),
+    Server(
+        "@agent-infra/mcp-server-filesystem@1.2.29",
+        "mcp-server-filesystem --allowed-directories {work}",
+        ("list_allowed_directories", "{}"),
+    ),
 ]
 
 
@@ -145,8 +162,19 @@ def fate(observation: str) -> str:
     return "refused" if observation.startswith("Error: ") else "answered"
 
 
-def calls_of(messages: list[Message]) -> list[tuple[str, str]]:
-    """(tool, observation) of each call."""
+def play(env: Mcp, server: Server, number: int) -> list[tuple[str, str]]:
+    """(tool, observation) of each call of an episode: the server's `call` first, then those of the random player."""
+    rng, messages = Random(number), list[Message](env.scenario.messages)
+    try:
+        for turn in range(env.max_turns):
+            is_first = turn == 0 and server.call
+            own = use(server.call[0], **json.loads(server.call[1])) if is_first and server.call else None
+            messages.append(own or env.random(messages, rng))
+            messages += env.step(messages[-1])
+            if env.done:
+                break
+    finally:
+        env.release()
     return [(name, str(observation["content"])) for name, _, observation in tool_calls(messages)]
 
 
@@ -158,30 +186,32 @@ def measure(server: Server, folder: Path, episodes: int) -> dict[str, Any]:
         try:
             data_folder = make_task(server, install(server, folder), Path(root))
         except (ValueError, subprocess.TimeoutExpired) as problem:
-            return row | {"ratio": 0.0, "problem": str(problem)[:300]}
+            return row | {"ratio": 0.0, "problem": str(problem)[-300:]}
         data = Mcp.load(data_folder)
         length = servers.length_of(POLICY, data.tools, data.settings.description)
-        fates, lost, plays = Counter[str](), Counter[str](), 0
+        fates, lost, works = Counter[str](), Counter[str](), 0
         for number in range(episodes):
             scenario = Mcp._scenario(data, "train", f"{ASKED} ({number})", {})
-            for tool, observation in calls_of(Mcp(scenario, data).play("random", number)):
+            calls = play(Mcp(scenario, data), server, number)
+            works += server.call is not None and fate(calls[0][1]) == "answered"
+            for tool, observation in calls:
                 fates[fate(observation)] += 1
                 if fate(observation) in ("lost", "hung"):
                     lost[f"{tool}: {observation[:160]}"] += 1
-            plays += 1
-    calls = sum(fates.values())
+    count = sum(fates.values())
     return row | {
-        "ratio": round((fates["answered"] + fates["refused"]) / calls, 3) if calls else 0.0,
+        "ratio": round((fates["answered"] + fates["refused"]) / count, 3) if count else 0.0,
         "tools": len(data.tools),
         "tokens": length.tools,
-        "fits": "yes" if length.prompt < POLICY.context else f"not in {POLICY.context}",
-        "episodes": plays,
-        "calls": calls,
+        "fits": length.prompt < POLICY.context,
+        "episodes": episodes,
+        "calls": count,
         "results": fates["answered"],
         "refusals": fates["refused"],
         "lost": fates["lost"] + fates["hung"],
+        "works": None if server.call is None else round(works / episodes, 2),
         "seconds": round(time.perf_counter() - began, 1),
-        "causes": [f"{count} × {cause}" for cause, count in lost.most_common(3)],
+        "causes": [f"{times} × {cause}" for cause, times in lost.most_common(3)],
     }
 
 

@@ -236,11 +236,22 @@ def any_call(tools: Mapping[str, Tool], rng: Random, texts: Sequence[str] = ()) 
 
 
 def any_value(schema: Any, rng: Random, texts: Sequence[str] = WORDS) -> Any:
-    """A value of a JSON schema's type; of its `enum` where it has one, and within its bounds."""
+    """A value of a JSON schema's type, the first of several; of its `enum` where it has one, and within its bounds."""
     if not isinstance(schema, dict):
         return texts[0]
     if schema.get("enum"):
         return rng.choice(schema["enum"])
+    if "const" in schema:
+        return schema["const"]
+    kind = schema.get("type")
+    if choices := [] if kind else schema.get("anyOf") or schema.get("oneOf"):
+        return any_value(choices[0], rng, texts)
+    if isinstance(kind, list):
+        return any_value(schema | {"type": kind[0]}, rng, texts)
+    if kind == "array" and schema.get("minItems"):
+        return [any_value(schema.get("items", {}), rng, texts) for _ in range(schema["minItems"])]
+    if kind == "object" and schema.get("required"):
+        return {name: any_value(schema.get("properties", {}).get(name), rng, texts) for name in schema["required"]}
     low = int(schema.get("minimum", 0))
     kinds: dict[str, Any] = {
         "integer": rng.randint(low, max(low, int(schema.get("maximum", low + 9)))),
@@ -249,4 +260,4 @@ def any_value(schema: Any, rng: Random, texts: Sequence[str] = WORDS) -> Any:
         "array": [],
         "object": {},
     }
-    return kinds.get(str(schema.get("type")), rng.choice(texts))
+    return kinds.get(str(kind), rng.choice(texts))

@@ -206,6 +206,15 @@ def test_gold_succeeds_and_beats_bad(task: Task) -> None:
         assert total(task, one, gold) > total(task, one, bad), (gold, bad)
 
 
+def test_gold_is_paid_more_than_random_play(task: Task) -> None:
+    """On average: a reward that is the wrong way round pays play without skill more, or as much."""
+    means = {}
+    for player in ("gold", "random"):
+        sums = [total(task, one, task.play(player, one)[0]) for one in task.scenarios]
+        means[player] = sum(sums) / len(sums)
+    assert means["gold"] > means["random"], means
+
+
 def test_every_episode_ends(task: Task) -> None:
     for player, _, messages, env in task.all_plays():
         turns = sum(message["role"] == "assistant" for message in messages)
