@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
     task: str
     bad: str = "random"
-    count: int = SCENARIOS
+    scenarios: int = SCENARIOS
 
     @property
     def package(self) -> str:
@@ -108,7 +108,7 @@ def measure(entry: Entry, count: int | None = None) -> dict[str, Any]:
     began = time.perf_counter()
     with contextlib.redirect_stdout(sys.stderr):
         env = environments.load(entry.task)
-        scenarios = env.scenarios(None, "train", count or entry.count, SEED)
+        scenarios = env.scenarios(None, "train", count or entry.scenarios, SEED)
         good, wins = returns(env, scenarios, "gold")
         bad, bad_wins = returns(env, scenarios, entry.bad)
         idle, _ = returns(env, scenarios, "bad")

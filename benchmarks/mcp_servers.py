@@ -126,6 +126,8 @@ def install(server: Server, folder: Path) -> Path:
             [uv, "--quiet", "pip", "install", "--python", str(place / "bin/python"), server.package, *server.also],
         ]
     else:
+        if shutil.which("npm") is None:
+            raise ValueError(f"{server.package} needs npm: install Node 20")
         options = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
         steps = [["npm", "install", "--prefix", str(place), *options, server.package, *server.also]]
     for words in steps:
@@ -223,8 +225,6 @@ def main() -> None:
     chosen = [server for server in SERVERS if server.name in (options.servers or [server.name])]
     if unknown := sorted({*(options.servers or ())} - {server.name for server in chosen}):
         parser.error(f"there is no server {unknown[0]}: choose from {', '.join(server.name for server in SERVERS)}")
-    if any(not server.is_python for server in chosen) and shutil.which("npm") is None:
-        parser.error("npm is needed for servers of npm: install Node 20, or name servers of PyPI with --servers")
     if options.quick and not options.servers:
         chosen = chosen[:FEW]
     usual = FEW if options.quick else len(SERVERS)

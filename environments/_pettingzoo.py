@@ -104,15 +104,16 @@ def make(name: str) -> type[Stepped]:
     """The task of a game. ValueError where pettingzoo has no such classic game, or none that can be written as text here."""
     task = f"pettingzoo:{name}"
     name, options = options_of(name)
-    board = BOARDS.get(name.rpartition("_v")[0])
+    family = name.rpartition("_v")[0]
     try:
         module = importlib.import_module(f"pettingzoo.classic.{name}")
     except ModuleNotFoundError as problem:
         if problem.name != f"pettingzoo.classic.{name}":
             raise
         raise ValueError(f"pettingzoo has no classic game {name}, such as tictactoe_v3 or connect_four_v3") from None
-    if board is None:
+    if family not in BOARDS:
         raise ValueError(f"{task} is not written as text here: known are games for two by turns, {', '.join(BOARDS)}")
+    board = BOARDS[family]
     try:
         module.raw_env(**options)
     except TypeError as problem:

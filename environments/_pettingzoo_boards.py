@@ -73,7 +73,7 @@ def chess_value(board: Any, uci: str) -> float:
     worth = {chess.PAWN: 1, chess.KNIGHT: 3, chess.BISHOP: 3, chess.ROOK: 5, chess.QUEEN: 9}
     move = chess.Move.from_uci(uci)
     is_pawn = board.piece_type_at(move.from_square) == chess.PAWN
-    gain = worth.get(board.piece_type_at(move.to_square), 0) + worth.get(move.promotion, 0)
+    gain = worth.get(board.piece_type_at(move.to_square), 0) + worth.get(move.promotion or 0, 0)
     board.push(move)
     answers = list(board.legal_moves)
     if not answers:
