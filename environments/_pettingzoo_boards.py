@@ -66,14 +66,14 @@ def chess_move(env: Any, agent: str) -> int:
     return max(zip(legal, moves, strict=True), key=lambda each: chess_value(env.board, each[1]))[0]
 
 
+WORTH = (0, 1, 3, 3, 5, 9, 0)  # no piece, pawn, knight, bishop, rook, queen, king: python-chess's order
+
+
 def chess_value(board: Any, uci: str) -> float:
     """Of a move, in pawns; 1000 for mate, -100 for a draw."""
-    import chess
-
-    worth = {chess.PAWN: 1, chess.KNIGHT: 3, chess.BISHOP: 3, chess.ROOK: 5, chess.QUEEN: 9}
-    move = chess.Move.from_uci(uci)
-    is_pawn = board.piece_type_at(move.from_square) == chess.PAWN
-    gain = worth.get(board.piece_type_at(move.to_square), 0) + worth.get(move.promotion or 0, 0)
+    move = board.parse_uci(uci)
+    is_pawn = board.piece_type_at(move.from_square) == 1
+    gain = WORTH[board.piece_type_at(move.to_square) or 0] + WORTH[move.promotion or 0]
     board.push(move)
     answers = list(board.legal_moves)
     if not answers:
@@ -81,10 +81,10 @@ def chess_value(board: Any, uci: str) -> float:
     elif board.can_claim_draw() or board.is_insufficient_material():
         value = -100.0
     else:
-        loss = max(worth.get(board.piece_type_at(answer.to_square), 0) for answer in answers)
+        loss = max(WORTH[board.piece_type_at(answer.to_square) or 0] for answer in answers)
         king = board.king(board.turn)
         flights = sum(answer.from_square == king for answer in answers)
-        edge = abs(2 * chess.square_file(king) - 7) + abs(2 * chess.square_rank(king) - 7)
+        edge = abs(2 * (king % 8) - 7) + abs(2 * (king // 8) - 7)
         value = gain - loss - len(answers) / 20 - flights / 8 + edge / 40 + is_pawn / 20
     board.pop()
     return value

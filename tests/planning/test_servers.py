@@ -71,8 +71,8 @@ def test_tools_that_do_not_fit_are_named_with_their_tokens_before_a_run() -> Non
 
 @pytest.mark.usefixtures("_notes")
 def test_a_model_that_is_not_here_is_estimated_and_the_sentence_says_so() -> None:
-    text, fits = servers.sentence("notes", params(base_model="nobody/knows").policy)
-    assert fits
+    text, length = servers.sentence("notes", params(base_model="nobody/knows").policy)
+    assert length.is_estimate
     assert (
         f"{sum(len(json.dumps(each)) for each in TOOLS) // servers.CHARACTERS:,} tokens of nobody/knows (about, by"
         in text

