@@ -788,6 +788,11 @@ BROKEN: list[tuple[Callable[..., None], dict[str, Any], type[BaseException]]] = 
     ),
     (test_gold_succeeds_and_beats_bad, {"gold": Template.bad}, AssertionError),
     (
+        test_gold_is_paid_more_than_random_play,
+        {"reward": rewards(lambda messages: Component("calls", float(len(messages)), "the longer the better"))},
+        AssertionError,
+    ),
+    (
         test_players_make_well_formed_calls,
         {"random": lambda self, messages, rng: use("look_up", state="Peru")},
         AssertionError,

@@ -66,6 +66,10 @@ DEMANDS = {
         "must succeed by `success` and get more from `reward` than `bad`, which must not succeed: one of these four methods "
         "does something else than you mean",
     ),
+    "test_gold_is_paid_more_than_random_play": (
+        "reward",
+        "must pay the gold player more than random calls, on average over scenarios",
+    ),
     "test_every_episode_ends": ("play", "must end within max_turns: the last tool sets self.done = True"),
     "test_players_make_well_formed_calls": (
         "random",
