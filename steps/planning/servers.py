@@ -73,10 +73,10 @@ def sentence(name: str, policy: Policy) -> tuple[str, Length]:
     if length.prompt < policy.context:
         return text, length
     longest = ", ".join(f"{tool} {tokens:,}" for tool, tokens in length.longest.items())
+    again = f"`.venv/bin/python -m environments._mcp {folder}`"
     return (
         f"{text}: they do not fit. Name those that the agent needs with include in {folder}/server.yaml, or leave some out "
-        f"with exclude (the longest: {longest}), and record them again (`python -m environments._mcp {folder}`); "
-        "or raise policy.context"
+        f"with exclude (the longest: {longest}), and record them again with {again}; or raise policy.context"
     ), length
 
 
