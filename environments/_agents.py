@@ -11,10 +11,11 @@ steps.agents.episode.Episode. Nothing of the class below plays an episode: clien
 gateway records what the model samples for it (steps/gateway/).
 
 Scenarios are the lines of scenarios.jsonl in the task's folder, objects with `messages`, or with a text as `question` or
-`prompt`; all other fields are the scenario's `data`, which the function sees and the model does not. The hash of its
-messages decides a scenario's split. A module that has a function `scenarios(split, count, seed) -> list[dict]` makes them
-itself. It may also have `sources` and `openings_repeat`, which mean what they mean in `Env`; then the hash of the sources
-decides.
+`prompt`. The content of a user's message is a text, or a list of OpenAI's parts text and image_url, whose url is a data URL
+or the path of a picture in the folder (environments/_pictures.py). All other fields are the scenario's `data`, which the
+function sees and the model does not. The hash of its messages decides a scenario's split. A module that has a function
+`scenarios(split, count, seed) -> list[dict]` makes them itself. It may also have `sources` and `openings_repeat`, which
+mean what they mean in `Env`; then the hash of the sources decides.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any, ClassVar, NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
+from environments import _pictures
 from environments.base import Component, Env, Message, Scenario, Split, read_text, split_of, unwritable
 
 TEXTS = ("question", "prompt")  # fields of a line that stand for one message of the user
@@ -69,7 +71,7 @@ class AgentEnv(Env):
                 f"scenarios(split, count, seed) in {cls.__module__}"
             )
         lines = enumerate(read_text(path).split("\n"), 1)
-        return cls._checked([(f"{path}, line {number}", line) for number, line in lines if line.strip()], None)
+        return cls._checked([(f"{path}, line {number}", line) for number, line in lines if line.strip()], None, folder)
 
     @classmethod
     def scenarios(cls, data: list[Scenario], split: Split, count: int, seed: int) -> list[Scenario]:
@@ -103,18 +105,21 @@ class AgentEnv(Env):
         return [] if cls.maker is None else cls.scenarios(data, "train", count, 0)
 
     @classmethod
-    def _checked(cls, rows: Sequence[tuple[str, Any]], split: Split | None) -> list[Scenario]:
-        """Scenarios of (where it is from, the row or its JSON); without a split, each gets that of its messages."""
+    def _checked(
+        cls, rows: Sequence[tuple[str, Any]], split: Split | None, folder: Path | None = None
+    ) -> list[Scenario]:
+        """Scenarios of (where it is from, the row or its JSON); without a split, each gets that of its messages. Pictures
+        that are files lie in `folder`."""
         places: dict[str, str] = {}
         made = []
         for where, row in rows:
             try:
-                messages, data = read_row(row)
+                messages, data = read_row(row, folder)
             except ValueError as problem:
                 raise ValueError(f"{where}: {problem}") from None
             if lacking := [key for key in cls.sources if key not in data]:
                 raise ValueError(f"{where}: it has no {lacking[0]}, which `sources` of {cls.__module__} names")
-            source: Any = [data[key] for key in cls.sources] or messages
+            source: Any = [data[key] for key in cls.sources] or _pictures.apart(messages)[0]
             text = json.dumps(source, sort_keys=True, ensure_ascii=False)
             made.append(Scenario.make(cls.task, split or split_of(text), messages, data))
             if (name := made[-1].id) in places:
@@ -135,8 +140,9 @@ class AgentEnv(Env):
         raise ValueError(f"{cls.task} is an agent of your own: {why}")
 
 
-def read_row(row: Any) -> tuple[list[Message], dict[str, Any]]:
-    """The messages and the data of an object, or of its JSON. ValueError for what is no scenario."""
+def read_row(row: Any, folder: Path | None = None) -> tuple[list[Message], dict[str, Any]]:
+    """The messages and the data of an object, or of its JSON; pictures that are files lie in `folder`. ValueError for what
+    is no scenario."""
     if isinstance(row, str):
         try:
             row = json.loads(row)
@@ -151,11 +157,14 @@ def read_row(row: Any) -> tuple[list[Message], dict[str, Any]]:
     messages = row[given[0]]
     if given[0] != "messages":
         messages = [{"role": "user", "content": messages}]
+    if isinstance(messages, list):
+        messages = [_read_parts(message, folder) for message in messages]
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise ValueError(
             f"{given[0]} must be a text that is not empty"
             if given[0] != "messages"
-            else f"messages must be a list of objects with a role ({', '.join(ROLES)}) and a text as content"
+            else f"messages must be a list of objects with a role ({', '.join(ROLES)}) and a text as content; "
+            "the user's may be a list of parts text and image_url"
         )
     data = {name: value for name, value in row.items() if name != given[0]}
     if unwritable([messages, data]):
@@ -170,7 +179,18 @@ def read_row(row: Any) -> tuple[list[Message], dict[str, Any]]:
 def _is_message(message: Any) -> bool:
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         return False
-    return isinstance(message.get("content"), str) and bool(message["content"].strip())
+    return isinstance(message.get("content"), str) and bool(message["content"].strip() or message.get("pictures"))
+
+
+def _read_parts(message: Any, folder: Path | None) -> Any:
+    """A message whose content is a list of parts, with its pictures beside its text; what is no message as it is."""
+    if isinstance(message, dict) and "pictures" in message:
+        raise ValueError("pictures stand in a message's content, as parts image_url")
+    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
+        return message
+    if message.get("role") != "user":
+        raise ValueError("pictures and other parts stand in messages of the user; other contents must be texts")
+    return message | _pictures.read_content(message["content"], folder)
 
 
 @functools.cache

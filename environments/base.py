@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import operator
 import re
 import sys
 import typing
@@ -22,9 +23,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from environments import _waiting
+from environments import _pictures, _waiting
 from environments._players import Players
 from environments._tools import Tool as Tool
 from environments._tools import make_tool, text_of
@@ -51,18 +52,24 @@ class Scenario(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: str  # hash of all other fields
+    id: str  # hash of all other fields; of pictures the messages name the hashes
     task: str
     split: Split
     messages: tuple[Message, ...]  # the system and user messages that the policy sees first
     data: dict[str, Any]  # for the environment alone: the policy never sees it
+    # base64 by SHA-256, of those that the messages show (environments/_pictures.py)
+    pictures: dict[str, str] = Field({}, exclude_if=operator.not_)
 
     @classmethod
     def make(cls, task: str, split: Split, messages: Sequence[Message], data: dict[str, Any]) -> Scenario:
-        """A scenario whose id is a hash of its content, so that the same content has the same id everywhere."""
+        """A scenario whose id is a hash of its content, so that the same content has the same id everywhere. Pictures are
+        those of `_pictures.with_pictures`."""
+        messages, pictures = _pictures.apart(messages)
+        if lacking := [name for name in _pictures.hashes(messages) if name not in pictures]:
+            raise ValueError(f"a message names the picture {lacking[0]}, whose bytes are not given with it")
         content = json.dumps([task, split, list(messages), data], sort_keys=True, ensure_ascii=False)
         name = hashlib.sha256(content.encode()).hexdigest()[:16]
-        return cls(id=name, task=task, split=split, messages=tuple(messages), data=data)
+        return cls(id=name, task=task, split=split, messages=messages, data=data, pictures=pictures)
 
 
 class TaskProblem(ValueError):

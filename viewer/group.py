@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from environments._pictures import marked
 from steps.core.parquet import read_columns, unreadable
 from steps.core.records import sampled_mask
 from steps.core.yaml_text import read_mapping
@@ -210,7 +211,7 @@ def call(tool_call: Mapping[str, Any]) -> ShownCall:
 
 
 def shown_message(message: Mapping[str, Any]) -> ShownMessage:
-    content = message.get("content")
+    content = marked(message) if message.get("pictures") else message.get("content")
     shown = content if isinstance(content, str) else "" if content is None else value(content)
     return ShownMessage(str(message.get("role", "")), str(message.get("name", "")), shown)
 

@@ -11,6 +11,7 @@ import sys
 from functools import lru_cache
 from typing import Any
 
+from environments._pictures import for_openai
 from environments.base import Message, Scenario
 
 # Of OpenAI's client, at 0.5 to 8 seconds from each other: a gateway that starts again is away for less than these take.
@@ -50,8 +51,8 @@ class Episode:
 
     @property
     def messages(self) -> list[Message]:
-        """The scenario's messages, as a list of the function's own."""
-        return [dict(message) for message in self.scenario.messages]
+        """The scenario's messages, as a list of the function's own; pictures are data URLs, in OpenAI's form."""
+        return [dict(for_openai(message, self.scenario.pictures)) for message in self.scenario.messages]
 
     @property
     def question(self) -> str:

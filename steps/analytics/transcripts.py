@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from environments._pictures import marked
 from environments.base import Message, Scenario
 from steps.core.errors import UserError
 from steps.core.records import Reward, Trajectory, Turn, read_records
@@ -63,7 +64,7 @@ def _question(scenario: Scenario | None) -> list[Text]:
     """The question to the policy, and the data that only the environment has."""
     if scenario is None:
         return [Text("its question is not known: name the folder that holds it with --scenarios", "yellow")]
-    asked = [message["content"] for message in scenario.messages if message["role"] == "user"]
+    asked = [marked(message) for message in scenario.messages if message["role"] == "user"]
     data = ", ".join(f"{name} {_value(value)}" for name, value in sorted(scenario.data.items()))
     return [Text(printable("\n".join(asked)), "bold"), Text(f"known: {printable(data)}", "dim")]
 

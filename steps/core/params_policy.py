@@ -131,7 +131,7 @@ class Policy(Section):
     """Further arguments of the model's chat template, as its documentation names them."""
     chat_template: str | None = Field(None, min_length=1)
     """A chat template in place of the model's own: a file, or the name of one in steps/policy/chat_templates.py (chatml,
-    llama3, gemma, mistral, smollm2), for models whose own leaves out tools."""
+    llama3, gemma, mistral, smollm2), for models whose own leaves out tools; chatml-vision has pictures, too."""
     tool_parser: str | None = Field(None, pattern=r"^[\w.-]+$")
     """vLLM's parser of the model's tool calls. null: found from the chat template (steps/policy/formats.py)."""
     reasoning_parser: str | None = Field(None, pattern=r"^[\w.-]+$")

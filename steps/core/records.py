@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from environments._agents import Result
 from environments.base import Message, Scenario
+from steps.core import pictures as images
 from steps.core.parquet import DAMAGE, read_columns, unreadable
 
 R = TypeVar("R", bound=BaseModel)
@@ -47,6 +49,7 @@ class Turn(Record):
     context: tuple[Message, ...] = ()
     is_constrained: bool = False
     grammar: str = ""
+    pictures: tuple[images.Shown, ...] = Field((), exclude_if=operator.not_)  # among the prompt's tokens, in order
 
     @property
     def mask(self) -> list[int]:
@@ -81,6 +84,7 @@ class Row(NamedTuple):
     mask: list[int]  # 1 = sampled token
     logprobs: list[float]  # nats; 0 where not sampled
     stretches: tuple[Stretch, ...] = ()
+    pictures: tuple[images.Shown, ...] = ()  # with their bytes
 
 
 def sampled_mask(count: int, logprobs: Sequence[float], is_constrained: bool, grammar: str) -> list[int]:
@@ -107,6 +111,7 @@ class Trajectory(Record):
     stop_reason: StopReason
     error: str | None = None
     result: Result | None = None  # what an agent's own rollout function returned
+    pictures: dict[str, str] = Field({}, exclude_if=operator.not_)  # base64 by SHA-256, of those that its turns show
 
     def fingerprint(self) -> str:
         """A hash of who sampled what: what is measured of a trajectory beside it, as its times, is found again by this."""
@@ -137,12 +142,15 @@ class Trajectory(Record):
                     f"trajectory {self.id}: {len(turn.completion_ids)} sampled tokens, {len(turn.logprobs)} logprobs"
                 )
             prompt = turn.prompt_ids
-            extended = [number for number, (row, _) in enumerate(rows) if begins(prompt, row.ids)]
+            extended = [number for number, (row, _) in enumerate(rows) if continues(turn, row.ids, row.pictures)]
             number = max(extended, key=lambda number: (len(rows[number][0].ids), number), default=len(rows))
             if not extended:
                 rows.append((Row([], [], []), []))
             row, places = rows[number]
             places.append(place)
+            if turn.pictures:
+                row = row._replace(pictures=images.filled(turn.pictures, self.pictures))
+                rows[number] = row, places
             added = prompt[len(row.ids) :]
             row.ids.extend((*added, *turn.completion_ids))
             row.mask.extend([0] * len(added) + turn.mask)
@@ -170,11 +178,25 @@ class Trajectory(Record):
 
     def before(self, place: int) -> int | None:
         """The earlier turn with whose tokens the prompt of turn `place` begins: the longest, and the latest of several."""
-        prompt, earlier = self.turns[place].prompt_ids, list(enumerate(self.turns[:place]))
+        asked, earlier = self.turns[place], list(enumerate(self.turns[:place]))
         longest_first = sorted(earlier, key=lambda entry: (-entry[1].length, -entry[0]))
         return next(
-            (number for number, turn in longest_first if begins(prompt, turn.prompt_ids + turn.completion_ids)), None
+            (
+                number
+                for number, turn in longest_first
+                if continues(asked, turn.prompt_ids + turn.completion_ids, turn.pictures)
+            ),
+            None,
         )
+
+
+def continues(turn: Turn, ids: Sequence[int], pictures: Sequence[images.Shown]) -> bool:
+    """Whether a turn's prompt begins with these token ids and the pictures among them."""
+    if not begins(turn.prompt_ids, ids):
+        return False
+    return not (turn.pictures or pictures) or images.before(turn.pictures, len(ids)) == images.before(
+        pictures, len(ids)
+    )
 
 
 def begins(prompt: tuple[int, ...], ids: Sequence[int]) -> bool:
@@ -357,20 +379,24 @@ def write_records(records: Iterable[BaseModel], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [_pack(record.model_dump(mode="json")) for record in records]
+    rows = [record.model_dump(mode="json") for record in records]
+    images.store_once(rows)
+    rows = [_pack(row) for row in rows]
     pq.write_table(pa.Table.from_pylist(rows), path, compression="zstd")
 
 
 def read_records(kind: type[R], path: Path) -> list[R]:
     """All records of a file, validated. UserError where the file is damaged, or is not of this kind."""
     try:
-        return [kind.model_validate(unpack(row)) for row in read_columns(path).to_pylist()]
+        rows = [unpack(row) for row in read_columns(path).to_pylist()]
+        images.restore(rows)
+        return [kind.model_validate(row) for row in rows]
     except (*DAMAGE, AttributeError, RecursionError) as problem:  # pydantic's and JSON's errors are ValueErrors
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200]
         raise unreadable(path, f"a row is no {kind.__name__}: {reason}") from None
 
 
-NESTED = ("messages", "data", "message", "observations", "context", "result", "components", "slices")
+NESTED = ("messages", "data", "message", "observations", "context", "result", "components", "slices", "pictures")
 
 
 def _pack(row: dict[str, Any]) -> dict[str, Any]:
@@ -382,6 +408,8 @@ def _pack(row: dict[str, Any]) -> dict[str, Any]:
 
 def unpack(row: dict[str, Any]) -> dict[str, Any]:
     """A row of a file as its record has it: nested objects, which lie there as JSON, are read."""
+    if row.get("pictures", "") is None:  # of a turn without any, beside turns that show some
+        row = {key: value for key, value in row.items() if key != "pictures"}
     full = {key: json.loads(value) if key in NESTED else value for key, value in row.items()}
     if isinstance(row.get("turns"), list):
         full["turns"] = [unpack(turn) for turn in row["turns"]]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from environments._agents import Result
+from environments._pictures import apart
 from steps.core.params import Agents
 from steps.gateway import replies, responses
 from steps.gateway.calls import Asked, Call, Execution, Waiter, branch_name
@@ -103,8 +104,11 @@ class Batch:
         if asked.dialect == "responses":  # which may name an earlier response instead of sending it again
             calls = [call for call in execution.calls if call.asked.dialect == "responses" and call.has_answer]
             earlier = responses.Recorded((call.asked.body, call.reply.result()) for call in calls)
-            return responses.parse(asked.body, earlier)
-        return DIALECTS[asked.dialect].parse(asked.body)
+            request = responses.parse(asked.body, earlier)
+        else:
+            request = DIALECTS[asked.dialect].parse(asked.body)
+        messages, pictures = apart(request.messages)
+        return request._replace(messages=messages, pictures=pictures)
 
     def _placed(self, execution: Execution, request: Request) -> tuple[Chat, list[Placement]]:
         """The chat of a request, and where each of its answers stands in the token graph."""
@@ -314,6 +318,7 @@ class Batch:
                 self.number += 1
                 self.asked[self.number] = execution, call, choice
                 sample = {"key": self.number, "ids": list(placement.prompt_ids), "seed": call.seeds[choice]}
+                sample |= {"pictures": [list(each) for each in placement.pictures]} if placement.pictures else {}
                 samples.append(sample | {"limits": call.limits})
         if samples:
             self.send({"sample": samples})

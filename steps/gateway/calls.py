@@ -149,7 +149,7 @@ def branch_name(placement: Placement, client_seed: int | None, choice: int) -> s
     """
     parts = [str(placement.depth)]
     if placement.cause not in ("", "json_rewritten", "retry", "alternative"):
-        prompt = json.dumps(list(placement.prompt_ids)).encode()
+        prompt = json.dumps([*placement.prompt_ids, *(each.sha256 for each in placement.pictures)]).encode()
         parts.append(hashlib.sha256(prompt).hexdigest()[:16])
     if placement.occurrence + choice:
         parts.append(f"again {placement.occurrence + choice}")

@@ -1,9 +1,9 @@
 """Conversations in forms that can be compared, and why one does not continue another.
 
-A client sends back what it was answered, and changes it on the way. Two messages are the same here where role, words and
-calls are: an empty content is none, arguments are compared as JSON values, ids of calls by which call they name, what
-several tools answered in any order, and an assistant's reasoning is left out. Why a request forks is read from what it
-shares with the recorded conversation that is most like it. That is a judgement on texts: a rule for each cause, and
+A client sends back what it was answered, and changes it on the way. Two messages are the same here where role, words,
+calls and pictures are: an empty content is none, arguments are compared as JSON values, ids of calls by which call they
+name, what several tools answered in any order, and an assistant's reasoning is left out. Why a request forks is read from
+what it shares with the recorded conversation that is most like it. That is a judgement on texts: a rule for each cause, and
 `edited` for all other changes.
 """
 
@@ -168,11 +168,12 @@ def without_thoughts(text: str) -> str:
 def _keys(message: Message, calls: Mapping[str, int]) -> tuple[bytes, bytes, bytes]:
     """(key, loose, written) of a message, as in Conversation."""
     role, content = message["role"], _content(message)
+    pictures = [message["pictures"]] if message.get("pictures") else []
     if role == "tool":
         answered = calls.get(str(message.get("tool_call_id")), message.get("name"))
-        return (_digest([role, content, answered]),) * 3
+        return (_digest([role, content, answered, *pictures]),) * 3
     if role != "assistant":
-        return (_digest([role, content]),) * 3
+        return (_digest([role, content, *pictures]),) * 3
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     called = [(function["name"], _value(function["arguments"])) for function in functions]
     written = [(function["arguments"], function.get("written")) for function in functions]

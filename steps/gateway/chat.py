@@ -1,6 +1,6 @@
 """OpenAI's chat completions: a request's body to a `Request`, and a `Reply` to JSON or to a stream.
 
-Left out: images, audio, files, and the legacy `functions`. Hosted and custom tools are not shown to the policy.
+Left out: audio, files, and the legacy `functions`. Hosted and custom tools are not shown to the policy.
 `reasoning` stands beside the content of a message, as vLLM writes it; in a request `reasoning_content` is read, too.
 """
 
@@ -73,11 +73,19 @@ def _message(fields: dict[str, Any], path: str, calls: Mapping[str, str]) -> Mes
         return _assistant(fields, path)
     if content is None:
         raise BadRequest(f"{path}.content must be a text or a list of parts", f"{path}.content")
-    text = read.joined(content, f"{path}.content", TEXT)
+    if role in ("system", "developer"):
+        return {"role": "system", "content": read.joined(content, f"{path}.content", TEXT)}
+    shown = read.shown(content, f"{path}.content", TEXT, _picture)
     if role == "tool":
-        answered = read.answered(calls, fields.get("tool_call_id"), f"{path}.tool_call_id")
-        return {"role": "tool", "content": text} | answered
-    return {"role": "system" if role == "developer" else role, "content": text}
+        return {"role": "tool"} | shown | read.answered(calls, fields.get("tool_call_id"), f"{path}.tool_call_id")
+    return {"role": role} | shown
+
+
+def _picture(part: dict[str, Any], path: str) -> tuple[str, str] | None:
+    if part.get("type") != "image_url":
+        return None
+    url = read.mapping(part.get("image_url"), f"{path}.image_url").get("url")
+    return read.picture(read.string(url, f"{path}.image_url.url"), f"{path}.image_url.url")
 
 
 def _assistant(fields: dict[str, Any], path: str) -> Message:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from environments import _pictures
 from environments.base import Message
 from steps.gateway.types import BadRequest, ToolChoice
 
@@ -201,12 +202,33 @@ def joined(content: Any, path: str, types: Collection[str], separator: str = "\n
     return separator.join(part_of(part, f"{path}[{place}]", types) for place, part in enumerate(listing(content, path)))
 
 
+def shown(
+    content: Any, path: str, types: Collection[str], picture: Callable[[dict[str, Any], str], tuple[str, str] | None]
+) -> dict[str, Any]:
+    """A content as `joined` reads it, with its pictures beside the text. `picture` gives that of a part, or None."""
+    if content is None or isinstance(content, str):
+        return {"content": content or ""}
+    parts: list[str | tuple[str, str]] = []
+    for place, part in enumerate(listing(content, path)):
+        where = f"{path}[{place}]"
+        parts.append(picture(mapping(part, where), where) or part_of(part, where, types))
+    return _pictures.with_pictures(parts)
+
+
+def picture(text: str, path: str, is_url: bool = True) -> tuple[str, str]:
+    """(SHA-256, base64) of a picture's data URL or base64. BadRequest says why it is refused."""
+    try:
+        return _pictures.from_url(text) if is_url else _pictures.from_base64(text)
+    except ValueError as problem:
+        raise BadRequest(f"{path}: {problem}", path, "invalid_image") from None
+
+
 def part_of(part: Any, path: str, types: Collection[str]) -> str:
     """The text of a part of a content, whose type must be among `types`."""
     name = mapping(part, path).get("type")
     if not isinstance(name, str) or name not in types:
-        shown = f"the type {name[:40]!r}" if isinstance(name, str) else "no type"
-        reason = f"{path} has {shown}; the policy reads text alone ({', '.join(types)})"
+        given = f"the type {name[:40]!r}" if isinstance(name, str) else "no type"
+        reason = f"{path} has {given}; what is read here is text ({', '.join(types)})"
         raise BadRequest(reason, f"{path}.type", "unsupported_content")
     field = "refusal" if name == "refusal" else "text"
     return string(part.get(field), f"{path}.{field}")

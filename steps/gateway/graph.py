@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from environments.base import Message
+from steps.core.pictures import Shown, filled
 from steps.core.records import Trajectory, Turn
 from steps.gateway.causes import Conversation, cause, conversation
 from steps.gateway.echoes import Answers
@@ -45,6 +46,7 @@ class Placement(NamedTuple):
     shown: Conversation = Conversation()
     new: tuple[Message, ...] = ()  # messages behind the parent's answer
     is_text: bool = False  # a prompt without messages
+    pictures: tuple[Shown, ...] = ()  # among the prompt's tokens, with their bytes
 
 
 class Node:
@@ -70,7 +72,7 @@ class Graph:
     def __init__(self, mode: Grammar = "exact") -> None:
         self.mode = mode
         self.nodes: list[Node] = []
-        self.prompts: Counter[tuple[int, ...]] = Counter()  # how often each was asked
+        self.prompts: Counter[tuple[tuple[int, ...], tuple[Shown, ...]]] = Counter()  # how often each was asked
         self.ends: dict[bytes, list[int]] = defaultdict(list)  # answered nodes by the name of their conversation
         self.tips: dict[int, Node] = {}  # nodes that nothing continues
         self.answers: set[bytes] = set()  # `loose` of each answer
@@ -84,27 +86,32 @@ class Graph:
         place = max((at for at, message in enumerate(shown.messages) if message["role"] == "assistant"), default=-1)
         parent = self._continued(shown, place + 1)
         try:
+            before: tuple[int, ...] = () if parent is None else self._closed(parent, chat)
+            added = shown.messages if parent is None else shown.messages[place + 1 :]
             if parent is None:
-                ids = tuple(chat.outside_prompt_ids(shown.messages))
+                rendered = chat.outside_prompt_ids(added)
             else:
-                ids = self._closed(parent, chat) + tuple(
-                    chat.suffix_ids(shown.messages[place + 1 :], self.nodes[parent].message)
-                )
+                rendered = chat.suffix_ids(added, self.nodes[parent].message)
+            prompt = chat.expanded(rendered, added, request.pictures, len(before))
         except ValueError as problem:
             raise BadRequest(str(problem), "messages") from None
+        ids, pictures = before + tuple(prompt.ids), filled(prompt.pictures, request.pictures)
         if parent is not None:
+            pictures = self.nodes[parent].placement.pictures + pictures
             depth = self.nodes[parent].placement.depth + 1
             is_rewritten = shown.written[: place + 1] != self.nodes[parent].whole.written
         else:
             depth, is_rewritten = sum(key in self.answers for key in shown.loose), False
         reason: Cause = "json_rewritten" if is_rewritten else ""
-        if self.prompts[ids]:
+        count = self.prompts[ids, pictures]
+        if count:
             reason = "retry"
         elif self.nodes and (parent is None or self.nodes[parent].children):
             reason = cause(shown, (node.whole for node in self.tips.values() if not node.placement.is_text))
             reason = reason or "sub_agent"
         new = shown.messages[place + 1 :] if parent is not None else ()
-        return Placement(parent, ids, reason, depth, self.prompts[ids], self.length(parent), shown=shown, new=new)
+        size = self.length(parent)
+        return Placement(parent, ids, reason, depth, count, size, shown=shown, new=new, pictures=pictures)
 
     def ask(self, placement: Placement) -> Placement:
         """Note that this answer is being asked for, and number it. What is placed later is compared with it at once."""
@@ -121,7 +128,7 @@ class Graph:
             ]
         self.nodes.append(Node(placement, reasoning))
         self.tips[placement.number] = self.nodes[-1]
-        self.prompts[placement.prompt_ids] += 1
+        self.prompts[placement.prompt_ids, placement.pictures] += 1
         return placement
 
     def add(self, placement: Placement, request: Request, chat: Chat, answer: Answer, message: Message) -> int:
@@ -162,6 +169,12 @@ class Graph:
             stop_reason="done" if error is None else "error",
             error=error,
             result=result,
+            pictures={
+                each.sha256: each.data
+                for node in self.nodes
+                if node.answer is not None
+                for each in node.placement.pictures
+            },
         )
 
     def _turn(self, node: Node, answer: Answer) -> Turn:
@@ -180,6 +193,7 @@ class Graph:
             context=placement.shown.messages if begins else (),
             is_constrained=bool(node.grammar),
             grammar=json.dumps(node.grammar) if node.grammar and self.mode == "exact" else "",
+            pictures=filled(placement.pictures, {}),
         )
 
     def _continued(self, shown: Conversation, count: int) -> int | None:
@@ -223,7 +237,8 @@ class Graph:
                 parent, rest = number, prompt[len(before) :]
         added = tuple(chat.tokenizer.encode(rest, add_special_tokens=False)) if isinstance(rest, str) else rest
         ids = (self.nodes[parent].ids if parent is not None else ()) + added
-        reason: Cause = "retry" if self.prompts[ids] else "plain_text"
+        count = self.prompts[ids, ()]
+        reason: Cause = "retry" if count else "plain_text"
         if reason == "plain_text" and parent is not None and not self.nodes[parent].children:
             reason = ""
         depth = 0 if parent is None else self.nodes[parent].placement.depth + 1
@@ -232,7 +247,7 @@ class Graph:
         if parent is not None:
             new = ({"role": "user", "content": rest if isinstance(rest, str) else text_of(added)},)
         size = self.length(parent)
-        return Placement(parent, ids, reason, depth, self.prompts[ids], size, shown=shown, new=new, is_text=True)
+        return Placement(parent, ids, reason, depth, count, size, shown=shown, new=new, is_text=True)
 
 
 def _words(text: Any) -> str:

@@ -1,6 +1,6 @@
 """Anthropic's messages: a request's body to a `Request`, and a `Reply` to JSON or to a stream.
 
-Left out: images, documents, and an assistant's turn begun by the client. Tools that Anthropic hosts or defines are not
+Left out: documents, and an assistant's turn begun by the client. Tools that Anthropic hosts or defines are not
 shown to the policy. A tool result's `is_error` is not shown to the policy: the result's own words say it. Reasoning is
 shown as a block `thinking` where the request asks for it; its signature is a hash of the words, and nothing checks it.
 """
@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from environments._pictures import with_pictures
 from environments.base import Message
 from steps.gateway import events as sse
 from steps.gateway import fields as read
@@ -85,7 +86,7 @@ def _messages(fields: Mapping[str, Any]) -> tuple[Message, ...]:
 
 
 def _user(content: Any, path: str, calls: Mapping[str, str]) -> Iterator[Message]:
-    """A user's message as several: each tool result is a tool's message, and the text around them is the user's."""
+    """A user's message as several: each tool result is a tool's message, and what is around them the user's."""
     if isinstance(content, str):
         yield {"role": "user", "content": content}
         return
@@ -93,15 +94,24 @@ def _user(content: Any, path: str, calls: Mapping[str, str]) -> Iterator[Message
     for place, block in enumerate(read.listing(content, path)):
         where = f"{path}[{place}]"
         if read.mapping(block, where).get("type") != "tool_result":
-            texts.append(read.part_of(block, where, TEXT))
+            texts.append(_picture(block, where) or read.part_of(block, where, TEXT))
             continue
         if texts:
-            yield {"role": "user", "content": "\n".join(texts)}
+            yield {"role": "user"} | with_pictures(texts)
         texts = []
         answered = read.answered(calls, block.get("tool_use_id"), f"{where}.tool_use_id")
-        yield {"role": "tool", "content": read.joined(block.get("content"), f"{where}.content", TEXT)} | answered
+        yield {"role": "tool"} | read.shown(block.get("content"), f"{where}.content", TEXT, _picture) | answered
     if texts or not content:
-        yield {"role": "user", "content": "\n".join(texts)}
+        yield {"role": "user"} | with_pictures(texts)
+
+
+def _picture(block: dict[str, Any], path: str) -> tuple[str, str] | None:
+    if block.get("type") != "image":
+        return None
+    source = read.mapping(block.get("source"), f"{path}.source")
+    kind = read.member(source.get("type"), f"{path}.source.type", ("base64", "url"))
+    name = "data" if kind == "base64" else "url"
+    return read.picture(read.string(source.get(name), f"{path}.source.{name}"), f"{path}.source.{name}", kind == "url")
 
 
 def _assistant(content: Any, path: str) -> Message:

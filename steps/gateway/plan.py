@@ -10,7 +10,8 @@ from steps.core.params import Policy
 from steps.core.params_sections import Grammar
 from steps.gateway.types import BadRequest
 from steps.policy.chat import Chat
-from steps.policy.loading import load_tokenizer
+from steps.policy.loading import load_tokenizer, load_vision
+from steps.policy.pictures import blind
 
 
 class Plan(NamedTuple):
@@ -35,6 +36,7 @@ class Chats:
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.tokenizer = policy, load_tokenizer(policy)
+        self.vision, self.blind = load_vision(policy), blind(policy)
         self.chats: dict[str, Chat] = {}
 
     def of(self, tools: Sequence[dict[str, Any]]) -> Chat:
@@ -44,7 +46,7 @@ class Chats:
             policy = self.policy
             options, parsers = policy.chat_template_kwargs, (policy.tool_parser, policy.reasoning_parser)
             try:
-                self.chats[name] = Chat(self.tokenizer, tools, options, *parsers)
+                self.chats[name] = Chat(self.tokenizer, tools, options, *parsers, self.vision, self.blind)
             except ValueError as problem:
                 reason = f"the policy cannot use these tools, because {problem}"
                 raise BadRequest(reason, "tools") from None

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.cores import allowed_cores, use_allowed_cores
 from steps.core.errors import UserError
+from steps.core.pictures import Shown
 from steps.core.progress import progress, say
 from steps.gateway.__main__ import KEY, LISTEN
 from steps.gateway.causes import sentence
@@ -36,6 +37,7 @@ from steps.gateway.link import StageEnd
 from steps.gateway.plan import Plan
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import load_chat, turn_limit
+from steps.policy.pictures import check
 from steps.sampling import shards
 
 if TYPE_CHECKING:
@@ -206,7 +208,9 @@ def play_shard(
             replay(folder)
     else:
         forget_old(folder.parent)
-    sample(sampler(policy, adapter, limits.temperature, max_tokens, load_chat(policy, env).end), plan, agents)
+    chat = load_chat(policy, env)
+    check(policy, (scenario for scenario, _ in attempts), chat.vision is not None)
+    sample(sampler(policy, adapter, limits.temperature, max_tokens, chat.end), plan, agents)
     played = trajectories(Path(plan.journal), names)
     if forks := sentence(Counter(turn.fork for trajectory in played for turn in trajectory.turns)):
         say(forks)
@@ -262,8 +266,10 @@ def sample(sampler: EngineSampler, plan: Plan, agents: Agents) -> None:
             failed = []
             for request in (message or {}).get("sample", ()):
                 fields = request["limits"] | {"stop": tuple(request["limits"].get("stop", ()))}
+                shown = [Shown(*each) for each in request.get("pictures", ())]
+                more: dict[str, Any] = {"pictures": shown} if shown else {}
                 try:
-                    sampler.submit(request["key"], request["ids"], request["seed"], Limits(**fields))
+                    sampler.submit(request["key"], request["ids"], request["seed"], Limits(**fields), **more)
                 except ValueError as problem:  # such as a schema that vLLM cannot compile
                     failed.append({"key": request["key"], "reason": f"vLLM refuses it: {str(problem)[:500]}"})
             if failed:

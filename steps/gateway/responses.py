@@ -177,13 +177,25 @@ def _part(kind: str, item: dict[str, Any], path: str, calls: Mapping[str, str]) 
         answered = read.answered(calls, item.get("call_id"), f"{path}.call_id")
         if item.get("output") is None:
             raise BadRequest(f"{path}.output must be a text or a list of parts", f"{path}.output")
-        return {"role": "tool", "content": read.joined(item["output"], f"{path}.output", TEXTS)} | answered, 0
+        return {"role": "tool"} | read.shown(item["output"], f"{path}.output", TEXTS, _picture) | answered, 0
     role = read.member(item.get("role"), f"{path}.role", ROLES)
     if item.get("content") is None:
         raise BadRequest(f"{path}.content must be a text or a list of parts", f"{path}.content")
+    if role == "user":
+        return {"role": "user"} | read.shown(item["content"], f"{path}.content", TEXTS, _picture), 0
     content = read.joined(item["content"], f"{path}.content", TEXTS, "" if role == "assistant" else "\n")
     role = "system" if role == "developer" else role
     return {"role": role, "content": content}, 2 if role == "assistant" else 0
+
+
+def _picture(part: dict[str, Any], path: str) -> tuple[str, str] | None:
+    if part.get("type") != "input_image":
+        return None
+    if part.get("image_url") is None:
+        raise BadRequest(
+            f"{path} has no image_url; the gateway keeps no files, so send a data URL", f"{path}.image_url"
+        )
+    return read.picture(read.string(part["image_url"], f"{path}.image_url"), f"{path}.image_url")
 
 
 def _extend(turn: Message, part: Message) -> None:

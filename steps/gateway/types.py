@@ -1,11 +1,13 @@
 """The forms between the gateway's parts: what every dialect's request becomes, and what every dialect's answer is made of.
 
 Messages are in the form of environments.base.Message: content is a text, the arguments of tool calls are objects, an
-assistant's reasoning is in `reasoning`. Ids of tool calls are kept, because clients refer to them.
+assistant's reasoning is in `reasoning`. Ids of tool calls are kept, because clients refer to them. Pictures stand beside
+the text of a message (environments/_pictures.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from environments.base import Message
@@ -38,6 +40,7 @@ class Request(NamedTuple):
     """What a client asks for."""
 
     messages: tuple[Message, ...] = ()
+    pictures: Mapping[str, str] = {}  # base64 by SHA-256, of those that the messages name (`apart`)
     tools: tuple[
         dict[str, Any], ...
     ] = ()  # as OpenAI's chat completions have them: {"type": "function", "function": {…}}

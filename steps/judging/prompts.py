@@ -16,6 +16,7 @@ from random import Random
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from environments._pictures import marked
 from steps.llm import answers
 
 if TYPE_CHECKING:
@@ -127,7 +128,10 @@ def lines_of(attempt: Trajectory, scenario: Scenario) -> list[str]:
 
 
 def _line(message: Message) -> str:
-    """A message as the judge sees it: role, name, content, and the calls with nothing but tool and arguments."""
+    """A message as the judge sees it: role, name, content, and the calls with nothing but tool and arguments. Judges read
+    texts alone: a picture is a mark in the content."""
+    if message.get("pictures"):
+        message = message | {"content": marked(message)}
     shown = {"role": message["role"]} | {key: message[key] for key in ("name", "content") if message.get(key)}
     if message.get("tool_calls"):
         calls = [call["function"] for call in message["tool_calls"]]

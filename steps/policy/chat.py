@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from environments._pictures import as_parts
 from environments.base import Message
+from steps.core.pictures import Shown
 from steps.policy import formats
+
+if TYPE_CHECKING:
+    from steps.policy.pictures import Vision
 
 DUMMY = "dummy_function"
 ARGUMENTS = {  # of the dummy call that must be read back
@@ -48,6 +53,13 @@ THOUGHT = "dummy reasoning"
 THINK = re.compile(r"<think>\s*$")
 
 
+class Prompt(NamedTuple):
+    """Token ids, and the pictures among them."""
+
+    ids: list[int]
+    pictures: tuple[Shown, ...] = ()
+
+
 class Parsed(NamedTuple):
     """An assistant's turn as a message, and what is wrong with each malformed call."""
 
@@ -70,8 +82,10 @@ class Chat:
         options: dict[str, Any] | None = None,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
+        vision: Vision | None = None,  # of a model that sees
+        blind: str = "the policy sees no pictures",  # why there is none, and what to do
     ) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.vision, self.blind = tokenizer, vision, blind
         self.backend = getattr(tokenizer, "backend_tokenizer", None)  # without transformers' own work for each text
         self.tools = list(tools)
         self.options = options or {}
@@ -100,7 +114,10 @@ class Chat:
         self._check(dummy)
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The first prompt of an episode, up to the point where the assistant begins: [P] token ids."""
+        """The first prompt of an episode, up to the point where the assistant begins: [P] token ids. ValueError for
+        messages that show pictures, which `prompt` takes."""
+        if any(message.get("pictures") for message in messages):
+            raise ValueError("it shows pictures, and only sampling and the update take those")
         return self._encode(self._render(messages, generate=True))
 
     def outside_prompt_ids(self, messages: Sequence[Message]) -> list[int]:
@@ -109,6 +126,20 @@ class Chat:
         shown = [self.without_special(message) for message in messages]
         named = [m | {"reasoning_content": m["reasoning"]} if m.get("reasoning") else m for m in shown]
         return self._encode(self._render(named, generate=True))
+
+    def prompt(self, messages: Sequence[Message], bytes_of: Mapping[str, str]) -> Prompt:
+        """`prompt_ids` of messages that may show pictures, of which `bytes_of` has the base64 by their SHA-256."""
+        return self.expanded(self._encode(self._render(messages, generate=True)), messages, bytes_of)
+
+    def expanded(
+        self, ids: list[int], messages: Sequence[Message], bytes_of: Mapping[str, str], start: int = 0
+    ) -> Prompt:
+        """Rendered ids with as many tokens for each of the messages' pictures as it is read into; `start`: tokens before
+        them."""
+        if not any(message.get("pictures") for message in messages):
+            return Prompt(ids)
+        assert self.vision is not None  # `_render` has refused them otherwise
+        return Prompt(*self.vision.expand(ids, messages, bytes_of, start))
 
     def completion_ids(self, message: Message) -> list[int]:
         """A scripted assistant's turn as a policy would sample it, including the end-of-turn token: [C] token ids."""
@@ -155,8 +186,17 @@ class Chat:
     def without_special(self, message: Message) -> Message:
         """Text from outside must not end a turn or begin one: names of special tokens in it are broken up, in the arguments
         of calls, too."""
+        if message.get("pictures"):
+            message = self._seen(message)
+            return self._plain_text(message)  # type: ignore[no-any-return]
         plain: Message = self._plain_text(message)
         return plain | {"content": self._plain_text(str(message["content"]))}
+
+    def _seen(self, message: Message) -> Message:
+        """A message as the template shows its pictures. ValueError where the policy sees none."""
+        if message.get("pictures") and self.vision is None:
+            raise ValueError(self.blind)
+        return as_parts(message, lambda _: {"type": "image"})
 
     def _plain_text(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -267,12 +307,19 @@ class Chat:
     def _render(self, messages: Sequence[Message], generate: bool) -> str:
         from jinja2 import TemplateError
 
+        shown = [self._seen(message) for message in messages]
         try:
             return self.tokenizer.apply_chat_template(
-                list(messages), tools=self.tools or None, tokenize=False, add_generation_prompt=generate, **self.options
+                shown, tools=self.tools or None, tokenize=False, add_generation_prompt=generate, **self.options
             )
         except TemplateError as problem:
             raise ValueError(f"its chat template refuses a message: {problem}") from None
+        except TypeError:
+            if not any(isinstance(message.get("content"), list) for message in shown):
+                raise
+            raise ValueError(
+                "its chat template shows no pictures: take policy.chat_template out, or set it to chatml-vision"
+            ) from None
 
     def _encode(self, text: str) -> list[int]:
         if self.backend is not None:

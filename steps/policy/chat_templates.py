@@ -59,6 +59,18 @@ CHATML = (
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
 )
+# The same with pictures, for Qwen2.5-VL, whose own template has no tools, and Qwen3-VL.
+_SHOWN = """{%- macro shown(content) -%}
+{%- if content is string -%}{{- content -}}{%- else -%}
+{%- for part in content or [] -%}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image' else part.text -}}
+{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+"""
+CHATML_VISION = _SHOWN + CHATML.replace("(message.content or '')", "shown(message.content)").replace(
+    "+ message.content +", "+ shown(message.content) +"
+)
 # The marks of a turn as variables, then the same for all: the system's text and the tools stand before the first message of
 # the user, because these families have no turn of the system, or not one that tools stand in.
 _MARKED = (
@@ -117,7 +129,14 @@ You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
 '}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant
 ' }}{% endif %}"""  # as the model brings it, letter by letter
 SMOLLM2 = f"{{%- if tools -%}}\n{CHATML}{{%- else -%}}\n{SMOLLM2_OWN}{{%- endif -%}}\n"
-TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL, "smollm2": SMOLLM2}
+TEMPLATES = {
+    "chatml": CHATML,
+    "llama3": LLAMA3,
+    "gemma": GEMMA,
+    "mistral": MISTRAL,
+    "smollm2": SMOLLM2,
+    "chatml-vision": CHATML_VISION,
+}
 
 
 def template(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from environments import _mixed as mixed
 from steps.core.errors import UserError
-from steps.policy import chat_templates
+from steps.policy import chat_templates, pictures
 from steps.policy.chat import Chat, rendered_turn
 from steps.policy.cuda import check_build, check_gpus
 from steps.policy.formats import reasoning_parser
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # A model that brings code of its own is refused: otherwise transformers asks on the terminal whether to run it.
 NO_CODE = {"trust_remote_code": False}
+LANGUAGE_MODEL = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]  # of a model that sees
 SMALL, USUAL, REASONING = 64, 512, 2048  # most tokens of a turn
 
 
@@ -51,6 +52,13 @@ def load_tokenizer(policy: Policy) -> Any:
     return tokenizer
 
 
+def load_vision(policy: Policy) -> pictures.Vision | None:
+    """What reads pictures for a policy that sees them (steps/policy/pictures.py), else None."""
+    base = local(policy)
+    with explained(policy):
+        return pictures.load(base)
+
+
 def load_chat(policy: Policy, env: type[Env]) -> Chat:
     """What renders and reads a task for a policy. UserError where template or parsers do not fit the task's tools.
 
@@ -59,8 +67,9 @@ def load_chat(policy: Policy, env: type[Env]) -> Chat:
         return next((chat for chat in of_several if chat.tools), of_several[0])
     tools = [tool.schema for tool in env.tools().values()]
     tokenizer, options = load_tokenizer(policy), policy.chat_template_kwargs
+    sight = {"vision": load_vision(policy), "blind": pictures.blind(policy)}
     try:
-        return Chat(tokenizer, tools, options, policy.tool_parser, policy.reasoning_parser)
+        return Chat(tokenizer, tools, options, policy.tool_parser, policy.reasoning_parser, **sight)
     except ValueError as problem:
         raise UserError(
             f"policy.base_model: {policy.base_model} cannot play this task, because {problem}. Set policy.tool_parser or "
@@ -90,7 +99,7 @@ def load_model(policy: Policy, device: str | None = None) -> Any:
     check_build()
     check_gpus(policy)
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     dtype, more = getattr(torch, policy.dtype), dict[str, Any](NO_CODE, use_safetensors=True)
     if policy.quantization:
@@ -100,7 +109,8 @@ def load_model(policy: Policy, device: str | None = None) -> Any:
         more["device_map"] = {"": place}
     base = local(policy)
     with explained(policy):
-        return AutoModelForCausalLM.from_pretrained(base.base_model, revision=base.revision, dtype=dtype, **more)
+        kind = getattr(transformers, pictures.family(base) or "AutoModelForCausalLM")
+        return kind.from_pretrained(base.base_model, revision=base.revision, dtype=dtype, **more)
 
 
 def four_bits(dtype: Any) -> Any:
@@ -118,11 +128,14 @@ def four_bits(dtype: Any) -> Any:
 
 
 def adapted_layers(config: Any) -> list[str] | None:
-    """Which layers have the adapter: None for all linear ones; of a mixture of experts, those of its attention.
+    """Which layers have the adapter: None for all linear ones; of a mixture of experts, those of its attention; of a model
+    that sees, those of its language model: its vision tower stays as it is (steps/training/model.py).
 
     Experts are fused tensors, which PEFT adapts with other ranks and vLLM serves on GPUs only, if at all. vLLM's kernel of
     latent attention absorbs `kv_b_proj`, and would ignore its adapter.
     """
+    if config.model_type in pictures.FAMILIES:
+        return LANGUAGE_MODEL
     config = config.get_text_config()
     if not any(getattr(config, name, None) for name in ("n_routed_experts", "num_experts", "num_local_experts")):
         return None

@@ -23,8 +23,9 @@ from environments import _mixed as mixed
 from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.progress import say
 from steps.policy import cuda, sharing
+from steps.policy import pictures as sight
 from steps.policy.adapter import adapter_hash
-from steps.policy.loading import NO_CODE, adapted_layers, explained, load_chat, load_tokenizer, local, turn_limit
+from steps.policy.loading import adapted_layers, explained, load_chat, load_tokenizer, load_vision, local, turn_limit
 from steps.policy.machine import (
     before_training,
     keep_few_kernels,
@@ -35,7 +36,7 @@ from steps.policy.machine import (
     return_memory,
     use_threads,
 )
-from steps.sampling import draws_cpu, episodes, rivals
+from steps.sampling import draws_cpu, episodes, pictures_engine, rivals
 from steps.sampling.rivals import Rival
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from environments.base import Env, Scenario
     from steps.core.params import Evaluate, Policy, Rollout
+    from steps.core.pictures import Shown
     from steps.core.records import Trajectory
     from steps.sampling.rivals import Opponent
 
@@ -120,7 +122,6 @@ class Engine:
             # vLLM sets OpenMP's threads and leaves MKL's, of which there would be one for each core of the machine, or as
             # many as OMP_NUM_THREADS says: sums would be rounded by it.
             use_threads(self.policy.threads)
-        from transformers import AutoConfig
         from vllm import EngineArgs, LLMEngine
         from vllm.usage.usage_lib import UsageContext
 
@@ -137,8 +138,9 @@ class Engine:
         load_tokenizer(self.policy)  # an unknown model fails here with a sentence, not deep inside the engine
         base = local(self.policy)
         with explained(self.policy):
-            layers = adapted_layers(AutoConfig.from_pretrained(base.base_model, revision=base.revision, **NO_CODE))
-        if layers and not on_gpu:
+            layers, architecture = adapted_layers(sight.config(base)), sight.family(base)
+        self.vision = load_vision(self.policy)
+        if layers and not architecture and not on_gpu:
             raise UserError(
                 f"policy.base_model: {self.policy.base_model} is a mixture of experts, and this build of vLLM serves its "
                 "adapters on a GPU alone"
@@ -163,6 +165,7 @@ class Engine:
             structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
             seed=0,
             **divided(self.policy),
+            **pictures_engine.arguments(self.policy, architecture, self.vision),
         )
         with explained(self.policy):
             try:
@@ -255,7 +258,7 @@ class EngineSampler:
         engine.wake()
         engine.llm.reset_prefix_cache()
         self.on_gpu = engine.on_gpu
-        self.engine = engine.llm
+        self.engine, self.vision = engine.llm, engine.vision
         self.lora = engine.lora(adapter) if adapter is not None else None
         self.opponent = engine.lora(opponent) if opponent is not None else None
         self.keys: dict[str, int] = {}
@@ -276,14 +279,24 @@ class EngineSampler:
         return len(self.keys)
 
     def submit(
-        self, key: int, prompt_ids: list[int], seed: int, limits: Limits | None = None, against: bool = False
+        self,
+        key: int,
+        prompt_ids: list[int],
+        seed: int,
+        limits: Limits | None = None,
+        against: bool = False,
+        pictures: Sequence[Shown] = (),
     ) -> None:
         """Queue one turn; its result has the same `key`. `seed`, an integer of 63 bits, decides what is drawn. `against`: it
-        is the opponent's turn. ValueError for what vLLM refuses, such as a schema that it does not know."""
+        is the opponent's turn. `pictures`: those among the prompt's tokens, with their bytes. ValueError for what vLLM
+        refuses, such as a schema that it does not know."""
         self.keys[str(key)] = key
         if limits and limits.top_logprobs:
             self.ranked[str(key)] = limits.top_logprobs
         prompt: Any = {"prompt_token_ids": prompt_ids}
+        if pictures:
+            assert self.vision is not None  # a policy without it is shown none (steps/policy/pictures.py)
+            prompt = pictures_engine.prompt(prompt_ids, pictures, self.vision)
         draws = {"seed": seed} if self.on_gpu else draws_cpu.seeded(seed)
         more = limits.parameters() if limits else {}
         lora = self.opponent if against else self.lora
@@ -332,6 +345,7 @@ def play(
     chats = {task: load_chat(policy, part) for task, part in mixed.parts(env).items()}
     chat = next(iter(chats.values())) if chats else load_chat(policy, env)  # all end a turn with the same token
     max_tokens = turn_limit(policy, limits.max_tokens)
+    sight.check(policy, (scenario for scenario, _ in attempts), chat.vision is not None)
     rival, more = None, {}
     if opponent is not None:
         rivals.seat(env, opponent.name)

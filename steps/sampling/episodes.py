@@ -25,13 +25,14 @@ from environments.base import Env, Message, Scenario
 from steps.core.cores import use_allowed_cores
 from steps.core.errors import UserError
 from steps.core.params_sections import SlowTools
+from steps.core.pictures import Shown, filled
 from steps.core.progress import measure_turns, progress
 from steps.core.records import StopReason, Trajectory, Turn
 from steps.sampling import rivals
 from steps.sampling.rivals import Rival
 
 if TYPE_CHECKING:
-    from steps.policy.chat import Chat
+    from steps.policy.chat import Chat, Prompt
     from steps.sampling.engine import Sampled
 
 
@@ -41,7 +42,7 @@ class Sampler(Protocol):
     @property
     def pending(self) -> int: ...
 
-    def submit(self, key: int, prompt_ids: list[int], seed: int) -> None: ...
+    def submit(self, key: int, prompt_ids: list[int], seed: int, **more: Any) -> None: ...
 
     def step(self) -> list[Sampled]: ...
 
@@ -78,6 +79,7 @@ class Episode:
         self.max_turns = max_turns or self.env.max_turns
         self.messages = list(scenario.messages)  # the transcript so far
         self.ids: list[int] = []  # [P] all tokens so far: the next prompt; empty where the policy is asked in messages
+        self.pictures: tuple[Shown, ...] = ()  # among the tokens: those of the scenario
         self.turns: list[Turn] = []
         self.asked = self.answered = 0.0  # time.perf_counter() of the latest request, and of its answer
         self.times: list[tuple[float, float, float]] = []  # of each turn: asked, answered, done by the environment
@@ -97,6 +99,7 @@ class Episode:
             message=action.message,
             observations=(),
             finish_reason="length" if action.is_cut_off else "stop",
+            pictures=self.pictures,
         )
         self.turns.append(turn)
         try:
@@ -141,6 +144,7 @@ class Episode:
             turns=tuple(self.turns),
             stop_reason=self.stop_reason,
             error=self.error,
+            pictures=self.scenario.pictures if self.pictures else {},
         )
 
 
@@ -173,15 +177,15 @@ def play(
         rivals.seat(env, opponent)
         for episode in episodes:
             rivals.two_sided(episode).against(opponent)
-    prompts: dict[str, list[int]] = {}
+    prompts: dict[str, Prompt] = {}
     began, start = time.time(), time.perf_counter()
     for key, episode in enumerate(episodes):
         scenario = episode.scenario
         episode.chat = chats[scenario.task] if chats else chat
         episode.env.call_hint = episode.chat.call_hint or episode.env.call_hint
         if scenario.id not in prompts:
-            prompts[scenario.id] = episode.chat.prompt_ids(scenario.messages)
-        episode.ids = list(prompts[scenario.id])
+            prompts[scenario.id] = episode.chat.prompt(scenario.messages, scenario.pictures)
+        episode.ids, episode.pictures = list(prompts[scenario.id].ids), prompts[scenario.id].pictures
         _ask(sampler, key, episode, seed, context, max_tokens)
     finished = sum(episode.stop_reason is not None for episode in episodes)
     lag, step = env.lag(), 0
@@ -246,7 +250,9 @@ def _ask(sampler: Sampler, key: int, episode: Episode, seed: int, context: int, 
     else:
         episode.asked = time.perf_counter()
         draws = turn_seed(seed, episode.scenario.id, episode.attempt, len(episode.turns))
-        sampler.submit(key, episode.ids, draws)
+        shown = filled(episode.pictures, episode.scenario.pictures)
+        more: dict[str, Any] = {"pictures": shown} if shown else {}
+        sampler.submit(key, episode.ids, draws, **more)
 
 
 def _next(answering: Mapping[int, tuple[int, Future[None] | None]], due: int | None, must_wait: bool) -> int | None:

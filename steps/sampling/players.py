@@ -19,6 +19,7 @@ from random import Random
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from environments._pictures import for_openai
 from environments.base import Env, Message, Scenario, unwritable
 from steps.core.errors import UserError
 from steps.core.params_sections import SlowTools
@@ -111,6 +112,11 @@ def _act(player: str, episode: MessageEpisode) -> None:
     episode.env.release()
 
 
+def shown(episode: Episode) -> list[Message]:
+    """An episode's messages with its scenario's pictures as data URLs."""
+    return [for_openai(message, episode.scenario.pictures) for message in episode.messages]
+
+
 async def _ask(endpoint: Endpoint, episodes: list[MessageEpisode], threads: ThreadPoolExecutor) -> None:
     """Play episodes by a model behind a server; each episode is a task of its own."""
     from steps.llm.client import Client, Request, together
@@ -123,7 +129,7 @@ async def _ask(endpoint: Endpoint, episodes: list[MessageEpisode], threads: Thre
         while episode.stop_reason is None:
             episode.asked = perf_counter()
             with episode.recording_errors():
-                reply = await client.ask(Request(wire(episode.messages), tools, seed=episode.attempt or None))
+                reply = await client.ask(Request(wire(shown(episode)), tools, seed=episode.attempt or None))
                 episode.answered = perf_counter()
                 episode.input_tokens += reply.input_tokens
                 episode.output_tokens += reply.output_tokens

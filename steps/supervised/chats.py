@@ -115,6 +115,8 @@ def labelled(chat: Chat, messages: Sequence[Message]) -> LabelledTokens:
     """The tokens of a conversation as a rollout would have sampled them; the assistant's are learnt. What follows its last
     turn is left out. ValueError where the chat template refuses a message."""
     turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    if any(message.get("pictures") for message in messages):
+        raise ValueError("it shows pictures, and demonstrations are learnt as texts")
     ids = chat.prompt_ids(messages[: turns[0]])
     learnt = [0] * len(ids)
     for place, following in zip(turns, [*turns[1:], None], strict=True):

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from steps.core import pictures
 from steps.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def breach(trajectory: Trajectory, rows: Sequence[Row], end: int | None, vocabul
             return "a logprob that is not finite or above zero"
         if not all(0 <= token < vocabulary for token in (*turn.prompt_ids, *turn.completion_ids)):
             return "a token that the model does not know"
+        if turn.pictures and (reason := pictures.breach(turn.pictures, turn.prompt_ids, trajectory.pictures)):
+            return reason
         is_stopped = turn.completion_ids[-1] == end or (trajectory.is_from_gateway and turn.finish_reason == "stop")
         if (turn.finish_reason == "stop") != is_stopped:
             return "a turn whose finish_reason does not fit its last token"
@@ -77,11 +80,13 @@ def rows_breach(trajectory: Trajectory, rows: Sequence[Row]) -> str | None:
     least = (
         0 if trajectory.is_from_gateway else 1
     )  # tokens that a turn's prompt adds: an agent may have a turn continued
-    for ids, mask, logprobs, _ in rows:
+    for ids, mask, logprobs, _, shown in rows:
         if not len(ids) == len(mask) == len(logprobs):
             return "a training row whose ids, mask and logprobs differ in length"
         if not ids:
             return "a training row without tokens"
+        if any(any(mask[each.start : each.start + each.length]) for each in shown):
+            return "a picture that bears loss"
         place, others = 0, []
         for turn in left:
             start, stop = len(turn.prompt_ids), turn.length

@@ -23,7 +23,7 @@ from steps.core.progress import measure, progress, say
 from steps.core.stats import added
 from steps.policy import sharing
 from steps.policy.adapter import adapter_hash
-from steps.policy.loading import load_tokenizer
+from steps.policy.loading import load_tokenizer, load_vision
 from steps.policy.machine import before_sampling, deterministic
 from steps.training import memory, packing, probe
 from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from steps.core.params import Policy, Update
     from steps.core.records import Row
+    from steps.policy.pictures import Vision
 
 # The base model with its adapter's layers, by policy; at most one. Global, because stages are plain functions, and a warm
 # process runs many updates in a row: each replaces the adapter's weights instead of loading the base model again.
@@ -85,6 +86,7 @@ class Trainer:
         self.moments: dict[str, dict[str, torch.Tensor]] = {}
         self.keeps_attention = False
         self.grammars: Grammars | None = None  # made where a row was sampled under one
+        self.vision: Vision | None = None  # made where a row shows a picture
         self.start: Path | None = None  # folder of the adapter that training began with, for update.reference
         if checkpoint is not None:
             self._load(checkpoint)
@@ -371,7 +373,9 @@ class Trainer:
     def _pack(self, examples: Sequence[Example]) -> packing.Packed:
         rows = [row for example in examples for row in example.rows]
         counts = [len(example.rows) for example in examples]
-        return packing.pack(rows, *self.place, counts=counts, grammars=self._grammars(rows))
+        if self.vision is None and any(row.pictures for row in rows):
+            self.vision = load_vision(self.policy)
+        return packing.pack(rows, *self.place, counts=counts, grammars=self._grammars(rows), vision=self.vision)
 
     def _batch(self, examples: Sequence[Example], total: int) -> dict[str, Any]:
         """A micro-batch under TRL's names, with sampled tokens only; `total`: sampled tokens of the whole pass."""

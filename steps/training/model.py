@@ -39,6 +39,7 @@ def wrap(base: Any, policy: Policy) -> Any:
         lora_alpha=policy.lora.alpha,
         lora_dropout=0.0,
         target_modules=loading.adapted_layers(base.config) or "all-linear",
+        exclude_modules=r".*\bvisual\b.*" if hasattr(base.config, "vision_config") else None,  # it stays as it is
         task_type="CAUSAL_LM",
     )
     model = get_peft_model(base, lora)

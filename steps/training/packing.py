@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from steps.policy.pictures import Vision
     from steps.training import flex
     from steps.training.grammar import Grammars
+    from steps.training.pictures import Pictures
 
 NAME = "shared_prefix"  # of the attention, as transformers knows it
 QUERIES = 256  # most tokens of a row that attend together; fewer would mean smaller masks and more calls
@@ -63,6 +65,7 @@ class Packed(NamedTuple):
     mask: torch.Tensor  # [B, S] 1 for a sampled token, 0 for padding
     # Where rows were sampled under grammars: [N] which set of tokens each is from, or -1, and the sets [M, V / 32] as bits.
     allowed: tuple[torch.Tensor, torch.Tensor] | None
+    pictures: Pictures | None = None  # where rows show some
 
 
 def shared(row: Any, other: Any) -> int:
@@ -80,22 +83,25 @@ def pack(
     device: Any = None,
     counts: Sequence[int] | None = None,
     grammars: Grammars | None = None,
+    vision: Vision | None = None,
 ) -> Packed:
     """Pack rows for a model of this dtype. In sorted order each row shares most with the row before it.
 
     `counts`: of how many rows each trajectory consists, in order; its sampled tokens become one row of the results. Without
     it each row is a trajectory. `grammars`: those that rows were sampled under; a token that was sampled from two sets
-    counts twice among the N. ValueError where there is nothing to pack.
+    counts twice among the N. `vision`: of the model, where rows show pictures. ValueError where there is nothing to pack.
     """
     import numpy as np
     import torch
 
-    from steps.training import flex
+    from steps.training import flex, pictures
 
     if not any(row.ids for row in rows):
         raise ValueError(f"there is nothing to pack: {len(rows)} rows without a token; leave the forward pass out")
-    tokens = [np.asarray(row.ids, dtype=np.int64) for row in rows]
-    order = sorted(range(len(rows)), key=lambda index: rows[index].ids)
+    seen = pictures.layout(rows, vision)
+    keyed = seen.keys if seen else [row.ids for row in rows]  # by which rows are compared
+    tokens = [np.asarray(row, dtype=np.int64) for row in keyed]
+    order = sorted(range(len(rows)), key=lambda index: keyed[index])
     paths: list[np.ndarray] = [np.empty(0, np.int64)] * len(rows)
     starts = [0] * len(rows)  # of the tokens that a row does not share with the row before it
     ends = np.empty(sum(map(len, tokens)), np.int64)  # of the tokens below each token
@@ -113,7 +119,7 @@ def pack(
     chosen = [0 if grammars is None else grammars.of(row) + 1 for row in rows]
     many = 1 if grammars is None else len(grammars.sets) + 1
     for path, values, row, numbers in zip(paths, tokens, rows, chosen, strict=True):
-        ids[path], positions[path] = values, np.arange(len(values))
+        ids[path], positions[path] = row.ids, np.arange(len(values))
         before[path[1:]] = path[:-1]
         keys.append((path * many + numbers)[np.asarray(row.mask, bool)])
     unique, number = np.unique(np.concatenate(keys), return_inverse=True)
@@ -136,6 +142,15 @@ def pack(
         bits = np.stack([grammars.sets[number] for number in used[1:]])
         allowed = tensor(sets[:-1] - 1), tensor(bits, torch.int32)
 
+    shown = None
+    if seen is not None:
+        turned, sources = np.zeros((3, total), np.int64), np.full(total, -1)
+        for path, angles, source in zip(paths, seen.positions, seen.sources, strict=True):
+            turned[:, path], sources[path] = angles, source
+        at = np.nonzero(sources >= 0)[0]
+        parts = tensor(turned)[:, None], tensor(at), tensor(sources[at])
+        shown = pictures.Pictures(*parts, tensor(seen.pixels, torch.float32), tensor(seen.grids))
+
     return Packed(
         ids=tensor(ids)[None],
         positions=tensor(positions)[None],
@@ -147,6 +162,7 @@ def pack(
         rows=tensor(padded(sampled)),
         mask=tensor(padded([np.ones(len(row)) for row in sampled]), torch.float32),
         allowed=allowed,
+        pictures=shown,
     )
 
 
@@ -311,7 +327,9 @@ def prepare(model: Any) -> None:
             raise UserError(f"policy.base_model: {config.model_type} has {name}, which the update does not know yet")
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, _mask)
-    model.set_attn_implementation(NAME)
+    has_tower = hasattr(model.config, "vision_config")  # whose attention is not causal
+    names = {"": NAME, "text_config": NAME, "vision_config": "sdpa"}
+    model.set_attn_implementation(names if has_tower else NAME)
 
 
 def _mask(*arguments: Any, **more: Any) -> Any:
@@ -327,11 +345,13 @@ def token_logps(
     """Logprobs and entropies (nats) of the sampled tokens: two [B, S], 0 where padded. Entropies have no gradient, and are
     all 0 where they are not asked for."""
     from steps.training.layers import gather, log_softmax
+    from steps.training.pictures import decoder_inputs
 
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-    hidden = causal.get_decoder()(
-        input_ids=packed.ids, position_ids=packed.positions, packed=packed, use_cache=False
-    ).last_hidden_state.squeeze(0)  # [U, W]
+    inputs: dict[str, Any] = {"input_ids": packed.ids, "position_ids": packed.positions}
+    if packed.pictures is not None:
+        inputs = decoder_inputs(causal, packed.ids, packed.pictures)
+    hidden = causal.get_decoder()(**inputs, packed=packed, use_cache=False).last_hidden_state.squeeze(0)  # [U, W]
     head = causal.get_output_embeddings()
     output = head.weight, head.bias, packed.targets, temperature, with_entropies, packed.allowed
     logps, entropies = log_softmax(gather(hidden, packed.before), *output)

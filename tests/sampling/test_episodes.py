@@ -17,6 +17,7 @@ from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.core.params_sections import SlowTools
 from steps.core.records import Trajectory
+from steps.policy.chat import Prompt
 from steps.sampling import episodes, players
 from steps.sampling.engine import Sampled
 
@@ -72,7 +73,7 @@ SCENARIOS = [
     for number in range(EPISODES)
 ]
 CHAT: Any = SimpleNamespace(
-    prompt_ids=lambda messages: [1, len(messages)],
+    prompt=lambda messages, _: Prompt([1, len(messages)]),
     parse=lambda ids: SimpleNamespace(message={"role": "assistant", "content": f"{ids}"}, problems=()),
     call_hint="",
     suffix_ids=lambda observations, turn: [len(observations[0]["content"]) % 50 + 3],
@@ -100,7 +101,7 @@ def test_each_of_several_tasks_has_a_chat_of_its_own() -> None:
     """Its prompt, its suffixes and its hint: each has the tools of one task."""
     others = [scenario.model_copy(update={"task": "other"}) for scenario in SCENARIOS[1::2]]
     attempts = [(scenario, 0) for pair in zip(SCENARIOS[::2], others, strict=True) for scenario in pair]
-    other: Any = SimpleNamespace(**vars(CHAT) | {"prompt_ids": lambda messages: [2, 2], "suffix_ids": lambda *_: [600]})
+    other: Any = SimpleNamespace(**vars(CHAT) | {"prompt": lambda *_: Prompt([2, 2]), "suffix_ids": lambda *_: [600]})
     limits: Any = {"prefix": "x", "seed": 1, "adapter_hash": "a", "context": 99, "max_tokens": 4}
     played = episodes.play(FakeSampler(), CHAT, Inline, None, attempts, chats={"slow": CHAT, "other": other}, **limits)
     for (scenario, _), trajectory in zip(attempts, played, strict=True):

@@ -181,14 +181,14 @@ def under_grammars(policy: Policy, trainer: Trainer, adapter: Path, asked: list[
     return found
 
 
-def kl(model: Any, rows: list[Row], temperature: float = 1.0, grammars: Any = None) -> float:
+def kl(model: Any, rows: list[Row], temperature: float = 1.0, grammars: Any = None, vision: Any = None) -> float:
     """KL between who sampled the rows and the model, nats a token."""
     import torch
 
     from steps.training import loss, packing
 
     with torch.no_grad():
-        packed = packing.pack(rows, torch.float32, grammars=grammars)
+        packed = packing.pack(rows, torch.float32, grammars=grammars, vision=vision)
         logps, _ = packing.token_logps(model, packed, temperature)
     old = [[x for x, is_sampled in zip(row.logprobs, row.mask, strict=True) if is_sampled] for row in rows]
     return loss.sampler_kl(logps, torch.tensor(packing.padded(old)), packed.mask) / float(packed.mask.sum())
