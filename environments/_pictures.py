@@ -118,6 +118,12 @@ def with_pictures(texts_and_pictures: Sequence[str | tuple[str, str]], separator
     return {"content": text} | ({"pictures": pictures} if pictures else {})
 
 
+def read(message: Message) -> Message:
+    """A message whose content may be a list of parts, with its pictures beside its text. ValueError as `read_content`."""
+    content = message.get("content")
+    return message | read_content(content, None) if isinstance(content, list) else message
+
+
 def apart(messages: Sequence[Message]) -> tuple[tuple[Message, ...], dict[str, str]]:
     """The messages without the bytes of their pictures, and the bytes by SHA-256."""
     bytes_of: dict[str, str] = {}
@@ -163,22 +169,29 @@ def as_parts(message: Message, make: Callable[[str], dict[str, Any]]) -> Message
 def for_openai(message: Message, bytes_of: Mapping[str, str]) -> Message:
     """A message as OpenAI's chat completions take it, with data URLs."""
 
-    def url(name: str) -> dict[str, Any]:
-        return {"type": "image_url", "image_url": {"url": f"data:{media_type(bytes_of[name])};base64,{bytes_of[name]}"}}
-
-    return as_parts(message, url)
+    return as_parts(message, lambda name: {"type": "image_url", "image_url": {"url": _url(bytes_of[name])}})
 
 
-def media_type(data: str) -> str:
-    """The media type of a picture by its first bytes."""
+def picture_url(raw: bytes) -> str:
+    """The data URL of a picture's bytes. ValueError for a picture that is refused."""
+    return _url(checked(raw)[1])
+
+
+def _url(data: str) -> str:
     first = base64.b64decode(data[:16])
     kinds = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif"}
-    return "image/" + next((kind for begin, kind in kinds.items() if first.startswith(begin)), "webp")
+    kind = next((kind for begin, kind in kinds.items() if first.startswith(begin)), "webp")
+    return f"data:image/{kind};base64,{data}"
 
 
 def marked(message: Message) -> str:
     """The text of a message with MARK in the place of each picture."""
     return "".join(piece if isinstance(piece, str) else MARK for piece in pieces(message))
+
+
+def named(message: Message) -> str:
+    """The text of a message with the hash of each picture as a word in its place: the same for the same pictures alone."""
+    return "".join(piece if isinstance(piece, str) else f" {piece['sha256']} " for piece in pieces(message))
 
 
 def read_content(content: list[Any], folder: Path | None) -> dict[str, Any]:

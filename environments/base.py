@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from environments import _pictures, _waiting
+from environments._pictures import picture_url as picture_url
 from environments._players import Players
 from environments._tools import Tool as Tool
 from environments._tools import make_tool, text_of
@@ -62,9 +63,9 @@ class Scenario(BaseModel):
 
     @classmethod
     def make(cls, task: str, split: Split, messages: Sequence[Message], data: dict[str, Any]) -> Scenario:
-        """A scenario whose id is a hash of its content, so that the same content has the same id everywhere. Pictures are
-        those of `_pictures.with_pictures`."""
-        messages, pictures = _pictures.apart(messages)
+        """A scenario whose id is a hash of its content, so that the same content has the same id everywhere. What a message
+        of the user says may be a list of OpenAI's parts text and image_url (`picture_url`)."""
+        messages, pictures = _pictures.apart([_pictures.read(message) for message in messages])
         if lacking := [name for name in _pictures.hashes(messages) if name not in pictures]:
             raise ValueError(f"a message names the picture {lacking[0]}, whose bytes are not given with it")
         content = json.dumps([task, split, list(messages), data], sort_keys=True, ensure_ascii=False)

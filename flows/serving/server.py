@@ -102,7 +102,12 @@ class Server(NamedTuple):
 
 
 def model_options(policy: Policy, chat: Chat) -> list[str]:
-    """vLLM's options for the base model, and for reading its turns as rollouts read them."""
+    """vLLM's options for the base model, and for reading its turns as rollouts read them. UserError for one that sees."""
+    if chat.vision is not None:
+        raise UserError(
+            f"{policy.base_model} sees pictures, and vLLM's server reads those with torchvision, which is not installed: "
+            "such a model is trained and evaluated, and not served yet"
+        )
     policy = local(policy)
     words = ["--model", policy.base_model, "--dtype", policy.dtype, "--max-model-len", str(policy.context)]
     words += ["--enable-auto-tool-choice", "--tool-call-parser", chat.tool_parser] if chat.tool_parser else []

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from environments import _mixed as mixed
+from environments._pictures import named
 from steps.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -184,9 +185,9 @@ def by_overlap(train: Sequence[Scenario], held: Sequence[Scenario], n: int) -> t
 
 
 def n_grams(scenario: Scenario, n: int) -> set[tuple[str, ...]]:
-    """The word n-grams of the user's messages that hold a letter; a shorter text is a single one."""
+    """The word n-grams of the user's messages that hold a letter; a shorter text is a single one. A picture is a word."""
     messages = [message for message in scenario.messages if message["role"] == "user"]
-    text = " ".join(str(message.get("content") or "") for message in messages)
+    text = " ".join(named(message) if message.get("content") or message.get("pictures") else "" for message in messages)
     words = re.findall(r"\w+", text.lower())
     grams = zip(*(words[start:] for start in range(n)), strict=False) if len(words) >= n else [tuple(words)]
     return {gram for gram in grams if any(map(str.isalpha, "".join(gram)))}

@@ -53,7 +53,9 @@ def load_tokenizer(policy: Policy) -> Any:
 
 
 def load_vision(policy: Policy) -> pictures.Vision | None:
-    """What reads pictures for a policy that sees them (steps/policy/pictures.py), else None."""
+    """What reads pictures for a policy that is shown them (steps/policy/pictures.py), else None."""
+    if policy.kind != "vllm":
+        return None
     base = local(policy)
     with explained(policy):
         return pictures.load(base)
@@ -109,6 +111,8 @@ def load_model(policy: Policy, device: str | None = None) -> Any:
         more["device_map"] = {"": place}
     base = local(policy)
     with explained(policy):
+        if pictures.family(base) and policy.quantization:
+            raise ValueError("a model that sees is not read in 4 bits; take policy.quantization out")
         kind = getattr(transformers, pictures.family(base) or "AutoModelForCausalLM")
         return kind.from_pretrained(base.base_model, revision=base.revision, dtype=dtype, **more)
 

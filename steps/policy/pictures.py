@@ -111,7 +111,7 @@ def check(policy: Policy, scenarios: Iterable[Scenario], is_seeing: bool) -> Non
 
 def load(policy: Policy) -> Vision | None:
     """The image processor of the policy's base model; None where it sees no pictures."""
-    if policy.kind != "vllm" or family(policy) is None:
+    if family(policy) is None:
         return None
     from transformers import AutoImageProcessor
 

@@ -25,7 +25,7 @@ from steps.core.progress import say
 from steps.policy import cuda, sharing
 from steps.policy import pictures as sight
 from steps.policy.adapter import adapter_hash
-from steps.policy.loading import adapted_layers, explained, load_chat, load_tokenizer, load_vision, local, turn_limit
+from steps.policy.loading import adapted_layers, explained, load_chat, load_tokenizer, local, turn_limit
 from steps.policy.machine import (
     before_training,
     keep_few_kernels,
@@ -139,7 +139,7 @@ class Engine:
         base = local(self.policy)
         with explained(self.policy):
             layers, architecture = adapted_layers(sight.config(base)), sight.family(base)
-        self.vision = load_vision(self.policy)
+            self.vision = sight.load(base)
         if layers and not architecture and not on_gpu:
             raise UserError(
                 f"policy.base_model: {self.policy.base_model} is a mixture of experts, and this build of vLLM serves its "

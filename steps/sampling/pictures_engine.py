@@ -35,6 +35,11 @@ def arguments(policy: Policy, architecture: str | None, vision: Vision | None) -
         raise UserError(
             f"policy.tensor_parallel: {policy.base_model} sees pictures, and such models are sampled on one GPU; set it to 1"
         )
+    if policy.engine_quantization:
+        name = "quantization" if policy.quantization else "rollout_quantization"
+        raise UserError(
+            f"policy.{name}: {policy.base_model} sees pictures, and such models are sampled in their own format; take it out"
+        )
     use(architecture, vision)
     return {
         "limit_mm_per_prompt": {"image": MOST, "video": 0},

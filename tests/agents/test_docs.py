@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,15 @@ def test_the_rollout_functions_of_the_page_run(place: int) -> None:
             returned = asyncio.run(wait())
         assert server.calls == place + 1
     assert as_result(returned).reward == 1.0
+
+
+def test_the_page_s_scenario_with_a_picture_is_one(tmp_path: Path) -> None:
+    from tests.support.seeing import picture
+
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "maps/7.png").write_bytes(picture(7))
+    [message], _ = read_row(blocks(PAGE, "json")[1], tmp_path)
+    assert (message["content"], len(message["pictures"])) == ("Which way?", 1)
 
 
 def test_the_scenarios_of_the_page_are_scenarios() -> None:

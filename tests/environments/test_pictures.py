@@ -14,7 +14,7 @@ import pytest
 
 from environments import _pictures
 from environments._agents import AgentEnv, read_row
-from environments.base import Scenario
+from environments.base import Scenario, picture_url
 from steps.agents.episode import Episode
 from tests.support.seeing import picture
 
@@ -49,7 +49,7 @@ def test_every_format_is_read(form: str) -> None:
     name, data = _pictures.from_url(url(raw, form.lower()))
     assert (len(name), base64.b64decode(data)) == (64, raw)
     assert _pictures.decoded(data).size == (8, 8)
-    assert _pictures.media_type(data) == f"image/{form.lower()}"
+    assert picture_url(raw) == url(raw, form.lower())
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,9 @@ def test_a_line_of_scenarios_may_name_a_file_or_hold_a_data_url(tmp_path: Path) 
         content = [{"type": "image_url", "image_url": {"url": address}}, {"type": "text", "text": "What is it?"}]
         messages, data = read_row(json.dumps({"messages": [{"role": "user", "content": content}], "n": 1}), tmp_path)
         made.append(Scenario.make("t", "train", messages, data))
-    assert made[0] == made[1]
+    parts = [{"type": "image_url", "image_url": {"url": picture_url(picture(1))}}, content[1]]
+    made.append(Scenario.make("t", "train", [{"role": "user", "content": parts}], {"n": 1}))
+    assert made[0] == made[1] == made[2]
     assert list(made[0].pictures) == _pictures.hashes(made[0].messages)
     assert "data" not in made[0].messages[0]["pictures"][0]
     assert Scenario.model_validate_json(made[0].model_dump_json()) == made[0]

@@ -241,7 +241,7 @@ def test_a_refusal_reaches_the_client_as_its_own_error() -> None:
     image: Any = [{"type": "image_url", "image_url": {"url": "data:"}}]
     with pytest.raises(openai.BadRequestError) as caught:
         of_openai(gateway).chat.completions.create(model="policy", messages=[{"role": "user", "content": image}])
-    assert (caught.value.param, caught.value.code) == ("messages[0].content[0].type", "unsupported_content")
+    assert (caught.value.param, caught.value.code) == ("messages[0].content[0].image_url.url", "invalid_image")
     with pytest.raises(openai.BadRequestError) as caught:
         of_openai(gateway).responses.create(model="policy", input="Go on.", previous_response_id="resp_other")
     assert caught.value.code == "previous_response_not_found"

@@ -33,15 +33,16 @@ def test_a_prompt_has_each_pictures_tokens_where_the_template_shows_it(made: Mad
     chat = load_chat(policy, seeing.Colours)
     messages, bytes_of = two("Here: ", " what is it?")
     prompt = chat.prompt(messages, bytes_of)
-    assert chat.vision is not None
+    vision = load_vision(policy)
+    assert vision is not None
     for shown, name in zip(prompt.pictures, _pictures.hashes(messages), strict=True):
         assert shown.sha256 == name
-        assert shown.length == int(chat.vision.of(name, bytes_of[name]).grid.prod()) // 4
-        assert set(prompt.ids[shown.start : shown.start + shown.length]) == {chat.vision.token}
+        assert shown.length == int(vision.of(name, bytes_of[name]).grid.prod()) // 4
+        assert set(prompt.ids[shown.start : shown.start + shown.length]) == {vision.token}
         around = chat.tokenizer.decode([prompt.ids[shown.start - 1], prompt.ids[shown.start + shown.length]])
         assert around == "<|vision_start|><|vision_end|>"
-    assert prompt.ids.count(chat.vision.token) == sum(shown.length for shown in prompt.pictures)
-    text = chat.tokenizer.decode([token for token in prompt.ids if token != chat.vision.token])
+    assert prompt.ids.count(vision.token) == sum(shown.length for shown in prompt.pictures)
+    text = chat.tokenizer.decode([token for token in prompt.ids if token != vision.token])
     assert "Here: <|vision_start|><|vision_end|> what is it?<|im_end|>" in text, family
 
 
@@ -60,8 +61,9 @@ def test_texts_from_outside_show_no_picture_of_their_own(made: Made) -> None:
     messages, bytes_of = two("<|image_pad|><|im_end|>", "<|vision_start|><|image_pad|>")
     prompt = chat.expanded(chat.outside_prompt_ids(messages), messages, bytes_of)
     assert len(prompt.pictures) == 2
-    assert chat.vision is not None
-    assert prompt.ids.count(chat.vision.token) == sum(shown.length for shown in prompt.pictures)
+    vision = load_vision(made[1])
+    assert vision is not None
+    assert prompt.ids.count(vision.token) == sum(shown.length for shown in prompt.pictures)
     with pytest.raises(ValueError, match=r"shows 4 pictures where the messages have 2"):
         chat.prompt(messages, bytes_of)  # a scenario's own texts are not broken up
 
@@ -72,9 +74,10 @@ def test_what_follows_a_turn_may_show_pictures(made: Made) -> None:
     suffix = chat.suffix_ids([after], {"role": "assistant", "content": "Well."})
     prompt = chat.expanded(suffix, [after], bytes_of, start=100)
     [shown] = prompt.pictures
-    assert chat.vision is not None
-    assert prompt.ids[shown.start - 100] == chat.vision.token
-    assert shown.start - 100 == suffix.index(chat.vision.token)
+    vision = load_vision(made[1])
+    assert vision is not None
+    assert prompt.ids[shown.start - 100] == vision.token
+    assert shown.start - 100 == suffix.index(vision.token)
 
 
 def test_demonstrations_with_pictures_are_refused(made: Made) -> None:

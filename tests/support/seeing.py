@@ -18,8 +18,8 @@ from typing import Any
 from environments import _pictures
 from environments.base import Component, Env, Message, Scenario, Split
 from steps.core.params import Lora, Policy
-from steps.core.pictures import Shown
-from steps.core.records import Row
+from steps.core.pictures import Shown, filled
+from steps.core.records import Row, Trajectory
 from tests.support import templates
 
 FAMILIES = ("qwen2.5-vl", "qwen3-vl")
@@ -191,6 +191,20 @@ def others(row: Row, rows: Sequence[Row]) -> tuple[Shown, ...]:
     return row.pictures
 
 
+def stray(policy: Policy, adapter: Path, played: Trajectory) -> Row:
+    """A row sampled after the token of pictures where there is none, as a policy may write it itself."""
+    from steps.sampling.engine import EngineSampler
+
+    turn, [shown] = played.turns[0], filled(played.turns[0].pictures, played.pictures)
+    ids = [*turn.prompt_ids, turn.prompt_ids[shown.start], 7]
+    sampler = EngineSampler(policy, adapter, 1.0, 12, 2)
+    sampler.submit(0, ids, seed=9, pictures=[shown])
+    while not (done := sampler.step()):
+        pass
+    mask = [0] * len(ids) + [1] * len(done[0].completion_ids)
+    return Row([*ids, *done[0].completion_ids], mask, [0.0] * len(ids) + list(done[0].logprobs), pictures=(shown,))
+
+
 def main(family: str, folder: Path) -> dict[str, Any]:
     """A rollout, an update on it, and another rollout with the new adapter; how far sampler and trainer are apart."""
     from steps.core.params import Rollout, Update
@@ -213,6 +227,7 @@ def main(family: str, folder: Path) -> dict[str, Any]:
     again = engine.play(policy, limits, folder / "one", Colours, None, attempts, "x", seed=6, logit_bias=bias)
     fair = engine.play(policy, limits, folder / "one", Colours, None, attempts, "x", seed=7)
     rows = [row for each in fair for row in each.flatten()]
+    rows.append(stray(policy, folder / "one", fair[0]))
     shifted = [row._replace(pictures=others(row, rows)) for row in rows]
     found = {"family": family, "kl": kl(trainer.model, rows, vision=vision), "rows": len(rows)}
     found["kl_of_others"] = kl(trainer.model, shifted, vision=vision)
