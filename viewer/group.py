@@ -211,7 +211,7 @@ def call(tool_call: Mapping[str, Any]) -> ShownCall:
 
 
 def shown_message(message: Mapping[str, Any]) -> ShownMessage:
-    content = marked(message) if message.get("pictures") else message.get("content")
+    content = marked(dict(message)) if message.get("pictures") else message.get("content")
     shown = content if isinstance(content, str) else "" if content is None else value(content)
     return ShownMessage(str(message.get("role", "")), str(message.get("name", "")), shown)
 

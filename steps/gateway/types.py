@@ -40,7 +40,6 @@ class Request(NamedTuple):
     """What a client asks for."""
 
     messages: tuple[Message, ...] = ()
-    pictures: Mapping[str, str] = {}  # base64 by SHA-256, of those that the messages name (`apart`)
     tools: tuple[
         dict[str, Any], ...
     ] = ()  # as OpenAI's chat completions have them: {"type": "function", "function": {…}}
@@ -56,6 +55,7 @@ class Request(NamedTuple):
     one_call: bool = False  # the answer may have one call at most
     top_logprobs: int | None = None  # alternatives of each token that the answer names; None: no logprobs
     ignored: tuple[str, ...] = ()  # fields that the run decides and the client cannot: temperature, top_p, …
+    pictures: Mapping[str, str] = {}  # base64 by SHA-256, of those that the messages name (`apart`)
 
 
 class Token(NamedTuple):

@@ -192,8 +192,8 @@ class Chat:
         """Text from outside must not end a turn or begin one: names of special tokens in it are broken up, in the arguments
         of calls, too."""
         if message.get("pictures"):
-            message = self._seen(message)
-            return self._plain_text(message)  # type: ignore[no-any-return]
+            seen: Message = self._plain_text(self._seen(message))
+            return seen
         plain: Message = self._plain_text(message)
         return plain | {"content": self._plain_text(str(message["content"]))}
 

@@ -69,9 +69,9 @@ def load_chat(policy: Policy, env: type[Env]) -> Chat:
         return next((chat for chat in of_several if chat.tools), of_several[0])
     tools = [tool.schema for tool in env.tools().values()]
     tokenizer, options = load_tokenizer(policy), policy.chat_template_kwargs
-    sight = {"vision": load_vision(policy), "blind": pictures.blind(policy)}
+    parsers, sight = (policy.tool_parser, policy.reasoning_parser), (load_vision(policy), pictures.blind(policy))
     try:
-        return Chat(tokenizer, tools, options, policy.tool_parser, policy.reasoning_parser, **sight)
+        return Chat(tokenizer, tools, options, *parsers, *sight)
     except ValueError as problem:
         raise UserError(
             f"policy.base_model: {policy.base_model} cannot play this task, because {problem}. Set policy.tool_parser or "

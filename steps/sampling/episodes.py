@@ -42,7 +42,7 @@ class Sampler(Protocol):
     @property
     def pending(self) -> int: ...
 
-    def submit(self, key: int, prompt_ids: list[int], seed: int, **more: Any) -> None: ...
+    def submit(self, key: int, prompt_ids: list[int], seed: int) -> None: ...
 
     def step(self) -> list[Sampled]: ...
 
@@ -250,9 +250,12 @@ def _ask(sampler: Sampler, key: int, episode: Episode, seed: int, context: int, 
     else:
         episode.asked = time.perf_counter()
         draws = turn_seed(seed, episode.scenario.id, episode.attempt, len(episode.turns))
-        shown = filled(episode.pictures, episode.scenario.pictures)
-        more: dict[str, Any] = {"pictures": shown} if shown else {}
-        sampler.submit(key, episode.ids, draws, **more)
+        if episode.pictures:
+            seeing: Any = sampler  # vLLM in this process: others are shown none (steps/policy/pictures.py)
+            shown = filled(episode.pictures, episode.scenario.pictures)
+            seeing.submit(key, episode.ids, draws, pictures=shown)
+        else:
+            sampler.submit(key, episode.ids, draws)
 
 
 def _next(answering: Mapping[int, tuple[int, Future[None] | None]], due: int | None, must_wait: bool) -> int | None:

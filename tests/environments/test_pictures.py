@@ -158,12 +158,14 @@ def test_a_message_that_cannot_be_shown_is_refused(message: dict[str, Any], reas
 
 
 def test_a_bad_picture_names_its_line(tmp_path: Path) -> None:
-    env = type("Shown", (AgentEnv,), {"task": "shown", "maker": None})
+    class Maps(AgentEnv):
+        task, maker = "maps", None
+
     (tmp_path / "a.png").write_bytes(b"no picture")
     content = [{"type": "image_url", "image_url": {"url": "a.png"}}]
     (tmp_path / "scenarios.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": content}]}) + "\n")
     with pytest.raises(ValueError, match=r"scenarios.jsonl, line 1: part 1 of a content: the picture is none of PNG"):
-        env.load(tmp_path)
+        Maps.load(tmp_path)
 
 
 def test_a_scenario_needs_the_bytes_of_its_pictures() -> None:

@@ -167,6 +167,7 @@ def random_rows(policy: Policy, count: int, seed: int) -> list[Row]:
     from steps.policy.loading import load_vision
 
     vision = load_vision(policy)
+    assert vision is not None
     rng, rows = random.Random(seed), list[Row]()
     for number in range(count):
         ids, shown = [5, 6, 7], []
