@@ -177,6 +177,8 @@ def play_shard(
     """The trajectories of one shard's attempts."""
     from steps.sampling.play import sampler
 
+    chat = load_chat(policy, env)
+    check(policy, (scenario for scenario, _ in attempts), chat.vision is not None)
     allowed_cores()  # before the engine binds this process to one of them
     order = getattr(limits, "order", "lockstep")
     max_tokens = turn_limit(policy, limits.max_tokens)
@@ -208,8 +210,6 @@ def play_shard(
             replay(folder)
     else:
         forget_old(folder.parent)
-    chat = load_chat(policy, env)
-    check(policy, (scenario for scenario, _ in attempts), chat.vision is not None)
     sample(sampler(policy, adapter, limits.temperature, max_tokens, chat.end), plan, agents)
     played = trajectories(Path(plan.journal), names)
     if forks := sentence(Counter(turn.fork for trajectory in played for turn in trajectory.turns)):

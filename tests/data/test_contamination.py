@@ -294,3 +294,11 @@ def test_two_thousand_against_two_thousand_take_less_than_comparing_every_pair()
     # 53 n-grams of a text, 13 of a phrase alone, which an eighth of the training texts has; one more where the word that
     # follows is the same by chance
     assert {round(pair.share * 53) for pair in pairs} == {13, 14}
+
+
+def test_the_same_question_about_another_picture_is_another_one() -> None:
+    from tests.support.seeing import asked
+
+    shown = [[Scenario.make("t", "train", [asked(number, "What is it?")], {})] for number in (1, 2)]
+    assert by_overlap(shown[0], [shown[0][0].model_copy(update={"id": "other"})], 8)[0][0].share == 1
+    assert by_overlap(*shown, 8)[0] == []

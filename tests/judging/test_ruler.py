@@ -527,3 +527,11 @@ def test_messages_of_any_kind_are_evidence() -> None:
     prepared = prompts.prepare(Group(scenario, [attempt(scenario, 0, *odd)]), 60_000)
     assert all("\n" not in line for line in prepared.shared)
     assert '"arguments": "{"' in prepared.shared[1]
+
+
+def test_a_judge_reads_a_mark_in_a_pictures_place() -> None:
+    from tests.support.seeing import asked
+
+    scenario = Scenario.make("t", "val", [asked(1, "Look: ", "what?")], {})
+    line, _ = prompts.lines_of(attempt(scenario, 0, words("Red.")), scenario)
+    assert json.loads(line) == {"role": "user", "content": "Look: [picture]what?"}

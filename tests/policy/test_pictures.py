@@ -132,6 +132,13 @@ def test_only_engines_in_this_process_are_shown_pictures(made: Made) -> None:
     assert "policy.kind: vllm alone, and it is server" in pictures.blind(elsewhere)
 
 
+def test_vllms_server_is_not_started_with_a_model_that_sees(made: Made) -> None:
+    from flows.serving.server import model_options
+
+    with pytest.raises(UserError, match="sees pictures, and vLLM's server reads those with torchvision"):
+        model_options(made[1], load_chat(made[1], seeing.Colours))
+
+
 def test_the_numbers_of_a_few_pictures_are_kept(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     vision: Any = load_vision(made[1])
     monkeypatch.setattr(pictures, "KEPT", 2)

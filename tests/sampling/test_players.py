@@ -365,3 +365,17 @@ def test_evaluate_a_model_behind_a_server(tmp_path: Path) -> None:
 def test_vllm_needs_its_adapter(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--adapter is needed with policy.kind: vllm"):
         evaluated(tmp_path, {})
+
+
+def test_a_model_on_a_server_is_shown_a_scenarios_pictures() -> None:
+    from tests.support.seeing import Colours
+
+    def answer(body: Body) -> Answer:
+        return ",".join(part["type"] for part in body["messages"][0]["content"])
+
+    with Server(answer) as server:
+        policy = Policy(kind="openai", endpoint=Endpoint(base_url=server.url, model="m"))
+        [scenario] = Colours.scenarios(None, "val", 1, 0)
+        [played] = players.play(policy, Colours, None, [(scenario, 0)], prefix="p")
+    assert played.trajectory.turns[0].message["content"] == "text,image_url,text"
+    assert not played.trajectory.pictures

@@ -330,7 +330,8 @@ def stages(family: str, folder: Path, groups: int, attempts: int) -> dict[str, A
 if __name__ == "__main__":
     where, family = Path(sys.argv[1]), sys.argv[2]
     if sys.argv[3:]:
-        os.chdir(where)  # the gateway's journal and log go there
+        os.environ["PYTHONPATH"] = os.fspath(Path.cwd())  # for the gateway and the clients
+        os.chdir(where)  # where the gateway's journal and log go
         print(json.dumps(stages(family, where, int(sys.argv[4]), int(sys.argv[5]))))
     else:
         print(json.dumps(main(family, where)))
