@@ -90,7 +90,8 @@ def test_a_turn_continues_a_row_only_where_its_pictures_do() -> None:
 def test_a_trajectory_whose_pictures_are_not_there_is_quarantined(
     prompt: tuple[int, ...], shown: tuple[Shown, ...], stored: bool, reason: str | None
 ) -> None:
-    played = trajectory(turn(prompt, *shown), **({} if stored else {"pictures": {}}))
+    more: dict[str, Any] = {} if stored else {"pictures": {}}
+    played = trajectory(turn(prompt, *shown), **more)
     assert breach(played, played.flatten(), 2, 100) == reason
 
 

@@ -301,4 +301,4 @@ def test_the_same_question_about_another_picture_is_another_one() -> None:
 
     shown = [[Scenario.make("t", "train", [asked(number, "What is it?")], {})] for number in (1, 2)]
     assert by_overlap(shown[0], [shown[0][0].model_copy(update={"id": "other"})], 8)[0][0].share == 1
-    assert by_overlap(*shown, 8)[0] == []
+    assert by_overlap(shown[0], shown[1], 8)[0] == []
