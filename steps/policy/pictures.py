@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from steps.core.params import Policy
 
 FAMILIES = {"qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen3_vl": "Qwen3VLForConditionalGeneration"}
-KEPT = 64  # pictures whose numbers are kept: those of a batch are asked for again and again
+KEPT = 2**29  # bytes of pictures' numbers that are kept: those of a batch are asked for again and again
 
 
 class Features(NamedTuple):
@@ -45,7 +45,7 @@ class Vision:
                 images=[_pictures.decoded(data)], return_tensors="pt", input_data_format="channels_last"
             )
             self.features[name] = Features(made["pixel_values"], made["image_grid_thw"])
-            while len(self.features) > KEPT:
+            while len(self.features) > 1 and sum(each.pixels.nbytes for each in self.features.values()) > KEPT:
                 self.features.popitem(last=False)
         self.features.move_to_end(name)
         return self.features[name]

@@ -141,10 +141,11 @@ def test_vllms_server_is_not_started_with_a_model_that_sees(made: Made) -> None:
 
 def test_the_numbers_of_a_few_pictures_are_kept(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     vision: Any = load_vision(made[1])
-    monkeypatch.setattr(pictures, "KEPT", 2)
     shown = [_pictures.checked(seeing.picture(number)) for number in range(3)]
+    monkeypatch.setattr(pictures, "KEPT", 2 * vision.of(*shown[0]).pixels.nbytes)
     for name, data in shown:
         vision.of(name, data)
     assert list(vision.features) == [name for name, _ in shown[1:]]
-    kept = vision.of(*shown[1])
-    assert vision.of(*shown[1]) is kept
+    assert vision.of(*shown[1]) is vision.of(*shown[1])
+    monkeypatch.setattr(pictures, "KEPT", 1)
+    assert len(vision.of(*shown[0])) == len(vision.features) + 1 == 2
