@@ -105,6 +105,21 @@ class AgentEnv(Env):
         return [] if cls.maker is None else cls.scenarios(data, "train", count, 0)
 
     @classmethod
+    def read_row(cls, row: Any, folder: Path | None = None) -> tuple[list[Message], dict[str, Any]]:
+        """The messages and the data of a line, or of a row that the module made; pictures that are files lie in `folder`.
+        ValueError for what is no scenario."""
+        return read_row(row, folder)
+
+    @classmethod
+    def origin(cls, messages: list[Message], data: dict[str, Any]) -> Any:
+        """What decides a scenario's split by its hash."""
+        return [data[key] for key in cls.sources] or _pictures.apart(messages)[0]
+
+    @classmethod
+    def ready(cls) -> None:
+        """Raise with a sentence where this machine lacks what the agent runs, before any episode is leased."""
+
+    @classmethod
     def _checked(
         cls, rows: Sequence[tuple[str, Any]], split: Split | None, folder: Path | None = None
     ) -> list[Scenario]:
@@ -114,13 +129,12 @@ class AgentEnv(Env):
         made = []
         for where, row in rows:
             try:
-                messages, data = read_row(row, folder)
+                messages, data = cls.read_row(row, folder)
             except ValueError as problem:
                 raise ValueError(f"{where}: {problem}") from None
             if lacking := [key for key in cls.sources if key not in data]:
                 raise ValueError(f"{where}: it has no {lacking[0]}, which `sources` of {cls.__module__} names")
-            source: Any = [data[key] for key in cls.sources] or _pictures.apart(messages)[0]
-            text = json.dumps(source, sort_keys=True, ensure_ascii=False)
+            text = json.dumps(cls.origin(messages, data), sort_keys=True, ensure_ascii=False)
             made.append(Scenario.make(cls.task, split or split_of(text), messages, data))
             if (name := made[-1].id) in places:
                 raise ValueError(f"{where}: the same scenario as in {places[name]}; take one of the two out")

@@ -28,6 +28,7 @@ ADAPTERS = {  # the adapter of each name, and the packages that decide what it m
     "textarena": ("textarena",),
     "verifiers": (),
     "openenv": (),
+    "harness": (),
 }
 EXTRA = ("gymnasium", "minigrid", "pettingzoo", "reasoning_gym", "textarena")  # what the extra `environments` installs
 APART = ("verifiers", "openenv")  # their adapters know the versions, which another interpreter has
@@ -107,8 +108,10 @@ def check_versions(task: str, folder: Path) -> None:
 
 
 def write(task: str, folder: Path) -> None:
-    """Write a task's data."""
-    load(task)
+    """Write a task's data. FileNotFoundError where they are the user's to write."""
+    if (env := load(task)).is_agent:
+        env.load(folder)
+        return
     folder.mkdir(parents=True, exist_ok=True)
     (folder / VERSIONS).write_text(json.dumps(versions(task), indent=2) + "\n", encoding="utf-8")
     if not (folder / "rubric.md").exists():
@@ -120,7 +123,7 @@ def main() -> None:
         sys.exit("usage: python -m environments._packages PACKAGE:NAME")
     try:
         write(sys.argv[1], Path("tasks_data") / sys.argv[1])
-    except (ValueError, ModuleNotFoundError) as problem:
+    except (ValueError, ModuleNotFoundError, FileNotFoundError) as problem:
         sys.exit(f"error: {problem}")
 
 

@@ -72,29 +72,41 @@ def drop_privileges(libc: Library) -> None:
     libc.prctl(38, 1, 0, 0, 0)  # no new privileges: required by the next two
 
 
-def allow_files(libc: Library, scratch: str, library: Iterable[str]) -> bool:
-    """Landlock: allow only the scratch folder and, for reading, the standard library."""
-    create, add, restrict, version = 444, 445, 446, 1
-    abi = libc.syscall(create, None, ctypes.c_size_t(0), version)
+READ = 1 << 2 | 1 << 3  # rights of Landlock: to read files, and to list folders
+CHANGE = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 13 | 1 << 14  # to write, make, move and remove both
+OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15  # what a rule may allow on what is no folder
+LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")  # shared libraries of C modules
+
+
+def landlock_version(libc: Library) -> int:
+    """Of the kernel's Landlock; below 1 where there is none."""
+    create, version = 444, 1
+    return int(libc.syscall(create, None, ctypes.c_size_t(0), version))
+
+
+def allow_files(libc: Library, allowed: Iterable[tuple[str, int]], network: int = 3, ports: Iterable[int] = ()) -> bool:
+    """Landlock: allow only these rights at and beneath these paths. Of TCP, `network` forbids to bind (1) and to connect
+    (2), but for connections to these ports; kernels before 6.7 forbid neither."""
+    create, add, restrict = 444, 445, 446
+    abi = landlock_version(libc)
     if abi < 1:
         return False
-    read, change = 1 << 2 | 1 << 3, 1 << 1 | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 13 | 1 << 14
     supported = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     size = 8 if abi < 4 else 16 if abi < 6 else 24
-    handled = (ctypes.c_uint64 * 3)(supported, 3, 3)  # files; TCP; signals and abstract sockets
+    handled = (ctypes.c_uint64 * 3)(supported, network, 3)  # files; TCP; signals and abstract sockets
     rules = libc.syscall(create, handled, ctypes.c_size_t(size), 0)
-    system = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")  # shared libraries of C modules
-    for path in (scratch, *library, *system):
-        rights = read | change if path == scratch else read
+    for path, rights in allowed:
         try:
             folder = os.open(path, os.O_PATH)
         except OSError:
             continue
         if not os.path.isdir(path):  # noqa: PTH112
-            rights = 1 << 2
+            rights &= OF_FILES
         beneath = (rights & supported).to_bytes(8, "little") + folder.to_bytes(4, "little")
         libc.syscall(add, rules, 1, ctypes.c_char_p(beneath), 0)
         os.close(folder)
+    for port in ports if abi >= 4 else ():
+        libc.syscall(add, rules, 2, (ctypes.c_uint64 * 2)(2, port), 0)
     restricted = bool(libc.syscall(restrict, rules, 0) == 0)
     os.close(rules)
     return restricted
@@ -127,7 +139,8 @@ def raise_walls(channel: int, request: dict[str, Any]) -> None:
     walls = [name for name in ("namespace",) if name in wanted and leave_namespaces(libc, scratch)]
     limit()
     drop_privileges(libc)
-    walls += [name for name in ("files",) if name in wanted and allow_files(libc, scratch, sys.path)]
+    allowed = [(scratch, READ | CHANGE), *((path, READ) for path in (*sys.path, *LIBRARIES))]
+    walls += [name for name in ("files",) if name in wanted and allow_files(libc, allowed)]
     listener = -1
     if "calls" in wanted and os.uname().machine == "x86_64":
         listener = install(libc, request["program"], with_listener)

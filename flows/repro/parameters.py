@@ -67,7 +67,10 @@ def set_params(
         if ":" in name and not folder.exists() and not dry_run:
             from environments import _packages
 
-            _packages.write(name, folder)
+            try:
+                _packages.write(name, folder)
+            except FileNotFoundError as problem:  # an agent's scenarios, which are the user's to write
+                raise UserError(str(problem)) from None
     return checked
 
 

@@ -246,6 +246,7 @@ def main() -> int:
         env: Any = environments.load(options.task)
         if not env.is_agent:
             raise ValueError(f"{options.task} has no function `rollout`: it is an environment, which needs no client")
+        env.ready()
     except BaseException as error:
         traceback.print_exception(error)
         text = masked(f"{options.task} cannot be loaded: {type(error).__name__}: {error}")
