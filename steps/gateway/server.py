@@ -57,6 +57,7 @@ class Server:
                 Route("/episodes/{episode}/v1/models", self.models),
                 Route("/episodes/{episode}/v1/models/{model:path}", self.models),
                 Route("/episodes/{episode}/v1/responses/{response}", self.response),
+                Route("/episodes/{episode}", self.health),  # Claude Code asks whether its address answers
                 Route("/health", self.health),
                 Route("/status", self.status),
                 Route("/openapi.json", self.openapi),
