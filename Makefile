@@ -101,7 +101,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev venv environment ready plan train try flywheel new-task new-agent new-mcp check-task test long faults fuzz bench gpu-check gpu-site gpu-sparse gpu-stack gpu-engine gpu-train gpu-wheels check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
+.PHONY: help install dev venv environment ready plan train try flywheel new-task new-agent new-mcp new-harness check-task test long faults fuzz bench gpu-check gpu-site gpu-sparse gpu-stack gpu-engine gpu-train gpu-wheels check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -176,6 +176,10 @@ new-mcp: install  ## write a task with an MCP server's tools (NAME=notes COMMAND
 	@[ -n "$(COMMAND)" ] || { echo "Say how the server is started, as in 'make new-mcp NAME=notes COMMAND=\"uvx mcp-server-notes\"'." >&2; exit 2; }
 	@$(RUN) python -m environments._new "$(or $(NAME),mcp)" --mcp '$(COMMAND)'
 	@$(RUN) python -m steps.planning.servers "$(or $(NAME),mcp)"
+
+new-harness: install  ## write scenarios for a coding agent that people run (HARNESS=claude-code, codex …; NAME=reviews: further ones)
+	@[ -n "$(HARNESS)" ] || { echo "Name the harness, as in 'make new-harness HARNESS=claude-code'; docs/harnesses.md lists them." >&2; exit 2; }
+	@$(RUN) python -m environments._new $(NAME) --harness "$(HARNESS)"
 
 check-task: dev  ## test a task or an agent by the rules for every task, and by a test of its own (NAME=my_task, or a dotted module)
 	@[ -n "$(NAME)" ] || { echo "Name the task, as in 'make check-task NAME=my_task'." >&2; exit 2; }

@@ -3,6 +3,7 @@
     python -m environments._new my_task               # or: make new-task NAME=my_task
     python -m environments._new my_agent --agent      # or: make new-agent NAME=my_agent
     python -m environments._new notes --mcp "uvx mcp-server-notes"      # or: make new-mcp NAME=notes COMMAND="…"
+    python -m environments._new --harness codex       # or: make new-harness HARNESS=codex
 
 It writes environments/my_task.py, capitals.json and rubric.md in tasks_data/my_task/, and tasks_data/my_task.yaml. They pass
 `make check-task NAME=my_task` unchanged, and `make train TASK=my_task` trains on them. With --agent it copies
@@ -11,11 +12,15 @@ is refused with a sentence and exit code 2. A failure on the way leaves nothing 
 
 With --mcp, the tools are those of an MCP server (environments/mcp.py), given by its command or address. The server is asked
 for them once. The name mcp needs no module of its own.
+
+With --harness, the agent is a coding agent that people run (environments/_harness.py). The task is harness:codex, or with a
+name harness:codex.my_task, and has no module: scenarios.jsonl, rubric.md and the preset are written.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import keyword
 import re
 import shlex
@@ -24,6 +29,7 @@ from pathlib import Path
 
 import yaml
 
+from environments._harness import make
 from environments._mcp import record
 from environments._mcp_settings import TOOLS
 from environments.base import read_text
@@ -64,6 +70,28 @@ SCORE = """score: # no rule: a model compares the attempts. EDIT: which model, a
   judges: {ruler: 1}
   ruler: {endpoint: {model: gpt-5-mini}}
 """
+HARNESS = """# The preset of `make train TASK={task}`; what is not here has the default of steps/core/params.py.
+task: {task}
+seed: 1
+policy: # EDIT: a model that calls tools, and a context in which a session fits (docs/harnesses.md says how long prompts are)
+  base_model: Qwen/Qwen2.5-Coder-7B-Instruct
+  dtype: bfloat16
+  context: 32768
+scenarios: {{train: 60, val: 12, test: 12}}
+rollout: {{scenarios: 8, attempts: 8, max_tokens: 2048, max_turns: 40}}
+agents: {{concurrency: 16, episode_seconds: 900}} # as many programs at the same time; each takes up to a core and 1 GiB
+score: {{judges: {{rule: 1}}}} # 1 where the check succeeds; {{ruler: 1}} where there is none
+update: {{learning_rate: 0.0001}}
+evaluate: {{max_tokens: 2048, max_turns: 40}}
+register: {{name: null}} # the task's name
+train: {{iterations: 10, patience: 4}}
+"""
+HARNESS_RUBRIC = """- EDIT: what makes one attempt better than another, for a model that compares them (score.judges.ruler).
+- An attempt that did what was asked and tried it scores highest.
+- One that says that it did what it did not do scores lowest.
+- Calls that failed or were not needed, and changes that nobody asked for, cost a little.
+"""
+CHANGES = {"plus": "+", "minus": "-", "times": "*"}  # of the example scenarios, which are to be replaced
 
 
 def check(name: str, root: Path, begun: str | None = None) -> None:
@@ -169,16 +197,61 @@ def write_mcp(name: str, server: str, root: Path) -> list[Path]:
     return [*files, folder / TOOLS]
 
 
+def example_scenarios() -> str:
+    """Lines of a scenarios.jsonl for a harness: a function to change, and a check that the harness does not see."""
+    rows = []
+    for number in range(2, 42):
+        for word, sign in CHANGES.items():
+            tests = "".join(f"assert change({x}) == {x} {sign} {number}\n" for x in (0, 7, -3))
+            question = f"In work.py, make change return x {word} {number}."
+            row = {"question": question, "files": {"work.py": "def change(x):\n    return x\n"}}
+            row |= {"check": "python3 check.py", "check_files": {"check.py": "from work import change\n\n" + tests}}
+            rows.append(json.dumps(row | {"kind": word}) + "\n")
+    return "".join(rows)
+
+
+def write_harness(name: str, harness: str, root: Path) -> list[Path]:
+    """Write the scenarios and settings of a task with a coding agent that people run, and return their files. ValueError for
+    an unknown harness, or an unusable or taken name. On any failure no file is left behind."""
+    task = f"harness:{harness}" + (f".{name}" if name else "")
+    make(task.partition(":")[2])
+    folder, preset = root / "tasks_data" / task, root / "tasks_data" / f"{task}.yaml"
+    for place in (folder, preset):
+        if place.exists():
+            taken = place.relative_to(root)
+            raise ValueError(f"{taken} exists: choose a name for other scenarios, as in NAME=reviews")
+    files = {
+        folder / "scenarios.jsonl": example_scenarios(),
+        folder / "rubric.md": HARNESS_RUBRIC,
+        preset: HARNESS.format(task=task),
+    }
+    folder.mkdir()
+    try:
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
+    except BaseException:
+        preset.unlink(missing_ok=True)
+        shutil.rmtree(folder)
+        raise
+    return list(files)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m environments._new", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("name", metavar="NAME", help="the task's name, as in my_task")
+    parser.add_argument("name", metavar="NAME", nargs="?", default="", help="the task's name, as in my_task")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--agent", action="store_true", help="an agent of your own: a function `rollout`, no environment")
     kind.add_argument("--mcp", metavar="SERVER", help="the command or address of an MCP server, whose tools it gets")
+    kind.add_argument("--harness", help="a coding agent that people run, such as claude-code")
     words = parser.parse_args()
     name = words.name
     try:
-        written = write(name, ROOT, words.agent) if words.mcp is None else write_mcp(name, words.mcp, ROOT)
+        if words.harness is not None:
+            written = write_harness(name, words.harness, ROOT)
+        elif words.mcp is not None:
+            written = write_mcp(name, words.mcp, ROOT)
+        else:
+            written = write(name, ROOT, words.agent)
     except ValueError as problem:
         print(f"{problem}.", file=sys.stderr)
         return 2
@@ -190,6 +263,8 @@ def main() -> int:
     if words.mcp is not None:
         out = f"tasks_data/{name}/scenarios.jsonl"
         after = f"then: .venv/bin/python -m steps.data.generate --task {name} --out {out} --model NAME"
+    if words.harness is not None:
+        after = f"then: make train TASK={written[-1].stem}"
     print(f"edit them where it says EDIT; {after}")
     return 0
 

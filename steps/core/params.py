@@ -211,7 +211,7 @@ class Params(Section):
 def check_name(key: str, name: str) -> None:
     """ValueError for what is no name of a task. dvc.yaml writes it into the commands and paths of stages, so it holds
     nothing that a shell would read."""
-    if not re.fullmatch(r"\w+(\.\w+)*|\w+:[\w-]+(\?[\w=.&-]+)?", name, re.ASCII):
+    if not re.fullmatch(r"\w+(\.\w+)*|\w+:[\w-]+(\.\w+)?(\?[\w=.&-]+)?", name, re.ASCII):
         raise ValueError(
             f"{key}: {name[:80]!r} is no name of a task: letters, digits and _ only, with dots for a module elsewhere "
             "(email_search, my_package.my_task), or a package's environment (gymnasium:Taxi-v4)"
