@@ -70,7 +70,7 @@ def build(name: str, folder: Path, policy: Path, steps: int) -> float:
     tokenizer = embedded_policy.make_tokenizer(texts, fixed=[*embedded_policy.FIXED_TEXTS, *fixed])
     tokenizer.model_max_length = CONTEXT
     torch.manual_seed(embedded_policy.SEED)
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # of a model this small, two cost more than one
     model = embedded_policy.make_model(len(tokenizer))
     model.config.max_position_embeddings = CONTEXT
     rows, losses = _rows(tokenizer, requests), list[float]()
