@@ -9,7 +9,7 @@ walls of single functions in Python. What the program may do:
 - files: change its folder; read and run what the system has for all (SYSTEM), and the folders that `readable` adds. Home
   folders, this project, other episodes and all else are out of reach (Landlock, Linux 5.13).
 - network: TCP connections to `ports`, at whatever address, and to none without them (Landlock, Linux 6.7). It may
-  listen. UDP, such as name look-ups, is not confined.
+  listen. Other sockets, such as UDP's and those that are files, cannot be made (a seccomp filter, on x86-64).
 - processes: it can neither send signals to others (Linux 6.12) nor read their memory; it has no capabilities and gets none.
 - It sees its `variables` alone. Memory, disk, cores, and the number of processes are not limited.
 
@@ -22,12 +22,13 @@ import asyncio
 import ctypes
 import json
 import os
+import platform
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from environments import _runner
+from environments import _calls, _runner
 
 INSIDE = Path(__file__).with_name("_confined_inside.py")
 UNCONFINED = "FLYWHEEL_UNCONFINED"  # 1: run programs with this user's own rights, as in a container made for it
@@ -45,6 +46,13 @@ SYSTEM = (
     *"/run/systemd/resolve /run/resolvconf".split(),
 )
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/ptmx", "/dev/pts")
+
+
+# System calls of x86-64, and flags of theirs.
+SOCKET, SENDTO, SENDMSG, SENDMMSG, IO_URING = 41, 44, 46, 307, (425, 426, 427)
+INTERNET, NETLINK, STREAM, TCP = (2, 10), 16, 1, (0, 6)
+FAST_OPEN = 0x20000000  # to connect by sending
+AND, REFUSED = 0x54, 0x00050000 | 13  # an operation of packet filters; EACCES
 
 
 class NotConfinedError(PermissionError):
@@ -71,6 +79,23 @@ class Outcome(NamedTuple):
     errors: str  # the last of stderr
 
 
+def sockets() -> bytes:
+    """A seccomp filter: sockets of TCP and netlink alone, and no way around Landlock's rule for connections, such as other
+    protocols of streams, connecting by sending, io_uring, and the system calls of other architectures."""
+    load, equal, any_bit, answer = _calls.LOAD, _calls.EQUAL, _calls.ANY_BIT, _calls.RETURN
+    allow, refuse = (answer, 0, 0, _calls.ALLOW), (answer, 0, 0, REFUSED)
+    steps = [(load, 0, 0, 4), (equal, 1, 0, _calls.X86_64), (answer, 0, 0, _calls.KILL_PROCESS)]
+    steps += [(load, 0, 0, 0), (_calls.AT_LEAST, 0, 1, _calls.X32), (answer, 0, 0, _calls.KILL_PROCESS)]
+    steps += [step for number in IO_URING for step in ((equal, 0, 1, number), (answer, 0, 0, _calls.NO_SUCH_CALL))]
+    for number, flags in ((SENDTO, 40), (SENDMSG, 32), (SENDMMSG, 40)):
+        steps += [(equal, 0, 4, number), (load, 0, 0, flags), (any_bit, 0, 1, FAST_OPEN), refuse, allow]
+    steps += [(equal, 1, 0, SOCKET), allow, (load, 0, 0, 16), (equal, 0, 1, NETLINK), allow]
+    steps += [(equal, 2, 0, INTERNET[0]), (equal, 1, 0, INTERNET[1]), refuse]
+    steps += [(load, 0, 0, 24), (AND, 0, 0, 0xF), (equal, 1, 0, STREAM), refuse]
+    steps += [(load, 0, 0, 32), (equal, 2, 0, TCP[0]), (equal, 1, 0, TCP[1]), refuse, allow]
+    return _calls._packed(steps)
+
+
 def is_confined() -> bool:
     """Whether programs get walls. NotConfinedError where they would need them and this machine has none."""
     if os.environ.get(UNCONFINED) == "1":
@@ -94,6 +119,7 @@ async def run(job: Job) -> Outcome:
         "readable": [*SYSTEM, *job.readable],
         "writable": [str(job.folder), *DEVICES],
         "ports": list(job.ports),
+        "sockets": sockets().hex() if platform.machine() == "x86_64" else "",
     }
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", str(INSIDE)),

@@ -38,6 +38,8 @@ def become(request: dict[str, Any]) -> NoReturn:
         allowed += [(path, _runner.READ | _runner.CHANGE | EXECUTE | SPECIAL) for path in request["writable"]]
         if not _runner.allow_files(libc, allowed, CONNECT, request["ports"]):
             os._exit(NOT_CONFINED)
+        if request["sockets"] and _runner.install(libc, bytes.fromhex(request["sockets"]), 0) != 0:
+            os._exit(NOT_CONFINED)
     command = request["command"]
     try:
         os.execve(command[0], command, request["variables"])

@@ -116,11 +116,13 @@ def test_nothing_else_can_be_read_written_or_reached(place: Path, server: socket
             "read": [str(secret), str(ROOT / "README.md"), f"/proc/{os.getpid()}/environ"],
             "write": {str(place / "planted.txt"): "x", "inside.txt": "x", "/dev/null": "x"},
             "connect": [own, port],
+            "make": ["AF_INET SOCK_DGRAM", "AF_INET6 SOCK_RAW", "AF_UNIX SOCK_STREAM", "AF_INET SOCK_STREAM 262"],
         }
         made = report(orders, port=own)
     assert set(made["read"].values()) == {"PermissionError"}
     assert made["wrote"] == {str(place / "planted.txt"): "PermissionError", "inside.txt": "1", "/dev/null": "1"}
     assert made["connected"] == {str(own): "connected", str(port): "PermissionError"}
+    assert set(made["made"].values()) == {"PermissionError"}
     assert not (place / "planted.txt").exists()
 
 

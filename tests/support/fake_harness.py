@@ -29,6 +29,13 @@ def connect(port: int) -> str:
         return "connected"
 
 
+def make_socket(name: str) -> str:
+    """A socket by the names of its family, its kind and perhaps its protocol."""
+    family, kind, *protocol = name.split()
+    with socket.socket(getattr(socket, family), getattr(socket, kind), *map(int, protocol)):
+        return "made"
+
+
 def main() -> int:
     orders = json.loads(sys.argv[-1])
     if "leave" in orders:
@@ -46,6 +53,7 @@ def main() -> int:
             for path, text in orders.get("write", {}).items()
         },
         "read": {path: attempt(lambda p=path: Path(p).read_text()) for path in orders.get("read", ())},
+        "made": {name: attempt(lambda n=name: make_socket(n)) for name in orders.get("make", ())},
         "connected": {port: attempt(lambda p=port: connect(p)) for port in orders.get("connect", ())},
     }
     for path, target in orders.get("link", {}).items():
