@@ -125,7 +125,7 @@ stream_idle_timeout_ms = 3600000
         },
     ),
     "mini-swe-agent": Harness(
-        "uv tool install mini-swe-agent",
+        "uv tool install --compile-bytecode mini-swe-agent",
         ("mini", "--yolo", "--exit-immediately", "--model", "openai/$model", "--task", "$question"),
         {
             "OPENAI_BASE_URL": "$base_url",

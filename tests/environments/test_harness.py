@@ -19,13 +19,18 @@ from typing import Any
 import pytest
 
 import environments
-from environments import Result, _confined, _harness
+from environments import Result, _confined, _harness, _new
 from environments._harness import HARNESSES, Harness
 from environments.base import Scenario
+from flows.repro.parameters import set_params
 from steps.agents.episode import Episode
+from steps.core import params
+from steps.core.errors import UserError
 from steps.runner.handover import alive
 from tests.conftest import ROOT
+from tests.project.test_readme import blocks
 
+PAGE = (ROOT / "docs" / "harnesses.md").read_text()
 KEY = "the key of this episode"
 FAKE = Harness(
     "npm install --global fake-harness",
@@ -308,3 +313,63 @@ def test_the_same_question_about_other_files_is_another_scenario(tmp_path: Path)
 def test_without_scenarios_a_sentence_says_what_writes_them(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="make new-harness HARNESS=codex NAME=reviews` writes examples"):
         environments.load("harness:codex.reviews").load(tmp_path)
+
+
+def test_folders_that_the_client_names_can_be_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools, other = place / "tools", place / "other"
+    for folder in (tools, other):
+        folder.mkdir()
+        (folder / "notes.txt").write_text("a note")
+    monkeypatch.setenv(_harness.READABLE, f"/nowhere:{tools}")
+    made = report({"read": [str(tools / "notes.txt"), str(other / "notes.txt")]})
+    assert list(made["read"].values()) == ["a note", "PermissionError"]
+
+
+def test_two_episodes_of_one_name_have_folders_of_their_own(place: Path) -> None:
+    with _harness.episode_folder("001-0") as first, _harness.episode_folder("001-0") as second:
+        assert (first.name, second.name) == ("001-0", "001-0-1")
+        assert first.is_dir()
+    assert not first.exists()
+    assert not second.exists()
+
+
+def test_a_run_without_scenarios_is_refused_before_it_begins(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="make new-harness HARNESS=codex` writes examples to edit"):
+        set_params([], tmp_path / "params.yaml", task="harness:codex")
+
+
+def test_the_scenario_of_the_page_is_played(place: Path) -> None:
+    row = json.loads(blocks(PAGE, "json")[0])
+    question = row.pop("question")
+    assert question
+    mended = row["files"]["sums.py"].replace("a - b", "a + b")
+    assert play(Logged({}, **row)).reward == 0.0
+    assert play(Logged({"write": {"sums.py": mended}}, **row)).reward == 1.0
+
+
+def test_the_page_lists_the_harnesses_and_their_commands() -> None:
+    for name, harness in HARNESSES.items():
+        assert f"| `harness:{name}` | `{' '.join(harness.command)}` | `{harness.install}` |" in PAGE
+
+
+def test_new_scenarios_are_whole_and_their_check_tells_right_from_wrong(place: Path, tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    (root / "tasks_data").mkdir(parents=True)
+    written = _new.write_harness("reviews", "codex", root)
+    data, preset = written[0].parent, written[-1]
+    assert data == root / "tasks_data" / "harness:codex.reviews"
+    settings = params.load(preset, params.Params)
+    env: Any = environments.load(settings.task)
+    scenarios = env.load(data)
+    for split in ("train", "val", "test"):
+        count = getattr(settings.scenarios, split)
+        assert len(env.scenarios(scenarios, split, count, settings.seed)) == count
+    row = json.loads((data / "scenarios.jsonl").read_text().splitlines()[1])
+    assert row.pop("question") == "In work.py, make change return x minus 2."
+    wrong, right = (f"def change(x):\n    return x {sign} 2\n" for sign in "+-")
+    assert play(Logged({"write": {"work.py": wrong}}, **row)).reward == 0.0
+    assert play(Logged({"write": {"work.py": right}}, **row)).reward == 1.0
+    with pytest.raises(ValueError, match=r"tasks_data/harness:codex.reviews exists: choose a name for other scenarios"):
+        _new.write_harness("reviews", "codex", root)
+    with pytest.raises(ValueError, match="there is no harness codx; did you mean codex"):
+        _new.write_harness("", "codx", root)

@@ -31,7 +31,9 @@ from steps.gateway.types import Request
 from tests.conftest import free_port
 
 Script = Callable[[Request], Message]
-WORK = re.compile(r"/[^\s\"'<>]*/harness-\d+/[\w-]+/work")  # the folder of an episode, as harnesses tell it the model
+WORK = re.compile(
+    r"/[^\s\"'<>]*/harness-\d+/[\w-]+/(?=work\b)"
+)  # the folder of an episode, as harnesses tell it the model
 
 
 class Played(NamedTuple):
@@ -215,4 +217,4 @@ def calling(words: str, *calls: tuple[str, dict[str, Any]]) -> Message:
 def work(request: Request) -> str:
     """The folder that the harness says it works in."""
     texts = (str(message["content"]) for message in request.messages)
-    return next((match[0] for text in texts if (match := WORK.search(text))), ".")
+    return next((f"{match[0]}work" for text in texts if (match := WORK.search(text))), ".")
