@@ -111,11 +111,6 @@ class AgentEnv(Env):
         return read_row(row, folder)
 
     @classmethod
-    def origin(cls, messages: list[Message], data: dict[str, Any]) -> Any:
-        """What decides a scenario's split by its hash."""
-        return [data[key] for key in cls.sources] or _pictures.apart(messages)[0]
-
-    @classmethod
     def ready(cls) -> None:
         """Raise with a sentence where this machine lacks what the agent runs, before any episode is leased."""
 
@@ -134,7 +129,8 @@ class AgentEnv(Env):
                 raise ValueError(f"{where}: {problem}") from None
             if lacking := [key for key in cls.sources if key not in data]:
                 raise ValueError(f"{where}: it has no {lacking[0]}, which `sources` of {cls.__module__} names")
-            text = json.dumps(cls.origin(messages, data), sort_keys=True, ensure_ascii=False)
+            source: Any = [data[key] for key in cls.sources] or messages
+            text = json.dumps(source, sort_keys=True, ensure_ascii=False)
             made.append(Scenario.make(cls.task, split or split_of(text), messages, data))
             if (name := made[-1].id) in places:
                 raise ValueError(f"{where}: the same scenario as in {places[name]}; take one of the two out")

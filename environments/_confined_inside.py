@@ -18,7 +18,7 @@ import sys
 from typing import Any, NoReturn
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 (pathlib takes 8 ms)
-import _runner
+import _runner  # type: ignore[import-not-found]
 
 EXECUTE, SPECIAL = 1 << 0, 1 << 9 | 1 << 10 | 1 << 12 | 1 << 15  # sockets, pipes, links, and ioctl on devices
 CONNECT = 2  # to bind is not forbidden: a harness may talk to itself by a server of its own

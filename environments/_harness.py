@@ -7,8 +7,8 @@ line of tasks_data/<task>/scenarios.jsonl:
 
 `question` is what the program is asked, `files` are in its folder when it begins, and `check` is a command of a shell that
 succeeds (status 0) where the work is right. `check_files` are put beside the work after the program has ended, so that it
-cannot have read or changed them. Without a check, judges score the attempts. All other fields are the
-scenario's own. `harness:claude-code.reviews` are other scenarios, in a folder of that name, for the same program.
+cannot have read or changed them. Without a check, judges score the attempts. Scenarios with the same `source`, such as a
+repository, are in the same split. All other fields are the scenario's own. `harness:claude-code.reviews` are other scenarios, in a folder of that name, for the same program.
 
 What programs and checks may reach: _confined.py. Programs may connect to the gateway's port, checks to none. Everything
 that a program keeps, its settings among them, is in a home folder of its own beside the work. The user's is not read.
@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -152,15 +154,11 @@ class HarnessEnv(AgentEnv):
         return super().load(folder)
 
     @classmethod
-    def read_row(cls, row: Any) -> tuple[list[Message], dict[str, Any]]:
-        messages, data = super().read_row(row)
+    def read_row(cls, row: Any, folder: Path | None = None) -> tuple[list[Message], dict[str, Any]]:
+        messages, data = super().read_row(row, folder)
         check_scenario(messages, data)
-        return messages, data
-
-    @classmethod
-    def origin(cls, messages: list[Message], data: dict[str, Any]) -> Any:
-        """Work on other files is other work, though the question may be the same."""
-        return [messages, data.get("files", {})]
+        own = json.dumps([messages, data.get("files", {})], sort_keys=True)  # the question may be the same
+        return messages, {"source": hashlib.sha256(own.encode()).hexdigest()[:16]} | data
 
     @classmethod
     def ready(cls) -> None:
@@ -185,6 +183,7 @@ def make(name: str) -> type[Env]:
         "harness": HARNESSES[own],
         "rollout": staticmethod(functools.partial(rollout, HARNESSES[own])),
         "maker": None,
+        "sources": ("source",),
         "openings_repeat": True,  # as of many tasks for one repository
     }
     return type("Harness", (HarnessEnv,), fields)

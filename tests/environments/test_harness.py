@@ -135,7 +135,7 @@ def test_the_check_decides_and_the_harness_can_neither_see_nor_plant_its_files(p
     outside = place / "outside.py"
     outside.write_text("untouched")
     hidden = {"check/test.py": "import pathlib, sys\nsys.exit(pathlib.Path('answer.txt').read_text() != '42')\n"}
-    data = {"check": "python3 check/test.py", "check_files": hidden}
+    data: dict[str, Any] = {"check": "python3 check/test.py", "check_files": hidden}
     right = Logged({"write": {"answer.txt": "42"}, "link": {"check": str(place)}}, **data)
     assert play(right) == Result(reward=1.0, success=True)
     linked = Logged({"write": {"answer.txt": "41"}, "link": {"check.py": str(outside)}}, **data)
@@ -308,6 +308,9 @@ def test_the_same_question_about_other_files_is_another_scenario(tmp_path: Path)
     scenarios = environments.load("harness:codex").load(tmp_path)
     assert len({scenario.id for scenario in scenarios}) == 60
     assert {scenario.split for scenario in scenarios} == {"train", "val", "test"}
+    of_one = [row | {"source": "one repository"} for row in rows]
+    (tmp_path / "scenarios.jsonl").write_text("\n".join(map(json.dumps, of_one)))
+    assert len({scenario.split for scenario in environments.load("harness:codex").load(tmp_path)}) == 1
 
 
 def test_without_scenarios_a_sentence_says_what_writes_them(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def attempt(action: Callable[[], object]) -> str:
+def attempt(action: Callable[..., object], *words: object) -> str:
     try:
-        return str(action())
+        return str(action(*words))
     except OSError as problem:
         return type(problem).__name__
 
@@ -48,13 +48,10 @@ def main() -> int:
         "folder": str(Path.cwd()),
         "files": sorted(str(path) for path in Path().rglob("*") if path.is_file()),
         "home": {str(path): path.read_text() for path in Path.home().rglob("*") if path.is_file()},
-        "wrote": {
-            path: attempt(lambda p=path, t=text: Path(p).write_text(t))
-            for path, text in orders.get("write", {}).items()
-        },
-        "read": {path: attempt(lambda p=path: Path(p).read_text()) for path in orders.get("read", ())},
-        "made": {name: attempt(lambda n=name: make_socket(n)) for name in orders.get("make", ())},
-        "connected": {port: attempt(lambda p=port: connect(p)) for port in orders.get("connect", ())},
+        "wrote": {path: attempt(Path(path).write_text, text) for path, text in orders.get("write", {}).items()},
+        "read": {path: attempt(Path(path).read_text) for path in orders.get("read", ())},
+        "made": {name: attempt(make_socket, name) for name in orders.get("make", ())},
+        "connected": {port: attempt(connect, port) for port in orders.get("connect", ())},
     }
     for path, target in orders.get("link", {}).items():
         Path(path).symlink_to(target)
