@@ -8,7 +8,8 @@ line of tasks_data/<task>/scenarios.jsonl:
 `question` is what the program is asked, `files` are in its folder when it begins, and `check` is a command of a shell that
 succeeds (status 0) where the work is right. `check_files` are put beside the work after the program has ended, so that it
 cannot have read or changed them. Without a check, judges score the attempts. Scenarios with the same `source`, such as a
-repository, are in the same split. All other fields are the scenario's own. `harness:claude-code.reviews` are other scenarios, in a folder of that name, for the same program.
+repository, are in the same split. All other fields are the scenario's own. `harness:claude-code.reviews` are other
+scenarios, in a folder of that name, for the same program.
 
 What programs and checks may reach: _confined.py. Programs may connect to the gateway's port, checks to none. Everything
 that a program keeps, its settings among them, is in a home folder of its own beside the work. The user's is not read.
