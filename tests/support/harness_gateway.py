@@ -35,6 +35,8 @@ WORK = re.compile(
     r"/[^\s\"'<>]*/harness-\d+/[\w-]+/(?=work\b)"
 )  # the folder of an episode, as harnesses tell it the model
 
+PARTS = ("001", "sampled", "012", "val", "004", "test")  # of a run, as the stages name their episodes by them
+
 
 class Played(NamedTuple):
     """An episode of a harness, and what was recorded of it."""
@@ -109,7 +111,7 @@ async def play(
     file = folder / "scenarios.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     scenarios: list[Scenario] = env.load(folder)
-    names = [f"001-{place}" for place in range(len(scenarios))]
+    names = [f"{PARTS[place % len(PARTS)]}-{scenario.id}-{place % 8}" for place, scenario in enumerate(scenarios)]
     entries = [
         {"episode": name, "scenario": scenario.model_dump(mode="json"), "attempt": 0}
         for name, scenario in zip(names, scenarios, strict=True)
