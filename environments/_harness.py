@@ -39,7 +39,7 @@ from environments.base import Env, Message, Scenario
 LONGEST_QUESTION = 100_000  # bytes: Linux takes 128 KiB as one argument of a program
 CHECK_SECONDS = 60.0  # at most, and a fifth of the episode's
 READABLE = "FLYWHEEL_HARNESS_READABLE"  # further folders, with colons between them, that programs and checks may read
-FIELDS = ("files", "check", "check_files")
+OWNER = "owner"  # a file of an episode's folder: the process that made it
 
 
 class Harness(NamedTuple):
@@ -291,14 +291,25 @@ def episode_folder(name: str) -> Iterator[Path]:
         try:
             folder.mkdir(mode=0o700)
             break
-        except FileExistsError:  # of another run at the same time, or of one whose machine was lost
-            number += 1
+        except FileExistsError:
+            if is_abandoned(folder):
+                shutil.rmtree(folder)
+            else:  # of another run at the same time
+                number += 1
     try:
+        (folder / OWNER).write_text(str(os.getpid()))
         for part in ("work", "home", "tmp"):
             (folder / part).mkdir()
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether the process that made an episode's folder has died. One that has not said who it is may be about to."""
+    with contextlib.suppress(OSError, ValueError):
+        return not Path("/proc", str(int((folder / OWNER).read_text()))).exists()
+    return False
 
 
 def own_variables(folder: Path, readable: Sequence[str]) -> dict[str, str]:

@@ -336,6 +336,17 @@ def test_two_episodes_of_one_name_have_folders_of_their_own(place: Path) -> None
     assert not second.exists()
 
 
+def test_the_folder_of_a_client_that_was_killed_is_taken_over(place: Path) -> None:
+    with _harness.episode_folder("001-0") as folder:
+        pass
+    folder.mkdir()
+    (folder / _harness.OWNER).write_text("999999999")
+    (folder / "old.txt").write_text("left behind")
+    with _harness.episode_folder("001-0") as again:
+        assert again == folder
+        assert sorted(path.name for path in again.iterdir()) == ["home", "owner", "tmp", "work"]
+
+
 def test_a_run_without_scenarios_is_refused_before_it_begins(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="make new-harness HARNESS=codex` writes examples to edit"):
         set_params([], tmp_path / "params.yaml", task="harness:codex")

@@ -189,6 +189,15 @@ def test_only_the_keys_of_an_execution_open_it(play: Any) -> None:
     play(test)
 
 
+def test_the_address_of_an_episode_answers_whoever_asks_whether_it_is_there(play: Any) -> None:
+    async def test(table: Table) -> None:
+        [lease] = await table.lease()
+        for episode in (lease["episode"], "001-9"):  # whether it exists is not said
+            assert (await table.http.head(f"/episodes/{episode}")).status_code == 200
+
+    play(test)
+
+
 def test_a_retry_gets_the_same_answer_and_makes_no_second_row(play: Any) -> None:
     async def test(table: Table) -> None:
         [lease] = await table.lease()
