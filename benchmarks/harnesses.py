@@ -142,7 +142,7 @@ def train(root: Path, task: str, seed: int, iterations: int, share: int) -> dict
         "agents.concurrency": 4,
         "agents.episode_seconds": 300,
         "score.judges.rule": 1,
-        "update.learning_rate": 0.002,
+        "update.learning_rate": 0.01,
         "evaluate.temperature": 1.0,
         "evaluate.max_tokens": 64,
         "train.iterations": iterations,
