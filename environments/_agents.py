@@ -129,7 +129,7 @@ class AgentEnv(Env):
                 raise ValueError(f"{where}: {problem}") from None
             if lacking := [key for key in cls.sources if key not in data]:
                 raise ValueError(f"{where}: it has no {lacking[0]}, which `sources` of {cls.__module__} names")
-            source: Any = [data[key] for key in cls.sources] or messages
+            source: Any = [data[key] for key in cls.sources] or _pictures.apart(messages)[0]
             text = json.dumps(source, sort_keys=True, ensure_ascii=False)
             made.append(Scenario.make(cls.task, split or split_of(text), messages, data))
             if (name := made[-1].id) in places:

@@ -268,6 +268,7 @@ def test_harnesses_are_tasks_by_their_names() -> None:
     assert env.is_agent
     assert env.task == "harness:claude-code"
     assert environments.load("harness:claude-code.reviews") is not env
+    assert params.Params(task="harness:claude-code.reviews").task == "harness:claude-code.reviews"
     with pytest.raises(
         ValueError, match=r"there is no harness claude_code; did you mean claude-code\? There are claude-code, codex"
     ):
