@@ -142,7 +142,7 @@ def train(root: Path, task: str, seed: int, iterations: int, share: int) -> dict
         "agents.concurrency": 4,
         "agents.episode_seconds": 300,
         "score.judges.rule": 1,
-        "update.learning_rate": 0.01,
+        "update.learning_rate": 0.003,
         "evaluate.temperature": 1.0,
         "evaluate.max_tokens": 64,
         "train.iterations": iterations,
@@ -173,7 +173,7 @@ def main() -> None:
     parser = _common.parser("harnesses", __doc__, "mini-swe-agent, one iteration of a quarter of the episodes")
     parser.add_argument("--names", nargs="+", choices=TRAINED, help="default: all; quick: the first")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="default: 1")
-    parser.add_argument("--iterations", type=int, help="of each run (default: 6; quick: 1)")
+    parser.add_argument("--iterations", type=int, help="of each run (default: 10; quick: 1)")
     parser.add_argument("--folder", type=Path, help="keep the clones here; they are deleted by default")
     options = parser.parse_args()
     names = options.names or list(TRAINED)[: 1 if options.quick else None]
@@ -193,7 +193,7 @@ def main() -> None:
             (data / "scenarios.jsonl").write_text("".join(json.dumps(row) + "\n" for row in scenarios()))
             for seed in options.seeds:  # each row at once: a later seed may fail
                 share = 4 if options.quick else 1
-                rows.add(measure(root, name, seed, options.iterations or (1 if options.quick else 6), share))
+                rows.add(measure(root, name, seed, options.iterations or (1 if options.quick else 10), share))
 
 
 if __name__ == "__main__":
