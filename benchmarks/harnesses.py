@@ -9,8 +9,8 @@ them in the program, by a real gateway. From what the program asked, a small pol
 red four times in five: its tokenizer makes few tokens of the program's long prompts, and its model has 1 million parameters
 (steps/supervised/embedded_policy.py). Then `make train TASK=harness:NAME` trains it in a clone, with the program in every
 episode. Success is on the test split and at temperature 1. A row is a harness and a seed; the goal is a `difference` of
-`GAIN`. Programs are installed into .flywheel/harnesses where they are not there yet. Prompts show the date, and a policy this
-small, which knows a single one, does other things at midnight: begin where a run ends on the same day.
+`GAIN`. Programs are installed into .flywheel/harnesses where they are not there yet. Prompts show the date, and a policy
+this small, which knows a single one, does other things at midnight: begin where a run ends on the same day.
 """
 
 from __future__ import annotations

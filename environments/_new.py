@@ -24,6 +24,7 @@ import json
 import keyword
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
