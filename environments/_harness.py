@@ -333,24 +333,4 @@ def program(harness: Harness) -> tuple[str, list[str]]:
     path = shutil.which(name)
     if path is None:
         raise FileNotFoundError(f"the program {name} is not on PATH: `{harness.install}` installs it")
-    return path, installed(path)
-
-
-def installed(path: str) -> list[str]:
-    """The folders that a program on PATH runs from: where it was installed, and its interpreter."""
-    real = Path(os.path.realpath(path))
-    folders = [str(real.parent)]
-    parts = real.parts
-    if "node_modules" in parts:  # with the packages that it needs
-        folders.append(str(Path(*parts[: parts.index("node_modules") + 1])))
-    if (settings := real.parent.parent / "pyvenv.cfg").is_file():  # a virtual environment, and the Python that made it
-        folders.append(str(settings.parent))
-        folders += [str(Path(os.path.realpath(each)).parent.parent) for each in real.parent.glob("python3")]
-    with real.open("rb") as file:
-        first = file.readline(500) if file.read(2) == b"#!" else b""
-    if words := first.decode("utf-8", "replace").split():
-        is_env = Path(words[0]).name == "env"
-        interpreter = shutil.which(words[-1]) if is_env else words[0]
-        if interpreter and Path(os.path.realpath(interpreter)) != real:
-            folders += [str(Path(interpreter).parent), *installed(interpreter)]
-    return sorted(set(folders))
+    return path, _confined.installed(path)

@@ -212,10 +212,10 @@ def test_an_episode_that_is_cancelled_leaves_nothing(place: Path) -> None:
 def test_a_harness_ends_when_the_process_that_runs_it_is_killed(place: Path) -> None:
     orders = json.dumps({"sleep": 60, "leave": 60})
     code = (
-        "import asyncio, pathlib, sys\nfrom environments import _confined, _harness\n"
+        "import asyncio, pathlib, sys\nfrom environments import _confined\n"
         "place, program, orders = sys.argv[1:]\n"
         "job = _confined.Job([program, orders], pathlib.Path(place), 60.0, None,\n"
-        "    {'PATH': '/usr/local/bin:/usr/bin:/bin'}, _harness.installed(program))\n"
+        "    {'PATH': '/usr/local/bin:/usr/bin:/bin'}, _confined.installed(program))\n"
         "asyncio.run(_confined.run(job))"
     )
     folder = place / "episode"
