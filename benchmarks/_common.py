@@ -91,7 +91,7 @@ BENCHMARKS = {
         5400, 120, "test success trained / base policy, in environments of other packages", timed=False
     ),
     "harnesses": Benchmark(
-        2400, 400, "test success trained / base policy, in coding agents that people run", timed=False
+        2400, 300, "test success trained / base policy, in coding agents that people run", timed=False
     ),
     "selfplay": Benchmark(
         6000, 45, "games drawn or won against minimax, after self-play / after random opponents", timed=False

@@ -5,9 +5,10 @@
 
 `median_ms`: milliseconds by which a call over HTTP on an idle engine takes longer than the engine takes for the same prompt
 and tokens. `throughput`: tokens per second of 64 connections through the gateway, as a share of those of the engine alone
-with the same prompts, 64 at a time. `tools`: the same with a tool of 50 ms after each call, as a share of the engine alone
-with tools that take no time, with as many connections more as the tools keep waiting. The order is `free`. Gateway, agents
-and engine share the machine's cores: on 2 cores a small policy has little to do for each token, so that HTTP counts most.
+with the same prompts, 64 at a time; `throughput_256`: the same with 256. `tools`: as the first with a tool of 50 ms after
+each call, as a share of the engine alone with tools that take no time, with as many connections more as the tools keep
+waiting. The order is `free`. Gateway, agents and engine share the machine's cores: on 2 cores a small policy has little to
+do for each token, so that HTTP counts most.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from benchmarks import _common
 from benchmarks._common import ROOT
 
 TASK = "benchmarks._agent"
-CONNECTIONS, MORE = 64, 128  # and with tools
+CONNECTIONS, MANY, MORE = 64, 256, 128  # and with tools
 TOOL_SECONDS = 0.05
 TEXT = "The meeting about the new office is on Tuesday at ten. " * 8
 SHAPES = {"embedded": (None, 32, 12), "smollm2": ("smollm2", 32, 2)}  # preset, tokens of a call, calls of an episode
@@ -122,9 +123,14 @@ def measure(shape: str, folder: str, is_quick: bool) -> dict[str, Any]:
             "median_ms": round(1e3 * (statistics.median(single) - statistics.median(bare)), 2),
             "call_ms": round(1e3 * statistics.median(single), 2),
         }
-        for name, at_once, wait in (("throughput", CONNECTIONS, 0.0), ("tools", CONNECTIONS + MORE, TOOL_SECONDS)):
+        for name, connections, wait in (
+            ("throughput", CONNECTIONS, 0.0),
+            ("throughput_256", MANY, 0.0),
+            ("tools", CONNECTIONS, TOOL_SECONDS),
+        ):
+            at_once = connections + (MORE if wait else 0)
             seconds, _, prompts = through_gateway(params, adapter, at_once, calls, tokens, wait, at_once)
-            ideal, _ = alone(params, adapter, prompts, CONNECTIONS)
+            ideal, _ = alone(params, adapter, prompts, connections)
             count = sum(length for _, length in prompts)
             result |= {name: round(ideal / seconds, 3), f"{name}_tokens_per_second": round(count / seconds)}
     return {"name": "gateway", "policy": shape, "ratio": result["throughput"], **result, "connections": CONNECTIONS}

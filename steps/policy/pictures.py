@@ -99,8 +99,11 @@ def config(policy: Policy) -> Any:
 
 
 def family(policy: Policy) -> str | None:
-    """The architecture of a base model that sees, in FAMILIES; None for another."""
-    return FAMILIES.get(config(policy).model_type)
+    """The architecture of a base model that sees, in FAMILIES; None for another, and for a folder without configuration."""
+    from transformers import PreTrainedConfig
+
+    fields, _ = PreTrainedConfig.get_config_dict(policy.base_model, revision=policy.revision)
+    return FAMILIES.get(fields.get("model_type", ""))
 
 
 def check(policy: Policy, scenarios: Iterable[Scenario], is_seeing: bool) -> None:

@@ -257,7 +257,7 @@ def test_limits_out_of_range_are_refused(tmp_path: Path, limits: dict[str, Any])
 
 
 def test_the_guard_sees_a_request_before_capture() -> None:
-    chat: Any = SimpleNamespace(tool_parser=None, reasoning_parser=None)
+    chat: Any = SimpleNamespace(tool_parser=None, reasoning_parser=None, vision=None)
     server = Server("127.0.0.1", 8000, "a", KEY, "b", {capture.FOLDER: "x"})
     command = server.command(Policy(), Path("adapter"), chat)
     named = [command[place + 1].rpartition(".")[2] for place, word in enumerate(command) if word == "--middleware"]

@@ -360,6 +360,7 @@ def test_the_templates_that_come_with_the_package_have_tools(name: str) -> None:
     """For models whose own template leaves them out: SmolLM2, Llama 3, Gemma 3, Mistral 7B."""
     bare = {
         "chatml": Family("", "hermes", None, "<|im_end|>"),
+        "chatml-vision": Family("", "hermes", None, "<|im_end|>"),
         "llama3": FAMILIES["llama3.1"],
         "gemma": Family("", "hermes", None, "<end_of_turn>", "<bos>", ("<start_of_turn>",)),
         "mistral": Family("", "hermes", None, "</s>", "<s>"),

@@ -58,6 +58,9 @@ FAKES: dict[str, dict[str, Any]] = {
     "own_tasks": {"measure": ROW | {"minutes": 1.0}},
     "selfplay": {"train": None, "row": ROW},
     "packages": {"build": 1.0, "measure": ROW},
+    "catalogue": {"measure": ROW},
+    "mcp_servers": {"measure": ROW},
+    "harnesses": {"install": "/a/folder", "build": 1.0, "measure": ROW},
 }
 ROWS = {
     "environments": len(import_module("benchmarks.environments").tasks(agents=False)),
@@ -75,6 +78,8 @@ ROWS |= {
     "fleet": 3,
     "gate": 8,
     "general_policy": 2,
+    "catalogue": 4,
+    "mcp_servers": 3,
     "iteration": 2,
     "learning": 2,
     "mixed": 2,
@@ -93,7 +98,7 @@ def call(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_benchmark_has_an_estimate_and_every_file_is_one() -> None:
     files = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_")}
     assert set(BENCHMARKS) == files == set(FAKES)
-    assert sum(known.quick for known in BENCHMARKS.values()) < 46 * 60
+    assert sum(known.quick for known in BENCHMARKS.values()) < 54 * 60
     for name, known in BENCHMARKS.items():
         assert known.quick <= 300, name
         assert known.quick <= known.full, name
@@ -136,7 +141,7 @@ def test_quick_rows_come_one_by_one(
     monkeypatch.setattr(_common, "slowness", lambda: 1.0)
     monkeypatch.setattr(os, "chdir", lambda _: None)
     monkeypatch.setattr(_common, "call", lambda *_, **__: None)
-    for variable in ("FLYWHEEL_LEDGER_URL", "NO_PROXY"):  # the judge's benchmark sets them for good
+    for variable in ("FLYWHEEL_LEDGER_URL", "NO_PROXY", "PATH", "DVC_NO_ANALYTICS"):  # benchmarks set them for good
         monkeypatch.setenv(variable, os.environ.get(variable, ""))
     call(name, ["--quick", "--json", *WORDS.get(name, [])], monkeypatch)
     printed.extend(capsys.readouterr().out.splitlines())

@@ -26,6 +26,7 @@ from steps.core.errors import UserError
 from steps.core.masking import MASK, Masker
 from steps.core.params import Params, Policy
 from steps.core.records import Judgement, Order, Reward, Trajectory, Turn, write_records
+from steps.policy.chat import Prompt
 from steps.project import store as register
 from steps.runner import stage
 from steps.sampling import players
@@ -363,7 +364,7 @@ def test_sampled_episodes_keep_their_turns_times(monkeypatch: pytest.MonkeyPatch
     def parse(ids: Any) -> Any:
         return SimpleNamespace(message={"role": "assistant", "content": "hm"}, problems=())
 
-    chat: Any = SimpleNamespace(prompt_ids=lambda _: [1, 2], parse=parse, suffix_ids=lambda *_: [5], call_hint="")
+    chat: Any = SimpleNamespace(prompt=lambda *_: Prompt([1, 2]), parse=parse, suffix_ids=lambda *_: [5], call_hint="")
     kept: dict[str, Any] = {}
 
     def keep(began: float, turns: dict[str, Any]) -> None:
