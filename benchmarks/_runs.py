@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from benchmarks._common import ROOT, tell
 
@@ -62,6 +62,24 @@ def training(chosen: Mapping[str, object]) -> list[str]:
     """The words of the main job, `flows.train`, with these parameters, and `policy.threads` for a single core."""
     chosen = dict(chosen) | ({} if own_core() is None else {"policy.threads": 1})
     return ["-m", "flows.train", *(word for name, value in chosen.items() for word in ("--set", f"{name}={value}"))]
+
+
+def gain(name: str, summary: Mapping[str, Any], goal: float) -> dict[str, Any]:
+    """The row of a run by its summary.json: test success of the base and of the trained policy, and what lies between."""
+    base, trained = summary["base"], summary["trained"]
+    return {
+        "name": name,
+        "ratio": round(trained["success"] / base["success"], 3) if base["success"] else None,
+        "base": round(base["success"], 3),
+        "trained": round(trained["success"], 3),
+        "difference": round(trained["success"] - base["success"], 3),
+        "goal": goal,
+        "base_ci95": base["ci95"],
+        "trained_ci95": trained["ci95"],
+        "curve": [round(row["success"], 3) for row in summary["iterations"]],
+        "iteration": trained["iteration"],
+        "seconds": round(summary["wall_seconds"]),
+    }
 
 
 def jobs(parser: argparse.ArgumentParser) -> None:

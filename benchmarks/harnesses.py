@@ -156,18 +156,7 @@ def train(root: Path, task: str, seed: int, iterations: int, share: int) -> dict
 def measure(root: Path, name: str, seed: int, iterations: int, share: int) -> dict[str, Any]:
     """The row of a harness and a seed."""
     summary = train(root, f"harness:{name}", seed, iterations, share)
-    base, trained = summary["base"], summary["trained"]
-    return {
-        "name": f"{name} seed {seed}",
-        "ratio": round(trained["success"] / base["success"], 3) if base["success"] else None,
-        "base": round(base["success"], 3),
-        "trained": round(trained["success"], 3),
-        "difference": round(trained["success"] - base["success"], 3),
-        "goal": GAIN,
-        "curve": [round(row["success"], 3) for row in summary["iterations"]],
-        "iteration": trained["iteration"],
-        "seconds": round(summary["wall_seconds"]),
-    }
+    return _runs.gain(f"{name} seed {seed}", summary, GAIN)
 
 
 def main() -> None:

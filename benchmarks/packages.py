@@ -83,23 +83,8 @@ def train(root: Path, task: str, seed: int, iterations: int, share: int) -> dict
 def measure(root: Path, task: str, seed: int, iterations: int, share: int, build_seconds: float) -> dict[str, Any]:
     """The row of a task and a seed."""
     summary = train(root, task, seed, iterations, share)
-    base, trained = summary["base"], summary["trained"]
-    return {
-        "name": f"{task} seed {seed}",
-        "ratio": round(trained["success"] / base["success"], 3) if base["success"] else None,
-        "base": round(base["success"], 3),
-        "trained": round(trained["success"], 3),
-        "difference": round(trained["success"] - base["success"], 3),
-        "goal": GAIN,
-        "base_ci95": base["ci95"],
-        "trained_ci95": trained["ci95"],
-        "curve": [round(row["success"], 3) for row in summary["iterations"]],
-        "iteration": trained["iteration"],
-        "iterations": iterations,
-        "seconds": round(summary["wall_seconds"]),
-        "limit": LIMIT,
-        "build_seconds": round(build_seconds),
-    }
+    row = _runs.gain(f"{task} seed {seed}", summary, GAIN)
+    return row | {"iterations": iterations, "limit": LIMIT, "build_seconds": round(build_seconds)}
 
 
 def main() -> None:

@@ -20,12 +20,13 @@ name harness:codex.my_task, and has no module: scenarios.jsonl, rubric.md and th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import keyword
 import re
 import shlex
-import shutil
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
@@ -128,6 +129,24 @@ def named(path: Path, name: str) -> str:
     return text.replace("_agent_template", name).replace("_template", name)
 
 
+@contextlib.contextmanager
+def written(files: Mapping[Path, str], folder: Path, *further: Path) -> Iterator[None]:
+    """Write the files of a task. Where that or the body fails, none of them and of the `further` ones is left, and neither
+    is the folder, unless it was there before."""
+    is_begun = folder.exists()
+    folder.mkdir(exist_ok=True)
+    try:
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
+        yield
+    except BaseException:
+        for path in (*files, *further):
+            path.unlink(missing_ok=True)
+        if not is_begun:
+            folder.rmdir()
+        raise
+
+
 def write(name: str, root: Path, is_agent: bool = False) -> list[Path]:
     """Write a new task and return its files. ValueError for an unusable name. On any failure no file is left behind."""
     check(name, root)
@@ -142,16 +161,8 @@ def write(name: str, root: Path, is_agent: bool = False) -> list[Path]:
     if is_agent:
         files[folder / "scenarios.jsonl"] = read_text(TEMPLATE / "scenarios.jsonl")
         files[root / "tests" / "environments" / f"test_{name}.py"] = named(AGENT_TEST, name)
-    folder.mkdir()
-    try:
-        for path, text in files.items():
-            path.write_text(text, encoding="utf-8")
-    except BaseException:
-        for path in files:
-            path.unlink(missing_ok=True)
-        folder.rmdir()
-        raise
-    return list(files)
+    with written(files, folder):
+        return list(files)
 
 
 def write_mcp(name: str, server: str, root: Path) -> list[Path]:
@@ -183,18 +194,8 @@ def write_mcp(name: str, server: str, root: Path) -> list[Path]:
     if name != "mcp":
         title += "Task" if title == "Mcp" or keyword.iskeyword(title) else ""
         files[root / "environments" / f"{name}.py"] = MODULE.format(title=title, name=name)
-    is_begun = folder.exists()
-    folder.mkdir(exist_ok=True)
-    try:
-        for path, text in files.items():
-            path.write_text(text, encoding="utf-8")
+    with written(files, folder, folder / TOOLS):
         record(folder)
-    except BaseException:
-        for path in (*files, folder / TOOLS):
-            path.unlink(missing_ok=True)
-        if not is_begun:
-            folder.rmdir()
-        raise
     return [*files, folder / TOOLS]
 
 
@@ -226,15 +227,8 @@ def write_harness(name: str, harness: str, root: Path) -> list[Path]:
         folder / "rubric.md": HARNESS_RUBRIC,
         preset: HARNESS.format(task=task),
     }
-    folder.mkdir()
-    try:
-        for path, text in files.items():
-            path.write_text(text, encoding="utf-8")
-    except BaseException:
-        preset.unlink(missing_ok=True)
-        shutil.rmtree(folder)
-        raise
-    return list(files)
+    with written(files, folder):
+        return list(files)
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """OpenAI's responses: a request's body to a `Request`. steps/gateway/responses_reply.py writes the answer.
 
 A response is a list of items; those of one turn of the assistant (reasoning, words, calls) are one message here. Left out:
-images, files, stored prompts and conversations, work in the background. Hosted and custom tools are not shown to the policy.
+files, stored prompts and conversations, work in the background. Hosted and custom tools are not shown to the policy.
 """
 
 from __future__ import annotations

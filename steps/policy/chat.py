@@ -92,6 +92,9 @@ class Chat:
     ) -> None:
         self.tokenizer, self.vision, self.blind = tokenizer, vision, blind
         self.backend = getattr(tokenizer, "backend_tokenizer", None)  # without transformers' own work for each text
+        if self.backend is not None:  # a tokenizer.json may cut texts off, which transformers ignores
+            self.backend.no_truncation()
+            self.backend.no_padding()
         self.tools = list(tools)
         self.options = options or {}
         self.end = self._end_of_turn()

@@ -23,10 +23,10 @@ from steps.core.errors import UserError
 from steps.core.params import Agents, Policy
 from steps.gateway.description import openapi
 from steps.gateway.dialects import DIALECTS
-from steps.gateway.plan import Plan
 from steps.gateway.play import Gateway
 from steps.policy.loading import load_tokenizer
 from tests.conftest import ROOT
+from tests.support.plans import plan
 
 FUZZED = int(os.environ.get("FUZZ_INPUTS", "40")) // 10  # requests of each operation; `make fuzz` makes 1,000
 ASK = {"model": "policy", "messages": [{"role": "user", "content": "What is the capital of Peru?"}]}
@@ -43,20 +43,7 @@ class Stage:
             {"episode": "001-0", "scenario": scenario.model_dump(mode="json"), "attempt": 0}
         ]
         agents = Agents(concurrency=1, heartbeat_seconds=600)
-        self.plan = Plan(
-            journal=str(folder / "journal" / "journal.sqlite"),
-            task="toy",
-            policy=Policy().model_dump(mode="json"),
-            agents=agents.model_dump(),
-            adapter="adapter",
-            order="free",
-            grammar="exact",
-            seed=1,
-            temperature=1.0,
-            max_tokens=64,
-            max_turns=None,
-            episodes=episodes,
-        )
+        self.plan = plan(folder / "journal" / "journal.sqlite", episodes, agents)
         self.gateway = Gateway()
         self.gateway.begin(self.plan)
         self.sampled = 0

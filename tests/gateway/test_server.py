@@ -15,9 +15,10 @@ from environments.base import Scenario
 from steps.core.params import Agents, Policy
 from steps.core.records import Trajectory
 from steps.gateway.batch import Batch
-from steps.gateway.plan import Chats, Plan
+from steps.gateway.plan import Chats
 from steps.gateway.server import Server
 from steps.policy.chat import Chat
+from tests.support.plans import plan
 
 KEY = "the gateway's key"
 TOOL: Any = {
@@ -85,22 +86,8 @@ class Table:
             {"episode": f"001-{place}", "scenario": scenario.model_dump(mode="json"), "attempt": 0}
             for place, scenario in enumerate(scenarios)
         ]
-        options: Any = {"order": "free", "max_tokens": 64, "max_turns": None} | settings
-        agents = options.pop("agents", {})
-        self.plan = Plan(
-            journal=str(folder / "journal.sqlite"),
-            task="toy",
-            policy=Policy().model_dump(mode="json"),
-            agents=Agents(**agents).model_dump(),
-            adapter="adapter",
-            order=options["order"],
-            grammar="exact",
-            seed=1,
-            temperature=1.0,
-            max_tokens=options["max_tokens"],
-            max_turns=options["max_turns"],
-            episodes=entries,
-        )
+        agents = Agents(**settings.pop("agents", {}))
+        self.plan = plan(folder / "journal.sqlite", entries, agents, **settings)
         self.chats, self.server, self.engine = chats, Server(KEY, ["gateway"]), FakeEngine(chats)
         self.start()
         transport = httpx.ASGITransport(self.server.app)

@@ -489,3 +489,12 @@ def test_a_task_without_tools_needs_no_template_for_them(tokenizer: Any) -> None
     assert chat.parse(chat.completion_ids(assistant(content="12"))).message["content"] == "12"
     with pytest.raises(ValueError, match="leaves out the tools"):
         Chat(plain, TOOLS)
+
+
+def test_a_tokenizer_that_cuts_texts_off_renders_whole_prompts(chat: Chat, tokenizer: Any) -> None:
+    """Some files tokenizer.json say so, for a use that is not this one."""
+    whole = chat.prompt_ids(SYSTEM_AND_USER)
+    cut = copy.deepcopy(tokenizer)
+    cut.backend_tokenizer.enable_truncation(4)
+    cut.backend_tokenizer.enable_padding(length=2**10)
+    assert Chat(cut, chat.tools).prompt_ids(SYSTEM_AND_USER) == whole

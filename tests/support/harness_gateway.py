@@ -25,10 +25,11 @@ from steps.agents.episode import Episode
 from steps.core.params import Agents, Policy
 from steps.core.records import Trajectory
 from steps.gateway.batch import Batch
-from steps.gateway.plan import Chats, Plan
+from steps.gateway.plan import Chats
 from steps.gateway.server import Server
 from steps.gateway.types import Request
 from tests.conftest import free_port
+from tests.support.plans import plan
 
 Script = Callable[[Request], Message]
 WORK = re.compile(
@@ -119,21 +120,10 @@ async def play(
     policy = Policy(context=200_000)
     chats, server = Chats(policy), Server("the gateway's key", [])
     engine = ScriptedEngine(chats, script)
-    plan = Plan(
-        journal=str(folder / "journal.sqlite"),
-        task=task,
-        policy=policy.model_dump(mode="json"),
-        agents=Agents(concurrency=len(names), heartbeat_seconds=3600).model_dump(),
-        adapter="adapter",
-        order="free",
-        grammar="exact",
-        seed=1,
-        temperature=1.0,
-        max_tokens=1024,
-        max_turns=None,
-        episodes=entries,
-    )
-    batch = engine.batch = server.batch = Batch(plan, chats, engine.send)
+    agents = Agents(concurrency=len(names), heartbeat_seconds=3600)
+    made = {"task": task, "policy": policy.model_dump(mode="json"), "max_tokens": 1024}
+    planned = plan(folder / "journal.sqlite", entries, agents, **made)
+    batch = engine.batch = server.batch = Batch(planned, chats, engine.send)
     counted, port = Refusals(server.app), free_port()
     running = uvicorn.Server(uvicorn.Config(counted, host="127.0.0.1", port=port, log_level="warning", lifespan="off"))
     serving = asyncio.create_task(running.serve())
