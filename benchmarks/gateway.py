@@ -30,7 +30,8 @@ TASK = "benchmarks._agent"
 CONNECTIONS, MANY, MORE = 64, 256, 128  # and with tools
 TOOL_SECONDS = 0.05
 TEXT = "The meeting about the new office is on Tuesday at ten. " * 8
-SHAPES = {"embedded": (None, 32, 12), "smollm2": ("smollm2", 32, 2)}  # preset, tokens of a call, calls of an episode
+# Preset, tokens of a call, calls of an episode, and calls one after another on the idle engine.
+SHAPES = {"embedded": (None, 32, 12, 200), "smollm2": ("smollm2", 32, 2, 40)}
 
 
 @contextlib.contextmanager
@@ -106,18 +107,19 @@ def measure(shape: str, folder: str, is_quick: bool) -> dict[str, Any]:
     from flows.repro.parameters import set_params
     from steps import initialise
 
-    preset, tokens, calls = SHAPES[shape]
+    preset, tokens, calls, single_calls = SHAPES[shape]
     params = (
         set_params([], task="json_records", dry_run=True, preset=preset) if preset else set_params([], dry_run=True)
     )
-    calls = max(calls // 4, 1) if is_quick else calls
+    if is_quick:
+        calls, single_calls = max(calls // 4, 1), single_calls // 5
     place = Path(folder)
     place.mkdir()
     with contextlib.redirect_stdout(sys.stderr):
         adapter = place / "adapter"
         initialise.initialise(adapter, place / "checkpoint", cast(Any, params))
         through_gateway(params, adapter, 8, 2, tokens, 0.0, 8)  # starts engine, gateway and clients
-        _, single, prompts = through_gateway(params, adapter, 1, 40 if is_quick else 200, tokens, 0.0, 1)
+        _, single, prompts = through_gateway(params, adapter, 1, single_calls, tokens, 0.0, 1)
         _, bare = alone(params, adapter, prompts, 1)
         result: dict[str, Any] = {
             "median_ms": round(1e3 * (statistics.median(single) - statistics.median(bare)), 2),

@@ -140,7 +140,13 @@ def planned(
     if params.update.advantages == "gigpo":
         gains, by_turn, flat, grouped = credit_turns(batch, scores, gains, scenarios, params)
     fates = {
-        trajectory.id: fate(trajectory.id in bad, score, gain, trajectory.id in masked)
+        trajectory.id: fate(
+            trajectory.id in bad,
+            score,
+            gain,
+            trajectory.id in masked,
+            any(1 in row.mask for row in rows[trajectory.id]),
+        )
         for trajectory, score, gain in zip(batch, scores, gains, strict=True)
     }
     if len(fates) != len(batch):

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +20,7 @@ from typing import Any, NamedTuple
 
 from steps.core.errors import UserError
 from steps.core.yaml_text import read_mapping
+from steps.project.git import git as in_git
 from viewer.index import Index
 
 HERE = "."  # the name of the folder's own run; no other name begins with a dot
@@ -121,11 +120,8 @@ def project(run: Path) -> Path:
 
 def git(root: Path, *words: str) -> str:
     """The output of git; empty if there is no repository or the command fails."""
-    if not (root / ".git").exists():
-        return ""
-    with suppress(OSError):  # without git there are no kept runs
-        process = subprocess.run(["git", "-C", os.fspath(root), *words], capture_output=True)
-        return "" if process.returncode else process.stdout.decode(errors="replace")
+    with suppress(UserError):  # without git there are no kept runs
+        return in_git(root, *words) if (root / ".git").exists() else ""
     return ""
 
 

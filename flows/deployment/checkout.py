@@ -26,7 +26,7 @@ from steps.core.progress import say
 from steps.core.terminal import exit_code
 from steps.project import lock, store
 from steps.project.dvc import dvc, dvc_output
-from steps.project.git import git
+from steps.project.git import DIFF, git
 from steps.runner import handover
 
 JUDGED = Path(".flywheel/judged")  # in a worktree whose data are copies of another run's, for the viewer
@@ -119,7 +119,7 @@ def source(root: Path, name: str) -> Source:
             raise UserError(f"the MLflow run {name} has no {', '.join(missing)}: it was never finished")
         with tempfile.TemporaryDirectory(prefix="flywheel-") as folder:
             files = {
-                file: Path(client.download_artifacts(run.info.run_id, file, folder)).read_text()
+                file: Path(client.download_artifacts(run.info.run_id, file, folder)).read_bytes().decode()
                 for file in ({*workspace.KEPT, "git.diff"} & logged)
             }
     return Source(commit, files.pop("git.diff", ""), files)
@@ -146,15 +146,15 @@ def restore(root: Path, path: Path, run: Source) -> None:
     itself refuses a difference that leaves the folder.
     """
     workspace.add(root, path, run.commit)
-    listed, _, patch = run.difference.partition("diff --git ")
+    listed, _, patch = f"\n{run.difference}".partition("\ndiff --git ")
     if untracked := re.findall(r"^\?\? (.+)$", listed, re.MULTILINE):
         say(f"files that git did not track are not restored: {', '.join(untracked[:5])}")
     if patch:
-        with tempfile.NamedTemporaryFile("w", prefix="flywheel-", suffix=".patch") as file:
-            file.write(f"diff --git {patch}")
+        with tempfile.NamedTemporaryFile(prefix="flywheel-", suffix=".patch") as file:
+            file.write(f"diff --git {patch}".encode())
             file.flush()
             git(path, "apply", "--whitespace=nowarn", file.name)
-        different = git(path, "diff", "--name-only", "-z", "HEAD") + git(path, "ls-files", "--others", "-z")
+        different = git(path, "diff", *DIFF, "--name-only", "-z", "HEAD") + git(path, "ls-files", "--others", "-z")
         if links := [name for name in different.split("\0") if name and (path / name).is_symlink()]:
             raise UserError(f"the run's git.diff makes a symbolic link of {links[0]}: such a run is not restored")
     if run.files and workspace.STARTED not in run.files:

@@ -25,6 +25,7 @@ SAID = {
     "failed episodes": "Warning: rollout: ",
     "no variance": " teaches nothing: ",
     "unscored": "no judge could score any",
+    "no choice": "no token bears loss",
 }
 EQUAL = (
     "the attempts at each scenario all earned the same reward, so that none is better than another. Take easier scenarios "
@@ -59,7 +60,7 @@ def stops(folder: Path) -> list[tuple[str, str | None]]:
 
 
 def teaches_nothing(iteration: int) -> bool:
-    """Whether no trajectory of the iteration's batch pushed the policy anywhere."""
+    """Whether no token of the iteration's batch pushed the policy anywhere."""
     return "gradient" not in read(RUN / iteration_name(iteration) / "fates.json").values()
 
 
@@ -121,5 +122,11 @@ def cause(folder: Path) -> str:
         return f"no judge could score any of the {total} episodes, for the reasons in {folder / 'judgements.jsonl'}"
     if sum(cut.values()) == total:
         return f"all {total} episodes were truncated: {'; '.join(CURES[reason] for reason in cut)}"
+    if fates["constrained"]:
+        return (
+            f"in {fates['constrained']} of {total} trajectories no token bears loss, because the grammar of a schema "
+            "(response_format) or of a forced tool left no choice at it, or is not known: look at rollout.grammar, and at "
+            "what the agent asks for"
+        )
     counts = ", ".join(f"{number} {fate.replace('_', ' ')}" for fate, number in sorted(fates.items()))
     return f"{EQUAL} (of {total} trajectories: {counts}; truncated: {sum(cut.values())})"

@@ -23,7 +23,7 @@ from steps.analytics.analysis import Analysis, analyse
 from steps.analytics.episodes import SPLITS
 from steps.analytics.transcripts import printable
 from steps.core.terminal import command_parser, console, exit_code, table
-from steps.training.fates import TOKEN_FATES
+from steps.training.fates import FATES
 
 
 def run(words: argparse.Namespace) -> None:
@@ -82,11 +82,11 @@ def tables(analysis: Analysis) -> list[Any]:
             errors.add_row(pattern.where, printable(pattern.text), str(pattern.count), str(pattern.episodes))
         shown.append(errors)
     if analysis.waste:
-        fates = ("iteration", "tokens", *TOKEN_FATES, "µs/gradient token", "judge")
+        fates = ("iteration", "tokens", *FATES, "µs/gradient token", "judge")
         shown.append(titled("sampled tokens: what became of them", *fates))
         for number, waste in analysis.waste.items():
             seconds, cost = waste.seconds_per_gradient_token, waste.judge_cost
-            cells = [f"{waste.shares[fate]:.1%}" for fate in TOKEN_FATES]
+            cells = [f"{waste.shares[fate]:.1%}" for fate in FATES]
             cells += ["" if seconds is None else f"{1e6 * seconds:.0f}", "" if cost is None else f"{cost:.4g}"]
             shown[-1].add_row(number, str(waste.sampled), *cells)
     return shown

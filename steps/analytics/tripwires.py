@@ -237,10 +237,10 @@ def zero_gradient(it: Iteration) -> str:
 
 def no_choice(it: Iteration) -> str:
     trained, without = it.metrics.get("tokens_trained"), it.metrics.get("tokens_dropped/constrained", 0)
-    if it.metrics["trained"] and trained is not None and without > FORCED * (trained + without):
+    if trained is not None and without > FORCED * (trained + without):
         return (
-            f"of the {trained + without} tokens of trajectories that are trained on, {without} bear no loss, because a "
-            "grammar left no choice or is not known: look at rollout.grammar, and at the schemas that the agent asks for"
+            f"of {trained + without} tokens with a signal {without} bear no loss, because the grammar of a schema or of a "
+            "forced tool left no choice or is not known: look at rollout.grammar, and at what the agent asks for"
         )
     return ""
 

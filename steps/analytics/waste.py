@@ -19,7 +19,7 @@ from pathlib import Path
 from steps.core.errors import UserError
 from steps.core.parquet import read_columns
 from steps.core.records import OUTPUTS, Record, sampled_mask
-from steps.training.fates import FATES, TOKEN_FATES, TRAINED, token_fates
+from steps.training.fates import FATES, TRAINED, token_fates
 
 UNIT = 2**40  # shares are whole numbers of 1 / UNIT, so that floats of them sum to 1 exactly, in any order
 
@@ -60,7 +60,7 @@ def waste(folder: Path) -> Waste:
             "(`.venv/bin/dvc repro` "
             "runs it again)"
         )
-    tokens: dict[str, int] = dict.fromkeys(TOKEN_FATES, 0)
+    tokens: dict[str, int] = dict.fromkeys(FATES, 0)
     if "turns" in batch.column_names:  # [N] lists of turns, each a list of tokens
         turns = batch["turns"].combine_chunks()
         flat, places = pc.list_flatten(turns), pc.list_parent_indices(turns).to_pylist()

@@ -23,13 +23,13 @@ Fate = Literal[
     "unscored",  # a judge could not score it
     "zero_variance",  # all scores of its group are equal, or it is the only one that was scored
     "truncated",  # cut off, and update.truncated_completions is mask
+    "constrained",  # a grammar left no choice at any of its tokens, or an unknown one chose them: none bears loss
     "at_mean",  # trained on, but its score is its group's mean: only the KL to the base policy changes anything
 ]
 FATES: tuple[Fate, ...] = get_args(Fate)
 TRAINED: tuple[Fate, ...] = ("gradient", "at_mean")
-WITHOUT_SIGNAL: tuple[Fate, ...] = ("unscored", "zero_variance", "truncated")
-CONSTRAINED = "constrained"
-TOKEN_FATES: tuple[str, ...] = (*FATES, CONSTRAINED)
+CONSTRAINED: Fate = "constrained"
+WITHOUT_SIGNAL: tuple[Fate, ...] = ("unscored", "zero_variance", "truncated", CONSTRAINED)
 DROPPED = {  # why a sampled token is not trained on, by its fate
     "quarantined": "quarantined",
     "truncated": "masked",
@@ -39,8 +39,11 @@ DROPPED = {  # why a sampled token is not trained on, by its fate
 }
 
 
-def fate(is_quarantined: bool, score: float | None, advantage: float | None, is_masked: bool) -> Fate:
-    """The first reason that holds; `score` and `advantage` as in steps/training/batches.py."""
+def fate(
+    is_quarantined: bool, score: float | None, advantage: float | None, is_masked: bool, has_choice: bool = True
+) -> Fate:
+    """The first reason that holds; `score` and `advantage` as in steps/training/batches.py. `has_choice`: a token of its
+    rows bears loss."""
     if is_quarantined:
         return "quarantined"
     if score is None:
@@ -49,6 +52,8 @@ def fate(is_quarantined: bool, score: float | None, advantage: float | None, is_
         return "zero_variance"
     if is_masked:
         return "truncated"
+    if not has_choice:
+        return CONSTRAINED
     return "gradient" if abs(advantage) > 1e-9 else "at_mean"
 
 
@@ -81,7 +86,7 @@ def account(
 
 
 def token_fates(of_trajectory: str, mask: Sequence[int]) -> dict[str, int]:
-    """How many of a turn's sampled tokens have which of TOKEN_FATES; `mask`: Turn.mask."""
+    """How many of a turn's sampled tokens have which fate; `mask`: Turn.mask."""
     if of_trajectory not in TRAINED:
         return {of_trajectory: len(mask)}
     return {of_trajectory: sum(mask), CONSTRAINED: len(mask) - sum(mask)}

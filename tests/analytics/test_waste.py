@@ -16,7 +16,7 @@ from steps.core.errors import UserError
 from steps.core.records import Reward, StopReason, Trajectory, Turn, write_records
 from steps.training import grpo
 from steps.training.batches import Example
-from steps.training.fates import FATES, TOKEN_FATES, account
+from steps.training.fates import FATES, account
 
 END = 2  # the token that ends a turn
 ADAPTER = "a" * 16
@@ -159,7 +159,7 @@ def test_the_table_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "constrained": 0,
     }
     assert found.tokens == tokens
-    assert found.trajectories == dict(zip(FATES, (3, 1, 1, 4, 1, 1), strict=True))
+    assert found.trajectories == dict(zip(FATES, (3, 1, 1, 4, 1, 0, 1), strict=True))
     assert found.shares == {name: pytest.approx(count / 100, abs=1e-11) for name, count in tokens.items()}
     assert sum(found.shares.values()) == 1
     assert (found.sampled, found.trained) == (100, 50)
@@ -207,7 +207,7 @@ def test_what_a_grammar_chose_and_what_forked_is_accounted_for(tmp_path: Path, m
     assert (measured["tokens_collected"], measured["tokens_trained"]) == (36, 12)
     assert (measured["tokens_dropped/constrained"], measured["tokens_dropped/without_signal"]) == (6, 18)
     found = waste.waste(folder)
-    assert found.tokens == dict.fromkeys(TOKEN_FATES, 0) | {"gradient": 12, "constrained": 6, "zero_variance": 18}
+    assert found.tokens == dict.fromkeys(FATES, 0) | {"gradient": 12, "constrained": 6, "zero_variance": 18}
     assert found.trained == Counting.tokens == 12
 
 

@@ -75,6 +75,7 @@ def test_a_sound_iteration_gives_no_warning(folder: Path) -> None:
         ),
         (["done", "length"], ["zero_variance"] * 2, "all earned the same reward.*2 zero variance; truncated: 1"),
         (["done"] * 2, ["at_mean", "unscored"], "1 at mean, 1 unscored"),
+        (["done"] * 2, ["constrained", "zero_variance"], "in 1 of 2 trajectories no token bears loss.*response_format"),
     ],
 )
 def test_an_iteration_that_teaches_nothing_says_why(
