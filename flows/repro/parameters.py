@@ -18,6 +18,7 @@ from steps.core.yaml_text import read_mapping
 
 MODELS = Path("tasks_data/_models")  # presets of models: the settings of any task that go with one
 WITH_TOOLS = "with_tools."  # the section of such a preset with the least numbers that a task with tools gets
+RUBRIC = "An attempt is better the more of the task's goal it reaches, and among equals the shorter it is.\n"
 
 
 def set_params(
@@ -71,6 +72,11 @@ def set_params(
                 _packages.write(name, folder)
             except FileNotFoundError as problem:  # an agent's scenarios, which are the user's to write
                 raise UserError(str(problem)) from None
+        is_project = path.with_name("dvc.yaml").exists()  # whose stages depend on it, whatever scores
+        if is_project and not (folder / "rubric.md").exists() and not dry_run:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / "rubric.md", RUBRIC)
+            say(f"{folder / 'rubric.md'} is new: what makes one attempt better than another, for a judge model")
     return checked
 
 

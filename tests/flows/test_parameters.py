@@ -146,6 +146,21 @@ def test_another_task_begins_with_its_preset(folder: Path) -> None:
     assert (folder / "params.yaml").read_text() == written.replace("task: tic_tac_toe", "task: my_team.my_task")
 
 
+def test_a_task_without_data_gets_the_file_on_which_stages_depend(folder: Path) -> None:
+    """An agent elsewhere whose scenarios come from code has no folder in tasks_data/."""
+    (folder / "my_team").mkdir()
+    (folder / "my_team/my_task.py").write_text("")
+    (folder / "dvc.yaml").touch()
+    rubric = folder / "tasks_data/my_team.my_task/rubric.md"
+    set_params([], task="my_team.my_task", dry_run=True)
+    assert not rubric.exists()
+    set_params([], task="my_team.my_task")
+    assert "better" in rubric.read_text()
+    rubric.write_text("Mine.\n")
+    set_params(["seed=4"])
+    assert rubric.read_text() == "Mine.\n"
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
