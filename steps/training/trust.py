@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 GROWTH = 4.0  # by how much the divergence may grow with the last optimiser step, which is not measured within that
 SHORTER = 0.7  # the most that is kept of a step that is too long, each time
 ROUNDS = 12  # 0.7 ** 12 is 1 %, and the divergence falls with the square of that
+ROUNDS_BACK = 4  # towards the bound, where a step was shortened too much
 
 
 class TrustRegion:
@@ -64,21 +65,37 @@ class TrustRegion:
         if share < 1.0 and not math.isfinite(measured):
             return measured
         ended = {name: value.detach().clone() for name, value in self.weights.items()}
-        kept = 1.0
+
+        def at(part: float) -> float | None:
+            self._go(ended, part)
+            measure()
+            return self.take()
+
+        kept, beyond = 1.0, 1.0  # the share of the way that is tried, and the least that is too long
         for _ in range(ROUNDS):
             ratio = math.sqrt(self.limit * share / measured) if math.isfinite(measured) else 0.0
-            kept *= min(SHORTER, max(ratio, 0.1))
-            self._go(ended, kept)
-            measure()
-            measured = self.take()
+            kept, beyond = kept * min(SHORTER, max(ratio, 0.1)), kept
+            measured = at(kept)
             if measured is None or measured <= self.limit:
-                self.kept *= kept
-                return measured
-        raise UserError(
-            f"the optimiser steps cannot be shortened to update.max_kl ({self.limit:g} nats a token; it is at "
-            f"{measured}): nothing of this update is kept. Lower update.learning_rate or set policy.dtype: float32, then "
-            "run the same command again"
-        )
+                break
+        else:
+            raise UserError(
+                f"the optimiser steps cannot be shortened to update.max_kl ({self.limit:g} nats a token; it is at "
+                f"{measured}): nothing of this update is kept. Lower update.learning_rate or set policy.dtype: float32, "
+                "then run the same command again"
+            )
+        # A divergence that grows faster than the square of the way was cut too far: back, between the two.
+        for _ in range(ROUNDS_BACK):
+            if measured is None or measured * GROWTH >= self.limit * share or kept >= SHORTER * beyond:
+                break
+            longer = math.sqrt(kept * beyond)
+            nats = at(longer)
+            if nats is not None and nats > self.limit * share:
+                beyond, measured = longer, at(kept)
+            else:
+                kept, measured = longer, nats
+        self.kept *= kept
+        return measured
 
     def finish(self, measured: float | None, measure: Callable[[], None]) -> float | None:
         """As `hold` after the last step; `measured` is the divergence before it, or None."""

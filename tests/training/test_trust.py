@@ -56,6 +56,8 @@ def test_no_update_leaves_its_bound_however_large_its_steps_are(
     assert 0 < reached[0.01] < 0.03  # measured on a part of the rows
     assert measured["update/kl"] <= 0.01
     assert 0 < measured["update/kept"] < 1
+    if steps == 1:  # later steps may lead back
+        assert measured["update/kl"] > 0.0005, "what is kept is as much as the bound allows, not nearly nothing"
 
 
 def test_an_update_within_its_bound_is_the_same_without_it(policy: Policy, tmp_path: Path) -> None:
@@ -68,6 +70,28 @@ def test_an_update_within_its_bound_is_the_same_without_it(policy: Policy, tmp_p
         again.train(with_advantages(rows), Update(steps_per_generation=3, max_kl=limit), 1.0, seed=3)
         again.save_adapter(tmp_path / str(limit))
     assert files(tmp_path / "None") == files(tmp_path / "10.0")
+
+
+@pytest.mark.parametrize("power", [1, 2, 8, 40])
+@pytest.mark.parametrize("far", [1.1, 30.0])
+def test_a_step_is_shortened_to_the_bound_however_its_divergence_grows(power: int, far: float) -> None:
+    """With the square of the way, as of small steps, or far faster, as of large ones."""
+    import torch
+
+    weights = {"a": torch.zeros(1, dtype=torch.float64)}
+    trust = TrustRegion(weights, 0.01)
+    weights["a"].fill_(far)
+
+    def nats() -> float:
+        return float(0.01 * weights["a"].abs() ** power)
+
+    def measure() -> None:
+        trust.sums = [nats(), 1.0]
+
+    reached = trust.hold(nats(), measure)
+    assert reached == nats() <= 0.01
+    assert weights["a"] > 0.49, "half of what the bound allows, at least"
+    assert float(weights["a"]) == pytest.approx(far * trust.kept)
 
 
 def test_a_step_that_cannot_be_shortened_enough_is_refused() -> None:
