@@ -45,7 +45,8 @@ def conversation_of(value: Any, packed: bool = False) -> list[Message]:
 
 
 def answer_of(value: Any, packed: bool = False) -> list[Message]:
-    """The messages of a model's output; a plain text is the assistant's, and so is JSON that is no message, if not `packed`."""
+    """The messages of a model's output. A plain text is the assistant's; and so is JSON text that is no message, if the
+    field is not `packed`."""
     made = whole(value) if packed else decoded(value)
     if isinstance(made, str) or (isinstance(value, str) and not packed and not _is_answer(made)):
         return [writable({"role": "assistant", "content": value})]

@@ -24,7 +24,8 @@ class Feedback(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     response: str = ""  # the hashed id of the answer; empty: the whole conversation
-    score: float | None = None  # 0 (bad) to 1 (good)
+    name: str = ""  # of the score; empty: a word such as "good", which needs no scale
+    score: float | None = None  # 0 (bad) to 1 (good); what is outside waits for a scale (steps/traces/opinions.py)
     label: str = ""
     comment: str = ""
     correction: Message | None = None  # the answer that would have been right
@@ -53,6 +54,12 @@ class Unreadable(NamedTuple):
 
     source: str  # where it stands: a file and line, or a key
     reason: str
+
+
+class PassedOver(NamedTuple):
+    """Something in a source that is no conversation, and no fault: it is counted."""
+
+    what: str
 
 
 def key_of(producer: str, name: str) -> str:
