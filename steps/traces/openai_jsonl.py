@@ -1,7 +1,7 @@
 """Conversations in JSON lines of OpenAI's forms, and in those that resemble them.
 
     {"messages": [...], "tools": [...]}                              rows for fine-tuning; the whole conversation
-    {"request": {"messages": [...]}, "response": {"choices": [...]}}  logged calls: chat completions, Responses, Anthropic's, …
+    {"request": {"messages": [...]}, "response": {"choices": [...]}}  logged calls, of any dialect
     {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}     preferences
     {"run_type": "llm", "inputs": {...}, "outputs": {...}}           runs of LangSmith
 

@@ -56,7 +56,9 @@ def is_outside(feedback: Feedback) -> bool:
 
 def waits(name: str) -> str:
     """Why no score of a name counts."""
-    return f"a score {name} is not on its scale, so none of them counts: say what is worst and best, --scale {name}=LOW..HIGH"
+    return (
+        f"a score {name} is not on its scale, so none counts: say what is worst and best with --scale {name}=LOW..HIGH"
+    )
 
 
 def unscaled(parts: Iterable[Conversation]) -> set[str]:
@@ -64,9 +66,14 @@ def unscaled(parts: Iterable[Conversation]) -> set[str]:
     return {feedback.name for part in parts for feedback in part.feedback if is_outside(feedback)}
 
 
+def waiting(part: Conversation, names: set[str]) -> list[str]:
+    """The scores of a conversation that wait for the scale of one of these names."""
+    return [feedback.name for feedback in part.feedback if feedback.name in names]
+
+
 def without_scores(part: Conversation, names: set[str]) -> Conversation:
-    """A conversation in which the scores of these names wait; words and corrections stay."""
-    if not any(feedback.name in names for feedback in part.feedback):
+    """A conversation without the scores of these names; words and corrections stay."""
+    if not waiting(part, names):
         return part
     kept = (each.model_copy(update={"score": None}) if each.name in names else each for each in part.feedback)
     return part.model_copy(update={"feedback": tuple(kept)})

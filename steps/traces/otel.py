@@ -9,6 +9,7 @@ by their scope, and so are attributes of messages that nothing here reads.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ SESSIONS = (
     "traceloop.association.properties.session_id",
 )
 METADATA = ("metadata.", "ai.telemetry.metadata.", "langfuse.trace.metadata.", "traceloop.association.properties.")
+FRAMEWORK = re.compile("ls_|lc_|langgraph_|checkpoint")  # what LangChain writes into it by itself
 TAGS = ("tag.tags", "langfuse.trace.tags")
 EVALUATION = "gen_ai.evaluation.result"
 FAULTS = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
@@ -72,13 +74,15 @@ class _Reading:
         self.consents: dict[str, list[bool]] = defaultdict(list)
         for span in self.spans:
             fields = span.fields
-            self.shared[span.trace] |= {key: fields[key] for key in SESSIONS if fields.get(key)}
+            self.shared[span.trace] |= {key: spans.decoded_text(fields[key]) for key in SESSIONS if fields.get(key)}
             self.shared[span.trace] |= metadata_of(fields)
             self.consents[span.trace] += consents_in(fields)
+        self.with_tools: set[str] = set()  # traces in which a tool ran
         self.answers: dict[str, list[Message]] = {}  # by the id of the response
 
     def parts(self) -> Iterator[Part]:
         kinds = {span.id: spans.kind(span.fields, self.events[span.id]) for span in self.spans}
+        self.with_tools = {span.trace for span in self.spans if kinds[span.id] == "beside"}
         covered = set()
         for what in ("call", "around", "beside", "other"):
             for span in self.spans:
@@ -95,6 +99,8 @@ class _Reading:
             feedback = self._feedback(span, what)
             if what == "call" or (what == "around" and not is_covered):
                 messages, tools = self._said(span)
+                if what == "around" and span.trace in self.with_tools and not any(m["role"] == "tool" for m in messages):
+                    raise ValueError("tools ran in it, and the calls of the model that used them are not in the file")
                 if messages:
                     yield self._conversation(span, messages, tools, feedback)
                     for field in sorted(spans.unread(span.fields)):
@@ -167,7 +173,7 @@ def consents_in(fields: Mapping[str, Any]) -> list[bool]:
 def metadata_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     """What a user wrote beside a call."""
     about = decoded(fields.get("metadata"))
-    made = dict(about) if isinstance(about, Mapping) else {}
+    made = {n: v for n, v in about.items() if not FRAMEWORK.match(n)} if isinstance(about, Mapping) else {}
     for name, value in fields.items():
         start = next((start for start in METADATA if name.startswith(start)), None)
         made |= {} if start is None else {name.removeprefix(start): spans.decoded_text(value)}

@@ -32,7 +32,7 @@ BARE = {  # the key of a part that has no type: Gemini's and Bedrock's
     "toolResult": "tool_result",
     "reasoningContent": "reasoning",
 }
-NAMES_OF_CALLS = ("id", "call_id", "tool_call_id", "tool_use_id", "toolCallId", "toolUseId")
+NAMES_OF_CALLS = ("call_id", "id", "tool_call_id", "tool_use_id", "toolCallId", "toolUseId")
 BEGUN = re.compile(r"""\s*(\[\s*)+\{\s*["']|\s*\{\s*["'](type|text|role|messages|content|parts|choices|lc)["']\s*:""")
 
 

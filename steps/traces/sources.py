@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from steps.core.errors import UserError
 from steps.traces import captured, files, langfuse_traces, mlflow_traces, openai_jsonl, otel, otlp, store
 from steps.traces.build import DataSets, Task, build, opinion
-from steps.traces.opinions import Scales, moment, unscaled, waits, without_scores
+from steps.traces.opinions import Scales, moment, unscaled, waiting, waits, without_scores
 from steps.traces.privacy import Privacy
 from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined
 
@@ -89,14 +89,15 @@ def ingest(
     starts = tuple(f"{place}{sign}" for place in reading.afresh for sign in (":", " "))
     unreadable = got.unreadable | {row for row in files.read_unreadable(folder) if not row.source.startswith(starts)}
     parts = [part for part in got.parts if part.key not in got.refused]
-    waiting = unscaled(parts) | (set(state.get("unscaled", ())) - scales.keys())
-    state["unscaled"] = sorted(waiting)
-    everything = [*_before(before, parts), *parts]
-    conversations, lost = joined(without_scores(part, waiting) for part in everything)
+    names = unscaled(parts) | (set(state.get("unscaled", ())) - scales.keys())
+    state["unscaled"] = sorted(names)
+    earlier = list(_before(before, parts))
+    unjudged = [(part.key, waits(name)) for part in (*earlier, *parts) for name in waiting(part, names)]
+    parts = [part for part in parts if not waiting(part, names)]
+    conversations, lost = joined([*(without_scores(part, names) for part in earlier), *parts])
     taken = {part.key for part in parts if part.messages}
     unreadable = {row for row in unreadable if row.source not in taken}  # what was missing or refused, and is here now
-    more = [(key, "no consent") for key in got.refused] + [(row.source, row.reason) for row in lost]
-    more += [(part.key, waits(each.name)) for part in everything for each in part.feedback if each.name in waiting]
+    more = [(key, "no consent") for key in got.refused] + [(row.source, row.reason) for row in lost] + unjudged
     unreadable |= {Unreadable(key, f"{files.READING}{reason}") for key, reason in more}
     share = state["regression"] = state.get("regression", REGRESSION) if regression is None else regression
     made = build(conversations, task, share)

@@ -35,7 +35,7 @@ KINDS: dict[str, dict[str, str]] = {  # an attribute -> its values of calls, and
     "llm.request.type": {"call": "chat|completion", "around": "(?!)"},
 }
 OWN = re.compile(
-    r"gen_ai\.(?!usage|conversation|evaluation)|llm\.|ai\.(prompt|response)|langfuse\.observation\.|logfire\.request"
+    r"gen_ai\.(?!usage|conversation|evaluation)|llm\.|ai\.(prompt|response)|langfuse\.observation\.|request_data"
 )
 EVENTS = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message")
 WHOLE = (
@@ -141,7 +141,7 @@ def _by_events(events: Iterable[Event]) -> list[Message]:
     given: list[Any] = []
     for event in events:
         body = whole(event.fields.get("gen_ai.event.content"))
-        own = event.fields | (body if isinstance(body, Mapping) else {})
+        own = event.fields | (dict(body) if isinstance(body, Mapping) else {})
         fields = {name: whole(own[name]) if name == "tool_calls" else own[name] for name in FIELDS if own.get(name)}
         if match := EVENTS.fullmatch(event.name):
             if isinstance(fields.get("content"), Mapping) and "type" not in fields["content"]:

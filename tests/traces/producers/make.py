@@ -406,9 +406,9 @@ def main(words: list[str]) -> None:
     text = json.dumps(truth(), ensure_ascii=False, indent=1) + "\n"
     (GOLDEN / "truth.json").write_text(text, encoding="utf-8")
     if words[:1] == ["vercel"]:
-        return vercel(url, words[1])
+        vercel(url, words[1])
     if words[:1] == ["old"]:
-        return openllmetry(url, "old_")
+        openllmetry(url, "old_")
     makers = (openllmetry, openinference, langchain, langsmith, pydantic_ai, langfuse, mlflow)
     for make in makers:
         if not words or make.__name__ in words:

@@ -1,10 +1,13 @@
 // The conversation by Vercel's AI SDK with its telemetry; prints OTLP's JSON. Started by make.py.
+import { context } from "@opentelemetry/api";
+import { AsyncLocalStorageContextManager } from "@opentelemetry/context-async-hooks";
 import { generateText, jsonSchema, stepCountIs, tool } from "ai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { BasicTracerProvider, InMemorySpanExporter, SimpleSpanProcessor } from "@opentelemetry/sdk-trace-base";
 import { JsonTraceSerializer } from "@opentelemetry/otlp-transformer";
 
 globalThis.AI_SDK_LOG_WARNINGS = false;
+context.setGlobalContextManager(new AsyncLocalStorageContextManager().enable());
 const said = JSON.parse(process.argv[2]);
 const kept = new InMemorySpanExporter();
 const provider = new BasicTracerProvider({ spanProcessors: [new SimpleSpanProcessor(kept)] });
