@@ -188,15 +188,17 @@ def _asked(request: Mapping[str, Any], packed: bool) -> list[Message]:
     config = request.get("config")
     fields = {**config, **request} if isinstance(config, Mapping) else request
     given = next(fields[name] for name in GIVEN if fields.get(name) is not None)
-    messages = conversation_of(given, packed)
-    for name in SYSTEM:
-        if value := whole(fields.get(name)):
-            entry = (
-                value if isinstance(value, Mapping) and ("parts" in value or "content" in value) else {"content": value}
-            )
-            system = messages_in({**entry, "role": "system"}, packed)
-            return messages if messages[:1] == system else [*system, *messages]
-    return messages
+    messages, system = conversation_of(given, packed), system_of(fields, packed)
+    return messages if messages[: len(system)] == system else [*system, *messages]
+
+
+def system_of(request: Mapping[str, Any], packed: bool = False) -> list[Message]:
+    """The system's words that stand beside the messages of a request."""
+    value = next((request[name] for name in SYSTEM if request.get(name)), None)
+    if value is None:
+        return []
+    is_message = isinstance(value, Mapping) and ("parts" in value or "content" in value)
+    return messages_in({**(value if is_message else {"content": value}), "role": "system"}, packed)
 
 
 def _listed(entries: Sequence[Any], packed: bool) -> list[Message]:

@@ -103,10 +103,11 @@ def conversation(row: Mapping[str, Any], scales: Scales | None = None) -> Conver
         row = _of_langsmith(row)
     feedback = [_feedback(entry, scales) for entry in listed(row.get("feedback"))]
     request, response = _mapping(row.get("request")), _mapping(row.get("response"))
-    body = _mapping(request.get("body")) or request or dict(row)
+    beside = {name: row[name] for name in (*SYSTEM, *TOOLS) if row.get(name)}
+    body = beside | (_mapping(request.get("body")) or request) if request else dict(row)
     answer = _mapping(response.get("body")) or response
     if "preferred_output" in row:
-        body = _mapping(row.get("input"))
+        body = beside | _mapping(row.get("input"))
         messages, tools = call_of(body, None)
         messages += answer_of(row.get("non_preferred_output"))
         feedback.append(Feedback(correction=correction_of(row["preferred_output"])))

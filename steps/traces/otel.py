@@ -99,7 +99,11 @@ class _Reading:
             feedback = self._feedback(span, what)
             if what == "call" or (what == "around" and not is_covered):
                 messages, tools = self._said(span)
-                if what == "around" and span.trace in self.with_tools and not any(m["role"] == "tool" for m in messages):
+                if (
+                    what == "around"
+                    and span.trace in self.with_tools
+                    and not any(m["role"] == "tool" for m in messages)
+                ):
                     raise ValueError("tools ran in it, and the calls of the model that used them are not in the file")
                 if messages:
                     yield self._conversation(span, messages, tools, feedback)

@@ -49,9 +49,20 @@ def decoded(value: Any) -> Any:
 def whole(value: Any) -> Any:
     """The same for a field that holds messages. ValueError for JSON that is cut off, which would be taken for words."""
     made = decoded(value)
-    if isinstance(made, str) and BEGUN.match(made):
+    if isinstance(made, str) and is_cut_off(made):
         raise ValueError("messages whose JSON is cut off, or is no JSON")
     return made
+
+
+def is_cut_off(text: str) -> bool:
+    """Whether a text begins as JSON with messages or parts and is none. Words that follow whole JSON are words."""
+    if not BEGUN.match(text):
+        return False
+    try:
+        json.JSONDecoder().raw_decode(text.lstrip())
+    except ValueError:
+        return True
+    return False
 
 
 def unpacked(content: Any, role: str) -> Any:
@@ -59,14 +70,15 @@ def unpacked(content: Any, role: str) -> Any:
     ValueError where such a text is cut off."""
     made = decoded(content)
     if isinstance(made, str):
-        if role != "tool" and BEGUN.match(made):
+        if role != "tool" and is_cut_off(made):
             raise ValueError("content whose JSON is cut off, or is no JSON")
         return made
     parts = made if isinstance(made, list) else [made]
     kinds = [kind_of(part) if isinstance(part, Mapping) else "" for part in parts]
-    is_known = bool(kinds) and all(kind in KINDS for kind in kinds)
-    is_typed = isinstance(made, list) and bool(kinds) and all(kinds) and role != "tool"
-    return made if is_known or is_typed else content
+    if role == "tool":  # whose words often are JSON
+        return made if isinstance(made, list) and kinds and all(kind in KINDS for kind in kinds) else content
+    is_typed = kinds and all(kinds) and (isinstance(made, list) or kinds[0] in KINDS)
+    return made if is_typed else content
 
 
 def kind_of(part: Any) -> str:
@@ -222,14 +234,24 @@ def thought_in(part: Mapping[str, Any]) -> str:
 def result_in(part: Mapping[str, Any]) -> Message:
     """The message of a tool, from a part with its result."""
     inner = _inner(part, "functionResponse", "function_response", "toolResult")
-    value = _first(inner, "response", "result", "content", "output")
+    name = next((name for name in ("response", "result", "content", "output") if inner.get(name) is not None), "")
+    value, are_parts = inner.get(name), name in ("content", "output")
     if isinstance(value, Mapping) and isinstance(value.get("type"), str) and "value" in value:  # Vercel's
-        value = value["value"]
-    if isinstance(value, list) and value and all(_is_text(each) for each in value):
-        value = "\n".join(text_of(each) for each in value)
+        value, are_parts = value["value"], value["type"] == "content"
+    if isinstance(value, list) and value and (are_parts or all(_is_text(each) for each in value)):
+        value = "\n".join(_shown(each) for each in value)
     text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     named = {"tool_call_id": _first(inner, *NAMES_OF_CALLS), "name": _first(inner, "name", "toolName")}
     return {"role": "tool", "content": text} | {name: str(each) for name, each in named.items() if each}
+
+
+def _shown(part: Any) -> str:
+    """The words of a part of a result. ValueError for one that is no text."""
+    if isinstance(part, Mapping) and part.keys() == {"json"}:  # Bedrock's
+        return json.dumps(part["json"], ensure_ascii=False)
+    if (kind := kind_of(part)) not in TEXTS:
+        raise ValueError(f"a result with a part of the type {kind[:40]!r}, which is no text")
+    return text_of(part)
 
 
 def call_of(name_of_call: Any, name: Any, arguments: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from environments.base import Message
-from steps.traces.messages import call_of, conversation_of, decoded, merged, tools_of, whole, with_names
+from steps.traces.messages import call_of, conversation_of, decoded, merged, system_of, tools_of, whole, with_names
 from steps.traces.otlp import Event
 
 Said = tuple[list[Message], tuple[dict[str, Any], ...]]  # messages, tools
@@ -87,6 +87,8 @@ def said(fields: dict[str, Any], events: Sequence[Event]) -> Said:
                 requests.append(fields.get(asked))
                 messages = call_of(fields.get(asked), fields[answered], packed=True)[0]
                 break
+    if messages and all(message["role"] != "system" for message in messages):
+        messages = [*_system(fields), *messages]
     if any(REDACTED in str(message["content"]) for message in messages):
         raise ValueError("its producer records no content, but __REDACTED__")
     return with_names(messages), _tools(fields, requests)
@@ -131,9 +133,7 @@ def _current(fields: Mapping[str, Any]) -> list[Message]:
         return []
     if not isinstance(answers, list) or not isinstance(given, list | None):
         raise ValueError("gen_ai.input.messages or gen_ai.output.messages that is no list")
-    system = whole(fields.get("gen_ai.system_instructions"))
-    request = {"system": system, "messages": given or []}
-    return call_of(request if given else conversation_of([{"role": "system", "content": system}]), answers[:1])[0]
+    return call_of(given, answers[:1])[0]
 
 
 def _by_events(events: Iterable[Event]) -> list[Message]:
@@ -229,6 +229,13 @@ def _tools(fields: Mapping[str, Any], requests: Sequence[Any]) -> tuple[dict[str
         if isinstance(body := decoded(request), Mapping):
             given += [body.get(name) for name in ("tools", "functions", "function_tools", "toolConfig")]
     return next((tools for value in given if value and (tools := tools_of(value))), ())
+
+
+def _system(fields: Mapping[str, Any]) -> list[Message]:
+    """The system's words that stand beside the messages."""
+    requests = [{"system": whole(fields.get("gen_ai.system_instructions"))}]
+    requests += [decoded(fields.get(name)) for name in ("llm.invocation_parameters", "ai.prompt", "input.value")]
+    return next((found for each in requests if isinstance(each, Mapping) and (found := system_of(each))), [])
 
 
 def _entries(fields: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
