@@ -36,6 +36,8 @@ def conversation_of(value: Any, packed: bool = False) -> list[Message]:
         if any(value.get(name) is not None for name in GIVEN):
             return _asked(value, packed)
     if isinstance(value, Mapping):
+        if not value.keys() & {"role", "type", "lc"}:
+            raise ValueError(f"no messages in an object with the fields {_named(value)}")
         value = [value]
     if not isinstance(value, list):
         raise ValueError(f"no messages but a {type(value).__name__}")

@@ -34,9 +34,8 @@ LIKE_JSON = [
     "🌱",
 ]
 CUT_OFF = ['[{"type": "text", "te', '{"role": "assistant", "content', "[{'type': 'text', 'text': 'x'}]"]
-words = st.sampled_from(LIKE_JSON) | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
-    str.strip
-)
+letters = st.characters(exclude_categories=["Cs"])
+words = st.sampled_from(LIKE_JSON) | st.text(letters, min_size=1, max_size=12).filter(str.strip)
 names = st.sampled_from(["read_bed", "is_dry", "log-it"])
 arguments = st.dictionaries(st.sampled_from(["bed", "unit"]), st.integers(0, 9) | words, max_size=2)
 
@@ -94,12 +93,8 @@ def blocks(messages: list[Row]) -> list[Row]:
             thoughts = [{"type": "thinking", "thinking": message["reasoning"]}] if "reasoning" in message else []
             texts = [{"type": "text", "text": message["content"]}] if message["content"] else []
             calls = [
-                {
-                    "type": "tool_use",
-                    "id": call["id"],
-                    "name": call["function"]["name"],
-                    "input": call["function"]["arguments"],
-                }
+                {"type": "tool_use", "id": call["id"], "name": call["function"]["name"]}
+                | {"input": call["function"]["arguments"]}
                 for call in message.get("tool_calls", ())
             ]
             made.append({"role": "assistant", "content": [*thoughts, *texts, *calls]})
