@@ -41,12 +41,12 @@ Part = Conversation | Unreadable | PassedOver
 
 def read(texts: Iterable[str], name: str, scales: Scales | None = None) -> Iterator[Part]:
     """The conversations in the texts of the file `name`, each with one JSON value or several."""
-    found: dict[str, Span] = {}
+    by_id: dict[str, Span] = {}
     logs: dict[str, list[Event]] = defaultdict(list)
     for number, text in enumerate(texts, 1):
         try:
             for document in documents(text):
-                found |= {span.id: span for span in spans_in(document)}
+                by_id |= {span.id: span for span in spans_in(document)}
                 for owner, scope, event in logs_in(document):
                     if event.name.startswith("gen_ai."):
                         logs[owner].append(event)
@@ -54,20 +54,20 @@ def read(texts: Iterable[str], name: str, scales: Scales | None = None) -> Itera
                         yield PassedOver(f"log records of the scope {scope or 'none'}, of no model")
         except FAULTS as problem:
             yield Unreadable(f"{name}:{number}", reason(problem))
-    for owner in sorted(logs.keys() - found.keys()):
+    for owner in sorted(logs.keys() - by_id.keys()):
         yield Unreadable(
             f"{name} span {owner or 'none'}", f"{len(logs[owner])} log records of a span that is not in the file"
         )
-    yield from _Reading(found.values(), logs, name, scales).parts()
+    yield from _Reading(by_id.values(), logs, name, scales).parts()
 
 
 class _Reading:
     """Reads all spans of a file: the calls first, and what stands around them where no call of a trace could be read."""
 
     def __init__(
-        self, found: Iterable[Span], logs: Mapping[str, list[Event]], name: str, scales: Scales | None
+        self, listed: Iterable[Span], logs: Mapping[str, list[Event]], name: str, scales: Scales | None
     ) -> None:
-        self.spans = sorted(found, key=lambda span: span.start)
+        self.spans = sorted(listed, key=lambda span: span.start)
         self.events = {span.id: [*span.events, *logs.get(span.id, ())] for span in self.spans}
         self.name, self.scales = name, scales
         self.shared: dict[str, dict[str, Any]] = defaultdict(dict)  # what any span of a trace says of all of it
@@ -98,7 +98,7 @@ class _Reading:
         try:
             feedback = self._feedback(span, what)
             if what == "call" or (what == "around" and not is_covered):
-                messages, tools = self._said(span)
+                messages, tools = self._call(span)
                 if (
                     what == "around"
                     and span.trace in self.with_tools
@@ -121,9 +121,9 @@ class _Reading:
             about = {"around": "around calls", "beside": "of tools and the like", "other": "in which no model speaks"}
             yield PassedOver(f"spans of the scope {span.scope or 'none'}, {about[what]}")
 
-    def _said(self, span: Span) -> spans.Said:
+    def _call(self, span: Span) -> spans.Said:
         """The messages and tools of a span, after those of the response that it goes on from."""
-        messages, tools = spans.said(span.fields, self.events[span.id])
+        messages, tools = spans.call_in(span.fields, self.events[span.id])
         if messages and messages[-1]["role"] != "assistant":
             messages = []
         if messages and all(message["role"] in ("assistant", "system") for message in messages):
@@ -166,12 +166,12 @@ class _Reading:
 
 def consents_in(fields: Mapping[str, Any]) -> list[bool]:
     """What the attributes of a span or resource say of consent, each."""
-    said = [spans.decoded_text(value) for name, value in fields.items() if f".{name}".endswith(".consent")]
+    statements = [spans.decoded_text(value) for name, value in fields.items() if f".{name}".endswith(".consent")]
     about = decoded(fields.get("metadata"))
     if isinstance(about, Mapping) and about.get("consent") is not None:
-        said.append(about["consent"])
+        statements.append(about["consent"])
     tags = [decoded(fields.get(name)) for name in TAGS]
-    return [*map(consents, said), *(True for tag in tags if isinstance(tag, list) and "consent" in tag)]
+    return [*map(consents, statements), *(True for tag in tags if isinstance(tag, list) and "consent" in tag)]
 
 
 def metadata_of(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -185,9 +185,9 @@ def _time(value: Any) -> Any:
 def _form(document: Any) -> str:
     if not isinstance(document, Mapping):
         return f"a {type(document).__name__}"
-    known = next((what for name, what in HINTS.items() if name in document), "")
+    hint = next((what for name, what in HINTS.items() if name in document), "")
     names = ", ".join(sorted(str(name)[:40] for name in document)[:6])
-    return known or f"an object with the fields {names or 'none'}"
+    return hint or f"an object with the fields {names or 'none'}"
 
 
 def _first(fields: Mapping[str, Any], *names: str) -> Any:

@@ -71,7 +71,7 @@ def kind(fields: Mapping[str, Any], events: Sequence[Event]) -> str:
     return "call" if any(event.name in ("gen_ai.choice", "gen_ai.evaluation.result") for event in events) else "other"
 
 
-def said(fields: dict[str, Any], events: Sequence[Event]) -> Said:
+def call_in(fields: dict[str, Any], events: Sequence[Event]) -> Said:
     """The messages up to the answer, and the tools; no messages where the span has none. ValueError where they cannot be
     read."""
     for event in events:
@@ -79,7 +79,7 @@ def said(fields: dict[str, Any], events: Sequence[Event]) -> Said:
             fields = event.fields | fields
     forms = (_current, _by_names, _numbered, _openinference, _vercel)
     messages = _by_events(events) if not fields.get("gen_ai.output.messages") else []
-    messages = messages or next((found for form in forms if (found := form(fields))), [])
+    messages = messages or next((listed for form in forms if (listed := form(fields))), [])
     requests: list[Any] = []
     if not messages:
         for asked, answered in WHOLE:
@@ -235,7 +235,7 @@ def _system(fields: Mapping[str, Any]) -> list[Message]:
     """The system's words that stand beside the messages."""
     requests = [{"system": whole(fields.get("gen_ai.system_instructions"))}]
     requests += [decoded(fields.get(name)) for name in ("llm.invocation_parameters", "ai.prompt", "input.value")]
-    return next((found for each in requests if isinstance(each, Mapping) and (found := system_of(each))), [])
+    return next((system for each in requests if isinstance(each, Mapping) and (system := system_of(each))), [])
 
 
 def _entries(fields: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:

@@ -1,16 +1,17 @@
 """Writes tests/traces/golden/producers/: one conversation as other people's libraries record it, with no network.
 
-    python -m venv /tmp/producers && /tmp/producers/bin/pip install -r tests/traces/producers/requirements.txt
-    /tmp/producers/bin/python tests/traces/producers/make.py              # all, or the names of some
-    /tmp/older/bin/python tests/traces/producers/make.py openllmetry_old_openai openllmetry_old_anthropic
-                                                                         # with requirements-old.txt: numbered attributes
-    (cd /tmp/vercel && npm install $(cat …/packages.txt)); /tmp/producers/bin/python …/make.py vercel /tmp/vercel
+    python -m venv P && P/bin/pip install -r tests/traces/producers/requirements.txt
+    P/bin/python tests/traces/producers/make.py openllmetry openinference langchain langsmith pydantic_ai langfuse
+    .venv/bin/python tests/traces/producers/make.py mlflow             # the project's own MLflow
+    O/bin/python tests/traces/producers/make.py old                    # O: with requirements-old.txt, numbered attributes
+    P/bin/python tests/traces/producers/make.py vercel FOLDER          # where npm installed what packages.txt lists
 
 The producers call a server on this machine that answers as OpenAI (chat and Responses) and Anthropic do. What was said is
 in truth.json, which the test compares with what the readers make of each file. Neither these packages nor this file are
 needed to run the tests. Times and ids are of the day when it was run.
 """
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 import base64
