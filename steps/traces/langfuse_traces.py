@@ -148,7 +148,8 @@ def _flat(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
 def _observation(row: Mapping[str, Any]) -> Conversation:
     """A call of a model."""
     if _get(row, "input") is None and _get(row, "output") is None:
-        raise ValueError(f"no input and no output in an object with the fields {', '.join(sorted(map(str, row))[:6])}")
+        named = ", ".join(sorted(str(name) for name, value in row.items() if value is not None)[:6])
+        raise ValueError(f"no input and no output in an object with the fields {named}")
     messages, tools = call_of(_get(row, "input"), _get(row, "output"), packed=True)
     if all(message["role"] != "assistant" for message in messages):
         raise ValueError("no answer in the observation")

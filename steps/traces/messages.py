@@ -15,7 +15,7 @@ from environments.base import Message
 from steps.traces.parts import CALLS, REASONING, RESULTS, decoded, kind_of, messages_in, whole, writable
 
 SYSTEM = ("system", "instructions", "system_instruction", "systemInstruction", "system_instructions", "system_prompt")
-GIVEN = ("messages", "input", "contents", "prompt")  # what holds the messages of a request
+GIVEN = ("messages", "input", "contents", "conversations", "prompt")  # what holds the messages of a request
 TOOLS = ("tools", "functions", "toolConfig", "tool_config", "tool_definitions")
 ANSWERS = ("choices", "output", "candidates", "generations", "message", "messages")  # ... of a response
 SAID = ("content", "parts", "tool_calls", "toolCalls", "function_call", "reasoning", "reasoning_content", "refusal")
@@ -79,6 +79,8 @@ def answer_of(value: Any, packed: bool = False) -> list[Message]:
 def call_of(request: Any, response: Any, packed: bool = False) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
     """(the messages of a call up to the model's answer, the tools) of what was sent and what came back."""
     request, response = whole(request), whole(response)
+    if isinstance(request, Mapping) and (request.get("previous_response_id") or request.get("conversation")):
+        raise ValueError("it goes on from an earlier response, which is not in its request")
     given = conversation_of(request, packed) if request not in (None, "", [], {}) else []
     answer = [] if response in (None, "", [], {}) else answer_of(response, packed)
     if answer[: len(given)] != given:  # a graph's state holds what it was given, too
@@ -104,11 +106,20 @@ def words_in(message: Message) -> bool:
 
 def tools_in(request: Any) -> tuple[dict[str, Any], ...]:
     """The tools that a request names."""
+    if isinstance(request, list):  # the last of its messages may be tools
+        return tools_of([entry["content"] for entry in request if _is_tool(entry)])
     if not isinstance(request, Mapping):
         return ()
     if isinstance(config := request.get("config"), Mapping):  # Gemini's
         request = {**config, **request}
-    return next((tools_of(request[name]) for name in TOOLS if request.get(name)), ())
+    beside = next((tools_of(request[name]) for name in TOOLS if request.get(name)), ())
+    return beside or tools_in(request.get("messages"))
+
+
+def _is_tool(entry: Any) -> bool:
+    """Whether an entry of a list of messages is the definition of a tool, as LangChain's callback for Langfuse writes it."""
+    content = entry.get("content") if isinstance(entry, Mapping) and entry.get("role") == "tool" else None
+    return isinstance(content, Mapping) and isinstance(content.get("function"), Mapping)
 
 
 def tools_of(value: Any) -> tuple[dict[str, Any], ...]:
@@ -118,8 +129,8 @@ def tools_of(value: Any) -> tuple[dict[str, Any], ...]:
     if isinstance(listed, Mapping):
         if isinstance(inner := listed.get("tools"), list):  # Bedrock's toolConfig
             listed = inner
-        elif all(isinstance(each, Mapping) for each in listed.values()) and "function" not in listed:
-            listed = [{"name": name, **each} for name, each in listed.items()]  # Vercel's
+        elif all(isinstance(whole(each), Mapping) for each in listed.values()) and "function" not in listed:
+            listed = [{"name": name, **whole(each)} for name, each in listed.items()]  # by their names
         else:
             listed = [listed]
     made: list[dict[str, Any]] = []
@@ -208,6 +219,8 @@ def _listed(entries: Sequence[Any], packed: bool) -> list[Message]:
     made: list[Message] = []
     is_item = False
     for entry in entries:
+        if _is_tool(entry):
+            continue
         was_item, is_item = is_item, False
         if isinstance(entry, Mapping) and "role" not in entry and kind_of(entry) in ITEMS:
             is_item, role = True, "tool" if kind_of(entry) in RESULTS else "assistant"

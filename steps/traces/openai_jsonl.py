@@ -21,39 +21,10 @@ from steps.traces.opinions import Scales, consents, correction_of, is_outside, m
 from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, content_hash, hashed, key_of
 
 PRODUCER = "openai"
-FIELDS = {
-    *GIVEN,
-    *SYSTEM,
-    *TOOLS,
-    "request",
-    "response",
-    "output",
-    "preferred_output",
-    "non_preferred_output",
-    "consent",
-}
-FIELDS |= {
-    "id",
-    "conversation_id",
-    "custom_id",
-    "response_id",
-    "created",
-    "created_at",
-    "metadata",
-    "feedback",
-    "source",
-}
-FIELDS |= {
-    "model",
-    "temperature",
-    "top_p",
-    "max_tokens",
-    "max_completion_tokens",
-    "max_output_tokens",
-    "seed",
-    "stream",
-}
-FIELDS |= {"tool_choice", "parallel_tool_calls", "usage", "object", "error", "status", "stop", "n", "user"}
+OWN_FIELDS = """id conversation_id custom_id response_id created created_at metadata feedback source consent request response
+    output completion preferred_output non_preferred_output model temperature top_p max_tokens max_completion_tokens
+    max_output_tokens seed tool_choice parallel_tool_calls usage object error status stop stream n user"""
+FIELDS = frozenset((*GIVEN, *SYSTEM, *TOOLS, *OWN_FIELDS.split()))  # what a row may have
 
 
 def read(
@@ -112,7 +83,8 @@ def conversation(row: Mapping[str, Any], scales: Scales | None = None) -> Conver
         messages += answer_of(row.get("non_preferred_output"))
         feedback.append(Feedback(correction=correction_of(row["preferred_output"])))
     else:
-        messages, tools = call_of(body, answer or (row.get("output") if body.get("input") else None))
+        more = row.get("output") if body.get("input") else row.get("completion")
+        messages, tools = call_of(body, answer or (None if isinstance(more, str) and body.get("prompt") else more))
     if all(message["role"] != "assistant" for message in messages):
         raise ValueError("no answer of the assistant")
     metadata = _mapping(row.get("metadata")) | _mapping(body.get("metadata"))

@@ -111,7 +111,10 @@ class _Reading:
                         yield PassedOver(f"attributes {field}, which no reader knows")
                     return
         except FAULTS as problem:
-            yield Unreadable(f"{self.name} span {span.id}", reason(problem))
+            if what == "around":
+                yield PassedOver(f"spans of the scope {span.scope or 'none'}, around calls: {reason(problem)}")
+            else:
+                yield Unreadable(f"{self.name} span {span.id}", reason(problem))
             return
         if feedback:
             yield Conversation(key=self._key(span), feedback=feedback)

@@ -54,6 +54,8 @@ class Span(NamedTuple):
 
 def documents(text: str) -> Iterator[Any]:
     """The JSON values in a text, one after another; lists come as what is in them. ValueError for what is no JSON."""
+    if re.match(r"\s*\{\s+\w+: ", text):
+        raise ValueError("objects as Node's console exporter prints them, which are no JSON: export OTLP")
     decoder, place = json.JSONDecoder(), 0
     while place < len(text):
         if text[place] in " \t\r\n,":

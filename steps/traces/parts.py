@@ -16,6 +16,7 @@ from typing import Any
 from environments.base import Message
 
 ROLES = {"developer": "system", "human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}
+ROLES |= {"gpt": "assistant"}
 ROLES |= {role: role for role in ("system", "user", "assistant", "tool")}
 TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 REASONING = ("reasoning", "thinking")
@@ -265,7 +266,9 @@ def call_of(name_of_call: Any, name: Any, arguments: Any) -> dict[str, Any]:
 
 
 def _plain(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message without what LangChain wraps around it."""
+    """A message without what LangChain wraps around it, by the names that are usual."""
+    if "from" in fields and "value" in fields and "role" not in fields:  # ShareGPT's
+        return {"role": fields["from"], "content": fields["value"]}
     if fields.get("lc") and isinstance(fields.get("kwargs"), Mapping):
         return {"id": fields.get("id"), **fields["kwargs"]} if "type" not in fields["kwargs"] else fields["kwargs"]
     if isinstance(fields.get("data"), Mapping) and isinstance(fields.get("type"), str):

@@ -66,9 +66,8 @@ def kind(fields: Mapping[str, Any], events: Sequence[Event]) -> str:
         if fields.get(name) is not None:
             word = str(decoded_text(fields[name]))
             return next((what for what, pattern in values.items() if re.fullmatch(pattern, word)), "beside")
-    if any(OWN.match(name) for name in fields) or any(EVENTS.fullmatch(event.name) for event in events):
-        return "call"
-    return "call" if any(event.name in ("gen_ai.choice", "gen_ai.evaluation.result") for event in events) else "other"
+    is_own = any(map(OWN.match, fields)) or any(event.name.startswith("gen_ai.") for event in events)
+    return "call" if is_own else "other"
 
 
 def call_in(fields: dict[str, Any], events: Sequence[Event]) -> Said:
@@ -84,8 +83,11 @@ def call_in(fields: dict[str, Any], events: Sequence[Event]) -> Said:
     if not messages:
         for asked, answered in WHOLE:
             if fields.get(answered) not in (None, ""):
-                requests.append(fields.get(asked))
-                messages = call_of(fields.get(asked), fields[answered], packed=True)[0]
+                request = whole(fields.get(asked))
+                if isinstance(request, Mapping):  # otel.py reads what a call goes on from
+                    request = {name: value for name, value in request.items() if name != "previous_response_id"}
+                requests.append(request)
+                messages = call_of(request, fields[answered], packed=True)[0]
                 break
     if messages and all(message["role"] != "system" for message in messages):
         messages = [*_system(fields), *messages]

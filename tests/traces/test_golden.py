@@ -39,7 +39,7 @@ def parts(producer: str, folder: Path) -> list[Conversation | Unreadable | Passe
             return list(langfuse_traces.read(langfuse_traces.export(GOLDEN / "langfuse"), "langfuse"))
         case _:
             shutil.copytree(GOLDEN / "capture", folder / "capture")
-            return captured.read(Store(folder / "capture"), {})[0]
+            return [*captured.read(Store(folder / "capture"), {})[0]]
 
 
 def same(given: dict[str, Any], expected: dict[str, Any]) -> bool:
