@@ -205,8 +205,10 @@ def same_call(call: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def writable(value: Any) -> Any:
     """The value itself. ValueError for a text that no file in UTF-8 can hold."""
+    is_flat = isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+    text = "".join(value.values()) if is_flat else json.dumps(value, ensure_ascii=False)
     try:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError:
         raise ValueError("half a character in a text (a lone surrogate), which cannot be written") from None
     return value

@@ -87,7 +87,7 @@ FILES = {
     "OTLP": json.dumps(request(FLAT)),
     "OTLP over several lines": json.dumps(request(FLAT), indent=1),
     "OTLP in snake case": json.dumps(snake(request(FLAT))),
-    "OTLP with ids in base64": json.dumps(request(FLAT, **IN_BASE64)),
+    "OTLP with ids in base64": json.dumps(request(FLAT, **dict[str, Any](IN_BASE64))),
     "a list of requests": json.dumps([request(FLAT)]),
     "Tempo": json.dumps({"batches": request(FLAT)["resourceSpans"]}),
     "Python's console": json.dumps(CONSOLE, indent=4)
