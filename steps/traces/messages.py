@@ -2,7 +2,7 @@
 "name"?, "reasoning"?}, and the definitions of tools as OpenAI's chat completions have them.
 
 Read are requests and responses of OpenAI's chat completions and Responses, Anthropic's messages, Gemini, Bedrock, Ollama,
-LangChain and Vercel's AI SDK, whole or as the list of messages in them; steps/traces/parts.py reads one message. What is
+LangChain and Vercel's AI SDK, whole or as the list of messages in them; steps/core/parts.py reads one message. What is
 none of these is a ValueError with its reason: it never becomes somebody's words.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from environments.base import Message
-from steps.traces.parts import CALLS, REASONING, RESULTS, decoded, kind_of, messages_in, whole, writable
+from steps.core.parts import CALLS, REASONING, RESULTS, decoded, kind_of, messages_in, whole, with_names, writable
 
 SYSTEM = ("system", "instructions", "system_instruction", "systemInstruction", "system_instructions", "system_prompt")
 GIVEN = ("messages", "input", "contents", "conversations", "prompt")  # what holds the messages of a request
@@ -158,16 +158,6 @@ def _tools(tool: Any) -> Iterable[dict[str, Any]]:
         )
         function["parameters"] = dict(schema)
     yield {"type": "function", "function": function}
-
-
-def with_names(messages: list[Message]) -> list[Message]:
-    """The messages, with the tool's name at each tool message that names its call."""
-    names: dict[str, str] = {}
-    for message in messages:
-        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ()) if call.get("id")}
-        if message["role"] == "tool" and not message.get("name") and message.get("tool_call_id") in names:
-            message["name"] = names[message["tool_call_id"]]
-    return messages
 
 
 def merged(messages: Iterable[Message]) -> list[Message]:

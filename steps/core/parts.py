@@ -107,6 +107,16 @@ def role_of(fields: Mapping[str, Any]) -> str:
     return role
 
 
+def with_names(messages: list[Message]) -> list[Message]:
+    """The messages, with the tool's name at each tool message that names its call."""
+    names: dict[str, str] = {}
+    for message in messages:
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ()) if call.get("id")}
+        if message["role"] == "tool" and not message.get("name") and message.get("tool_call_id") in names:
+            message["name"] = names[message["tool_call_id"]]
+    return messages
+
+
 def messages_in(fields: Any, packed: bool) -> list[Message]:
     """The message in one entry; several where results of tools stand in it as parts. `packed`: a text may hold parts as
     JSON."""
