@@ -78,7 +78,11 @@ def _trace(
     key = key_of(PRODUCER, str(metadata.get("mlflow.trace.session") or trace_id))
     calls = [span for span in spans if _field(span, "mlflow.spanType") in CALLS]
     chosen = calls or [span for span in spans if not span.get("parent_span_id") and not span.get("parent_id")]
-    last = ""
+    last, ran_tools = "", any(_field(span, "mlflow.spanType") == "TOOL" for span in spans)
+    for span in spans:
+        if not any(span is each for each in chosen):
+            kind = _field(span, "mlflow.spanType")
+            yield PassedOver(f"spans of the type {kind}, which are no calls of a model")
     for span in chosen:
         name = f"{trace_id} {span.get('span_id')}"
         try:
@@ -86,6 +90,8 @@ def _trace(
             messages, tools = call_of(inputs, outputs, packed=True)
             if all(message["role"] != "assistant" for message in messages):
                 raise ValueError("no answer in the span")
+            if not calls and ran_tools and all(message["role"] != "tool" for message in messages):
+                raise ValueError("tools ran in it, and the calls of the model that used them are not in the trace")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
             yield Unreadable(f"{place} span {span.get('span_id')}", reason(problem))
             continue

@@ -24,8 +24,8 @@ LOSES_REASONING = {  # what these do not record
 }
 OTHER_SPANS = {  # what stands in the files beside calls
     "langsmith": {},
-    "mlflow_chat": {},
-    "mlflow_responses": {},
+    "mlflow_chat": {"spans of the type AGENT": 1},
+    "mlflow_responses": {"spans of the type AGENT": 1},
     "langfuse_otlp": {},
     "pydantic_ai": {"pydantic-ai, around calls": 2, "pydantic-ai, of tools": 2, "app, in which no model speaks": 1},
     "vercel": {"ai, around calls": 2, "ai, of tools": 2},
