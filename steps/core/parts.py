@@ -171,7 +171,7 @@ class _Draft:
             self.think(thought_in(part))
         elif kind in CALLS:
             inner = _inner(part, "functionCall", "function_call", "toolUse")
-            self.call(call_of(_first(inner, *NAMES_OF_CALLS), _first(inner, "name", "toolName"), _arguments(inner)))
+            self.call(call_of(first_of(inner, *NAMES_OF_CALLS), first_of(inner, "name", "toolName"), _arguments(inner)))
         elif kind in RESULTS:
             self.flush()
             self.made.append(result_in(part))
@@ -200,7 +200,7 @@ class _Draft:
             return [writable(message) for message in self.made]
         message = self._message()
         if self.role == "tool":
-            named = {"tool_call_id": _first(fields, *NAMES_OF_CALLS[2:], "id"), "name": fields.get("name")}
+            named = {"tool_call_id": first_of(fields, *NAMES_OF_CALLS[2:], "id"), "name": fields.get("name")}
             message |= {name: str(value) for name, value in named.items() if value}
         if self.role == "user" and not self.texts and not has_content:
             raise ValueError("a message of the user without words")
@@ -225,7 +225,7 @@ def writable(value: Any) -> Any:
 
 
 def text_of(part: Any) -> str:
-    value = part if isinstance(part, str) else _first(part, "text", "content", "refusal")
+    value = part if isinstance(part, str) else first_of(part, "text", "content", "refusal")
     if isinstance(value, Mapping):  # an object with the text and notes to it
         value = value.get("value")
     if not isinstance(value, str):
@@ -235,9 +235,9 @@ def text_of(part: Any) -> str:
 
 def thought_in(part: Mapping[str, Any]) -> str:
     """The words of a part of reasoning; empty where they are encrypted."""
-    inner = _first(part, "reasoningContent", "content", "text", "thinking", "summary", "reasoning")
+    inner = first_of(part, "reasoningContent", "content", "text", "thinking", "summary", "reasoning")
     if isinstance(inner, Mapping):
-        inner = _first(inner, "reasoningText", "text")
+        inner = first_of(inner, "reasoningText", "text")
         inner = inner.get("text") if isinstance(inner, Mapping) else inner
     if isinstance(inner, list):
         inner = "\n".join(text_of(each) for each in inner) or "\n".join(map(text_of, part.get("summary") or ()))
@@ -254,7 +254,7 @@ def result_in(part: Mapping[str, Any]) -> Message:
     if isinstance(value, list) and value and (are_parts or all(_is_text(each) for each in value)):
         value = "\n".join(_shown(each) for each in value)
     text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    named = {"tool_call_id": _first(inner, *NAMES_OF_CALLS), "name": _first(inner, "name", "toolName")}
+    named = {"tool_call_id": first_of(inner, *NAMES_OF_CALLS), "name": first_of(inner, "name", "toolName")}
     return {"role": "tool", "content": text} | {name: str(each) for name, each in named.items() if each}
 
 
@@ -301,14 +301,14 @@ def _calls(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
         entry = function if isinstance(function, Mapping) else call
         if not isinstance(entry, Mapping):
             raise ValueError("a call without its function")
-        calls.append(call_of(_first(call, *NAMES_OF_CALLS), _first(entry, "name", "toolName"), _arguments(entry)))
+        calls.append(call_of(first_of(call, *NAMES_OF_CALLS), first_of(entry, "name", "toolName"), _arguments(entry)))
     if isinstance(old := fields.get("function_call") or more.get("function_call"), Mapping):
         calls.append(call_of(None, old.get("name"), _arguments(old)))
     return calls
 
 
 def _arguments(entry: Mapping[str, Any]) -> Any:
-    value = _first(entry, "arguments", "args", "input")
+    value = first_of(entry, "arguments", "args", "input")
     return {} if value is None else value
 
 
@@ -316,9 +316,10 @@ def _inner(part: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     return next((part[name] for name in names if isinstance(part.get(name), Mapping)), part)
 
 
-def _first(fields: Mapping[str, Any], *names: str) -> Any:
+def first_of(fields: Mapping[str, Any], *names: str) -> Any:
+    """The first of these fields that is there."""
     return next((fields[name] for name in names if fields.get(name) is not None), None)
 
 
 def _is_text(part: Any) -> bool:
-    return isinstance(part, Mapping) and kind_of(part) in TEXTS and isinstance(_first(part, "text", "content"), str)
+    return isinstance(part, Mapping) and kind_of(part) in TEXTS and isinstance(first_of(part, "text", "content"), str)

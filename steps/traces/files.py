@@ -81,7 +81,5 @@ def write(
     rows["conversations"] = [conversation.model_dump(mode="json") for conversation in conversations]
     rows["quarantine"] = [row._asdict() for row in quarantined]
     for name, listed in rows.items():
-        text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in listed)
-        # Half a character can only stand in what names a row here: readers refuse it in what was said.
-        write_text(folder / f"{name}.jsonl", text.encode("utf-8", "replace").decode())
+        write_text(folder / f"{name}.jsonl", "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in listed))
     write_text(folder / "state.json", json.dumps(state, indent=1, sort_keys=True) + "\n")

@@ -22,7 +22,8 @@ from typing import Any
 import httpx2
 
 from steps.core.errors import UserError
-from steps.traces.messages import call_of, decoded, tools_of
+from steps.core.parts import decoded
+from steps.traces.messages import call_of, tools_of
 from steps.traces.openai_jsonl import plain, reason
 from steps.traces.opinions import Scales, consents, correction_of, moment, score_of
 from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, key_of

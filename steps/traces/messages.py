@@ -252,6 +252,3 @@ def _choice(choice: Mapping[str, Any]) -> Any:
 
 def _named(value: Mapping[str, Any]) -> str:
     return ", ".join(sorted(str(name)[:40] for name in value)[:8])
-
-
-__all__ = ["answer_of", "call_of", "conversation_of", "decoded", "tools_of", "whole", "with_names"]

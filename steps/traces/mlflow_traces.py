@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from steps.core.errors import UserError
+from steps.core.parts import decoded
 from steps.project.store import address, connect, explained
-from steps.traces.messages import call_of, decoded, tools_of
+from steps.traces.messages import call_of, tools_of
 from steps.traces.openai_jsonl import plain, reason
 from steps.traces.opinions import Scales, consents, correction_of, moment, score_of
 from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, key_of

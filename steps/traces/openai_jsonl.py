@@ -42,6 +42,8 @@ def read(
                 yield PassedOver(f"runs of the type {row['run_type']}, in which no model speaks")
                 continue
             yield conversation(row, scales)
+            if row.get("feedback_stats"):
+                yield PassedOver("feedback_stats of runs, which are means and nobody's word")
             for field in sorted(row.keys() - FIELDS) if "run_type" not in row else ():
                 yield PassedOver(f"fields {field[:40]} of rows, which no reader knows")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from environments.base import Message
+from steps.core.parts import decoded, with_names
 from steps.traces import spans
-from steps.traces.messages import decoded
 from steps.traces.openai_jsonl import plain, reason
 from steps.traces.opinions import Scales, consents, moment, score_of
 from steps.traces.otlp import Event, Span, documents, logs_in, spans_in
@@ -138,7 +138,7 @@ class _Reading:
             messages = [*(message for message in messages if message["role"] == "system"), *self.answers[earlier], *own]
         if messages:
             self.answers[spans.answer_id(span.fields)] = [each for each in messages if each["role"] != "system"]
-        return spans.with_names(messages), tools
+        return with_names(messages), tools
 
     def _key(self, span: Span) -> str:
         about = self.shared[span.trace]

@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from steps.core.parts import first_of
 from steps.traces.opinions import moment
 
 HEX = re.compile(r"(?:[0-9a-fA-F]{16}){1,2}")
 SPANS = ("resourceSpans", "resource_spans", "batches")
 LOGS = ("resourceLogs", "resource_logs")
 SCOPES = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans", "ilSpans", "scopeLogs", "scope_logs")
-NUMBERS = ("intValue", "int_value")
 HINTS = {  # a field of rows of other forms -> what reads them
     "run_type": "runs of LangSmith, which the source openai reads",
     "messages": "rows of conversations, which the source openai reads",
@@ -69,9 +69,9 @@ def spans_in(document: Any) -> list[Span]:
     """The spans of a request, or of an entry that is a span itself. ValueError for another form."""
     if not isinstance(document, Mapping):
         raise ValueError(f"no request of OTLP but a {type(document).__name__}")
-    if _first(document, *LOGS) is not None and _first(document, *SPANS) is None:
+    if first_of(document, *LOGS) is not None and first_of(document, *SPANS) is None:
         return []
-    owners = _first(document, *SPANS)
+    owners = first_of(document, *SPANS)
     if owners is None:
         if (span := _span(document, {}, "")) is None:
             raise ValueError(f"no spans but {_form(document)}")
@@ -79,8 +79,8 @@ def spans_in(document: Any) -> list[Span]:
     made = []
     for owner in owners:
         resource = attributes((owner.get("resource") or {}).get("attributes"))
-        for scope in _first(owner, *SCOPES) or ():
-            named = _first(scope, "scope", "instrumentationLibrary", "instrumentation_library") or {}
+        for scope in first_of(owner, *SCOPES) or ():
+            named = first_of(scope, "scope", "instrumentationLibrary", "instrumentation_library") or {}
             for entry in scope.get("spans") or ():
                 if (span := _span(entry, resource, str(named.get("name") or ""))) is None:
                     raise ValueError(f"no span but {_form(entry)}")
@@ -90,15 +90,15 @@ def spans_in(document: Any) -> list[Span]:
 
 def logs_in(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Event]]:
     """(the span's id, the scope, the event) of each log record."""
-    for owner in _first(document, *LOGS) or ():
-        for scope in _first(owner, *SCOPES) or ():
-            for record in _first(scope, "logRecords", "log_records") or ():
+    for owner in first_of(document, *LOGS) or ():
+        for scope in first_of(owner, *SCOPES) or ():
+            for record in first_of(scope, "logRecords", "log_records") or ():
                 fields, body = attributes(record.get("attributes")), plain(record.get("body"))
-                name = str(_first(record, "eventName", "event_name") or fields.get("event.name") or "")
+                name = str(first_of(record, "eventName", "event_name") or fields.get("event.name") or "")
                 fields |= body if isinstance(body, dict) else {}
-                fields["time"] = _first(record, "timeUnixNano", "time_unix_nano")
+                fields["time"] = first_of(record, "timeUnixNano", "time_unix_nano")
                 named = str((scope.get("scope") or {}).get("name") or "")
-                yield id_of(_first(record, "spanId", "span_id")), named, Event(name, fields)
+                yield id_of(first_of(record, "spanId", "span_id")), named, Event(name, fields)
 
 
 def _span(entry: Any, resource: dict[str, Any], scope: str) -> Span | None:
@@ -107,23 +107,23 @@ def _span(entry: Any, resource: dict[str, Any], scope: str) -> Span | None:
         return None
     context = entry.get("context")
     ids = context if isinstance(context, Mapping) else entry
-    trace = id_of(_first(ids, "traceId", "trace_id"))
-    number = id_of(_first(ids, "spanId", "span_id") or (entry.get("id") if "instrumentationScope" in entry else None))
+    trace = id_of(first_of(ids, "traceId", "trace_id"))
+    number = id_of(first_of(ids, "spanId", "span_id") or (entry.get("id") if "instrumentationScope" in entry else None))
     fields = entry.get("attributes", {} if "startTimeUnixNano" in entry or "start_time_unix_nano" in entry else None)
     if not trace or not number or not isinstance(fields, Mapping | list):
         return None
     own = entry.get("resource")
-    named = _first(entry, "instrumentationScope", "instrumentation_scope", "instrumentation_info")
+    named = first_of(entry, "instrumentationScope", "instrumentation_scope", "instrumentation_info")
     events = [
         Event(
             str(event["name"]),
             attributes(event.get("attributes"))
-            | {"time": _time(_first(event, "timeUnixNano", "time_unix_nano", "timestamp", "time"))},
+            | {"time": _time(first_of(event, "timeUnixNano", "time_unix_nano", "timestamp", "time"))},
         )
         for event in entry.get("events") or ()
     ]
-    start = _first(entry, "startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "timestamp")
-    end = _first(entry, "endTimeUnixNano", "end_time_unix_nano", "end_time", "endTime")
+    start = first_of(entry, "startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "timestamp")
+    end = first_of(entry, "endTimeUnixNano", "end_time_unix_nano", "end_time", "endTime")
     if end is None and isinstance(start, int | float) and isinstance(entry.get("duration"), int | float):
         end = start + entry["duration"]
     return Span(
@@ -169,9 +169,7 @@ def plain(value: Any) -> Any:
             return attributes(inside.get("values"))
         case "intValue" | "int_value":
             return int(inside)
-        case "stringValue" | "string_value" | "boolValue" | "bool_value" | "doubleValue" | "double_value":
-            return inside
-        case "bytesValue" | "bytes_value":
+        case _ if re.fullmatch("(string|bool|double|bytes)(Value|_value)", str(kind)):
             return inside
         case _:
             return value
@@ -192,10 +190,6 @@ def _form(document: Any) -> str:
     return hint or f"an object with the fields {names or 'none'}"
 
 
-def _first(fields: Mapping[str, Any], *names: str) -> Any:
-    return next((fields[name] for name in names if fields.get(name) is not None), None)
-
-
 def lines_or_whole(text: str) -> Iterable[str]:
     """The lines of a file of JSON lines; the text where its values go over several lines."""
     lines = text.split("\n")
@@ -203,6 +197,6 @@ def lines_or_whole(text: str) -> Iterable[str]:
         try:
             if isinstance(json.loads(line), dict):
                 return lines
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     return [text]

@@ -20,7 +20,7 @@ from steps.traces import captured, files, langfuse_traces, mlflow_traces, openai
 from steps.traces.build import DataSets, Task, build, opinion
 from steps.traces.opinions import Scales, moment, unscaled, waiting, waits, without_scores
 from steps.traces.privacy import Privacy
-from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined
+from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined, written
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario, Split
@@ -136,10 +136,11 @@ class _Got(NamedTuple):
         counts, other = Counter[str](), Counter[str]()
         for part in reading.parts(source):
             if isinstance(part, PassedOver):
-                other[part.what] += 1
+                other[written(part.what)] += 1
             elif isinstance(part, Unreadable):
-                counts[part.reason] += 1
-                self.unreadable.add(Unreadable(part.source, privacy.text(f"{files.READING}{part.reason}")))
+                reason = privacy.text(written(part.reason))
+                counts[reason] += 1
+                self.unreadable.add(Unreadable(written(part.source), f"{files.READING}{reason}"))
             elif part.messages and not (part.consent or reading.consent):
                 counts[""] += 1
                 self.refused.add(part.key)

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from environments.base import Message
-from steps.traces.messages import call_of, conversation_of, decoded, merged, system_of, tools_of, whole, with_names
+from steps.core.parts import decoded, whole, with_names
+from steps.traces.messages import call_of, conversation_of, merged, system_of, tools_of
 from steps.traces.otlp import Event
 
 Said = tuple[list[Message], tuple[dict[str, Any], ...]]  # messages, tools

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import environments
+from flows.ingest import described
 from steps.core.params import Scenarios
 from steps.data.ingested import read_rows
 from steps.traces.build import Task
@@ -149,6 +150,7 @@ def test_half_a_character_beside_the_messages_never_ends_ingestion(
     done = night([chat("1"), chat("2", **fields), chat("3")])
     assert done.conversations >= 2
     assert done.conversations + done.unreadable == 3
+    "\n".join(described(done)).encode()  # what is said can be written, too
     assert night([chat("4")], name="b.jsonl").conversations == done.conversations + 1
 
 
