@@ -47,6 +47,7 @@ WHOLE = (
     ("request_data", "response_data"),
     ("traceloop.entity.input", "traceloop.entity.output"),
 )
+STEPS = ("chain", "span", "unknown", "workflow", "task")
 REDACTED = "__REDACTED__"
 FIELDS = ("content", "role", "tool_calls", "id", "name")
 CARRIERS = re.compile(  # attributes that hold a part of what was said
@@ -87,6 +88,8 @@ def call_in(fields: dict[str, Any], events: Sequence[Event]) -> Said:
                 request = whole(fields.get(asked))
                 if isinstance(request, Mapping):  # otel.py reads what a call goes on from
                     request = {name: value for name, value in request.items() if name != "previous_response_id"}
+                if _is_step(fields) and not _has_messages(request):
+                    raise ValueError("what goes into a step and comes out, of which nothing says who said it")
                 requests.append(request)
                 messages = call_of(request, fields[answered], packed=True)[0]
                 break
@@ -95,6 +98,15 @@ def call_in(fields: dict[str, Any], events: Sequence[Event]) -> Said:
     if any(REDACTED in str(message["content"]) for message in messages):
         raise ValueError("its producer records no content, but __REDACTED__")
     return with_names(messages), _tools(fields, requests)
+
+
+def _is_step(fields: Mapping[str, Any]) -> bool:
+    """Whether a span is a step of a program, which is neither a model's call nor an agent."""
+    return any(str(decoded_text(fields.get(name))).lower() in STEPS for name in KINDS)
+
+
+def _has_messages(request: Any) -> bool:
+    return isinstance(request, list) or (isinstance(request, Mapping) and isinstance(request.get("messages"), list))
 
 
 def unread(fields: Mapping[str, Any]) -> set[str]:

@@ -277,6 +277,17 @@ def test_an_agent_whose_tools_ran_outside_of_its_words_is_not_learnt() -> None:
     assert any("tools ran in it" in part.what for part in made)
 
 
+@pytest.mark.parametrize(
+    ("asked", "answered"), [("a query", "a document"), ('{"input": "a query"}', '{"output": "a document"}')]
+)
+def test_a_step_of_a_program_is_no_conversation(asked: str, answered: str) -> None:
+    [made] = read(
+        json.dumps(request({"openinference.span.kind": "CHAIN", "input.value": asked, "output.value": answered}))
+    )
+    assert isinstance(made, PassedOver)
+    assert "who said it" in made.what
+
+
 DECLARED = {"name": "is_dry", "description": "Dry?", "parameters": SCHEMA}
 IN_ANTHROPIC = {"name": "is_dry", "description": "Dry?", "input_schema": SCHEMA}
 BODIES: dict[str, tuple[Row, list[Row]]] = {  # a row, and what was said after the system's words and the question
