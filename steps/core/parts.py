@@ -34,6 +34,11 @@ BARE = {  # the key of a part that has no type: Gemini's and Bedrock's
     "reasoningContent": "reasoning",
 }
 NAMES_OF_CALLS = ("call_id", "id", "tool_call_id", "tool_use_id", "toolCallId", "toolUseId")
+ATTACHED = ("images", "audio", "video", "files", "attachments", "experimental_attachments")
+OWN_FIELDS = """role content parts name type id tool_calls toolCalls tool_call_id toolCallId tool_use_id toolUseId call_id
+    reasoning reasoning_content refusal function_call invalid_tool_calls additional_kwargs lc kwargs data from value arguments input
+    output summary encrypted_content status annotations finish_reason response_metadata usage_metadata example phase"""
+FIELDS = frozenset((*OWN_FIELDS.split(), *ATTACHED))  # what a message may have, read or without words
 BEGUN = re.compile(r"""\s*(\[\s*)+\{\s*["']|\s*\{\s*["'](type|text|role|messages|content|parts|choices|lc)["']\s*:""")
 
 
@@ -133,6 +138,8 @@ def messages_in(fields: Any, packed: bool) -> list[Message]:
         content = unpacked(content, role)
     if content is not None and not isinstance(content, str | list | Mapping):
         raise ValueError(f"content that is no text but a {type(content).__name__}")
+    if attached := next((name for name in ATTACHED if fields.get(name)), None):
+        raise ValueError(f"a message with {attached}, which are no text")
     draft = _Draft(role)
     for name in ("reasoning", "reasoning_content"):
         draft.think(fields.get(name))
@@ -296,8 +303,8 @@ def _calls(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(given, list):
         raise ValueError(f"tool_calls must be a list, not a {type(given).__name__}")
     calls = []
-    for call in given:
-        function = call.get("function") if isinstance(call, Mapping) else None
+    for call in (*given, *(fields.get("invalid_tool_calls") or ())):  # of which LangChain could not parse the arguments
+        function = (call.get("function") or call.get("custom")) if isinstance(call, Mapping) else None
         entry = function if isinstance(function, Mapping) else call
         if not isinstance(entry, Mapping):
             raise ValueError("a call without its function")
@@ -314,6 +321,13 @@ def _arguments(entry: Mapping[str, Any]) -> Any:
 
 def _inner(part: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     return next((part[name] for name in names if isinstance(part.get(name), Mapping)), part)
+
+
+def unread(entries: Any) -> set[str]:
+    """The fields of messages that no reader knows, where something is in them."""
+    listed = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+    named = {str(name) for entry in listed for name, value in entry.items() if value not in (None, "", [], {}, False)}
+    return named - FIELDS
 
 
 def first_of(fields: Mapping[str, Any], *names: str) -> Any:

@@ -23,10 +23,10 @@ import httpx2
 
 from steps.core.errors import UserError
 from steps.core.parts import decoded
-from steps.traces.messages import call_of, tools_of
+from steps.traces.messages import call_of, tools_of, unread_in
 from steps.traces.openai_jsonl import plain, reason
 from steps.traces.opinions import Scales, consents, correction_of, moment, score_of
-from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, key_of
+from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, key_of, unknown_fields
 
 PRODUCER = "langfuse"
 CLOUD = "https://cloud.langfuse.com"
@@ -121,6 +121,7 @@ def read(
                 yield _score(row, sessions, scales) or PassedOver(f"scores {row.get('name')} of evaluators")
             elif str(row.get("type") or "GENERATION").upper() == "GENERATION":
                 yield _observation(row)
+                yield from unknown_fields(unread_in(_get(row, "input")), "messages")
             else:
                 yield PassedOver(f"observations of the type {row['type']}, in which no model speaks")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:

@@ -12,7 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from environments.base import Message
-from steps.core.parts import CALLS, REASONING, RESULTS, decoded, kind_of, messages_in, whole, with_names, writable
+from steps.core.parts import (
+    CALLS,
+    REASONING,
+    RESULTS,
+    decoded,
+    kind_of,
+    messages_in,
+    unread,
+    whole,
+    with_names,
+    writable,
+)
 
 SYSTEM = ("system", "instructions", "system_instruction", "systemInstruction", "system_instructions", "system_prompt")
 GIVEN = ("messages", "input", "contents", "conversations", "prompt")  # what holds the messages of a request
@@ -102,6 +113,12 @@ def _is_answer(value: Any) -> bool:
 def words_in(message: Message) -> bool:
     """Whether a message says something."""
     return message["role"] != "assistant" or bool(message["content"].strip() or message.get("tool_calls"))
+
+
+def unread_in(request: Any) -> set[str]:
+    """The fields of a request's messages that no reader knows."""
+    body = decoded(request)
+    return unread(next((body[name] for name in GIVEN if body.get(name)), None) if isinstance(body, Mapping) else body)
 
 
 def tools_in(request: Any) -> tuple[dict[str, Any], ...]:

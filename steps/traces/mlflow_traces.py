@@ -17,10 +17,10 @@ from typing import Any
 from steps.core.errors import UserError
 from steps.core.parts import decoded
 from steps.project.store import address, connect, explained
-from steps.traces.messages import call_of, tools_of
+from steps.traces.messages import call_of, tools_of, unread_in
 from steps.traces.openai_jsonl import plain, reason
 from steps.traces.opinions import Scales, consents, correction_of, moment, score_of
-from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, key_of
+from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, key_of, unknown_fields
 
 PRODUCER = "mlflow"
 CALLS = ("CHAT_MODEL", "LLM")
@@ -107,6 +107,7 @@ def _trace(
             responses={last: len(messages) - 1},
             metadata=plain(own),
         )
+        yield from unknown_fields(unread_in(inputs), "messages")
     for assessment in info.get("assessments") or ():
         try:
             feedback = _assessment(assessment, trace_id, last, scales)

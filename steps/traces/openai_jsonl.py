@@ -16,9 +16,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from steps.core.errors import UserError
-from steps.traces.messages import GIVEN, SYSTEM, TOOLS, answer_of, call_of
+from steps.traces.messages import GIVEN, SYSTEM, TOOLS, answer_of, call_of, unread_in
 from steps.traces.opinions import Scales, consents, correction_of, is_outside, moment, score_of
-from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, content_hash, hashed, key_of
+from steps.traces.records import (
+    Conversation,
+    Feedback,
+    PassedOver,
+    Unreadable,
+    content_hash,
+    hashed,
+    key_of,
+    unknown_fields,
+)
 
 PRODUCER = "openai"
 OWN_FIELDS = """id conversation_id custom_id response_id created created_at metadata feedback source consent request response
@@ -44,8 +53,9 @@ def read(
             yield conversation(row, scales)
             if row.get("feedback_stats"):
                 yield PassedOver("feedback_stats of runs, which are means and nobody's word")
-            for field in sorted(row.keys() - FIELDS) if "run_type" not in row else ():
-                yield PassedOver(f"fields {field[:40]} of rows, which no reader knows")
+            if "run_type" not in row:
+                yield from unknown_fields(set(row) - FIELDS, "rows")
+            yield from unknown_fields(unread_in(row.get("request") or row), "messages")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
             yield Unreadable(f"{name}:{number}", reason(problem))
 

@@ -71,6 +71,11 @@ class PassedOver(NamedTuple):
     what: str
 
 
+def unknown_fields(names: set[str], owner: str) -> list[PassedOver]:
+    """What is said of fields that no reader knows."""
+    return [PassedOver(f"fields {name[:40]} of {owner}, which no reader knows") for name in sorted(names)]
+
+
 def key_of(producer: str, name: str) -> str:
     """The key of the conversation that a producer calls `name`."""
     return f"{producer}:{hashed(name)}"

@@ -390,6 +390,44 @@ def test_bodies_of_other_dialects(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"role": "user", "content": "And this?", "images": ["aGk="]}, "with images"),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input_image"),
+        ({"role": "user", "content": {"text": "x", "thumb": 1}, "parts": None, "attachments": [1]}, "attachments"),
+        (
+            {"role": "user", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+            "a call in a message",
+        ),
+        ({"role": "assistant", "content": 5}, "no text but a int"),
+        ({"role": "tool", "content": [{"type": "image", "source": {}}]}, "'image'"),
+        ({"type": "item_reference", "id": "x"}, "item_reference"),
+        ({"role": "narrator", "content": "x"}, "the role 'narrator'"),
+    ],
+)
+def test_a_message_that_is_more_than_text_is_refused(message: Row, reason: str) -> None:
+    [made] = openai_jsonl.read([json.dumps({"messages": [ASKED, message, SAID]})], "f")
+    assert isinstance(made, Unreadable), made
+    assert reason in made.reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments"),
+    [
+        ({"tool_calls": [{"id": "t", "type": "custom", "custom": {"name": "log", "input": "4 °C"}}]}, "4 °C"),
+        ({"invalid_tool_calls": [{"id": "t", "name": "log", "args": '{"a":', "error": "x"}]}, '{"a":'),
+        ({"tool_calls": [{"toolCallId": "t", "toolName": "log", "args": {"a": 1}}]}, {"a": 1}),
+    ],
+)
+def test_calls_in_other_forms(fields: Row, arguments: Any) -> None:
+    answer = {"role": "assistant", "content": "", **fields}
+    [made] = openai_jsonl.read([json.dumps({"messages": [ASKED, answer]})], "f")
+    assert isinstance(made, Conversation), made
+    function = {"name": "log", "arguments": arguments}
+    assert made.messages[1]["tool_calls"] == [{"id": "t", "type": "function", "function": function}]
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"input": {"messages": [ASKED], "tools": [TOOL]}},

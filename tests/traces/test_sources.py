@@ -200,3 +200,7 @@ def test_what_was_read_before_is_no_fault(night: Callable[..., Ingested]) -> Non
 def test_fields_that_no_reader_knows_are_counted(night: Callable[..., Ingested]) -> None:
     done = night([chat("1", rating=5), chat("2", rating=1)])
     assert done.passed_over == {"fields rating of rows, which no reader knows": 2}
+    marked = [{"role": "user", "content": "x", "mood": "merry"}, {"role": "assistant", "content": "y", "mood": None}]
+    for kind, form in (("openai", dict), ("langfuse", in_langfuse), ("mlflow", in_mlflow)):
+        done = night([form(chat("3") | {"messages": marked})], kind)
+        assert done.passed_over == {"fields mood of messages, which no reader knows": 1}
