@@ -36,8 +36,9 @@ BARE = {  # the key of a part that has no type: Gemini's and Bedrock's
 NAMES_OF_CALLS = ("call_id", "id", "tool_call_id", "tool_use_id", "toolCallId", "toolUseId")
 ATTACHED = ("images", "audio", "video", "files", "attachments", "experimental_attachments")
 OWN_FIELDS = """role content parts name type id tool_calls toolCalls tool_call_id toolCallId tool_use_id toolUseId call_id
-    reasoning reasoning_content refusal function_call invalid_tool_calls additional_kwargs lc kwargs data from value arguments input
-    output summary encrypted_content status annotations finish_reason response_metadata usage_metadata example phase"""
+    reasoning reasoning_content refusal function_call invalid_tool_calls additional_kwargs lc kwargs data from value
+    arguments input output summary encrypted_content status annotations finish_reason response_metadata usage_metadata
+    example phase"""
 FIELDS = frozenset((*OWN_FIELDS.split(), *ATTACHED))  # what a message may have, read or without words
 BEGUN = re.compile(r"""\s*(\[\s*)+\{\s*["']|\s*\{\s*["'](type|text|role|messages|content|parts|choices|lc)["']\s*:""")
 
