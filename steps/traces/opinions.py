@@ -61,22 +61,27 @@ def waits(name: str) -> str:
     )
 
 
-def unscaled(parts: Iterable[Conversation]) -> set[str]:
-    """The names of scores of which one is not on its scale."""
-    return {feedback.name for part in parts for feedback in part.feedback if is_outside(feedback)}
+def unscaled(parts: Iterable[Conversation]) -> set[tuple[str, str]]:
+    """(producer, name) of the scores of which one is not on its scale."""
+    return {(_producer(part), feedback.name) for part in parts for feedback in part.feedback if is_outside(feedback)}
 
 
-def waiting(part: Conversation, names: set[str]) -> list[str]:
+def waiting(part: Conversation, names: set[tuple[str, str]]) -> list[str]:
     """The scores of a conversation that wait for the scale of one of these names."""
-    return [feedback.name for feedback in part.feedback if feedback.name in names]
+    return [feedback.name for feedback in part.feedback if (_producer(part), feedback.name) in names]
 
 
-def without_scores(part: Conversation, names: set[str]) -> Conversation:
+def without_scores(part: Conversation, names: set[tuple[str, str]]) -> Conversation:
     """A conversation without the scores of these names; words and corrections stay."""
-    if not waiting(part, names):
+    left_out = set(waiting(part, names))
+    if not left_out:
         return part
-    kept = (each.model_copy(update={"score": None}) if each.name in names else each for each in part.feedback)
+    kept = (each.model_copy(update={"score": None}) if each.name in left_out else each for each in part.feedback)
     return part.model_copy(update={"feedback": tuple(kept)})
+
+
+def _producer(part: Conversation) -> str:
+    return part.key.partition(":")[0]
 
 
 def scales_of(words: list[str]) -> dict[str, tuple[float, float]]:

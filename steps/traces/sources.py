@@ -80,7 +80,6 @@ def ingest(
     whose rows do not say it. `regression`: the share of bad scenarios that are only checked; None: as the last time, 0.3
     at first."""
     state = files.read_state(folder)
-    scales = state["scales"] = {name: tuple(each) for name, each in state.get("scales", {}).items()} | dict(scales)
     reading = _Reading(root, scales, consent, state, set())
     before, got = files.read_conversations(folder), _Got([], set(), set(), Counter(), [])
     privacy = Privacy()
@@ -89,9 +88,7 @@ def ingest(
     starts = tuple(f"{place}{sign}" for place in reading.afresh for sign in (":", " "))
     unreadable = got.unreadable | {row for row in files.read_unreadable(folder) if not row.source.startswith(starts)}
     parts = [part for part in got.parts if part.key not in got.refused]
-    names = unscaled(parts) | (set(state.get("unscaled", ())) - scales.keys())
-    state["unscaled"] = sorted(names)
-    earlier = list(_before(before, parts))
+    names, earlier = unscaled(parts), list(_before(before, parts))
     unjudged = [(part.key, waits(name)) for part in (*earlier, *parts) for name in waiting(part, names)]
     parts = [part for part in parts if not waiting(part, names)]
     conversations, lost = joined([*(without_scores(part, names) for part in earlier), *parts])

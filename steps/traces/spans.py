@@ -95,7 +95,7 @@ def call_in(fields: dict[str, Any], events: Sequence[Event]) -> Said:
                 break
     if messages and all(message["role"] != "system" for message in messages):
         messages = [*_system(fields), *messages]
-    if any(REDACTED in str(message["content"]) for message in messages):
+    if any(message["content"] == REDACTED for message in messages):
         raise ValueError("its producer records no content, but __REDACTED__")
     return with_names(messages), _tools(fields, requests)
 

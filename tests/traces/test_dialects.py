@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steps.core.parts import is_cut_off, unpacked
 from steps.traces import langfuse_traces, mlflow_traces, openai_jsonl, otel
 from steps.traces.records import Conversation, Unreadable
+from steps.traces.spans import REDACTED
 
 Row = dict[str, Any]
 LIKE_JSON = [
@@ -35,7 +37,14 @@ LIKE_JSON = [
 ]
 CUT_OFF = ['[{"type": "text", "te', '{"role": "assistant", "content', "[{'type': 'text', 'text': 'x'}]"]
 letters = st.characters(exclude_categories=["Cs"])
-words = st.sampled_from(LIKE_JSON) | st.text(letters, min_size=1, max_size=12).filter(str.strip)
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text is neither blank nor what stands for something else in spans: blocks as JSON, cut off or not."""
+    return bool(text.strip()) and text != REDACTED and not is_cut_off(text) and unpacked(text, "user") == text
+
+
+words = st.sampled_from(LIKE_JSON) | st.text(letters, min_size=1, max_size=12).filter(is_plain)
 names = st.sampled_from(["read_bed", "is_dry", "log-it"])
 arguments = st.dictionaries(st.sampled_from(["bed", "unit"]), st.integers(0, 9) | words, max_size=2)
 

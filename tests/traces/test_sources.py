@@ -77,18 +77,17 @@ def test_scores_of_a_name_count_only_where_all_are_on_the_scale(
     )
 
 
-def test_a_scale_is_judged_over_all_nights(night: Callable[..., Ingested], tmp_path: Path) -> None:
+def test_a_scale_is_judged_over_earlier_nights(night: Callable[..., Ingested], tmp_path: Path) -> None:
     stars = [chat("a", 1), chat("b", 1)]
     assert len(night(stars).sets.demonstrations) == 2, "nothing says yet that these are stars"
     second = night([chat("c", 5)], name="b.jsonl")
     assert second.sets.demonstrations == []
     assert sum("--scale score" in why for why in quarantined(tmp_path)) == 3
-    third = night([chat("d", 1)], name="c.jsonl")
-    assert third.sets.demonstrations == [], "and now it is known"
+    third = night([chat("d", 0.9)], name="c.jsonl")
+    assert len(third.sets.demonstrations) == 1, "another file may have another scale"
     night(stars, score=(1, 5))
-    night([chat("c", 5)], name="b.jsonl")
-    last = night([chat("e", 4)], name="d.jsonl")
-    assert sorted(row["messages"][1]["content"] for row in last.sets.demonstrations) == ["c °C", "e °C"]
+    last = night([chat("c", 5)], name="b.jsonl", score=(1, 5))
+    assert sorted(row["messages"][1]["content"] for row in last.sets.demonstrations) == ["c °C", "d °C"]
     assert last.opinions["bad"] == 2
 
 
