@@ -8,7 +8,8 @@ regression set.
 
 Each source is read from where the last ingestion ended. What is taken is masked, and all data sets are made anew of all
 conversations (steps/traces/build.py), so that the same ones give the same bytes. The folder's version is given to DVC
-(`dvc add`): commit ingested/<task>.dvc. docs/traces.md has the rest. Exit code 1: no row of any source could be read.
+(`dvc add`): commit ingested/<task>.dvc. docs/traces.md has the rest. Exit code 1: nothing in
+a source could be read, or nothing was kept.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from flows.repro import folder_lock
@@ -71,10 +73,12 @@ def described(done: Ingested) -> list[str]:
     ]
     if sets.no_scenario:
         lines.append(f"used without a scenario: {sum(sets.no_scenario.values())} ({_most(sets.no_scenario)})")
+    if done.passed_over:
+        lines.append(f"passed over: {_most(done.passed_over)}")
     reasons = Counter(row.reason.partition(", by ")[0].partition(" of ")[0] for row in sets.quarantine)
     reasons.update({f"not read: {why}": count for why, count in done.unread.items()})
     unread = f"in quarantine: {len(sets.quarantine) + done.unreadable}, of which {done.unreadable} could not be read"
-    return [*lines, unread + (f" ({_most(reasons)})" if reasons else "")]
+    return [*lines, unread + (f" ({_most(reasons)})" if reasons else ""), *done.nothing]
 
 
 def next_steps(done: Ingested, task: str) -> list[str]:
@@ -118,7 +122,7 @@ def report(done: Ingested, task: str) -> None:
         say(f"  {line}")
 
 
-def _most(reasons: Counter[str] | dict[str, int]) -> str:
+def _most(reasons: Mapping[str, int]) -> str:
     ordered = sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))
     return ", ".join(f"{count} {reason}" for reason, count in ordered[:SHOWN]) + (", …" if ordered[SHOWN:] else "")
 
@@ -148,7 +152,7 @@ def main(words: list[str] | None = None) -> int:
         results.append(run(Path.cwd(), *chosen))
         report(results[0], options.task or params.load("params.yaml", params.Params).task)
 
-    return exit_code(work) or int(bool(results[0].unreadable) and not results[0].conversations)
+    return exit_code(work) or int(bool(results[0].nothing or (results[0].unreadable and not results[0].conversations)))
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ class Capture:
             unknown = sorted(fields.keys() - {"response_id", "score", "label", "comment", "correction"})
             if unknown:
                 raise ValueError(f"there is no field {unknown[0][:40]}: give score, label, comment or correction")
-            feedback = self.privacy.feedback(feedback_of(fields, time=now()))
+            feedback = self.privacy.feedback(feedback_of(fields, now()))
             if feedback.score is None and not (feedback.comment or feedback.correction or feedback.label):
                 raise ValueError("it says nothing: give score, label, comment or correction")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:

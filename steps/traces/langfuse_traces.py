@@ -22,10 +22,11 @@ from typing import Any
 import httpx2
 
 from steps.core.errors import UserError
-from steps.traces.messages import answer_of, conversation_of, decoded, tools_of
+from steps.core.parts import decoded
+from steps.traces.messages import call_of, tools_of, unread_in
 from steps.traces.openai_jsonl import plain, reason
 from steps.traces.opinions import Scales, consents, correction_of, moment, score_of
-from steps.traces.records import Conversation, Feedback, Unreadable, hashed, key_of
+from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, key_of, unknown_fields
 
 PRODUCER = "langfuse"
 CLOUD = "https://cloud.langfuse.com"
@@ -92,7 +93,7 @@ def export(path: Path) -> Iterator[Any]:
     files = sorted(file for file in path.rglob("*") if file.name.endswith(names)) if path.is_dir() else [path]
     for file in files:
         data = file.read_bytes()
-        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8", "replace")
+        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8-sig", "surrogateescape")
         whole = _json(text)
         if isinstance(whole, list):
             yield from whole
@@ -102,7 +103,9 @@ def export(path: Path) -> Iterator[Any]:
             yield from (_json(line) or line for line in text.split("\n") if line.strip())
 
 
-def read(rows: Iterable[Any], name: str, scales: Scales | None = None) -> Iterator[Conversation | Unreadable]:
+def read(
+    rows: Iterable[Any], name: str, scales: Scales | None = None
+) -> Iterator[Conversation | Unreadable | PassedOver]:
     """The conversations in rows of observations, scores and traces. Scores find their conversation by the trace or session,
     and a score of a trace that is in no row stays for a later reading's quarantine."""
     sessions: dict[str, str] = {}  # of each trace
@@ -115,10 +118,12 @@ def read(rows: Iterable[Any], name: str, scales: Scales | None = None) -> Iterat
             if not isinstance(row, Mapping):
                 raise ValueError("no JSON object")
             if "dataType" in row or "data_type" in row:
-                if (feedback := _score(row, sessions, scales)) is not None:
-                    yield feedback
-            elif row.get("type") in (None, "GENERATION"):
+                yield _score(row, sessions, scales) or PassedOver(f"scores {row.get('name')} of evaluators")
+            elif str(row.get("type") or "GENERATION").upper() == "GENERATION":
                 yield _observation(row)
+                yield from unknown_fields(unread_in(_get(row, "input")), "messages")
+            else:
+                yield PassedOver(f"observations of the type {row['type']}, in which no model speaks")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
             yield Unreadable(place, reason(problem))
 
@@ -144,12 +149,12 @@ def _flat(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
 
 def _observation(row: Mapping[str, Any]) -> Conversation:
     """A call of a model."""
-    inputs = decoded(_get(row, "input"))
-    messages = conversation_of(inputs) + answer_of(_get(row, "output"))
+    if _get(row, "input") is None and _get(row, "output") is None:
+        named = ", ".join(sorted(str(name) for name, value in row.items() if value is not None)[:6])
+        raise ValueError(f"no input and no output in an object with the fields {named}")
+    messages, tools = call_of(_get(row, "input"), _get(row, "output"), packed=True)
     if all(message["role"] != "assistant" for message in messages):
         raise ValueError("no answer in the observation")
-    tools = inputs.get("tools") if isinstance(inputs, Mapping) else None
-    tools = tools or (_get(row, "toolDefinitions"))
     metadata = _metadata(row)
     tags = row.get("tags") or _get(row, "traceTags") or ()
     started = moment(_get(row, "startTime") or row.get("timestamp"))
@@ -159,7 +164,7 @@ def _observation(row: Mapping[str, Any]) -> Conversation:
         ended=moment(_get(row, "endTime")) or started,
         consent=consents(metadata.get("consent")) or "consent" in tags,
         messages=tuple(messages),
-        tools=tools_of(tools),
+        tools=tools or tools_of(_get(row, "toolDefinitions")),
         responses={hashed(str(row["id"])): len(messages) - 1},
         metadata=plain(metadata),
     )
@@ -182,9 +187,11 @@ def _score(row: Mapping[str, Any], sessions: Mapping[str, str], scales: Scales |
     )
     value = row.get("value") if value is None else value
     is_correction = kind == "CORRECTION" or name == "correction"
-    score = None if is_correction else score_of(bool(value) if kind == "BOOLEAN" else value, name, scales)
+    given = None if is_correction else bool(value) if kind == "BOOLEAN" else value
+    score, name = score_of(given, name, scales)
     feedback = Feedback(
         response=hashed(str(observation)) if observation else "",
+        name=name,
         score=score,
         label=value if isinstance(value, str) and not is_correction else "",
         comment=str(row.get("comment") or ""),
@@ -216,5 +223,5 @@ def _get(row: Mapping[str, Any], name: str) -> Any:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

@@ -1,182 +1,271 @@
-"""Messages of other producers in one form: {"role", "content", "tool_calls"?, "tool_call_id"?, "name"?, "reasoning"?}.
+"""Calls of models as producers record them, in one form: messages {"role", "content", "tool_calls"?, "tool_call_id"?,
+"name"?, "reasoning"?}, and the definitions of tools as OpenAI's chat completions have them.
 
-Read are OpenAI's chat messages, LangChain's, and the parts of OpenTelemetry's GenAI conventions. Content is a text, and the
-arguments of calls are objects. Parts of a text are joined by a line break, as vLLM does. A message that holds what this form
-cannot keep (an image, sound, an unknown kind of part) is a ValueError with its reason, and its conversation is quarantined.
+Read are requests and responses of OpenAI's chat completions and Responses, Anthropic's messages, Gemini, Bedrock, Ollama,
+LangChain and Vercel's AI SDK, whole or as the list of messages in them; steps/core/parts.py reads one message. What is
+none of these is a ValueError with its reason: it never becomes somebody's words.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from environments.base import Message
+from steps.core.parts import (
+    CALLS,
+    REASONING,
+    RESULTS,
+    decoded,
+    kind_of,
+    messages_in,
+    unread,
+    whole,
+    with_names,
+    writable,
+)
 
-ROLES = {"developer": "system", "human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}
-ROLES |= {role: role for role in ("system", "user", "assistant", "tool")}
-TEXTS = ("text", "input_text", "output_text", "refusal")
-REASONING = ("reasoning", "thinking")
-CALLS = ("tool_call", "tool_use", "function_call")
-RESULTS = ("tool_call_response", "tool_result", "function_call_output")
+SYSTEM = ("system", "instructions", "system_instruction", "systemInstruction", "system_instructions", "system_prompt")
+GIVEN = ("messages", "input", "contents", "conversations", "prompt")  # what holds the messages of a request
+TOOLS = ("tools", "functions", "toolConfig", "tool_config", "tool_definitions")
+ANSWERS = ("choices", "output", "candidates", "generations", "message", "messages")  # ... of a response
+SAID = ("content", "parts", "tool_calls", "toolCalls", "function_call", "reasoning", "reasoning_content", "refusal")
+SCHEMAS = ("input_schema", "inputSchema", "parametersJsonSchema", "parameters_json_schema", "json_schema")
+ITEMS = (*CALLS, *RESULTS, *REASONING)  # of OpenAI's Responses, which are no messages
 
 
-def conversation_of(value: Any) -> list[Message]:
-    """The messages in a producer's field: a list of messages, a message, {"messages": [...]}, {"choices": [...]}, JSON text
-    of these, or a plain text of the user. ValueError where it is none of them."""
-    value = decoded(value)
+def conversation_of(value: Any, packed: bool = False) -> list[Message]:
+    """The messages in a producer's field: a list of messages, a message, a request or a response with them, JSON text of
+    these, or a plain text of the user. ValueError where it is none of them. `packed`: a message's text may hold its parts as
+    JSON, as in attributes of spans."""
+    value = whole(value)
     if isinstance(value, str):
-        return [{"role": "user", "content": value}]
+        return [writable({"role": "user", "content": value})]
+    if isinstance(value, Mapping) and "role" not in value and "lc" not in value:
+        if value.keys() & {"choices", "candidates", "generations"}:
+            return answer_of(value, packed)
+        if any(value.get(name) is not None for name in GIVEN):
+            return _asked(value, packed)
     if isinstance(value, Mapping):
-        if isinstance(value.get("messages"), Sequence):
-            return conversation_of(value["messages"])
-        if isinstance(value.get("choices"), Sequence) and value["choices"]:
-            return conversation_of([value["choices"][0].get("message")])
+        if not value.keys() & {"role", "type", "lc"}:
+            raise ValueError(f"no messages in an object with the fields {_named(value)}")
         value = [value]
     if not isinstance(value, list):
         raise ValueError(f"no messages but a {type(value).__name__}")
-    if len(value) == 1 and isinstance(value[0], list):  # LangChain's batches
-        value = value[0]
-    messages = [message for each in value for message in _messages(each)]
-    return with_names(messages)
+    if len(value) == 1 and isinstance(value[0], list) and not all(isinstance(each, str) for each in value[0]):
+        value = value[0]  # LangChain's batches
+    return with_names(_listed(value, packed))
 
 
-def answer_of(value: Any) -> list[Message]:
-    """The messages of a model's output; a plain text is the assistant's."""
-    value = decoded(value)
-    if isinstance(value, str):
-        return [{"role": "assistant", "content": value}]
-    if isinstance(value, Mapping) and not value.keys() & {"role", "type", "messages", "choices"}:
-        value = {"role": "assistant", **value}
-    return conversation_of(value)
+def answer_of(value: Any, packed: bool = False) -> list[Message]:
+    """The messages of a model's output. A plain text is the assistant's; and so is JSON text that is no message, if the
+    field is not `packed`."""
+    made = whole(value) if packed else decoded(value)
+    if isinstance(made, str) or (isinstance(value, str) and not packed and not _is_answer(made)):
+        return [writable({"role": "assistant", "content": value})]
+    value = made
+    if isinstance(value, list):
+        return _generated(value, packed)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"no answer but a {type(value).__name__}")
+    if "role" in value or "lc" in value or kind_of(value) in ITEMS:
+        return conversation_of([value], packed)
+    name = next((name for name in ANSWERS if value.get(name) is not None), "")
+    inner = value.get(name)
+    if name == "choices" and isinstance(inner, Sequence) and inner:
+        return answer_of(_choice(inner[0]), packed)
+    if name == "candidates" and isinstance(inner, Sequence) and inner:
+        return answer_of(inner[0].get("content"), packed)
+    if name == "generations":
+        return _generated(inner, packed)
+    if name in ("output", "message"):
+        return answer_of(inner, packed)
+    if name == "messages":
+        return conversation_of(inner, packed)
+    if value.keys() & set(SAID):
+        return conversation_of([{**value, "role": "assistant"}], packed)
+    raise ValueError(f"an answer in no form that is known here (its fields: {_named(value)})")
+
+
+def call_of(request: Any, response: Any, packed: bool = False) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
+    """(the messages of a call up to the model's answer, the tools) of what was sent and what came back."""
+    request, response = whole(request), whole(response)
+    if isinstance(request, Mapping) and (request.get("previous_response_id") or request.get("conversation")):
+        raise ValueError("it goes on from an earlier response, which is not in its request")
+    given = conversation_of(request, packed) if request not in (None, "", [], {}) else []
+    answer = [] if response in (None, "", [], {}) else answer_of(response, packed)
+    if answer[: len(given)] != given:  # a graph's state holds what it was given, too
+        answer = given + answer
+    messages = with_names(merged(answer))
+    if messages and not words_in(messages[-1]):
+        raise ValueError("an answer with neither words nor calls")
+    return messages, tools_in(request)
+
+
+def _is_answer(value: Any) -> bool:
+    """Whether JSON is a message or a list of them, and not an answer that a model wrote as JSON."""
+    entries = value if isinstance(value, list) else [value]
+    return bool(entries) and all(
+        isinstance(each, Mapping) and each.keys() & {"role", "lc", "choices"} for each in entries
+    )
+
+
+def words_in(message: Message) -> bool:
+    """Whether a message says something."""
+    return message["role"] != "assistant" or bool(message["content"].strip() or message.get("tool_calls"))
+
+
+def unread_in(request: Any) -> set[str]:
+    """The fields of a request's messages that no reader knows."""
+    body = decoded(request)
+    return unread(next((body[name] for name in GIVEN if body.get(name)), None) if isinstance(body, Mapping) else body)
+
+
+def tools_in(request: Any) -> tuple[dict[str, Any], ...]:
+    """The tools that a request names."""
+    if isinstance(request, list):  # the last of its messages may be tools
+        return tools_of([entry["content"] for entry in request if _is_tool(entry)])
+    if not isinstance(request, Mapping):
+        return ()
+    if isinstance(config := request.get("config"), Mapping):  # Gemini's
+        request = {**config, **request}
+    beside = next((tools_of(request[name]) for name in TOOLS if request.get(name)), ())
+    return beside or tools_in(request.get("messages"))
+
+
+def _is_tool(entry: Any) -> bool:
+    """Whether an entry of a list of messages is the definition of a tool, as LangChain's callback for Langfuse writes it."""
+    content = entry.get("content") if isinstance(entry, Mapping) and entry.get("role") == "tool" else None
+    return isinstance(content, Mapping) and isinstance(content.get("function"), Mapping)
 
 
 def tools_of(value: Any) -> tuple[dict[str, Any], ...]:
-    """Definitions of tools, as OpenAI's chat completions have them; what is none is left out."""
-    listed = decoded(value)
-    made = []
-    for tool in listed if isinstance(listed, list) else ():
-        tool = decoded(tool)
-        if isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping):
-            made.append({"type": "function", "function": dict(tool["function"])})
-        elif isinstance(tool, Mapping) and isinstance(tool.get("name"), str):
-            names = ("name", "description", "parameters")
-            function = {name: tool[name] for name in names if tool.get(name) is not None}
-            if isinstance(schema := tool.get("input_schema"), Mapping):
-                function["parameters"] = dict(schema)
-            made.append({"type": "function", "function": function})
-    return tuple(made)
-
-
-def decoded(value: Any) -> Any:
-    """The value of a JSON text that holds a list or an object; anything else as it is."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
-
-
-def with_names(messages: list[Message]) -> list[Message]:
-    """The messages, with the tool's name at each tool message that names its call."""
-    names: dict[str, str] = {}
-    for message in messages:
-        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ()) if call.get("id")}
-        if message["role"] == "tool" and not message.get("name") and message.get("tool_call_id") in names:
-            message["name"] = names[message["tool_call_id"]]
-    return messages
-
-
-def _messages(fields: Any) -> list[Message]:
-    """The message in one entry; several where results of tools stand in it as parts."""
-    if not isinstance(fields, Mapping):
-        raise ValueError(f"a message must be an object, not a {type(fields).__name__}")
-    if fields.get("lc") and isinstance(fields.get("kwargs"), Mapping):  # LangChain's serialised objects
-        fields = fields["kwargs"]
-    role = ROLES.get(str(fields.get("role") or fields.get("type") or "").lower())
-    if role is None:
-        raise ValueError(f"a message with the role {str(fields.get('role') or fields.get('type'))[:40]!r}")
-    content = fields["parts"] if isinstance(fields.get("parts"), list) else fields.get("content")
-    parts = content if isinstance(content, list) else [content] if isinstance(content, Mapping) else []
-    texts = [content] if isinstance(content, str) else []
-    reasoning = [
-        text for name in ("reasoning", "reasoning_content") if isinstance(text := fields.get(name), str) and text
-    ]
-    calls, results = _calls(fields), []
-    for part in parts:
-        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
-        if kind in TEXTS:
-            texts.append(_text(part))
-        elif kind in REASONING:
-            reasoning.append(str(part.get("content") or part.get("text") or part.get("thinking") or ""))
-        elif kind in CALLS:
-            calls.append(_call(part.get("id") or part.get("call_id"), part.get("name"), _arguments(part)))
-        elif kind in RESULTS:
-            results.append(_result(part))
+    """Definitions of tools, as OpenAI's chat completions have them. What has no name, such as a tool that a provider runs by
+    itself, is left out. ValueError for JSON that is cut off."""
+    listed = whole(value)
+    if isinstance(listed, Mapping):
+        if isinstance(inner := listed.get("tools"), list):  # Bedrock's toolConfig
+            listed = inner
+        elif all(isinstance(whole(each), Mapping) for each in listed.values()) and "function" not in listed:
+            listed = [{"name": name, **whole(each)} for name, each in listed.items()]  # by their names
         else:
-            raise ValueError(f"a part of the type {str(kind)[:40]!r}, which is no text")
-    if results:
-        words = [{"role": role, "content": "\n".join(texts)}] if texts and role != "tool" else []
-        return [*results, *words]
-    message: Message = {"role": role, "content": "\n".join(texts)}
-    if role == "tool":
-        named = {"tool_call_id": fields.get("tool_call_id") or fields.get("id"), "name": fields.get("name")}
-        message |= {name: str(value) for name, value in named.items() if value}
-    if role == "assistant" and calls:
-        message["tool_calls"] = calls
-    if role == "assistant" and reasoning:
-        message["reasoning"] = reasoning[0]
-    if role == "user" and not texts and not parts:
-        raise ValueError("a message of the user without words")
-    return [message]
+            listed = [listed]
+    made: list[dict[str, Any]] = []
+    for tool in listed if isinstance(listed, list) else ():
+        made += _tools(whole(tool))
+    return tuple(writable(made))
 
 
-def _text(part: Any) -> str:
-    value = part if isinstance(part, str) else part.get("text", part.get("content", part.get("refusal")))
-    if not isinstance(value, str):
-        raise ValueError("a part without its text")
-    return value
+def _tools(tool: Any) -> Iterable[dict[str, Any]]:
+    if not isinstance(tool, Mapping):
+        return
+    for name in ("functionDeclarations", "function_declarations"):  # Gemini's
+        yield from tools_of(tool.get(name))
+    if isinstance(tool.get("function"), Mapping):
+        yield {"type": "function", "function": dict(tool["function"])}
+        return
+    tool = tool["toolSpec"] if isinstance(tool.get("toolSpec"), Mapping) else tool
+    if not isinstance(tool.get("name"), str):
+        return
+    function = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
+    schema = next((whole(tool[name]) for name in ("parameters", *SCHEMAS) if tool.get(name) is not None), None)
+    if isinstance(schema, Mapping):
+        schema = next(
+            (schema[name] for name in ("json", "jsonSchema") if isinstance(schema.get(name), Mapping)), schema
+        )
+        function["parameters"] = dict(schema)
+    yield {"type": "function", "function": function}
 
 
-def _result(part: Mapping[str, Any]) -> Message:
-    """The message of a tool, from a part of OpenTelemetry's or Anthropic's."""
-    values = (part[name] for name in ("response", "result", "content", "output") if part.get(name) is not None)
-    value = next(values, "")
-    if isinstance(value, list) and all(isinstance(each, Mapping) and each.get("type") == "text" for each in value):
-        value = "\n".join(str(each.get("text", "")) for each in value)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    name = part.get("id") or part.get("tool_use_id") or part.get("call_id")
-    return {"role": "tool", "content": text} | ({"tool_call_id": str(name)} if name else {})
+def merged(messages: Iterable[Message]) -> list[Message]:
+    """The messages, where those are one that producers write as several: an assistant's reasoning, words and calls."""
+    made: list[Message] = []
+    for message in messages:
+        if made and message["role"] == made[-1]["role"] == "assistant" and _goes_on(made[-1], message):
+            made[-1] = _joined(made[-1], message)
+        else:
+            made.append(message)
+    return made
 
 
-def _calls(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The calls in the fields of a message: OpenAI's, LangChain's, and OpenAI's old single one."""
-    more = fields.get("additional_kwargs")
-    given = decoded(fields.get("tool_calls")) or (more.get("tool_calls") if isinstance(more, Mapping) else None) or []
-    if not isinstance(given, list):
-        raise ValueError(f"tool_calls must be a list, not a {type(given).__name__}")
-    calls = []
-    for call in given:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        entry = function if isinstance(function, Mapping) else call
-        if not isinstance(entry, Mapping):
-            raise ValueError("a call without its function")
-        calls.append(_call(call.get("id"), entry.get("name"), _arguments(entry)))
-    if isinstance(old := fields.get("function_call"), Mapping):
-        calls.append(_call(None, old.get("name"), _arguments(old)))
-    return calls
+def _goes_on(first: Message, second: Message) -> bool:
+    """Whether the second is more of the first's turn: no words of both, and no words after calls."""
+    if second["content"]:
+        return not first["content"] and not first.get("tool_calls")
+    return True
 
 
-def _arguments(entry: Mapping[str, Any]) -> Any:
-    return next((entry[name] for name in ("arguments", "args", "input") if entry.get(name) is not None), {})
+def _joined(first: Message, second: Message) -> Message:
+    both = [message["reasoning"] for message in (first, second) if message.get("reasoning")]
+    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
+    words = "\n".join(text for text in (first["content"], second["content"]) if text)
+    made: Message = {"role": "assistant", "content": words}
+    return made | ({"tool_calls": calls} if calls else {}) | ({"reasoning": "\n".join(both)} if both else {})
 
 
-def _call(name_of_call: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    """A call. Arguments that are no JSON object stay the text that the model wrote."""
-    if not isinstance(name, str) or not name:
-        raise ValueError("a call without the tool's name")
-    given = decoded(arguments)
-    value = dict(given) if isinstance(given, Mapping) else given if isinstance(given, str) else json.dumps(given)
-    made: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": value}}
-    return ({"id": str(name_of_call)} if name_of_call else {}) | made
+def _asked(request: Mapping[str, Any], packed: bool) -> list[Message]:
+    """The messages of a request, with the system's words that stand beside them."""
+    config = request.get("config")
+    fields = {**config, **request} if isinstance(config, Mapping) else request
+    given = next(fields[name] for name in GIVEN if fields.get(name) is not None)
+    messages, system = conversation_of(given, packed), system_of(fields, packed)
+    return messages if messages[: len(system)] == system else [*system, *messages]
+
+
+def system_of(request: Mapping[str, Any], packed: bool = False) -> list[Message]:
+    """The system's words that stand beside the messages of a request."""
+    value = next((request[name] for name in SYSTEM if request.get(name)), None)
+    if value is None:
+        return []
+    is_message = isinstance(value, Mapping) and ("parts" in value or "content" in value)
+    return messages_in({**(value if is_message else {"content": value}), "role": "system"}, packed)
+
+
+def _listed(entries: Sequence[Any], packed: bool) -> list[Message]:
+    """The messages of a list, in which items of OpenAI's Responses may stand between them."""
+    made: list[Message] = []
+    is_item = False
+    for entry in entries:
+        if _is_tool(entry):
+            continue
+        was_item, is_item = is_item, False
+        if isinstance(entry, Mapping) and "role" not in entry and kind_of(entry) in ITEMS:
+            is_item, role = True, "tool" if kind_of(entry) in RESULTS else "assistant"
+            messages = messages_in({"role": role, "content": [entry]}, packed)
+        else:
+            is_item = isinstance(entry, Mapping) and entry.get("type") == "message" and entry.get("role") == "assistant"
+            messages = messages_in(entry, packed)
+        if (was_item or is_item) and made and messages and made[-1]["role"] == messages[0]["role"] == "assistant":
+            made[-1] = _joined(made[-1], messages[0])
+            messages = messages[1:]
+        made += messages
+    return made
+
+
+def _generated(value: Any, packed: bool) -> list[Message]:
+    """The messages of a list in an answer: items, messages, or LangChain's generations, of which the first counts."""
+    value = [value] if isinstance(value, Mapping) else value
+    while isinstance(value, list) and len(value) > 0 and isinstance(value[0], list) and value[0]:
+        value = value[0]
+    if not isinstance(value, list) or not value:
+        raise ValueError("an answer that is empty")
+    if isinstance(first := value[0], Mapping) and "role" not in first and "lc" not in first:
+        if isinstance(first.get("message"), Mapping):
+            return answer_of(first["message"], packed)
+        if isinstance(first.get("text"), str) and first.get("type", "text") in ("Generation", "ChatGeneration"):
+            return answer_of(first["text"], packed)
+        if all(isinstance(each, Mapping) and kind_of(each) in ("text", *ITEMS) for each in value) and "id" not in first:
+            return conversation_of([{"role": "assistant", "content": value}], packed)
+    return conversation_of(value, packed)
+
+
+def _choice(choice: Mapping[str, Any]) -> Any:
+    """What a choice of OpenAI's holds: a message, or a text of the older completions."""
+    message = choice.get("message")
+    if isinstance(message, Mapping):
+        return {"role": "assistant", **message}
+    return choice.get("text") if message is None else message
+
+
+def _named(value: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(str(name)[:40] for name in value)[:8])

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from steps.core.errors import UserError
+from steps.core.parts import decoded
 from steps.project.store import address, connect, explained
-from steps.traces.messages import answer_of, conversation_of, decoded, tools_of
+from steps.traces.messages import call_of, tools_of, unread_in
 from steps.traces.openai_jsonl import plain, reason
 from steps.traces.opinions import Scales, consents, correction_of, moment, score_of
-from steps.traces.records import Conversation, Feedback, Unreadable, hashed, key_of
+from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, key_of, unknown_fields
 
 PRODUCER = "mlflow"
 CALLS = ("CHAT_MODEL", "LLM")
@@ -51,19 +52,26 @@ def fetch(root: Path, experiment: str, since: str) -> Iterator[dict[str, Any]]:
                 return
 
 
-def read(rows: Iterable[Any], name: str, scales: Scales | None = None) -> Iterator[Conversation | Unreadable]:
+def read(
+    rows: Iterable[Any], name: str, scales: Scales | None = None
+) -> Iterator[Conversation | Unreadable | PassedOver]:
     """The conversations in traces: dicts, or their JSON."""
     for number, row in enumerate(rows, 1):
         place = f"{name}:{number}"
         try:
             trace = json.loads(row) if isinstance(row, str) else row
+            if not isinstance(trace, Mapping) or not {"info", "data"} <= trace.keys():
+                named = ", ".join(sorted(map(str, trace))[:6]) if isinstance(trace, Mapping) else type(trace).__name__
+                raise ValueError(f"no trace of MLflow, with info and data, but {named}")
             place = f"{name} {trace['info'].get('trace_id') or trace['info'].get('request_id')}"
             yield from _trace(trace, place, scales)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
             yield Unreadable(place, reason(problem))
 
 
-def _trace(trace: Mapping[str, Any], place: str, scales: Scales | None) -> Iterator[Conversation | Unreadable]:
+def _trace(
+    trace: Mapping[str, Any], place: str, scales: Scales | None
+) -> Iterator[Conversation | Unreadable | PassedOver]:
     info, spans = trace["info"], trace["data"]["spans"]
     metadata = (info.get("trace_metadata") or info.get("request_metadata") or {}) | (info.get("tags") or {})
     own = {key: value for key, value in metadata.items() if not key.startswith("mlflow.")}
@@ -71,32 +79,41 @@ def _trace(trace: Mapping[str, Any], place: str, scales: Scales | None) -> Itera
     key = key_of(PRODUCER, str(metadata.get("mlflow.trace.session") or trace_id))
     calls = [span for span in spans if _field(span, "mlflow.spanType") in CALLS]
     chosen = calls or [span for span in spans if not span.get("parent_span_id") and not span.get("parent_id")]
-    last = ""
+    last, ran_tools = "", any(_field(span, "mlflow.spanType") == "TOOL" for span in spans)
+    for span in spans:
+        if not any(span is each for each in chosen):
+            kind = _field(span, "mlflow.spanType")
+            yield PassedOver(f"spans of the type {kind}, which are no calls of a model")
     for span in chosen:
         name = f"{trace_id} {span.get('span_id')}"
         try:
             inputs, outputs = _field(span, "mlflow.spanInputs"), _field(span, "mlflow.spanOutputs")
-            messages = conversation_of(inputs) + answer_of(outputs)
+            messages, tools = call_of(inputs, outputs, packed=True)
             if all(message["role"] != "assistant" for message in messages):
                 raise ValueError("no answer in the span")
-        except (ValueError, TypeError, KeyError, AttributeError) as problem:
+            if not calls and ran_tools and all(message["role"] != "tool" for message in messages):
+                raise ValueError("tools ran in it, and the calls of the model that used them are not in the trace")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
             yield Unreadable(f"{place} span {span.get('span_id')}", reason(problem))
             continue
         last = hashed(name)
-        tools = _field(span, "mlflow.chat.tools") or (inputs.get("tools") if isinstance(inputs, Mapping) else None)
         yield Conversation(
             key=key,
             started=moment(span.get("start_time_unix_nano") or span.get("start_time_ns")),
             ended=moment(span.get("end_time_unix_nano") or span.get("end_time_ns")),
             consent=consents(own.get("consent", own.get("flywheel.consent"))),
             messages=tuple(messages),
-            tools=tools_of(tools),
+            tools=tools or tools_of(_field(span, "mlflow.chat.tools")),
             responses={last: len(messages) - 1},
             metadata=plain(own),
         )
+        yield from unknown_fields(unread_in(inputs), "messages")
     for assessment in info.get("assessments") or ():
         try:
-            if feedback := _assessment(assessment, trace_id, last, scales):
+            feedback = _assessment(assessment, trace_id, last, scales)
+            if feedback is None:
+                yield PassedOver(f"assessments {assessment.get('assessment_name')}, which are none of people now")
+            else:
                 yield Conversation(key=key, feedback=(feedback,))
         except (ValueError, TypeError, KeyError, AttributeError) as problem:
             yield Unreadable(f"{place} assessment {assessment.get('assessment_name')}", reason(problem))
@@ -116,10 +133,9 @@ def _assessment(assessment: Mapping[str, Any], trace_id: str, last: str, scales:
             return None
         return Feedback(response=where, correction=correction_of(_value(expectation)), comment=comment, time=time)
     value = (assessment.get("feedback") or {}).get("value")
-    score = score_of(value, name, scales)
-    return Feedback(
-        response=where, score=score, label=value if isinstance(value, str) else "", comment=comment, time=time
-    )
+    score, name = score_of(value, name, scales)
+    label = value if isinstance(value, str) else ""
+    return Feedback(response=where, name=name, score=score, label=label, comment=comment, time=time)
 
 
 def _value(expectation: Mapping[str, Any]) -> Any:

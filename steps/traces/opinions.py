@@ -1,15 +1,20 @@
-"""Feedback in one form: a score from 0 to 1, whatever scale, label or thumb a producer has; and times in one form."""
+"""Feedback in one form: a score from 0 to 1, whatever scale, label or thumb a producer has; and times in one form.
+
+A number says nothing without its scale: 1 is the best of 0..1 and the worst of five stars. So a scale is judged by all
+scores of a name together: where one is outside of 0..1, none of that name counts until --scale says what is worst and best.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from environments.base import Message
 from steps.core.errors import UserError
 from steps.traces.messages import answer_of
+from steps.traces.records import Conversation, Feedback
 
 Scales = Mapping[str, tuple[float, float]]  # name of a score -> its worst and its best value
 GOOD_WORDS = frozenset(
@@ -20,27 +25,63 @@ BAD_WORDS = frozenset(
 )
 
 
-def score_of(value: Any, name: str = "score", scales: Scales | None = None) -> float | None:
-    """The score as a number from 0 to 1; None for a label that says neither good nor bad. ValueError beyond the scale."""
-    if isinstance(value, bool):
-        return float(value)
+def score_of(value: Any, name: str = "score", scales: Scales | None = None) -> tuple[float | None, str]:
+    """(the score as a share of its scale, which is from 0 to 1 for values on it; the scale's name). A word has a score and
+    no scale, whose name is empty; what says neither good nor bad has none."""
+    low, high = (scales or {}).get(name, (0.0, 1.0))
     if isinstance(value, str):
         word = re.sub(r"[\s-]+", "_", value.strip().lower())
         if word in GOOD_WORDS or word in BAD_WORDS:
-            return float(word in GOOD_WORDS)
-        try:
-            value = float(word)
-        except ValueError:
-            return None
+            return float(word in GOOD_WORDS), ""
+        if match := re.fullmatch(r"(-?\d+(?:\.\d+)?)_?(?:(%)|(?:/|_of_|_out_of_)_?(\d+(?:\.\d+)?))", word):
+            most = 100.0 if match[2] else float(match[3])  # "80%", "4/5"
+            low, high = (low, high) if name in (scales or {}) else (0.0, most or 1.0)
+            value = float(match[1])
+        else:
+            try:
+                value = float(word)
+            except ValueError:
+                return None, ""
+    if isinstance(value, bool):
+        return float(value), name
     if not isinstance(value, int | float):
-        return None
-    low, high = (scales or {}).get(name, (0.0, 1.0))
-    share = (value - low) / (high - low)
-    if not 0 <= share <= 1:
-        raise ValueError(
-            f"the score {name} is {value:g}, not from {low:g} to {high:g}: say its scale with --scale {name}=LOW..HIGH"
-        )
-    return round(share, 6)
+        return None, ""
+    return round((value - low) / (high - low), 6), name
+
+
+def is_outside(feedback: Feedback) -> bool:
+    """Whether a score is not on its scale. What is no number is on none."""
+    return feedback.score is not None and not 0 <= feedback.score <= 1
+
+
+def waits(name: str) -> str:
+    """Why no score of a name counts."""
+    return (
+        f"a score {name} is not on its scale, so none counts: say what is worst and best with --scale {name}=LOW..HIGH"
+    )
+
+
+def unscaled(parts: Iterable[Conversation]) -> set[tuple[str, str]]:
+    """(producer, name) of the scores of which one is not on its scale."""
+    return {(_producer(part), feedback.name) for part in parts for feedback in part.feedback if is_outside(feedback)}
+
+
+def waiting(part: Conversation, names: set[tuple[str, str]]) -> list[str]:
+    """The scores of a conversation that wait for the scale of one of these names."""
+    return [feedback.name for feedback in part.feedback if (_producer(part), feedback.name) in names]
+
+
+def without_scores(part: Conversation, names: set[tuple[str, str]]) -> Conversation:
+    """A conversation without the scores of these names; words and corrections stay."""
+    left_out = set(waiting(part, names))
+    if not left_out:
+        return part
+    kept = (each.model_copy(update={"score": None}) if each.name in left_out else each for each in part.feedback)
+    return part.model_copy(update={"feedback": tuple(kept)})
+
+
+def _producer(part: Conversation) -> str:
+    return part.key.partition(":")[0]
 
 
 def scales_of(words: list[str]) -> dict[str, tuple[float, float]]:

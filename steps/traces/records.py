@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from environments.base import Message
+
+
+def written(text: str) -> str:
+    """A text that a file can hold: half a character in it is U+FFFD."""
+    return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
+Text = Annotated[str, AfterValidator(written)]  # beside what was said, where readers refuse half a character
 
 
 class Feedback(BaseModel):
@@ -24,9 +33,10 @@ class Feedback(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     response: str = ""  # the hashed id of the answer; empty: the whole conversation
-    score: float | None = None  # 0 (bad) to 1 (good)
-    label: str = ""
-    comment: str = ""
+    name: Text = ""  # of the score; empty: a word such as "good", which needs no scale
+    score: float | None = None  # 0 (bad) to 1 (good); what is outside waits for a scale (steps/traces/opinions.py)
+    label: Text = ""
+    comment: Text = ""
     correction: Message | None = None  # the answer that would have been right
     time: str = ""  # ISO 8601 in UTC; empty: not recorded
 
@@ -45,7 +55,7 @@ class Conversation(BaseModel):
     tools: tuple[dict[str, Any], ...] = ()
     feedback: tuple[Feedback, ...] = ()
     responses: dict[str, int] = {}  # hashed id of each answer -> its place in `messages`
-    metadata: dict[str, str] = {}
+    metadata: dict[Text, Text] = {}
 
 
 class Unreadable(NamedTuple):
@@ -53,6 +63,17 @@ class Unreadable(NamedTuple):
 
     source: str  # where it stands: a file and line, or a key
     reason: str
+
+
+class PassedOver(NamedTuple):
+    """Something in a source that is no conversation, and no fault: it is counted."""
+
+    what: str
+
+
+def unknown_fields(names: set[str], owner: str) -> list[PassedOver]:
+    """What is said of fields that no reader knows."""
+    return [PassedOver(f"fields {name[:40]} of {owner}, which no reader knows") for name in sorted(names)]
 
 
 def key_of(producer: str, name: str) -> str:

@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
-from steps.traces import captured, files, langfuse_traces, mlflow_traces, openai_jsonl, otel, store
+from steps.traces import captured, files, langfuse_traces, mlflow_traces, openai_jsonl, otel, otlp, store
 from steps.traces.build import DataSets, Task, build, opinion
-from steps.traces.opinions import Scales, moment
+from steps.traces.opinions import Scales, moment, unscaled, waiting, waits, without_scores
 from steps.traces.privacy import Privacy
-from steps.traces.records import Conversation, Unreadable, hashed, joined
+from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined, written
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario, Split
     from steps.core.params import Params
 
+Part = Conversation | Unreadable | PassedOver
 KINDS = ("capture", "langfuse", "mlflow", "otel", "openai")
 LATE = {"langfuse": timedelta(hours=1), "mlflow": timedelta(days=7)}  # before the watermark that an API is read again
 REGRESSION = 0.3
@@ -62,6 +63,8 @@ class Ingested(NamedTuple):
     unreadable: int  # rows in quarantine of which no conversation was made
     unread: Mapping[str, int]  # why -> of how many of these rows
     opinions: Mapping[str, int]  # conversations that people called good, bad, corrected; and those of which nobody said
+    passed_over: Mapping[str, int]  # what is in the sources beside conversations -> how often
+    nothing: Sequence[str]  # sources of which nothing was read, though something is in them; each with the reason
 
 
 def ingest(
@@ -76,27 +79,23 @@ def ingest(
     """Read the sources, mask, join with what is there, and write the folder. `consent`: the operator's word for sources
     whose rows do not say it. `regression`: the share of bad scenarios that are only checked; None: as the last time, 0.3
     at first."""
-    privacy, state = Privacy(), files.read_state(folder)
+    state = files.read_state(folder)
     reading = _Reading(root, scales, consent, state, set())
-    before, unreadable = files.read_conversations(folder), set[Unreadable]()
-    parts: list[Conversation] = []
-    refused: set[str] = set()  # keys of conversations of which a part is without consent: nothing new of each is taken
+    before, got = files.read_conversations(folder), _Got([], set(), set(), Counter(), [])
+    privacy = Privacy()
     for source in sources:
-        for part in reading.parts(source):
-            if isinstance(part, Unreadable):
-                unreadable.add(Unreadable(part.source, privacy.text(f"{files.READING}{part.reason}")))
-            elif part.messages and not (part.consent or consent):
-                refused.add(part.key)
-            else:
-                parts.append(privacy.conversation(part.model_copy(update={"consent": True}) if part.messages else part))
+        got.take(source, reading, privacy)
     starts = tuple(f"{place}{sign}" for place in reading.afresh for sign in (":", " "))
-    unreadable |= {row for row in files.read_unreadable(folder) if not row.source.startswith(starts)}
-    parts = [part for part in parts if part.key not in refused]
-    conversations, lost = joined([*before, *parts])
+    unreadable = got.unreadable | {row for row in files.read_unreadable(folder) if not row.source.startswith(starts)}
+    parts = [part for part in got.parts if part.key not in got.refused]
+    names, earlier = unscaled(parts), list(_before(before, parts))
+    unjudged = [(part.key, waits(name)) for part in (*earlier, *parts) for name in waiting(part, names)]
+    parts = [part for part in parts if not waiting(part, names)]
+    conversations, lost = joined([*(without_scores(part, names) for part in earlier), *parts])
     taken = {part.key for part in parts if part.messages}
     unreadable = {row for row in unreadable if row.source not in taken}  # what was missing or refused, and is here now
-    unreadable |= {Unreadable(key, f"{files.READING}no consent") for key in refused}
-    unreadable |= {Unreadable(row.source, f"{files.READING}{row.reason}") for row in lost}
+    more = [(key, "no consent") for key in got.refused] + [(row.source, row.reason) for row in lost] + unjudged
+    unreadable |= {Unreadable(key, f"{files.READING}{reason}") for key, reason in more}
     share = state["regression"] = state.get("regression", REGRESSION) if regression is None else regression
     made = build(conversations, task, share)
     files.write(folder, conversations, made, unreadable, state)
@@ -104,7 +103,54 @@ def ingest(
     added = sum(conversation.model_dump_json() not in old for conversation in conversations)
     why = Counter(row.reason.removeprefix(files.READING) for row in unreadable)
     opinions = Counter(opinion(conversation) for conversation in conversations)
-    return Ingested(len(parts), added, len(conversations), made, len(unreadable), why, opinions)
+    read = len(parts), added, len(conversations), made, len(unreadable)
+    return Ingested(*read, why, opinions, got.passed_over, got.nothing)
+
+
+def _before(before: Sequence[Conversation], parts: Sequence[Conversation]) -> Iterator[Conversation]:
+    """What was ingested earlier, without feedback that was read again, by another scale perhaps."""
+    again = {(part.key, _unscored(each)) for part in parts for each in part.feedback}
+    for part in before:
+        kept = [each for each in part.feedback if (part.key, _unscored(each)) not in again]
+        yield part.model_copy(update={"feedback": tuple(kept)}) if len(kept) < len(part.feedback) else part
+
+
+def _unscored(feedback: Feedback) -> str:
+    return feedback.model_copy(update={"score": None}).model_dump_json()
+
+
+class _Got(NamedTuple):
+    """What is read from sources."""
+
+    parts: list[Conversation]
+    unreadable: set[Unreadable]
+    refused: set[str]  # keys of conversations of which a part is without consent: nothing new of each is taken
+    passed_over: Counter[str]
+    nothing: list[str]
+
+    def take(self, source: Source, reading: _Reading, privacy: Privacy) -> None:
+        """Read a source, and mask what is taken."""
+        counts, other = Counter[str](), Counter[str]()
+        for part in reading.parts(source):
+            if isinstance(part, PassedOver):
+                other[written(part.what)] += 1
+            elif isinstance(part, Unreadable):
+                reason = privacy.text(written(part.reason))
+                counts[reason] += 1
+                self.unreadable.add(Unreadable(written(part.source), f"{files.READING}{reason}"))
+            elif part.messages and not (part.consent or reading.consent):
+                counts[""] += 1
+                self.refused.add(part.key)
+            else:
+                counts[""] += 1
+                agreed = part.model_copy(update={"consent": True}) if part.messages else part
+                self.parts.append(privacy.conversation(agreed))
+        self.passed_over.update(other)
+        if (counts or other or reading.is_whole(source)) and not counts[""]:
+            why = [f"{count} {what}" for what, count in [*counts.most_common(3), *other.most_common(3)] if what]
+            self.nothing.append(
+                f"{source.kind}:{source.place}: nothing in it was read: {', '.join(why) or 'it is empty'}"
+            )
 
 
 class _Reading(NamedTuple):
@@ -121,8 +167,12 @@ class _Reading(NamedTuple):
         scales = [f"{name}={low:g}..{high:g}" for name, (low, high) in sorted(self.scales.items())]
         return " ".join(["", *(["consented"] if self.consent else []), *scales])
 
-    def parts(self, source: Source) -> Iterator[Conversation | Unreadable]:
-        """The parts of a source after its watermark, which is moved."""
+    def is_whole(self, source: Source) -> bool:
+        """Whether a source is a file that is read for the first time."""
+        return Path(source.place).name in self.afresh if source.place else False
+
+    def parts(self, source: Source) -> Iterator[Part]:
+        """The parts of a source after its watermark, which is moved. A file of which nothing was read is read again."""
         path = Path(source.place) if source.place else None
         if source.kind == "capture":
             assert path is not None
@@ -144,9 +194,12 @@ class _Reading(NamedTuple):
                 digest.update(file.read_bytes())
             name = f"{source.kind} {digest.hexdigest()[:16]}{self.how()}"
             if name not in self.state.setdefault("files", []):
-                self.state["files"] = sorted([*self.state["files"], name])
                 self.afresh.add(path.name)
-                yield from _file(source.kind, path, self.scales)
+                is_read = False
+                for part in _file(source.kind, path, self.scales):
+                    is_read |= isinstance(part, Conversation)
+                    yield part
+                self.state["files"] = sorted([*self.state["files"], *([name] if is_read else [])])
 
     def _since(self, name: str, place: str, late: timedelta) -> str:
         reached = str(self.state.get("apis", {}).get(name + self.how()) or "")
@@ -154,7 +207,7 @@ class _Reading(NamedTuple):
             self.afresh.add(place)
         return moment(datetime.fromisoformat(reached) - late) if reached else ""
 
-    def _watched(self, name: str, parts: Iterator[Conversation | Unreadable]) -> Iterator[Conversation | Unreadable]:
+    def _watched(self, name: str, parts: Iterator[Part]) -> Iterator[Part]:
         """The parts of an API, whose watermark becomes the time of the latest of them."""
         apis = self.state.setdefault("apis", {})
         latest = str(apis.get(name + self.how()) or "")
@@ -166,22 +219,17 @@ class _Reading(NamedTuple):
             apis[name + self.how()] = latest
 
 
-def _file(kind: str, path: Path, scales: Scales) -> Iterator[Conversation | Unreadable]:
+def _file(kind: str, path: Path, scales: Scales) -> Iterator[Part]:
     if kind == "langfuse":
         return langfuse_traces.read(langfuse_traces.export(path), path.name, scales)
     if path.is_dir():
         raise UserError(f"{kind}:{path} is a folder: name its files")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as problem:
-        raise UserError(f"{kind}:{path} is no text in UTF-8 ({problem.reason} at byte {problem.start})") from None
-    lines = text.split("\n")
-    if kind == "openai":
-        return openai_jsonl.read(lines, path.name, scales)
     if kind == "mlflow":
         return mlflow_traces.read(langfuse_traces.export(path), path.name, scales)
-    whole = lines if len(lines) > 1 and lines[0].rstrip().endswith("}") else [text]
-    return otel.read(whole, path.name, scales)
+    text = path.read_bytes().decode("utf-8-sig", "surrogateescape")  # a row that is no UTF-8 is refused as a row
+    if kind == "openai":
+        return openai_jsonl.read(openai_jsonl.rows(text), path.name, scales)
+    return otel.read(otlp.lines_or_whole(text), path.name, scales)
 
 
 def load_task(root: Path, settings: Params) -> Task:

@@ -155,6 +155,20 @@ def test_a_scale_that_is_given_later_reads_the_file_again(project: Path) -> None
     assert (done.conversations, done.unreadable) == (1, 0)
 
 
+def test_a_source_of_which_nothing_is_read_ends_with_a_sentence(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spans = [{"traceId": "a" * 32, "spanId": sign * 16, "attributes": []} for sign in "abc"]
+    (project / "web.json").write_text(
+        json.dumps({"resourceSpans": [{"scopeSpans": [{"scope": {"name": "http"}, "spans": spans}]}]})
+    )
+    for _ in range(2):  # and again, as there is nothing to go on from
+        assert ingest.main(["otel:web.json", f"openai:{GOLDEN}/openai.jsonl"]) == 1
+        output = capsys.readouterr().out
+        assert "otel:web.json: nothing in it was read: 3 spans of the scope http, in which no model speaks" in output
+    assert ingest.main([f"openai:{GOLDEN}/openai.jsonl"]) == 0, "what was read before is no fault"
+
+
 def test_the_commands_of_the_page_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of docs/traces.md, on files of these names, in their order."""
     for name, copy in (("openai", "chats"), ("otel", "spans"), ("mlflow", "traces")):

@@ -36,7 +36,7 @@ from typing import Any
 import environments
 from steps.llm.messages import wire
 from steps.traces.opinions import moment
-from steps.traces.otel import attributes
+from steps.traces.otlp import attributes
 from tests.support.openai_server import QuietServer
 
 FOLDER = Path(__file__).parent.parent / "traces" / "golden"

@@ -270,13 +270,10 @@ def test_rows_that_are_no_conversation_are_named() -> None:
         json.dumps({"messages": []}),
         json.dumps({"messages": [{"role": "user", "content": "a"}]}),
     ]
-    rows.append(json.dumps({"messages": [{"role": "user", "content": "a"}, answer], "feedback": {"score": 4}}))
+    rows.append(json.dumps({"messages": [{"role": "user", "content": "a"}, answer], "feedback": "good"}))
     made = list(read(rows, "f"))
     assert all(isinstance(each, Unreadable) for each in made)
     reasons = {each.source: each.reason for each in made if isinstance(each, Unreadable)}
     assert list(reasons) == [f"f:{number}" for number in range(1, 7)]
     assert "image_url" in reasons["f:3"]
-    assert "--scale score=LOW..HIGH" in reasons["f:6"]
-    [scaled] = read(rows[5:], "f", {"score": (1, 5)})
-    assert isinstance(scaled, Conversation)
-    assert scaled.feedback[0].score == 0.75
+    assert "feedback must be an object" in reasons["f:6"]

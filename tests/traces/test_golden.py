@@ -15,7 +15,7 @@ from steps.data.ingested import read_scenarios
 from steps.llm.messages import wire
 from steps.traces import captured, files, langfuse_traces, mlflow_traces, openai_jsonl, otel
 from steps.traces.build import Task, build
-from steps.traces.records import Conversation, Unreadable, hashed, joined, signature
+from steps.traces.records import Conversation, PassedOver, Unreadable, hashed, joined, signature
 from steps.traces.sources import Source, ingest
 from steps.traces.store import Store
 
@@ -24,7 +24,7 @@ TRUTH = [json.loads(line) for line in (GOLDEN / "truth.jsonl").read_text().split
 PRODUCERS = ("openai", "mlflow", "otel", "otel_old", "langfuse", "capture")
 
 
-def parts(producer: str, folder: Path) -> list[Conversation | Unreadable]:
+def parts(producer: str, folder: Path) -> list[Conversation | Unreadable | PassedOver]:
     def lines(name: str) -> list[str]:
         return (GOLDEN / name).read_text().split("\n")
 
@@ -39,7 +39,7 @@ def parts(producer: str, folder: Path) -> list[Conversation | Unreadable]:
             return list(langfuse_traces.read(langfuse_traces.export(GOLDEN / "langfuse"), "langfuse"))
         case _:
             shutil.copytree(GOLDEN / "capture", folder / "capture")
-            return captured.read(Store(folder / "capture"), {})[0]
+            return [*captured.read(Store(folder / "capture"), {})[0]]
 
 
 def same(given: dict[str, Any], expected: dict[str, Any]) -> bool:
