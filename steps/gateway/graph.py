@@ -89,10 +89,10 @@ class Graph:
             before: tuple[int, ...] = () if parent is None else self._closed(parent, chat)
             added = shown.messages if parent is None else shown.messages[place + 1 :]
             if parent is None:
-                rendered = chat.outside_prompt_ids(added)
+                prompt = chat.prompt(added, request.pictures)
             else:
-                rendered = chat.suffix_ids(added, self.nodes[parent].message)
-            prompt = chat.expanded(rendered, added, request.pictures, len(before))
+                suffix = chat.suffix_ids(added, self.nodes[parent].message)
+                prompt = chat.expanded(suffix, added, request.pictures, len(before))
         except ValueError as problem:
             raise BadRequest(str(problem), "messages") from None
         ids, pictures = before + tuple(prompt.ids), filled(prompt.pictures, request.pictures)

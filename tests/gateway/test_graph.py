@@ -259,7 +259,7 @@ def test_a_message_that_the_template_refuses_is_a_bad_request(chats: Chats) -> N
     def refuse(*_: Any, **__: Any) -> list[int]:
         raise ValueError("its chat template refuses a message: roles must alternate")
 
-    for name in ("outside_prompt_ids", "suffix_ids"):
+    for name in ("prompt", "suffix_ids"):
         graph = Graph()
         answer(graph, chat, request(SYSTEM, USER), called())
         asked = request(SYSTEM, USER, called(), result()) if name == "suffix_ids" else request(USER)
