@@ -217,7 +217,8 @@ class Reader:
         if not isinstance(arguments, dict):
             return arguments
         return {
-            name: schemas.structured(value) if (tool, name) in self.untyped else value for name, value in arguments.items()
+            name: schemas.structured(value) if (tool, name) in self.untyped else value
+            for name, value in arguments.items()
         }
 
 

@@ -73,7 +73,9 @@ class Renderer:
         policy does not see."""
         return [self._shown(message) for message in with_one_system(messages)]
 
-    def text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] = (), ask: bool = True) -> str:
+    def text(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] = (), ask: bool = True
+    ) -> str:
         """The prompt; `ask`: up to the point where the assistant begins. ValueError says what the template refuses or would
         leave out."""
         shown = self.shown(messages)
@@ -98,7 +100,9 @@ class Renderer:
 
     def _shown(self, message: Message) -> Message:
         if message.get("role") not in ROLES:
-            raise ValueError(f"a message has the role {str(message.get('role'))[:40]!r}, which is none of {', '.join(ROLES)}")
+            raise ValueError(
+                f"a message has the role {str(message.get('role'))[:40]!r}, which is none of {', '.join(ROLES)}"
+            )
         if message.get("pictures"):
             if self.blind:
                 raise ValueError(self.blind)
