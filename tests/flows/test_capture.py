@@ -45,6 +45,9 @@ async def chat(request: Request) -> Response:
     answer = {"id": f"chatcmpl-{number}", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
     if body.get("stream"):
         events = list(chunks(answer))
+        if said := body.get("said"):  # in one piece
+            delta = {"id": answer["id"], "choices": [{"index": 0, "delta": {"content": said}}]}
+            events.insert(0, f"data: {json.dumps(delta)}\n\n")
         return StreamingResponse(iter(events[: len(events) - body.get("cut", 0)]), media_type="text/event-stream")
     return JSONResponse(answer)
 
@@ -118,6 +121,15 @@ def test_a_conversation_is_stored_masked_with_its_feedback(client: TestClient, t
     on_disk = "".join(path.read_text() for path in (tmp_path / ".flywheel/capture").glob("*.json*"))
     assert "jane" not in on_disk
     assert "mine" not in on_disk
+
+
+def test_the_words_of_an_answer_end_no_stream(client: TestClient, tmp_path: Path) -> None:
+    said = "A stream ends with\n\ndata: [DONE]"
+    body = {"messages": QUESTION, "stream": True, "said": said}
+    text = client.post("/v1/chat/completions", json=body, headers=YES).text
+    assert text.endswith("data: [DONE]\n\n")
+    [conversation] = kept(tmp_path)
+    assert conversation.messages[-1]["content"] == f"{said}answer 0"
 
 
 def test_without_consent_nothing_is_stored(client: TestClient, tmp_path: Path) -> None:
