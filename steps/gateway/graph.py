@@ -2,9 +2,9 @@
 
 A request whose messages are those of a recorded answer, the answer itself, and further messages that are not an
 assistant's, is continued from the recorded token ids; only the further messages are tokenised. Where a stop text ended the
-answer, its tokens say more than the client has: it is continued if the client puts that text back. Every other request forks:
-its prompt is rendered whole, and its cause is named (steps/gateway/causes.py). Which answers come before a request depends
-on what was asked, in its order, and never on how long sampling took.
+answer, its tokens say more than the client has, and it is continued if the client puts that text back. Every other request
+forks: its prompt is rendered whole, and its cause is named (steps/gateway/causes.py). Which answers come before a request
+depends on what was asked, in its order, and never on how long sampling took.
 
     placement = graph.ask(graph.place(request, chat))        # while the request waits
     graph.add(placement, request, chat, answer, message)     # when it is answered

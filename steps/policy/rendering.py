@@ -59,7 +59,7 @@ class Renderer:
         self.names = re.compile("|".join(map(re.escape, listed)) or r"(?!)")
 
     def plain(self, value: Any) -> Any:
-        """A JSON value in whose texts the names of control tokens are broken up, until none is left: a break may make one."""
+        """A JSON value in whose texts names of control tokens are broken up, until none is left: a break may make one."""
         if isinstance(value, dict):
             return {self.plain(name): self.plain(part) for name, part in value.items()}
         if isinstance(value, list | tuple):

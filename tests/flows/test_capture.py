@@ -57,7 +57,7 @@ def set_up(monkeypatch: pytest.MonkeyPatch, folder: Path, **settings: Any) -> No
     (folder / ".flywheel").mkdir(exist_ok=True)
     (folder / serve.CONSENT_KEY).write_text(CONSENT_KEY)
     server = Server("10.0.0.5", 8000, "email_search", KEY, "a-swap-token", limits.variables(folder))
-    for name, value in server.environment().items():
+    for name, value in server.environment(Policy()).items():
         monkeypatch.setenv(name, value)
 
 
@@ -274,7 +274,7 @@ def test_the_guard_sees_a_request_before_capture() -> None:
     command = server.command(Policy(), Path("adapter"), chat)
     named = [command[place + 1].rpartition(".")[2] for place, word in enumerate(command) if word == "--middleware"]
     assert named == ["Capture", "Guard"], "vLLM's server puts the last one outermost"
-    assert guard.CONSENT_KEY not in Server("127.0.0.1", 8000, "a", KEY).environment()
+    assert guard.CONSENT_KEY not in Server("127.0.0.1", 8000, "a", KEY).environment(Policy())
 
 
 def test_the_engines_cache_has_the_size_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,5 +283,5 @@ def test_the_engines_cache_has_the_size_that_was_asked_for(monkeypatch: pytest.M
         monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
         if size is not None:
             monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", size)
-        sizes.append(Server("127.0.0.1", 8000, "a", KEY).environment()["VLLM_CPU_KVCACHE_SPACE"])
+        sizes.append(Server("127.0.0.1", 8000, "a", KEY).environment(Policy())["VLLM_CPU_KVCACHE_SPACE"])
     assert sizes == ["1", "1", "4"]

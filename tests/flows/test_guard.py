@@ -54,7 +54,7 @@ async def heard(socket: WebSocket) -> None:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
-    for name, value in Server("10.0.0.5", 8000, "email_search", KEY, SWAP_TOKEN).environment().items():
+    for name, value in Server("10.0.0.5", 8000, "email_search", KEY, SWAP_TOKEN).environment(Policy()).items():
         monkeypatch.setenv(name, value)
     everything = Route("/{path:path}", reached, methods=["GET", "POST", "DELETE", "OPTIONS", "HEAD"])
     mounted = Mount("/metrics", routes=[Route("/", reached)])
