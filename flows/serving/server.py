@@ -63,7 +63,8 @@ class Server(NamedTuple):
         kept += ["--middleware", f"{capture.__name__}.{capture.Capture.__name__}"] if self.capture else []
         guarded = ["--middleware", f"{guard.__name__}.{guard.Guard.__name__}"]  # the last sees a request first
         words += [*seen, *kept, *guarded, *model_options(policy, chat)]
-        words += ["--chat-template", template(policy.chat_template)] if policy.chat_template else []
+        text = chat.renderer.served_template() or (template(policy.chat_template) if policy.chat_template else "")
+        words += ["--chat-template", text] if text else []
         words += ["--max-loras", "2"] if self.served else []  # the second is a canary's
         words += ["--served-model-name", f"{self.name}-base", *adapter_options(policy, self.name, str(adapter))]
         return [*words, "--gpu-memory-utilization", str(policy.gpu_memory)]

@@ -16,8 +16,8 @@ def write_json(path: Path, value: dict[str, Any], lasting: bool = True) -> None:
 
 
 def json_lines(path: Path) -> list[str]:
-    """The lines of a file of JSON lines. They end with \\n alone: a text in them may hold letters that end a line elsewhere,
-    such as U+2028. A mark of the byte order at the front is left out. OSError, or UnicodeDecodeError where it is not UTF-8."""
+    """The lines of a file of JSON lines. They end with \\n alone: a text may hold letters that end a line elsewhere, such as
+    U+2028. A mark of the byte order at the front is left out. OSError, or UnicodeDecodeError where it is not UTF-8."""
     lines = path.read_bytes().decode("utf-8-sig").split("\n")
     return lines if lines[-1] else lines[:-1]
 

@@ -261,8 +261,8 @@ class Graph:
 
 def _has_stop(messages: Sequence[Message], stop: str) -> bool:
     """Whether the last words of an assistant end with the stop text, as clients send it back that put it behind them."""
-    said = (_words(message.get("content")) for message in reversed(messages) if message["role"] == "assistant")
-    return not stop.strip() or next(filter(None, said), "").endswith(stop.strip())
+    spoken = (_words(message.get("content")) for message in reversed(messages) if message["role"] == "assistant")
+    return not stop.strip() or next(filter(None, spoken), "").endswith(stop.strip())
 
 
 def _words(text: Any) -> str:

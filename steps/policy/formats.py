@@ -136,7 +136,7 @@ class Reader:
         for room in ("vllm.tool_parsers", "vllm.parser", "vllm.reasoning"):  # a traceback for each malformed call
             logging.getLogger(room).setLevel(logging.CRITICAL)
         read = schemas.for_parser(tools)
-        self.untyped = schemas.untyped(read)
+        self.types = schemas.allowed(read)
         self.request = ChatCompletionRequest(
             messages=[{"role": "user", "content": ""}], tools=read or None, tool_choice="auto" if read else None
         )
@@ -213,13 +213,10 @@ class Reader:
         return Reading(reasoning, content.strip() if calls else text.strip(), calls, problems)
 
     def _typed(self, tool: str, arguments: Any) -> Any:
-        """The arguments of a call; those of any type that are the JSON of an object or a list are that."""
+        """The arguments of a call with the types of the tool's schema, where vLLM's parser leaves texts."""
         if not isinstance(arguments, dict):
             return arguments
-        return {
-            name: schemas.structured(value) if (tool, name) in self.untyped else value
-            for name, value in arguments.items()
-        }
+        return {name: schemas.settled(value, self.types.get((tool, name), {""})) for name, value in arguments.items()}
 
 
 def as_message(reading: Reading) -> Message:

@@ -22,6 +22,22 @@ CONTROL = re.compile(r"<[|\uff5c].+[|\uff5c]>|\[/?[A-Z_]+\]")  # names of tokens
 MARKS = re.compile(r"<{1,2}[^<>\s]+>{1,2}|\[/?[A-Z_]+\]")  # what looks like a mark between two messages
 NO_TURN = re.compile(r"</?think>|</?tools?_?\w*>", re.IGNORECASE)  # and marks no turn
 MOST_SHAPES = 10_000
+# Before a template that writes a call's function as JSON: vLLM's server puts the arguments first.
+ORDERED = """{%- set by_name = namespace(first=[]) -%}
+{%- for message in messages -%}
+{%- if message.tool_calls -%}
+{%- set calls = namespace(made=[]) -%}
+{%- for call in message.tool_calls -%}
+{%- set function = dict(name=call.function.name, arguments=call.function.arguments) -%}
+{%- set calls.made = calls.made + [dict(call, function=function)] -%}
+{%- endfor -%}
+{%- set by_name.first = by_name.first + [dict(message, tool_calls=calls.made)] -%}
+{%- else -%}
+{%- set by_name.first = by_name.first + [message] -%}
+{%- endif -%}
+{%- endfor -%}
+{%- set messages = by_name.first -%}
+"""
 
 
 def control_tokens(tokenizer: Any) -> dict[int, str]:
@@ -98,6 +114,20 @@ class Renderer:
             self.shapes.clear()
         self.shapes.add(shape)
 
+    def served_template(self) -> str:
+        """The template that vLLM's server shows the same with; empty where the tokenizer's own does."""
+        called: dict[str, Any] = {"id": "call00000", "type": "function", "function": {"name": "a", "arguments": {}}}
+        turned = called | {"function": dict(reversed(called["function"].items()))}
+        asked = {"role": "user", "content": "a"}
+        try:
+            first, second = (
+                self._applied([asked, {"role": "assistant", "content": "", "tool_calls": [call]}], (), False)
+                for call in (called, turned)
+            )
+        except ValueError:
+            return ""
+        return ORDERED + str(self.tokenizer.chat_template) if first != second else ""
+
     def _shown(self, message: Message) -> Message:
         if message.get("role") not in ROLES:
             raise ValueError(
@@ -111,6 +141,8 @@ class Renderer:
         made: Message = self.plain({name: message[name] for name in kept if message.get(name) is not None})
         content = made.get("content", "")
         made["content"] = content if isinstance(content, list) else str(content)
+        if made.get("tool_calls"):  # some templates write the function as JSON, with every field that it has
+            made["tool_calls"] = [call | {"function": _function(call["function"])} for call in made["tool_calls"]]
         if made.get("reasoning"):
             made["reasoning_content"] = made["reasoning"]  # as vLLM's server names it, too
         return made
@@ -135,12 +167,16 @@ class Renderer:
 
     def _turn_marks(self) -> set[str]:
         """What the template writes around messages where that is no token, such as [INST]."""
-        said = [{"role": role, "content": _mark(place)} for place, role in enumerate(("user", "assistant", "user"))]
+        dummies = [{"role": role, "content": _mark(place)} for place, role in enumerate(("user", "assistant", "user"))]
         try:
-            text = self._applied(said, (), False)
+            text = self._applied(dummies, (), False)
         except ValueError:
             return set()  # whoever asks for a prompt is told
         return {mark for mark in MARKS.findall(text) if not NO_TURN.fullmatch(mark)}
+
+
+def _function(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": given["name"], "arguments": given["arguments"]}
 
 
 def _mark(place: int, call: int | None = None) -> str:

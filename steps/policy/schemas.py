@@ -29,19 +29,21 @@ def for_parser(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-def untyped(tools: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """(tool, parameter) of those that may be of any type; `tools` are in the parser's form."""
+def allowed(tools: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], set[str]]:
+    """The types of each (tool, parameter), none where it may be of any; `tools` are in the parser's form."""
     return {
-        (tool["function"]["name"], name)
+        (tool["function"]["name"], name): types(part)
         for tool in tools
         for name, part in _properties(tool["function"].get("parameters")).items()
-        if not types(part)
     }
 
 
-def structured(value: Any) -> Any:
-    """What a text of any type stands for: an object or a list where it is the JSON of one, and otherwise itself."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+def settled(value: Any, kinds: set[str]) -> Any:
+    """What vLLM's parser leaves a text: nothing where a template writes that in Python's way, and an object or a list where
+    a parameter of any type has the JSON of one."""
+    if value == "None" and "null" in kinds and "string" not in kinds:
+        return None
+    if kinds or not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
         return json.loads(value)

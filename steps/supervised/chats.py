@@ -2,9 +2,9 @@
 
 A line is {"messages": [...], "tools": [...], "source": "..."}. `tools` are the schemas that the assistant was shown; without
 them those of the task are. `source` says where the line comes from, and lineage knows it by that. The assistant's turns are
-learnt, in all of them, and nothing else is. A turn, or the line, says with `weight: 0` or `train: false` that it is shown and
-not learnt, and with `finish_reason: length` that it was cut off: then its end is not learnt. A line that cannot be learnt
-from is left out with its reason, and a field that nothing reads is named in `Demonstration.ignored`.
+learnt, in all of them, and nothing else is. A turn, or the line, says with `weight: 0` or `train: false` that it is shown
+and not learnt, and with `finish_reason: length` that it was cut off: then its end is not learnt. A line that cannot be
+learnt from is left out with its reason, and a field that nothing reads is named in `Demonstration.ignored`.
 """
 
 from __future__ import annotations
@@ -206,13 +206,13 @@ def labelled(chat: Chat, messages: Sequence[Message]) -> LabelledTokens:
             raise ValueError(
                 "a turn has reasoning, and the policy does not reason: take it out, or put it in the words"
             )
-        sampled, said = chat.completion(turn)
-        said = said if turn.get("weight", 1) else [0] * len(sampled)
+        sampled, own = chat.completion(turn)
+        own = own if turn.get("weight", 1) else [0] * len(sampled)
         if turn.get("finish_reason"):
-            said[-1] = 0
+            own[-1] = 0
         suffix = [] if following is None else chat.suffix_ids(messages[place + 1 : following], turn)
         ids += sampled + suffix
-        learnt += said + [0] * len(suffix)
+        learnt += own + [0] * len(suffix)
     return ids, learnt
 
 

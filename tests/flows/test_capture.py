@@ -269,11 +269,12 @@ def test_limits_out_of_range_are_refused(tmp_path: Path, limits: dict[str, Any])
 
 
 def test_the_guard_sees_a_request_before_capture() -> None:
-    chat: Any = SimpleNamespace(tool_parser=None, reasoning_parser=None, vision=None)
+    renderer = SimpleNamespace(served_template=str)
+    chat: Any = SimpleNamespace(tool_parser=None, reasoning_parser=None, vision=None, renderer=renderer)
     server = Server("127.0.0.1", 8000, "a", KEY, "b", {capture.FOLDER: "x"})
     command = server.command(Policy(), Path("adapter"), chat)
     named = [command[place + 1].rpartition(".")[2] for place, word in enumerate(command) if word == "--middleware"]
-    assert named == ["Capture", "Guard"], "vLLM's server puts the last one outermost"
+    assert named == ["Shown", "Capture", "Guard"], "vLLM's server puts the last one outermost"
     assert guard.CONSENT_KEY not in Server("127.0.0.1", 8000, "a", KEY).environment(Policy())
 
 

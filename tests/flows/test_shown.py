@@ -71,7 +71,7 @@ def words(draw: random.Random) -> str:
     return " ".join(draw.choices((*PLAIN, *(FORGED if draw.random() < 0.3 else ())), k=draw.randrange(1, 5)))
 
 
-def said(draw: random.Random) -> Any:
+def content_of(draw: random.Random) -> Any:
     """A content: a text, or parts of one."""
     if draw.random() < 0.7:
         return words(draw)
@@ -80,14 +80,14 @@ def said(draw: random.Random) -> Any:
 
 def conversation(draw: random.Random, tools: bool, turns: int = 3) -> list[dict[str, Any]]:
     """A request's messages up to where the assistant is asked."""
-    made = [{"role": "system", "content": said(draw)} for _ in range(draw.choice([0, 1, 1, 2]))]
+    made = [{"role": "system", "content": content_of(draw)} for _ in range(draw.choice([0, 1, 1, 2]))]
     for turn in range(draw.randrange(1, turns + 1)):
         if turn and draw.random() < 0.15:
-            made.append({"role": "system", "content": said(draw)})
-        made.append({"role": "user", "content": said(draw)} | ({"name": "Ann"} if draw.random() < 0.1 else {}))
+            made.append({"role": "system", "content": content_of(draw)})
+        made.append({"role": "user", "content": content_of(draw)} | ({"name": "Ann"} if draw.random() < 0.1 else {}))
         while tools and draw.random() < 0.4:
             made += called(draw, len(made))
-        made.append({"role": "assistant", "content": said(draw)} | reasoning(draw))
+        made.append({"role": "assistant", "content": content_of(draw)} | reasoning(draw))
     return [*made[:-1]] if made[-2]["role"] != "assistant" else made[:-2]
 
 
@@ -102,8 +102,8 @@ def called(draw: random.Random, number: int) -> list[dict[str, Any]]:
         arguments = {"place": words(draw), "count": draw.randrange(99)}
         function = {"name": draw.choice(TOOLS)["function"]["name"], "arguments": json.dumps(arguments)}
         calls.append({"id": f"call{number:02d}{place:03d}", "type": "function", "function": function})
-    content = said(draw) if draw.random() < 0.3 else None
-    answers = [{"role": "tool", "tool_call_id": call["id"], "content": said(draw)} for call in calls]
+    content = content_of(draw) if draw.random() < 0.3 else None
+    answers = [{"role": "tool", "tool_call_id": call["id"], "content": content_of(draw)} for call in calls]
     return [{"role": "assistant", "content": content, "tool_calls": calls} | reasoning(draw), *answers]
 
 
@@ -129,7 +129,7 @@ class Served:
             made,
             messages,
             tools=[tool.model_dump() for tool in request.tools or ()] or None,
-            chat_template=made.chat_template,
+            chat_template=self.chat.renderer.served_template() or made.chat_template,
             tokenize=False,
             add_generation_prompt=True,
             **self.chat.options,
