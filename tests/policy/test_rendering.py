@@ -139,7 +139,12 @@ def test_what_a_template_loses_is_refused_and_looked_at_once(monkeypatch: pytest
         chat.prompt_ids([{"role": "narrator", "content": "x"}])
     counts: list[int] = []
     applied = Renderer._applied
-    monkeypatch.setattr(Renderer, "_applied", lambda *words: counts.append(1) or applied(*words))
+
+    def counted(*given: Any) -> str:
+        counts.append(1)
+        return applied(*given)
+
+    monkeypatch.setattr(Renderer, "_applied", counted)
     for number in range(5):
         chat.prompt_ids([SYSTEM, {"role": "user", "content": f"{number}"}, answer, USER])
     assert len(counts) == 6
