@@ -145,16 +145,6 @@ def messages_in(fields: Any, packed: bool) -> list[Message]:
     return draft.done(fields, has_content=content not in (None, []))
 
 
-def with_names(messages: list[Message]) -> list[Message]:
-    """The messages, with the tool's name at each tool message that names its call."""
-    names: dict[str, str] = {}
-    for message in messages:
-        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ()) if call.get("id")}
-        if message["role"] == "tool" and not message.get("name") and message.get("tool_call_id") in names:
-            message["name"] = names[message["tool_call_id"]]
-    return messages
-
-
 class _Draft:
     """The messages that parts become, in the order of the parts."""
 

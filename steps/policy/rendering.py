@@ -43,8 +43,8 @@ ORDERED = """{%- set by_name = namespace(first=[]) -%}
 def control_tokens(tokenizer: Any) -> dict[int, str]:
     """The tokens that mark turns and calls, by their ids. Not all are in a tokenizer's map of special tokens."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    found = {at: token.content for at, token in added.items() if token.special or CONTROL.fullmatch(token.content)}
-    return found | dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    named = {at: token.content for at, token in added.items() if token.special or CONTROL.fullmatch(token.content)}
+    return named | dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
 
 
 def with_one_system(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:

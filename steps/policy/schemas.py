@@ -101,8 +101,8 @@ def _flat(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _properties(schema: Any) -> dict[str, Any]:
-    found = schema.get("properties") if isinstance(schema, Mapping) else None
-    return dict(found) if isinstance(found, Mapping) else {}
+    parts = schema.get("properties") if isinstance(schema, Mapping) else None
+    return dict(parts) if isinstance(parts, Mapping) else {}
 
 
 def _target(reference: str, root: Any) -> Any:
