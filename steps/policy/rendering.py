@@ -107,7 +107,8 @@ class Renderer:
         text = self._applied([_marked(place, message) for place, message in enumerate(shown)], tools, ask)
         for place, message in enumerate(shown):
             if _has_words(message) and _mark(place) not in text:
-                raise ValueError(f"its chat template leaves out {_described(place, message)}")
+                advice = "put the words elsewhere, or set policy.chat_template to one that shows them"
+                raise ValueError(f"its chat template leaves out {_described(place, message)}: {advice}")
             if any(_mark(place, number) not in text for number in range(_calls(message))):
                 raise ValueError("its chat template leaves out an assistant's tool call")
         if len(self.shapes) >= MOST_SHAPES:

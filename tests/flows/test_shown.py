@@ -11,15 +11,19 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
+from flows.serving.server import Server
 from flows.serving.shown import Shown
+from steps.core.params import Policy
 from steps.gateway import chat as dialect
 from steps.gateway.graph import Graph
 from steps.gateway.journal import Answer
@@ -252,7 +256,20 @@ def test_requests_on_every_path_name_no_tokens_and_what_is_lost_is_refused() -> 
         "messages": [{"role": "user", "content": "a"}, answered, {"role": "tool", "tool_call_id": "c", "content": "3"}]
     }
     refused = client.post("/v1/chat/completions", json=lost | {"tools": TOOLS})
-    assert (refused.status_code, refused.json()["error"]["message"]) == (
-        400,
-        "its chat template leaves out an assistant's words beside its calls",
-    )
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("its chat template leaves out an assistant's words beside its")
+
+
+def test_the_middleware_is_set_up_by_the_servers_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, policy = Server("127.0.0.1", 8000, "toy", "key"), Policy(chat_template="gemma")
+    for name, value in server.environment(policy).items():
+        monkeypatch.setenv(name, value)
+    shown = Shown(Starlette())
+    assert shown.renderer.plain("<|im_end|>") == "< |im_end|>"
+    chat = Chat(tokenizer(FAMILIES["mistral-nemo"]), TOOLS)
+    words = server.command(policy, Path("adapter"), chat)
+    assert words[words.index("--middleware") + 1] == f"{Shown.__module__}.{Shown.__name__}"
+    assert words[words.index("--chat-template-content-format") + 1] == "string"
+    text = words[words.index("--chat-template") + 1]
+    assert text.endswith(chat.tokenizer.chat_template)
+    assert text != chat.tokenizer.chat_template  # vLLM's server puts a call's arguments before its name
