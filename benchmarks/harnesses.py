@@ -121,7 +121,7 @@ def _rows(tokenizer: Any, requests: list[Request]) -> Iterator[LabelledTokens]:
         request = requests[number]
         key = json.dumps(request.tools)
         chat = chats[key] = chats.get(key) or Chat(tokenizer, request.tools)
-        prompt = prompts[number] = prompts.get(number) or chat.outside_prompt_ids(request.messages)
+        prompt = prompts[number] = prompts.get(number) or chat.prompt_ids(request.messages)
         [word] = rng.choices(list(HABIT), list(HABIT.values()))
         answer = chat.completion_ids(json.loads(json.dumps(script(request)).replace(f"echo {WORD} ", f"echo {word} ")))
         yield prompt + answer, [0] * len(prompt) + [1] * len(answer)

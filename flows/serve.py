@@ -198,7 +198,9 @@ def serve(root: Path, alias: str, host: str, port: int, seconds: float, captured
     follower = Follower(root, settings, alias, scores)
     follower.write(str(follower.version.version))
     chat = load_chat(follower.policy, environments.load(settings.task))
-    with Services(root / ".flywheel", plain(os.environ, *VLLMS) | preloaded() | server.environment()) as services:
+    with Services(
+        root / ".flywheel", plain(os.environ, *VLLMS) | preloaded() | server.environment(follower.policy)
+    ) as services:
         say(f"starting vLLM with {settings.model} version {follower.version.version} …")
         services.start("serve", *server.command(follower.policy, follower.adapter, chat))
         services.wait("serve", f"{server.page}/health")

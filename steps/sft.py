@@ -58,6 +58,7 @@ def sft(
                 chat.tokenizer, tools, policy.chat_template_kwargs, policy.tool_parser, policy.reasoning_parser
             )
     unusable = Counter({reason: len(lines) for reason, lines in left_out.items()})
+    ignored = Counter(name for item in read for name in item.ignored)
 
     def rows_of(chosen: list[chats.Demonstration]) -> tuple[list[Row], list[Row]]:
         """The rows of demonstrations, and those of their variations. What has none is counted."""
@@ -72,6 +73,8 @@ def sft(
     counts = dict(sorted(unusable.items()))
     for reason, count in counts.items():
         say(f"{count} demonstrations left out: {reason}")
+    for name, count in sorted(ignored.items()):
+        say(f"{count} demonstrations have a field that nothing reads: {name}")
     if not rows:
         raise UserError(f"{demonstrations} holds no demonstration to learn from: {counts or 'it is empty'}")
     prepare_training(policy.threads, policy.deterministic)
@@ -90,6 +93,7 @@ def sft(
         "held_out": len(held_out),
         "variations": len(varied),
         "left_out": counts,
+        "ignored": dict(sorted(ignored.items())),
         "tokens": sum(sum(row.mask) for row in learnt),
         "optimizer_steps": len(losses),
         "loss_first": added(losses[:tenth]) / tenth,  # nats per token, over the first tenth of the steps

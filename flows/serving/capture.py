@@ -43,6 +43,7 @@ FOLDER, RATE, DAYS, BYTES, CONSENT = (
     f"FLYWHEEL_CAPTURE_{name}" for name in ("FOLDER", "RATE", "DAYS", "BYTES", "CONSENT")
 )
 CONVERSATION_HEADER = "x-flywheel-conversation"
+DONE = re.compile(rb"\ndata: ?\[DONE\]\s*\Z")  # a line of its own: an answer may say the same words
 KEY = re.compile(rf"{PRODUCER}:[0-9a-f]{{16}}")  # of a conversation, as the header comes back
 CHAT, FEEDBACK = "/v1/chat/completions", "/feedback"
 ANSWERED = "flywheel.answered"  # in a request's scope: where flows/serving/trial.py says which version answers
@@ -176,6 +177,7 @@ class Answer:
     ) -> None:
         self.capture, self.request, self.key, self.answered, self.send = capture, request, key, answered, send
         self.body, self.status, self.size, self.is_kept = bytearray(), 0, 0, False
+        self.tail = b""  # the latest bytes, with which a stream may end
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -183,10 +185,12 @@ class Answer:
             if self.status == 200:
                 MutableHeaders(raw=message["headers"])[CONVERSATION_HEADER] = self.key
         elif message["type"] == "http.response.body" and self.status == 200 and not self.is_kept:
-            self.size += len(message.get("body", b""))
+            body = message.get("body", b"")
+            self.size += len(body)
+            self.tail = (self.tail + body[-64:])[-64:]
             if self.size <= LARGEST:
-                self.body += message.get("body", b"")
-            if not message.get("more_body") or b"data: [DONE]" in message.get("body", b""):
+                self.body += body
+            if not message.get("more_body") or DONE.search(self.tail):
                 self.is_kept = True
                 await asyncio.to_thread(self.keep)
         await self.send(message)
@@ -240,7 +244,7 @@ def named(headers: Headers, request: Mapping[str, Any]) -> str:
 def answers(body: bytes) -> list[dict[str, Any]]:
     """The answers in a response, {"id", "message"}: of JSON, or joined from a stream's deltas. None of one that is cut
     off."""
-    if not body.lstrip().startswith(b"data:"):
+    if body.lstrip().startswith(b"{"):
         content = json_object(body)
         choices = content.get("choices") or []
         return [{"id": content.get("id"), "message": choice["message"]} for choice in choices if choice.get("message")]

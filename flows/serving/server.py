@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from flows.serving import capture, guard, trial
+from flows.serving import capture, guard, shown, trial
 from steps.core.errors import UserError
 from steps.policy.chat_templates import template
 from steps.policy.loading import local
@@ -49,19 +49,22 @@ class Server(NamedTuple):
     def page(self) -> str:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, policy: Policy) -> dict[str, str]:
         """The variables of vLLM's process."""
         guarded = {guard.KEY: self.key, guard.SWAP_TOKEN: self.swap_token, guard.HOST: self.host}
+        guarded |= {shown.POLICY: policy.model_dump_json()}
         return guarded | dict(self.capture) | ({trial.FILE: self.served} if self.served else {}) | of_every_server()
 
     def command(self, policy: Policy, adapter: Path, chat: Chat) -> list[str]:
         """The command line of vLLM's server, after `python -m`."""
         words = [SERVER, "--host", self.host, "--port", str(self.port)]
+        seen = ["--middleware", f"{shown.__name__}.{shown.Shown.__name__}"]
         kept = ["--middleware", f"{trial.__name__}.{trial.Trial.__name__}"] if self.served else []
         kept += ["--middleware", f"{capture.__name__}.{capture.Capture.__name__}"] if self.capture else []
         guarded = ["--middleware", f"{guard.__name__}.{guard.Guard.__name__}"]  # the last sees a request first
-        words += [*kept, *guarded, *model_options(policy, chat)]
-        words += ["--chat-template", template(policy.chat_template)] if policy.chat_template else []
+        words += [*seen, *kept, *guarded, *model_options(policy, chat)]
+        text = chat.renderer.served_template() or (template(policy.chat_template) if policy.chat_template else "")
+        words += ["--chat-template", text] if text else []
         words += ["--max-loras", "2"] if self.served else []  # the second is a canary's
         words += ["--served-model-name", f"{self.name}-base", *adapter_options(policy, self.name, str(adapter))]
         return [*words, "--gpu-memory-utilization", str(policy.gpu_memory)]
@@ -111,6 +114,7 @@ def model_options(policy: Policy, chat: Chat) -> list[str]:
     policy = local(policy)
     words = ["--model", policy.base_model, "--dtype", policy.dtype, "--max-model-len", str(policy.context)]
     words += ["--enable-auto-tool-choice", "--tool-call-parser", chat.tool_parser] if chat.tool_parser else []
+    words += ["--chat-template-content-format", "string"]  # texts as rollouts show them, and no lists of parts
     words += ["--reasoning-parser", chat.reasoning_parser] if chat.reasoning_parser else []
     if policy.chat_template_kwargs:
         words += ["--default-chat-template-kwargs", json.dumps(policy.chat_template_kwargs)]

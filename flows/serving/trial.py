@@ -64,11 +64,9 @@ class Trial:
             await self.app(scope, again, send)
             return
         if is_canary := served.gets_canary(named(Headers(scope=scope), request)):
-            body = json.dumps(request | {"model": served.canary_name}).encode()
-            length = (b"content-length", str(len(body)).encode())
-            scope = {**scope, "headers": [*(pair for pair in scope["headers"] if pair[0] != length[0]), length]}
+            scope, again = rewritten(scope, json.dumps(request | {"model": served.canary_name}).encode(), again)
         answer = Answer(self, scope, served.canary if is_canary else served.champion, is_canary, send)
-        await self.app(scope, replayed(body, again) if is_canary else again, answer)
+        await self.app(scope, again, answer)
 
     def now(self) -> Served:
         """What is served, by the file, which is read again when it has changed."""
@@ -96,8 +94,9 @@ class Answer:
         await self.send(message)
 
 
-def replayed(body: bytes, rest: Receive) -> Receive:
-    """What receives another body in place of the request's."""
+def rewritten(scope: Scope, body: bytes, rest: Receive) -> tuple[Scope, Receive]:
+    """A request with another body, and what receives it."""
+    length = (b"content-length", str(len(body)).encode())
     parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
@@ -108,4 +107,4 @@ def replayed(body: bytes, rest: Receive) -> Receive:
             message = await rest()
         return message
 
-    return receive
+    return {**scope, "headers": [*(pair for pair in scope["headers"] if pair[0] != length[0]), length]}, receive

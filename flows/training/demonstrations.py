@@ -15,12 +15,13 @@ import environments
 from environments.base import Env, Scenario
 from flows.training.sources import checked_out, named
 from steps.core.errors import UserError
+from steps.core.files import json_lines
 from steps.core.params import Params, Sft
 from steps.core.records import Reward, Trajectory, read_records
 from steps.data.teach import taught
 from steps.lineage.tables import SHORT
 from steps.project.chain import read_chain
-from steps.supervised.chats import read_demonstrations
+from steps.supervised.chats import READ, read_demonstrations
 
 PLAYER = "player:scripted"  # in sft.demonstrations
 TRIED = 16  # scenarios at which the scripted player is tried before a run is taught by it
@@ -86,11 +87,11 @@ def training(env: type[Env], params: Params, count: int, least: int = 0) -> tupl
 
 
 def identity(line: str) -> str:
-    """What of a line is learnt: all but its source. The line itself where it is no JSON object."""
+    """What of a line is learnt, and not where it comes from. The line itself where it is no JSON object."""
     try:
         value = json.loads(line)
-        return json.dumps([value["messages"], value.get("tools")], sort_keys=True)
-    except (ValueError, LookupError, TypeError, AttributeError):
+        return json.dumps([value["messages"], *(value.get(name) for name in READ)], sort_keys=True)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return line
 
 
@@ -108,11 +109,7 @@ def of_file(root: Path, name: str, task: str) -> list[str]:
     if not usable:
         reason, lines = next(iter(left_out.items()), ("it is empty", [0]))
         raise UserError(f"sft.demonstrations: no line of {path} can be learnt from; line {lines[0]}: {reason}")
-    return [
-        with_source(line, f"{name}:{number}")
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if line.strip()
-    ]
+    return [with_source(line, f"{name}:{number}") for number, line in enumerate(json_lines(path), 1) if line.strip()]
 
 
 def with_source(line: str, source: str) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from environments.base import Message, Scenario
 from steps.analytics.transcripts import STOPS, printable, spoken
 from steps.core.errors import UserError
+from steps.core.files import json_lines
 from steps.core.masking import masked
 from steps.core.records import PAIRS, Pair, Reward, Trajectory, read_records
 from steps.project.chain import BASE
@@ -117,7 +118,7 @@ def _attempts(folder: Path) -> dict[str, tuple[Trajectory, bool | None]]:
 
 def _preferred(path: Path) -> dict[str, float]:
     """Scenario id -> a judge's score of the attempt beside the base policy's (1: better); nothing where none was asked."""
-    lines = path.read_text().splitlines() if path.is_file() else []
+    lines = json_lines(path) if path.is_file() else []
     return {pair.scenario_id: pair.score for pair in map(Pair.model_validate_json, lines)}
 
 

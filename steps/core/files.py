@@ -15,6 +15,13 @@ def write_json(path: Path, value: dict[str, Any], lasting: bool = True) -> None:
     write_text(path, json.dumps(value) + "\n", lasting)
 
 
+def json_lines(path: Path) -> list[str]:
+    """The lines of a file of JSON lines. They end with \\n alone: a text may hold letters that end a line elsewhere, such as
+    U+2028. A mark of the byte order at the front is left out. OSError, or UnicodeDecodeError where it is not UTF-8."""
+    lines = path.read_bytes().decode("utf-8-sig").split("\n")
+    return lines if lines[-1] else lines[:-1]
+
+
 def write_text(path: Path, text: str, lasting: bool = True) -> None:
     """Write a file in UTF-8, whole or not at all: a full disk or a crash leaves what was there before.
 

@@ -41,6 +41,7 @@ REASONS: dict[str, str] = {  # of a request that begins a row of its own, as a c
     "history_compacted": "left out earlier messages, or summed them up",
     "edited": "changed, added or left out an earlier message",
     "sub_agent": "began a conversation of its own",
+    "stop_text": "left out the stop text that ended an earlier answer, as the served model is shown it",
     "retry": "asked the same again for another answer",
     "alternative": "asked for several answers",
     "plain_text": "had a prompt without messages",

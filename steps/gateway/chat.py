@@ -13,6 +13,7 @@ from environments.base import Message
 from steps.gateway import events as sse
 from steps.gateway import fields as read
 from steps.gateway.types import BadRequest, Choice, Reply, Request, ToolChoice
+from steps.policy.rendering import with_one_system
 
 REFUSED = {
     "functions": "functions are older than tools; send the same in tools",
@@ -63,7 +64,7 @@ def _messages(given: Any) -> tuple[Message, ...]:
         path = f"messages[{place}]"
         messages.append(_message(read.mapping(fields, path), path, calls))
         calls |= {call["id"]: call["function"]["name"] for call in messages[-1].get("tool_calls", ())}
-    return read.with_one_system(messages)
+    return with_one_system(messages)
 
 
 def _message(fields: dict[str, Any], path: str, calls: Mapping[str, str]) -> Message:
@@ -92,7 +93,7 @@ def _assistant(fields: dict[str, Any], path: str) -> Message:
     for name in ("function_call", "audio"):
         if fields.get(name):
             raise BadRequest(f"{path}.{name} cannot be read; calls stand in tool_calls", f"{path}.{name}")
-    content = read.joined(fields.get("content"), f"{path}.content", ("text", "refusal"), "")
+    content = read.joined(fields.get("content"), f"{path}.content", ("text", "refusal"))
     message: Message = {"role": "assistant", "content": content}
     for name in ("reasoning_content", "reasoning"):
         if fields.get(name) is not None and read.string(fields[name], f"{path}.{name}"):

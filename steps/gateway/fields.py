@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from environments import _pictures
-from environments.base import Message
 from steps.gateway.types import BadRequest, ToolChoice
 
 LEVELS = 64  # of a body
@@ -195,11 +194,11 @@ def stops(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return texts
 
 
-def joined(content: Any, path: str, types: Collection[str], separator: str = "\n") -> str:
+def joined(content: Any, path: str, types: Collection[str]) -> str:
     """A content as one text: a text, null, or a list of parts, of which only `types` are read (type and field alike)."""
     if content is None or isinstance(content, str):
         return content or ""
-    return separator.join(part_of(part, f"{path}[{place}]", types) for place, part in enumerate(listing(content, path)))
+    return "\n".join(part_of(part, f"{path}[{place}]", types) for place, part in enumerate(listing(content, path)))
 
 
 def shown(
@@ -310,14 +309,3 @@ def answered(calls: Mapping[str, str], name: Any, path: str) -> dict[str, str]:
     if filled(name, path) not in calls:
         raise BadRequest(f"{path} {name[:80]!r} is the id of no call before this message", path)
     return {"tool_call_id": name, "name": calls[name]}
-
-
-def with_one_system(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """The messages with the system messages at their front as one: many templates show the first alone."""
-    merged: list[Message] = []
-    for message in messages:
-        if len(merged) == 1 and merged[0]["role"] == message["role"] == "system":
-            merged[0] = {"role": "system", "content": f"{merged[0]['content']}\n\n{message['content']}"}
-        else:
-            merged.append(message)
-    return tuple(merged)

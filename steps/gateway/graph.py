@@ -1,9 +1,10 @@
 """The token graph of one execution of an episode: every answer, and what its prompt continues.
 
 A request whose messages are those of a recorded answer, the answer itself, and further messages that are not an
-assistant's, is continued from the recorded token ids; only the further messages are tokenised. Every other request forks:
-its prompt is rendered whole, and its cause is named (steps/gateway/causes.py). Which answers come before a request depends
-on what was asked, in its order, and never on how long sampling took.
+assistant's, is continued from the recorded token ids; only the further messages are tokenised. Where a stop text ended the
+answer, its tokens say more than the client has, and it is continued if the client puts that text back. Every other request
+forks: its prompt is rendered whole, and its cause is named (steps/gateway/causes.py). Which answers come before a request
+depends on what was asked, in its order, and never on how long sampling took.
 
     placement = graph.ask(graph.place(request, chat))        # while the request waits
     graph.add(placement, request, chat, answer, message)     # when it is answered
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from environments.base import Message
@@ -57,6 +59,7 @@ class Node:
         self.children: list[int] = []
         self.answer: Answer | None = None
         self.message: Message = {}
+        self.stop = ""  # the text that ended it: its tokens hold that, and its words do not
         self.grammar: dict[str, Any] = {}  # that chose among the tokens
         self.whole = placement.shown  # with the answer, once it is there
 
@@ -85,14 +88,16 @@ class Graph:
         shown = conversation(self.echoes.recognised(request.messages), chat.tools_text)
         place = max((at for at, message in enumerate(shown.messages) if message["role"] == "assistant"), default=-1)
         parent = self._continued(shown, place + 1)
+        is_stopped = parent is not None and not _has_stop(request.messages, self.nodes[parent].stop)
+        parent = None if is_stopped else parent
         try:
             before: tuple[int, ...] = () if parent is None else self._closed(parent, chat)
             added = shown.messages if parent is None else shown.messages[place + 1 :]
             if parent is None:
-                rendered = chat.outside_prompt_ids(added)
+                prompt = chat.prompt(added, request.pictures)
             else:
-                rendered = chat.suffix_ids(added, self.nodes[parent].message)
-            prompt = chat.expanded(rendered, added, request.pictures, len(before))
+                suffix = chat.suffix_ids(added, self.nodes[parent].message)
+                prompt = chat.expanded(suffix, added, request.pictures, len(before))
         except ValueError as problem:
             raise BadRequest(str(problem), "messages") from None
         ids, pictures = before + tuple(prompt.ids), filled(prompt.pictures, request.pictures)
@@ -106,6 +111,8 @@ class Graph:
         count = self.prompts[ids, pictures]
         if count:
             reason = "retry"
+        elif is_stopped:
+            reason = "stop_text"
         elif self.nodes and (parent is None or self.nodes[parent].children):
             reason = cause(shown, (node.whole for node in self.tips.values() if not node.placement.is_text))
             reason = reason or "sub_agent"
@@ -140,6 +147,8 @@ class Graph:
         if self.mode != "free" and (fields := grammar(request, chat)):
             node.grammar = fields | {"ends": [chat.end]}
         node.whole = placement.shown.answered(message)
+        text = chat.text(answer.completion_ids) if request.stop else ""
+        node.stop = min(((text.index(stop), stop) for stop in request.stop if stop in text), default=(0, ""))[1]
         if not placement.is_text:
             self.echoes.add(message, request.stop)
             self.ends[node.whole.name(len(node.whole.keys))].append(placement.number)
@@ -248,6 +257,12 @@ class Graph:
             new = ({"role": "user", "content": rest if isinstance(rest, str) else text_of(added)},)
         size = self.length(parent)
         return Placement(parent, ids, reason, depth, count, size, shown=shown, new=new, is_text=True)
+
+
+def _has_stop(messages: Sequence[Message], stop: str) -> bool:
+    """Whether the last words of an assistant end with the stop text, as clients send it back that put it behind them."""
+    spoken = (_words(message.get("content")) for message in reversed(messages) if message["role"] == "assistant")
+    return not stop.strip() or next(filter(None, spoken), "").endswith(stop.strip())
 
 
 def _words(text: Any) -> str:

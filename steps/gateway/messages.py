@@ -16,6 +16,7 @@ from environments.base import Message
 from steps.gateway import events as sse
 from steps.gateway import fields as read
 from steps.gateway.types import BadRequest, Choice, Reply, Request, ToolChoice
+from steps.policy.rendering import with_one_system
 
 REFUSED = {
     "mcp_servers": "the gateway connects to no MCP servers; connect to them yourself and describe their tools in tools",
@@ -82,7 +83,7 @@ def _messages(fields: Mapping[str, Any]) -> tuple[Message, ...]:
     if role == "assistant":
         reason = "messages must not end with the assistant's: its turns are sampled from their beginning"
         raise BadRequest(reason, "messages")
-    return read.with_one_system(messages)
+    return with_one_system(messages)
 
 
 def _user(content: Any, path: str, calls: Mapping[str, str]) -> Iterator[Message]:
@@ -117,7 +118,7 @@ def _picture(block: dict[str, Any], path: str) -> tuple[str, str] | None:
 def _assistant(content: Any, path: str) -> Message:
     if isinstance(content, str):
         return {"role": "assistant", "content": content}
-    text, reasoning, calls = "", "", []
+    texts, reasoning, calls = list[str](), "", []
     for place, block in enumerate(read.listing(content, path)):
         where = f"{path}[{place}]"
         match read.mapping(block, where).get("type"):
@@ -129,8 +130,8 @@ def _assistant(content: Any, path: str) -> Message:
                 name = read.filled(block.get("id"), f"{where}.id")
                 calls.append({"id": name, "type": "function", "function": function})
             case _:
-                text += read.part_of(block, where, TEXT)
-    message: Message = {"role": "assistant", "content": text}
+                texts.append(read.part_of(block, where, TEXT))
+    message: Message = {"role": "assistant", "content": "\n".join(texts)}
     return message | ({"reasoning": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
 
 

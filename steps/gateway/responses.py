@@ -19,6 +19,7 @@ from steps.gateway.responses_reply import events as events
 from steps.gateway.responses_reply import render as render
 from steps.gateway.responses_reply import shown_names
 from steps.gateway.types import BadRequest, Reply, Request, ToolChoice
+from steps.policy.rendering import with_one_system
 
 Items = list[dict[str, Any]]
 
@@ -49,7 +50,7 @@ def parse(body: Any, earlier: History | None = None) -> Request:
     read.boolean(fields.get("store", True), "store")
     read.mapping(fields.get("metadata", {}), "metadata")
     return Request(
-        messages=read.with_one_system(messages),
+        messages=with_one_system(messages),
         tools=tools,
         tool_choice=_tool_choice(fields.get("tool_choice", "auto"), tools),
         max_tokens=read.limit(fields, "max_output_tokens"),
@@ -183,7 +184,7 @@ def _part(kind: str, item: dict[str, Any], path: str, calls: Mapping[str, str]) 
         raise BadRequest(f"{path}.content must be a text or a list of parts", f"{path}.content")
     if role == "user":
         return {"role": "user"} | read.shown(item["content"], f"{path}.content", TEXTS, _picture), 0
-    content = read.joined(item["content"], f"{path}.content", TEXTS, "" if role == "assistant" else "\n")
+    content = read.joined(item["content"], f"{path}.content", TEXTS)
     role = "system" if role == "developer" else role
     return {"role": role, "content": content}, 2 if role == "assistant" else 0
 

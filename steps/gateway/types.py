@@ -22,6 +22,7 @@ Cause = Literal[
     "history_compacted",  # earlier messages are gone, or a summary is in their place
     "edited",  # a message was changed in another way
     "sub_agent",  # a conversation of its own beside the first
+    "stop_text",  # an answer came back without the text that ended it, which its tokens hold
     "retry",  # the same prompt again
     "alternative",  # another answer to the same request (n > 1)
     "plain_text",  # a prompt without messages (completions)

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from steps.core.errors import UserError
+from steps.core.files import json_lines
 from steps.core.records import PAIRS, Evaluation, Pair, Record, Reward, Trajectory, read_records
 from steps.registry import paired
 
@@ -165,7 +166,7 @@ def read_point(run: Path, iteration: int, params: Params, env: type[Env], cluste
     if summary.judged is None:
         truths[SUCCESS] = np.array([float(reward.success or 0) for reward in rewards])
     if summary.held_out is not None or (summary.judged is not None and params.evaluate.judge is not None):
-        lines = (folder / PAIRS).read_text(encoding="utf-8").splitlines()
+        lines = json_lines(folder / PAIRS)
         scores = {pair.scenario_id: pair.score for pair in map(Pair.model_validate_json, lines)}
         truths[HELD_OUT] = np.array([scores[reward.scenario_id] for reward in rewards])
     proxy_N = None

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from steps.core.errors import UserError
+from steps.core.files import json_lines
 from steps.core.parquet import read_columns
 from steps.core.records import OUTPUTS, Judgement
 from steps.lineage.ingested import ingested
@@ -145,7 +146,7 @@ class Reader:
             return
         key = rows.node(("dataset", md5), path=path)
         rows.edge(key, "trained", adapter)
-        for line in (self.root / path).read_text(encoding="utf-8").splitlines():
+        for line in json_lines(self.root / path):
             source = source_of(line)
             is_ours = re.fullmatch(rf"[0-9a-f]{{{SHORT}}}/.+", source)  # a trajectory of another run
             rows.edge(("trajectory" if is_ours else "conversation", source), "used", key)
@@ -200,7 +201,7 @@ class Reader:
         path = f"run/{number}/judgements.jsonl"
         if not (md5 := self.md5(path)):
             return
-        for place, line in enumerate((self.root / path).read_text(encoding="utf-8").splitlines(), 1):
+        for place, line in enumerate(json_lines(self.root / path), 1):
             try:
                 judgement = Judgement.model_validate_json(line)
             except ValidationError as problem:

@@ -14,10 +14,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from environments._pictures import as_parts
 from environments.base import Message
 from steps.core.pictures import Shown
 from steps.policy import formats
+from steps.policy.rendering import Renderer
 
 DUMMY = "dummy_function"
 ARGUMENTS = {  # of the dummy call that must be read back
@@ -45,9 +45,9 @@ DUMMY_TOOL = {
     },
 }
 USER: Message = {"role": "user", "content": "dummy"}
-CONTROL = re.compile(r"<[|\uff5c].+[|\uff5c]>|\[/?[A-Z_]+\]")  # names of tokens that mark turns and calls
 THOUGHT = "dummy reasoning"
 THINK = re.compile(r"<think>\s*$")
+NO_THOUGHT = re.compile(r"\s*(?:<think>)?\s*</think>\s*")  # what a template writes for a turn without reasoning
 
 
 class Prompt(NamedTuple):
@@ -90,29 +90,26 @@ class Chat:
         vision: Sight | None = None,  # of a model that sees
         blind: str = "the policy sees no pictures",  # why there is none, and what to do
     ) -> None:
-        self.tokenizer, self.vision, self.blind = tokenizer, vision, blind
+        self.tokenizer, self.vision = tokenizer, vision
         self.backend = getattr(tokenizer, "backend_tokenizer", None)  # without transformers' own work for each text
         if self.backend is not None:  # a tokenizer.json may cut texts off, which transformers ignores
             self.backend.no_truncation()
             self.backend.no_padding()
         self.tools = list(tools)
         self.options = options or {}
+        self.renderer = Renderer(tokenizer, self.options, blind if vision is None else "")
         self.end = self._end_of_turn()
         self.mark: str = tokenizer.convert_ids_to_tokens(self.end)
-        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-        control = {token.content for token in added if token.special or CONTROL.fullmatch(token.content)}
-        self.special = sorted({*tokenizer.all_special_tokens, *control})
-        self.tools = [self._plain_text(tool) for tool in tools]
+        self.tools = self.renderer.plain(tools)
         self.tools_text = json.dumps(self.tools, sort_keys=True)
-        self.opening = self._render([USER], generate=True)  # of a turn, at its end
+        self.opening = self._render([USER])  # of a turn, at its end
         if not all(tool["function"]["name"] in self.opening for tool in self.tools):
             raise ValueError("its chat template leaves out the tools")
-        self.tool_parser: str | None = None  # until it is found
+        self.tool_parser: str | None = None  # until they are found
+        self.reasoning_parser: str | None = None
         dummy = self._written(self._dummy_turn(1)) if self.tools else self._written(self._plain())
         self.tool_parser = self._chosen(tool_parser, formats.tool_parser(dummy) if self.tools else None)
         dummy = self._written(self._dummy_turn(1)) if self.tools else dummy  # with ids as this form has them
-        if self.tools and DUMMY not in dummy:
-            raise ValueError("its chat template leaves out an assistant's tool call, or does not end it as other turns")
         if self.tools and self.tool_parser is None:
             raise ValueError(f"its chat template writes a tool call in a form that is not known here: {dummy[:120]!r}")
         detected = formats.reasoning_parser(self.opening, dummy, self.tool_parser)
@@ -122,22 +119,15 @@ class Chat:
         self._check(dummy)
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The first prompt of an episode, up to the point where the assistant begins: [P] token ids. ValueError for
-        messages that show pictures, which `prompt` takes."""
+        """A prompt up to the point where the assistant begins: [P] token ids. ValueError for messages that the template
+        does not show, and for those that show pictures, which `prompt` takes."""
         if any(message.get("pictures") for message in messages):
             raise ValueError("it shows pictures, and only sampling and the update take those")
-        return self._encode(self._render(messages, generate=True))
-
-    def outside_prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """As `prompt_ids`, of messages that come from outside (steps/gateway/): none of their texts is a special token, and
-        an assistant's reasoning is shown where the template shows reasoning."""
-        shown = [self.without_special(message) for message in messages]
-        named = [m | {"reasoning_content": m["reasoning"]} if m.get("reasoning") else m for m in shown]
-        return self._encode(self._render(named, generate=True))
+        return self._encode(self._render(messages))
 
     def prompt(self, messages: Sequence[Message], bytes_of: Mapping[str, str]) -> Prompt:
         """`prompt_ids` of messages that may show pictures, of which `bytes_of` has the base64 by their SHA-256."""
-        return self.expanded(self._encode(self._render(messages, generate=True)), messages, bytes_of)
+        return self.expanded(self._encode(self._render(messages)), messages, bytes_of)
 
     def expanded(
         self, ids: list[int], messages: Sequence[Message], bytes_of: Mapping[str, str], start: int = 0
@@ -151,7 +141,16 @@ class Chat:
 
     def completion_ids(self, message: Message) -> list[int]:
         """A scripted assistant's turn as a policy would sample it, including the end-of-turn token: [C] token ids."""
-        return [*self._encode(self._written(message)), self.end]
+        return self.completion(message)[0]
+
+    def completion(self, message: Message) -> tuple[list[int], list[int]]:
+        """`completion_ids`, and 1 for each token that the turn says: not those with which the template writes that a policy
+        that reasons did not, where the turn has no reasoning. ValueError for a turn that the template does not show."""
+        text = self._written(message)
+        ids, unsaid = self._encode(text), 0
+        if self.reasoning_parser and not message.get("reasoning") and (empty := NO_THOUGHT.match(text)):
+            unsaid = _common(ids, self._encode(empty[0]))
+        return [*ids, self.end], [0] * unsaid + [1] * (len(ids) - unsaid + 1)
 
     def suffix_ids(self, observations: Sequence[Message], turn: Message | None = None) -> list[int]:
         """The token ids that observations add after a finished turn, up to the point where the assistant begins again.
@@ -165,14 +164,14 @@ class Chat:
         ids = [call.get("id") for call in (turn or {}).get("tool_calls") or ()]
         shown, place = [], 0
         for message in observations:
-            shown.append(self.without_special(message))
+            shown.append(dict(message))
             if message["role"] == "tool" and has_ids:
                 given = message.get("tool_call_id")
                 name = given if given in ids else ids[place] if place < len(ids) else None
                 name = name or self._id(place, message.get("name") or "unknown")
                 shown[-1]["tool_call_id"] = before["tool_calls"][place]["id"] = name
                 place += 1
-        text = self._render([USER, before, *shown], generate=True)
+        text = self._render([USER, before, *shown])
         common = _common(text, self.opening)
         _, ended, suffix = text[common:].partition(self.mark)  # the first mark behind the prompt ends the dummy turn
         if not ended:
@@ -190,31 +189,6 @@ class Chat:
         if self.backend is not None:
             return str(self.backend.decode(ids, skip_special_tokens=False))
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    def without_special(self, message: Message) -> Message:
-        """Text from outside must not end a turn or begin one: names of special tokens in it are broken up, in the arguments
-        of calls, too."""
-        if message.get("pictures"):
-            seen: Message = self._plain_text(self._seen(message))
-            return seen
-        plain: Message = self._plain_text(message)
-        return plain | {"content": self._plain_text(str(message["content"]))}
-
-    def _seen(self, message: Message) -> Message:
-        """A message as the template shows its pictures. ValueError where the policy sees none."""
-        if message.get("pictures") and self.vision is None:
-            raise ValueError(self.blind)
-        return as_parts(message, lambda _: {"type": "image"})
-
-    def _plain_text(self, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {self._plain_text(name): self._plain_text(part) for name, part in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._plain_text(part) for part in value]
-        if isinstance(value, str):
-            for token in self.special:
-                value = value.replace(token, f"{token[:1]} {token[1:]}")
-        return value
 
     @staticmethod
     def _chosen(given: str | None, detected: str | None) -> str | None:
@@ -236,7 +210,9 @@ class Chat:
 
     def _check(self, dummy: str) -> None:
         """ValueError where what the template writes is not read back, or does not stand in the tokens of the next turn."""
-        message = self._dummy_turn(1, "Words before.", ARGUMENTS) if self.tools else self._plain()
+        message = self._plain()
+        if self.tools:
+            message = self._dummy_turn(1, "Words before." if self._shows_words_with_calls() else "", ARGUMENTS)
         ids = self.completion_ids(message)
         reader, self.reader = self.reader, self._reader([*self.tools, DUMMY_TOOL], dummy)
         (read, problems), self.reader = self.parse(ids), reader
@@ -259,11 +235,7 @@ class Chat:
     def _check_reasoning(self, turn: Message) -> None:
         """ValueError where reasoning is not read back as the template writes it, or between the parser's marks where the
         template shows a turn without its reasoning."""
-        turn = turn | dict.fromkeys(("reasoning", "reasoning_content"), THOUGHT)
-        text = self._written(turn)
-        if THOUGHT not in text:
-            begin, end = self.reader.reasoning_marks()
-            text = f"{begin}\n{THOUGHT}\n{end}\n\n{self._written(self._plain())}"
+        text = self._written(turn | {"reasoning": THOUGHT})
         read = self.parse([*self._encode(text), self.end]).message
         plain = self.parse(self.completion_ids(self._plain())).message  # is all of it taken for reasoning?
         if read.get("reasoning") != THOUGHT or plain["content"].strip() != DUMMY:
@@ -271,6 +243,12 @@ class Chat:
                 f"the reasoning of a turn is not read back by vLLM's parser {self.reasoning_parser}: {text[:200]!r} gives "
                 f"{read.get('reasoning')!r:.100}"
             )
+
+    def _shows_words_with_calls(self) -> bool:
+        try:
+            return bool(self._written(self._dummy_turn(1, "Words before.")))
+        except ValueError:
+            return False
 
     @staticmethod
     def _plain() -> Message:
@@ -294,7 +272,7 @@ class Chat:
             for place, call in enumerate(message.get("tool_calls") or ())
         ]
         turn = message | ({"tool_calls": calls} if calls else {})
-        whole = self._render([USER, turn], generate=False)
+        whole = self._render([USER, turn], ask=False)
         asked = THINK.sub("", self.opening)  # without the reasoning that a prompt may begin
         if whole.startswith(self.opening):
             text = whole[len(self.opening) :]
@@ -310,24 +288,19 @@ class Chat:
         if not ended:
             what = "an assistant's tool call" if calls else "an assistant's turn"
             raise ValueError(f"its chat template leaves out {what}, or does not end it as other turns")
-        return text
+        reasoning = self.renderer.plain(str(message.get("reasoning") or "").strip())
+        is_missing = self.reasoning_parser and reasoning not in text
+        return self._with_reasoning(reasoning, text) if is_missing else text
 
-    def _render(self, messages: Sequence[Message], generate: bool) -> str:
-        from jinja2 import TemplateError
+    def _with_reasoning(self, reasoning: str, text: str) -> str:
+        """A turn that the template shows without its reasoning, with it as a policy writes it."""
+        begin, end = self.reader.reasoning_marks()
+        is_begun = bool(begin) and self.opening.rstrip().endswith(begin)
+        text = NO_THOUGHT.sub("", text, count=1) if NO_THOUGHT.match(text) else text
+        return f"{'' if is_begun else begin + chr(10)}{reasoning}\n{end}\n\n{text}"
 
-        shown = [self._seen(message) for message in messages]
-        try:
-            return self.tokenizer.apply_chat_template(
-                shown, tools=self.tools or None, tokenize=False, add_generation_prompt=generate, **self.options
-            )
-        except TemplateError as problem:
-            raise ValueError(f"its chat template refuses a message: {problem}") from None
-        except TypeError:
-            if not any(isinstance(message.get("content"), list) for message in shown):
-                raise
-            raise ValueError(
-                "its chat template shows no pictures: take policy.chat_template out, or set it to chatml-vision"
-            ) from None
+    def _render(self, messages: Sequence[Message], ask: bool = True) -> str:
+        return self.renderer.text(messages, self.tools, ask)
 
     def _encode(self, text: str) -> list[int]:
         if self.backend is not None:
@@ -336,19 +309,16 @@ class Chat:
 
     def _end_of_turn(self) -> int:
         """The token with which the template ends an assistant's turn (not always the tokenizer's eos)."""
-        text = self._render([USER, {"role": "assistant", "content": "dummy"}], False)
-        if "dummy" not in text:
-            raise ValueError("its chat template leaves out an assistant's turn")
+        text = self._render([USER, {"role": "assistant", "content": "dummy"}], ask=False)
         tail = self._encode(text[text.rindex("dummy") + len("dummy") :])
-        special = set(self.tokenizer.all_special_ids)
-        end = next((token for token in tail if token in special), self.tokenizer.eos_token_id)
+        end = next((token for token in tail if token in self.renderer.control), self.tokenizer.eos_token_id)
         if end is None:
             raise ValueError("the tokenizer has no end-of-turn token that its chat template uses")
         return end
 
 
-def _common(text: str, other: str) -> int:
-    """How many letters two texts begin with in common."""
+def _common(text: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many letters or tokens two begin with in common."""
     return next(
         (place for place, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]),
         min(len(text), len(other)),

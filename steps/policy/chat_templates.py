@@ -49,7 +49,7 @@ CHATML = (
 {%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
 {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' -}}
 {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
-{%- elif message.role != 'system' -%}
+{%- elif message.role != 'system' or not loop.first -%}
 {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') -}}
 """
     + _CALLS
@@ -72,7 +72,8 @@ CHATML_VISION = _SHOWN + CHATML.replace("(message.content or '')", "shown(messag
     "+ message.content +", "+ shown(message.content) +"
 )
 # The marks of a turn as variables, then the same for all: the system's text and the tools stand before the first message of
-# the user, because these families have no turn of the system, or not one that tools stand in.
+# the user, because these families have no turn of the system, or not one that tools stand in. A later system message is a
+# turn of its own (Llama 3), or stands before what the user says next.
 _MARKED = (
     """{{- bos_token -}}
 {%- set told = namespace(text=messages[0].content if messages[0].role == 'system' else '') -%}
@@ -89,6 +90,11 @@ _MARKED = (
 {%- if message.role == 'user' -%}
 {{- user + (told.text + '\\n\\n' if told.text else '') + message.content + end_of_user -}}
 {%- set told.text = '' -%}
+{%- elif message.role == 'system' and not loop.first -%}
+{%- if system -%}{{- system + message.content + end_of_user -}}
+{%- elif not loop.last and messages[loop.index0 + 1].role == 'user' -%}
+{%- set told.text = told.text + ('\\n\\n' if told.text else '') + message.content -%}
+{%- else -%}{{- user + message.content + end_of_user -}}{%- endif -%}
 {%- elif message.role == 'tool' -%}
 {%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{- user -}}{%- else -%}{{- '\\n' -}}{%- endif -%}
 {{- '<tool_response>\\n' + message.content + '\\n</tool_response>' -}}
@@ -104,7 +110,8 @@ _MARKED = (
 """
 )
 LLAMA3 = (
-    """{%- set user = '<|start_header_id|>user<|end_header_id|>\\n\\n' -%}
+    """{%- set system = '<|start_header_id|>system<|end_header_id|>\\n\\n' -%}
+{%- set user = '<|start_header_id|>user<|end_header_id|>\\n\\n' -%}
 {%- set assistant = '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -%}
 {%- set end_of_user = '<|eot_id|>' -%}{%- set end_of_assistant = '<|eot_id|>' -%}
 """

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from environments.base import Message, unwritable
+from steps.policy import schemas
 
 UNWRITABLE = "a tool call holds characters that are no text, or is nested too deeply"
 NINE_LETTERS = "call{place:05d}"  # Mistral's templates take no other ids
@@ -134,8 +135,10 @@ class Reader:
 
         for room in ("vllm.tool_parsers", "vllm.parser", "vllm.reasoning"):  # a traceback for each malformed call
             logging.getLogger(room).setLevel(logging.CRITICAL)
+        read = schemas.for_parser(tools)
+        self.types = schemas.allowed(read)
         self.request = ChatCompletionRequest(
-            messages=[{"role": "user", "content": ""}], tools=list(tools) or None, tool_choice="auto" if tools else None
+            messages=[{"role": "user", "content": ""}], tools=read or None, tool_choice="auto" if read else None
         )
         self.parser = ParserManager.get_parser(tool_parser, reasoning_parser, True, tokenizer=self.tokenizer)
 
@@ -192,7 +195,7 @@ class Reader:
         calls, problems, broken = [], [], 0
         for number, call in enumerate(listed):
             try:
-                function = {"name": str(call.name), "arguments": json.loads(call.arguments)}
+                function = {"name": str(call.name), "arguments": self._typed(call.name, json.loads(call.arguments))}
             except (ValueError, RecursionError):
                 broken += 1
                 continue
@@ -208,6 +211,12 @@ class Reader:
         if not calls and not problems:
             return Reading(reasoning, content.strip() if reasoning else content, [], [])
         return Reading(reasoning, content.strip() if calls else text.strip(), calls, problems)
+
+    def _typed(self, tool: str, arguments: Any) -> Any:
+        """The arguments of a call with the types of the tool's schema, where vLLM's parser leaves texts."""
+        if not isinstance(arguments, dict):
+            return arguments
+        return {name: schemas.settled(value, self.types.get((tool, name), {""})) for name, value in arguments.items()}
 
 
 def as_message(reading: Reading) -> Message:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
+from steps.core.files import json_lines
 from steps.core.records import PAIRS, Judged, Pair, Record
 from steps.core.stats import slices_of
 from steps.registry import checks, looks, paired
@@ -142,7 +143,7 @@ def read_scores(path: Path, expected: Sequence[str]) -> np.ndarray:
     """The scores of a judge's comparisons, [N]. UserError where they are not of these scenarios."""
     import numpy as np
 
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    lines = json_lines(path) if path.is_file() else []
     try:
         pairs = [Pair.model_validate_json(line) for line in lines]
     except ValueError as problem:

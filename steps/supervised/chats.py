@@ -2,7 +2,9 @@
 
 A line is {"messages": [...], "tools": [...], "source": "..."}. `tools` are the schemas that the assistant was shown; without
 them those of the task are. `source` says where the line comes from, and lineage knows it by that. The assistant's turns are
-learnt, in all of them, and nothing else is. A line that cannot be learnt from is left out with its reason.
+learnt, in all of them, and nothing else is. A turn, or the line, says with `weight: 0` or `train: false` that it is shown
+and not learnt, and with `finish_reason: length` that it was cut off: then its end is not learnt. A line that cannot be
+learnt from is left out with its reason, and a field that nothing reads is named in `Demonstration.ignored`.
 """
 
 from __future__ import annotations
@@ -15,19 +17,50 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from environments.base import Message
+from steps.core import parts
 from steps.core.errors import UserError
+from steps.core.files import json_lines
 from steps.policy.chat import Chat
 
 LabelledTokens = tuple[list[int], list[int]]  # token ids [T], and 1 for each that is learnt, otherwise 0
-ROLES = ("system", "user", "assistant", "tool")
+WEIGHTS = (
+    "weight",
+    "train",
+    "training",
+    "loss",
+)  # whether a turn is learnt: OpenAI's, Mistral's and Together's; Axolotl's; …
+PARTIAL = ("train_detail", "training_detail", "loss_mask", "weights")  # marks of a turn's parts
+ENDS = ("finish_reason", "stop_reason")  # how a turn ended
+ENDED = ("stop", "end_turn", "tool_calls", "tool_use", "function_call", "eos", "eos_token", "completed")
+READ = ("tools", "functions", "system", *WEIGHTS, *ENDS)  # of a line, beside its messages
+ABOUT = ("messages", "source", "id", "metadata")
+OF_MESSAGE = {
+    *(
+        "role",
+        "type",
+        "content",
+        "parts",
+        "refusal",
+        "reasoning",
+        "reasoning_content",
+        "thinking",
+        "id",
+        "lc",
+        "kwargs",
+    ),
+    *("tool_calls", "toolCalls", "function_call", "tool_call_id", "additional_kwargs", "data", *WEIGHTS, *ENDS),
+}
 
 
 class Demonstration(NamedTuple):
     """A conversation to learn from."""
 
-    messages: list[Message]
+    messages: list[
+        Message
+    ]  # an assistant's with `weight` 0 bears no loss, and the end of one with `finish_reason` neither
     tools: list[dict[str, Any]] | None  # schemas, as in OpenAI's `tools`; None: the task's
     source: str  # an id; empty where the line names none
+    ignored: tuple[str, ...] = ()  # fields that nothing read
 
 
 class Unusable(Exception):
@@ -37,7 +70,7 @@ class Unusable(Exception):
 def read_demonstrations(path: Path) -> tuple[list[Demonstration], dict[str, list[int]]]:
     """The demonstrations in a file, and the numbers of its other lines by the reason. UserError where it is no text."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = json_lines(path)
     except (OSError, UnicodeDecodeError) as problem:
         raise UserError(f"sft: {path} cannot be read as JSON lines in UTF-8 ({problem}); see docs/start.md") from None
     demonstrations: list[Demonstration] = []
@@ -57,20 +90,55 @@ def parse(line: str) -> Demonstration:
         value = json.loads(line)
     except (ValueError, RecursionError):
         raise Unusable("it is no JSON") from None
-    if not isinstance(value, dict) or not isinstance(messages := value.get("messages"), list):
+    if not isinstance(value, dict) or not isinstance(given := value.get("messages"), list):
         raise Unusable("it has no list of messages")
-    tools = value.get("tools")
-    if tools is not None and not (isinstance(tools, list) and all(map(is_tool, tools))):
-        raise Unusable("its tools are no list of OpenAI's function schemas")
-    read = [as_message(message) for message in messages]
-    roles = [message["role"] for message in read]
+    if not is_learnt(value):
+        raise Unusable("it is marked as not to be learnt")
+    if isinstance(system := value.get("system"), str) and system:
+        given = [{"role": "system", "content": system}, *given]
+    messages = parts.with_names([message for each in given for message in read_message(each)])
+    turns = [message for message in messages if message["role"] == "assistant"]
+    if turns and (cut := cut_off(value)):
+        turns[-1]["finish_reason"] = cut
+    refuse_unusable(messages)
+    names = {(each.get("role"), each["name"]) for each in given if isinstance(each, dict) and each.get("name")}
+    if any(count > 1 for role, count in Counter(role for role, _ in names).items() if role in ("user", "assistant")):
+        raise Unusable("several people speak in one role, and a chat template does not show their names")
+    unread = {f"messages.{name}" for each in given if isinstance(each, dict) for name in each if _is_unread(each, name)}
+    unread |= {name for name in value if value[name] is not None and name not in (*READ, *ABOUT)}
+    return Demonstration(messages, tools_of(value), str(value.get("source") or ""), tuple(sorted(unread)))
+
+
+def refuse_unusable(messages: Sequence[Message]) -> None:
+    """Unusable where a conversation cannot have been so, or where nothing in it is to be learnt."""
+    roles = [message["role"] for message in messages]
     if "assistant" not in roles:
         raise Unusable("the assistant says nothing in it")
     if roles[0] == "assistant":
         raise Unusable("it begins with the assistant, so nobody asked")
     if ("assistant", "assistant") in pairwise(roles):
         raise Unusable("the assistant has two turns without anything in between")
-    return Demonstration(read, tools, str(value.get("source") or ""))
+    called: set[Any] = set()
+    for before, message in pairwise(messages):
+        called |= {call.get("id") for call in before.get("tool_calls", ())}
+        if message["role"] == "tool":
+            name = message.get("tool_call_id")
+            if before["role"] not in ("assistant", "tool") or (
+                name is not None and called - {None} and name not in called
+            ):
+                raise Unusable("a tool answers a call that nobody made")
+    if not any(message["role"] == "assistant" and message.get("weight", 1) for message in messages):
+        raise Unusable("every turn of the assistant is marked as not to be learnt")
+
+
+def tools_of(value: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The schemas in a line; of older ones they stand in `functions`."""
+    tools = value.get("tools")
+    if tools is None and isinstance(older := value.get("functions"), list):
+        tools = [{"type": "function", "function": function} for function in older]
+    if tools is not None and not (isinstance(tools, list) and all(map(is_tool, tools))):
+        raise Unusable("its tools are no list of OpenAI's function schemas")
+    return tools
 
 
 def is_tool(value: Any) -> bool:
@@ -78,52 +146,73 @@ def is_tool(value: Any) -> bool:
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-def as_message(value: Any) -> Message:
-    """A message of OpenAI's format as the environments have it."""
-    if not isinstance(value, dict) or value.get("role") not in ROLES:
-        raise Unusable(f"a message has another role than {', '.join(ROLES)}")
-    content = value.get("content")
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = "".join(str(part.get("text", "")) for part in content)
-    if content is not None and not isinstance(content, str):
-        raise Unusable("a message's content is no text")
-    message: Message = {"role": value["role"], "content": content or ""}
-    message |= {name: value[name] for name in ("name", "tool_call_id") if isinstance(value.get(name), str)}
-    if value["role"] == "assistant":
-        if calls := [as_call(call) for call in value.get("tool_calls") or ()]:
-            message["tool_calls"] = calls
-        elif not message["content"].strip():
-            raise Unusable("a turn of the assistant is empty")
-    return message
-
-
-def as_call(value: Any) -> dict[str, Any]:
-    """A tool call, whose arguments are an object: OpenAI's format has them as JSON in a string."""
+def read_message(value: Any) -> list[Message]:
+    """A message as the environments have it, with its marks; several where results of tools stand in it."""
     try:
-        function = value["function"]
-        arguments = function["arguments"]
-        arguments = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-        if not isinstance(arguments, dict) or not isinstance(function["name"], str):
-            raise ValueError
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise Unusable("a tool call has no name, or arguments that are no JSON object") from None
-    own_id = {"id": value["id"]} if isinstance(value.get("id"), str) else {}
-    return {"type": "function", "function": {"name": function["name"], "arguments": arguments}} | own_id
+        if isinstance(value, dict) and isinstance(value.get("thinking"), str):
+            value = {"reasoning": value["thinking"], **value}
+        read = parts.messages_in(value, packed=False)
+    except (ValueError, TypeError, AttributeError, RecursionError) as problem:
+        raise Unusable(str(problem) or "a message that cannot be read") from None
+    for message in read:
+        if message["role"] != "assistant":
+            continue
+        calls = message.get("tool_calls", ())
+        if not all(isinstance(call["function"]["arguments"], dict) for call in calls):
+            raise Unusable("a tool call has arguments that are no JSON object")
+        if not calls and not message["content"].strip():
+            raise Unusable("a turn of the assistant is empty")
+        message |= {"weight": 0} if not is_learnt(value) else {}
+        message |= {"finish_reason": cut} if (cut := cut_off(value)) else {}
+    return read
+
+
+def is_learnt(value: Mapping[str, Any]) -> bool:
+    """Whether a turn or a line is to be learnt. Unusable for a weight that is neither 0 nor 1, and for marks of parts."""
+    marked = [name for name in PARTIAL if value.get(name) is not None]
+    given = [str(value[name]).lower() for name in WEIGHTS if value.get(name) is not None]
+    if marked or any(word not in ("0", "0.0", "false", "1", "1.0", "true") for word in given):
+        raise Unusable(f"a turn is learnt whole or not at all, and {(*marked, 'a weight')[0]} asks for a part of it")
+    return not any(word in ("0", "0.0", "false") for word in given)
+
+
+def cut_off(value: Mapping[str, Any]) -> str:
+    """Why a turn has no end that its model wrote; empty where it has."""
+    given = next((value[name] for name in ENDS if value.get(name) is not None), "stop")
+    return "" if str(given).lower() in ENDED else str(given)[:40]
+
+
+def _is_unread(message: Mapping[str, Any], name: str) -> bool:
+    """Whether nothing reads a field: names are those of tools, and nobody but the assistant is learnt from."""
+    role = message.get("role")
+    if name == "name":
+        return role not in ("tool", "function")
+    if name in WEIGHTS and role in ("system", "user", "tool"):
+        return bool(message[name])
+    return name not in OF_MESSAGE and message[name] is not None
 
 
 def labelled(chat: Chat, messages: Sequence[Message]) -> LabelledTokens:
     """The tokens of a conversation as a rollout would have sampled them; the assistant's are learnt. What follows its last
-    turn is left out. ValueError where the chat template refuses a message."""
+    turn is left out. ValueError where the chat template refuses a message, or does not show it."""
     turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     if any(message.get("pictures") for message in messages):
         raise ValueError("it shows pictures, and demonstrations are learnt as texts")
     ids = chat.prompt_ids(messages[: turns[0]])
     learnt = [0] * len(ids)
     for place, following in zip(turns, [*turns[1:], None], strict=True):
-        sampled = chat.completion_ids(messages[place])
-        suffix = [] if following is None else chat.suffix_ids(messages[place + 1 : following], messages[place])
+        turn = messages[place]
+        if turn.get("reasoning") and not chat.reasoning_parser:
+            raise ValueError(
+                "a turn has reasoning, and the policy does not reason: take it out, or put it in the words"
+            )
+        sampled, own = chat.completion(turn)
+        own = own if turn.get("weight", 1) else [0] * len(sampled)
+        if turn.get("finish_reason"):
+            own[-1] = 0
+        suffix = [] if following is None else chat.suffix_ids(messages[place + 1 : following], turn)
         ids += sampled + suffix
-        learnt += [1] * len(sampled) + [0] * len(suffix)
+        learnt += own + [0] * len(suffix)
     return ids, learnt
 
 

@@ -27,6 +27,7 @@ INTERNAL = {
     "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "flows/ui.py, for Prefect's server",
     "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "flows/ui.py, for Prefect's server",
     "FLYWHEEL_ROOT": "flows/ui.py, for the worker's flow runs",
+    "FLYWHEEL_SHOWN": "flows/serving/server.py, for what rewrites requests in vLLM's process",
     "FLYWHEEL_SERVED": "flows/serving/server.py, for the split of trial.py in vLLM's process",
     "FLYWHEEL_SERVE_HOST": "flows/serving/server.py, for the guard in vLLM's process",
     "FLYWHEEL_SERVE_KEY": "flows/ask.py, for itself",

@@ -45,6 +45,9 @@ async def chat(request: Request) -> Response:
     answer = {"id": f"chatcmpl-{number}", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
     if body.get("stream"):
         events = list(chunks(answer))
+        if said := body.get("said"):  # in one piece
+            delta = {"id": answer["id"], "choices": [{"index": 0, "delta": {"content": said}}]}
+            events.insert(0, f"data: {json.dumps(delta)}\n\n")
         return StreamingResponse(iter(events[: len(events) - body.get("cut", 0)]), media_type="text/event-stream")
     return JSONResponse(answer)
 
@@ -54,7 +57,7 @@ def set_up(monkeypatch: pytest.MonkeyPatch, folder: Path, **settings: Any) -> No
     (folder / ".flywheel").mkdir(exist_ok=True)
     (folder / serve.CONSENT_KEY).write_text(CONSENT_KEY)
     server = Server("10.0.0.5", 8000, "email_search", KEY, "a-swap-token", limits.variables(folder))
-    for name, value in server.environment().items():
+    for name, value in server.environment(Policy()).items():
         monkeypatch.setenv(name, value)
 
 
@@ -118,6 +121,15 @@ def test_a_conversation_is_stored_masked_with_its_feedback(client: TestClient, t
     on_disk = "".join(path.read_text() for path in (tmp_path / ".flywheel/capture").glob("*.json*"))
     assert "jane" not in on_disk
     assert "mine" not in on_disk
+
+
+def test_the_words_of_an_answer_end_no_stream(client: TestClient, tmp_path: Path) -> None:
+    said = "A stream ends with\n\ndata: [DONE]"
+    body = {"messages": QUESTION, "stream": True, "said": said}
+    text = client.post("/v1/chat/completions", json=body, headers=YES).text
+    assert text.endswith("data: [DONE]\n\n")
+    [conversation] = kept(tmp_path)
+    assert conversation.messages[-1]["content"] == f"{said}answer 0"
 
 
 def test_without_consent_nothing_is_stored(client: TestClient, tmp_path: Path) -> None:
@@ -257,12 +269,13 @@ def test_limits_out_of_range_are_refused(tmp_path: Path, limits: dict[str, Any])
 
 
 def test_the_guard_sees_a_request_before_capture() -> None:
-    chat: Any = SimpleNamespace(tool_parser=None, reasoning_parser=None, vision=None)
+    renderer = SimpleNamespace(served_template=str)
+    chat: Any = SimpleNamespace(tool_parser=None, reasoning_parser=None, vision=None, renderer=renderer)
     server = Server("127.0.0.1", 8000, "a", KEY, "b", {capture.FOLDER: "x"})
     command = server.command(Policy(), Path("adapter"), chat)
     named = [command[place + 1].rpartition(".")[2] for place, word in enumerate(command) if word == "--middleware"]
-    assert named == ["Capture", "Guard"], "vLLM's server puts the last one outermost"
-    assert guard.CONSENT_KEY not in Server("127.0.0.1", 8000, "a", KEY).environment()
+    assert named == ["Shown", "Capture", "Guard"], "vLLM's server puts the last one outermost"
+    assert guard.CONSENT_KEY not in Server("127.0.0.1", 8000, "a", KEY).environment(Policy())
 
 
 def test_the_engines_cache_has_the_size_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,5 +284,5 @@ def test_the_engines_cache_has_the_size_that_was_asked_for(monkeypatch: pytest.M
         monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
         if size is not None:
             monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", size)
-        sizes.append(Server("127.0.0.1", 8000, "a", KEY).environment()["VLLM_CPU_KVCACHE_SPACE"])
+        sizes.append(Server("127.0.0.1", 8000, "a", KEY).environment(Policy())["VLLM_CPU_KVCACHE_SPACE"])
     assert sizes == ["1", "1", "4"]

@@ -54,7 +54,7 @@ async def heard(socket: WebSocket) -> None:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
-    for name, value in Server("10.0.0.5", 8000, "email_search", KEY, SWAP_TOKEN).environment().items():
+    for name, value in Server("10.0.0.5", 8000, "email_search", KEY, SWAP_TOKEN).environment(Policy()).items():
         monkeypatch.setenv(name, value)
     everything = Route("/{path:path}", reached, methods=["GET", "POST", "DELETE", "OPTIONS", "HEAD"])
     mounted = Mount("/metrics", routes=[Route("/", reached)])
@@ -145,6 +145,8 @@ def test_without_its_secrets_the_server_does_not_start(
 def test_the_server_is_started_with_its_guard() -> None:
     server, policy = Server("10.0.0.5", 8000, "toy", KEY, SWAP_TOKEN), Policy()
     words = server.command(policy, Path("/adapters/a"), load_chat(policy, EmailSearch))
-    assert words[words.index("--middleware") + 1] == "flows.serving.guard.Guard"
+    assert [words[place + 1] for place, word in enumerate(words) if word == "--middleware"][
+        -1
+    ] == "flows.serving.guard.Guard"
     assert words[words.index("--host") + 1] == "10.0.0.5"
     assert not {KEY, SWAP_TOKEN} & set(words), "a secret in the command line could be read by everybody on the machine"

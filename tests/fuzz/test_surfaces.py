@@ -112,7 +112,7 @@ def viewer(folder: Path, patch: pytest.MonkeyPatch) -> Any:
 
 def served(folder: Path, patch: pytest.MonkeyPatch) -> Any:
     """Capture behind the guard, before a model that has one answer."""
-    variables = Served("127.0.0.1", 8000, "toy", KEY, "swap").environment()
+    variables = Served("127.0.0.1", 8000, "toy", KEY, "swap").environment(Policy())
     capture = {"FOLDER": folder / "captured", "RATE": 1, "DAYS": 1, "BYTES": 10**8, "CONSENT": "assumed"}
     for name, value in (
         variables | {f"FLYWHEEL_CAPTURE_{name}": str(value) for name, value in capture.items()}

@@ -152,10 +152,10 @@ def test_responses_put_the_items_of_a_turn_together() -> None:
         *["assistant"] * 3,
     ]
     first, third, fourth, last = (turns[place] for place in (1, 4, 6, 8))
-    assert (first["content"], first["reasoning"]) == ("So.!", "Hm.")
+    assert (first["content"], first["reasoning"]) == ("So.\n!", "Hm.")
     assert [call["id"] for call in first["tool_calls"]] == ["c1", "c2"]
     assert [call["id"] for call in third["tool_calls"]] == ["c3"]
-    assert fourth == {"role": "assistant", "content": "So.!"}
+    assert fourth == {"role": "assistant", "content": "So.\n!"}
     assert (last["content"], last["reasoning"], len(last["tool_calls"])) == ("", "Hm.", 1)
 
 

@@ -209,6 +209,20 @@ def test_a_turn_without_its_end_is_ended_in_the_next_prompt(chats: Chats, reason
     assert breach(played, [row], chat.end, 10**6) is None
 
 
+def test_a_stop_text_stays_in_no_later_context_that_the_client_did_not_send(chats: Chats) -> None:
+    """The tokens of an answer hold the stop text, and the served model is shown what the client sends back."""
+    graph, chat = Graph(), chats(TOOLS)
+    asked = request(SYSTEM, USER)._replace(stop=("\nResult:", "Result: 12"))
+    said: Message = {"role": "assistant", "content": "I look it up."}
+    ids = tuple(chat.tokenizer.encode("I look it up.\nResult: 1", add_special_tokens=False))
+    graph.add(graph.place(asked, chat), asked, chat, Answer(ids, (-0.5,) * len(ids), "stop"), said)
+    without = graph.place(request(SYSTEM, USER, said, USER), chat)
+    assert (without.parent, without.cause) == (None, "stop_text")
+    assert list(without.prompt_ids) == chat.prompt_ids([SYSTEM, USER, said, USER])
+    behind = said | {"content": "I look it up.\nResult:"}
+    assert graph.place(request(SYSTEM, USER, behind, USER), chat).parent == 0
+
+
 def test_only_new_text_is_tokenised(chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, chat = Graph(), chats(TOOLS)
     messages: list[Message] = [SYSTEM, USER]
@@ -259,7 +273,7 @@ def test_a_message_that_the_template_refuses_is_a_bad_request(chats: Chats) -> N
     def refuse(*_: Any, **__: Any) -> list[int]:
         raise ValueError("its chat template refuses a message: roles must alternate")
 
-    for name in ("outside_prompt_ids", "suffix_ids"):
+    for name in ("prompt", "suffix_ids"):
         graph = Graph()
         answer(graph, chat, request(SYSTEM, USER), called())
         asked = request(SYSTEM, USER, called(), result()) if name == "suffix_ids" else request(USER)

@@ -453,9 +453,9 @@ def test_a_template_without_tools_is_refused(family: Callable[[str], Any], name:
     ("shown", "dropped", "sentence"),
     [
         ("{{- '\\n' + (tool | tojson) -}}", "", "leaves out the tools"),
-        ("in message.tool_calls or []", "in []", "leaves out an assistant's tool call, or does not end it"),
+        ("in message.tool_calls or []", "in []", "leaves out an assistant's tool call"),
         ("message.content + '\\n</tool_response>'", "'\\n</tool_response>'", "leaves out what a tool answers"),
-        ("(message.content or '') -}}", "'' -}}", "leaves out an assistant's turn"),
+        ("(message.content or '') -}}", "'' -}}", "leaves out a message of the user"),
     ],
 )
 def test_a_template_that_drops_a_part_is_refused(tokenizer: Any, shown: str, dropped: str, sentence: str) -> None:

@@ -59,13 +59,11 @@ def test_texts_from_outside_show_no_picture_of_their_own(made: Made) -> None:
     """Words of a special token are broken up, and a picture beside them stays in its place."""
     chat = load_chat(made[1], seeing.Colours)
     messages, bytes_of = two("<|image_pad|><|im_end|>", "<|vision_start|><|image_pad|>")
-    prompt = chat.expanded(chat.outside_prompt_ids(messages), messages, bytes_of)
+    prompt = chat.prompt(messages, bytes_of)
     assert len(prompt.pictures) == 2
     vision = load_vision(made[1])
     assert vision is not None
     assert prompt.ids.count(vision.token) == sum(shown.length for shown in prompt.pictures)
-    with pytest.raises(ValueError, match=r"shows 4 pictures where the messages have 2"):
-        chat.prompt(messages, bytes_of)  # a scenario's own texts are not broken up
 
 
 def test_what_follows_a_turn_may_show_pictures(made: Made) -> None:
@@ -113,7 +111,7 @@ def test_a_template_with_tools_and_pictures_serves_both_families(made: Made) -> 
 def test_a_policy_that_sees_none_refuses_them_with_what_to_do() -> None:
     chat = load_chat(Policy(), Lookup)
     messages, bytes_of = two("What?")
-    for render in (lambda: chat.prompt(messages, bytes_of), lambda: chat.outside_prompt_ids(messages)):
+    for render in (lambda: chat.prompt(messages, bytes_of), lambda: chat.suffix_ids(messages)):
         with pytest.raises(
             ValueError, match=r"sees no pictures; set policy.base_model to a model of the families Qwen2"
         ):

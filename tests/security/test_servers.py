@@ -60,7 +60,7 @@ def gateway(folder: Path, patch: pytest.MonkeyPatch) -> Any:
 
 
 def served(folder: Path, patch: pytest.MonkeyPatch) -> Any:
-    for name, value in Served("127.0.0.1", PORT, "toy", KEY, "swap").environment().items():
+    for name, value in Served("127.0.0.1", PORT, "toy", KEY, "swap").environment(Policy()).items():
         patch.setenv(name, value)
     return everything(Guard)
 
