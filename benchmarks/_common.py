@@ -86,6 +86,12 @@ BENCHMARKS = {
         6000, 60, "gain in test success / the 0.3 that is asked; of all: the share that gains it", timed=False
     ),
     "general_policy": Benchmark(40, 10, "calls with the right tool and arguments / requests", timed=False),
+    "masking": Benchmark(
+        150,
+        40,
+        "secrets found / planted; false alarms / the 0.02 allowed; calls per second with capture / without",
+        timed=False,
+    ),
     "mixed": Benchmark(2400, 90, "test success of one policy for two tasks / for each alone", timed=False),
     "packages": Benchmark(
         5400, 120, "test success trained / base policy, in environments of other packages", timed=False

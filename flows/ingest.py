@@ -19,18 +19,15 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from flows.repro import folder_lock
-from flows.repro.versioned import versioned
-from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.core.terminal import exit_code
-from steps.lineage.index import add_ingested
-from steps.project.ledger import Ledger
-from steps.traces import files
-from steps.traces.opinions import scales_of
-from steps.traces.sources import KINDS, REGRESSION, Ingested, Source, ingest, load_task
+from steps.traces import unchanged
+
+if TYPE_CHECKING:
+    from steps.traces.sources import Ingested
 
 SHOWN = 8  # reasons
 NO_CONSENT = "no consent"  # as steps/traces/sources.py says it
@@ -40,6 +37,8 @@ def run(
     root: Path, words: list[str], task: str | None, scales: list[str], consented: bool, regression: float | None
 ) -> Ingested:
     """Ingest the sources while no other command is at work here."""
+    from flows.repro import folder_lock
+
     with folder_lock.held(root, folder_lock.command_line()):
         return run_alone(root, words, task, scales, consented, regression)
 
@@ -49,6 +48,14 @@ def run_alone(
 ) -> Ingested:
     """Ingest the sources, give the folder to DVC, and index it. UserError before anything is read where an option is
     wrong."""
+    from flows.repro.versioned import versioned
+    from steps.core import params
+    from steps.lineage.index import add_ingested
+    from steps.project.ledger import Ledger
+    from steps.traces import files
+    from steps.traces.opinions import scales_of
+    from steps.traces.sources import Source, ingest, load_task
+
     settings = params.load(root / "params.yaml", params.Params)
     settings = settings.model_copy(update={"task": task}) if task else settings
     if regression is not None and not 0 <= regression <= 1:
@@ -64,6 +71,8 @@ def run_alone(
 
 def described(done: Ingested) -> list[str]:
     """What was read and made, and why the rest was not used."""
+    from steps.traces import files
+
     sets = done.sets
     lines = [
         f"{done.read} calls and pieces of feedback read",
@@ -83,6 +92,8 @@ def described(done: Ingested) -> list[str]:
 
 def next_steps(done: Ingested, task: str) -> list[str]:
     """What to do about what could not be used, and with what was made."""
+    from steps.traces import files
+
     steps, folder, counts = [], f"{files.FOLDER}/{task}", {name: len(getattr(done.sets, name)) for name in files.SETS}
     if refused := done.unread.get(NO_CONSENT, 0):
         steps.append(
@@ -113,13 +124,10 @@ def next_steps(done: Ingested, task: str) -> list[str]:
     return steps
 
 
-def report(done: Ingested, task: str) -> None:
-    """Say both."""
-    for line in described(done):
-        say(line)
-    say("next:")
-    for line in next_steps(done, task) or [f"nothing: there is nothing new, and {files.FOLDER}/{task} is empty"]:
-        say(f"  {line}")
+def report(done: Ingested, task: str) -> list[str]:
+    """Both, as they are said."""
+    steps = next_steps(done, task) or [f"nothing: there is nothing new, and ingested/{task} is empty"]
+    return [*described(done), "next:", *(f"  {step}" for step in steps)]
 
 
 def _most(reasons: Mapping[str, int]) -> str:
@@ -129,7 +137,7 @@ def _most(reasons: Mapping[str, int]) -> str:
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.ingest", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help=f"{', '.join(KINDS)}, with :PATH for files")
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="capture, or another with :PATH for files")
     parser.add_argument("--task", metavar="NAME", help="default: that of params.yaml")
     parser.add_argument(
         "--consented", action="store_true", help="everybody in these sources agreed, where rows do not say so"
@@ -141,16 +149,28 @@ def main(words: list[str] | None = None) -> int:
         "--regression",
         type=float,
         metavar="SHARE",
-        help=f"of bad ones' scenarios that are only checked (default: as the last time; at first {REGRESSION})",
+        help="of bad ones' scenarios that are only checked (default: as the last time; at first 0.3)",
     )
     options = parser.parse_args(words)
-    dotenv.load(Path.cwd())
+    root = Path.cwd()
+    how = repr((options.task, options.scale, options.consented, options.regression))
+    if lines := unchanged.last_report(root, unchanged.state(root, options.sources, how)):
+        for line in ("nothing new since the last time, when it said:", *lines):
+            say(line)
+        return 0
+    from steps.core import dotenv, params
+
+    dotenv.load(root)
     chosen = options.sources, options.task, options.scale, options.consented, options.regression
     results: list[Ingested] = []
 
     def work() -> None:
-        results.append(run(Path.cwd(), *chosen))
-        report(results[0], options.task or params.load("params.yaml", params.Params).task)
+        results.append(run(root, *chosen))
+        lines = report(results[0], options.task or params.load("params.yaml", params.Params).task)
+        if results[0].conversations:
+            unchanged.keep(root, unchanged.state(root, options.sources, how), lines)
+        for line in lines:
+            say(line)
 
     return exit_code(work) or int(bool(results[0].nothing or (results[0].unreadable and not results[0].conversations)))
 

@@ -118,10 +118,10 @@ def actions(analysis: Analysis, split: str) -> Chart | None:
 
 def fates(analysis: Analysis) -> Chart | None:
     """What became of the sampled tokens of each iteration; None without updates."""
-    from steps.training.fates import TOKEN_FATES
+    from steps.training.fates import FATES
 
     shares = {name: waste.shares for name, waste in analysis.waste.items()}
-    order = [fate for fate in TOKEN_FATES if any(parts[fate] for parts in shares.values())]
+    order = [fate for fate in FATES if any(parts[fate] for parts in shares.values())]
     return stacked("Sampled tokens: what became of them", shares, order) if order else None
 
 

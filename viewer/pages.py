@@ -202,7 +202,7 @@ class Pages:
         """Numbers by iteration and split, computed again when a file has changed."""
         from steps.analytics import analysis, skills
         from steps.core.records import OUTPUTS
-        from steps.training.fates import TOKEN_FATES
+        from steps.training.fates import FATES
 
         run = opened.choice.folder
         version = [batch.version for batch in opened.index.batches.values()]
@@ -226,7 +226,7 @@ class Pages:
             patterns=[(pattern, charts.search(pattern)) for pattern in result.patterns],
             splits=charts.SPLITS,
             kinds={"train": "rollout", "val": "evaluation", "test": "test"},
-            fates=TOKEN_FATES,
+            fates=FATES,
             stages=list(OUTPUTS),
         )
 

@@ -7,9 +7,10 @@ Consent is the header `x-flywheel-consent: yes`, or the second key (.flywheel/co
 of a client's requests; `no` always holds. A conversation is named by the header `x-flywheel-conversation`, by
 `metadata.conversation_id` in the body, or else by its first messages; its hash decides whether it is in the sample, so
 that it is whole or absent, and the header comes back with its key. Secrets and personal data are masked before anything
-is written. The record is on the disk before the answer's end is sent: an answer that the client has whole is stored, and
-one whose record is lost was never whole. What is not stored is counted by its reason in counts.json of the store, and the
-first of each is said in the log. Other paths than the two are passed on and counted; answers that failed are not stored.
+is written, in a process beside the server (flows/serving/apart.py): what is not masked is never on the disk. The record is
+on the disk before the answer's end is sent: an answer that the client has whole is stored, and one whose record is lost was
+never whole. What is not stored is counted by its reason in counts.json of the store, and the first of each is said in the
+log. Other paths than the two are passed on and counted; answers that failed are not stored.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 
+from flows.serving.apart import Apart
 from flows.serving.guard import CONSENT_HEADER
 from steps.traces.captured import PRODUCER
 from steps.traces.messages import answer_of, conversation_of, tools_of
@@ -59,17 +61,19 @@ class Capture:
         self.store = Store(Path(os.environ[FOLDER]), size, days)
         self.rate, self.is_assumed = float(os.environ[RATE]), os.environ[CONSENT] == "assumed"
         self.privacy = Privacy()
+        self.apart = Apart()
         self.answers: dict[str, str] | None = None  # key of the conversation of each stored answer, by its hashed id
         self.lock = threading.Lock()  # of `answers`, which is read from the store with the first feedback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            await asyncio.to_thread(self.apart.close)
+        elif scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
         elif scope["path"] == FEEDBACK:
             body, whole, _ = await read(receive)
-            status, answer = (
-                await asyncio.to_thread(self.take, body) if whole else (413, refused("the body is too long"))
-            )
+            status, answer = await self.answer_of_feedback(body) if whole else (413, refused("the body is too long"))
             await JSONResponse(answer, status)(scope, receive, send)
         else:
             await self.chat(scope, receive, send)
@@ -92,11 +96,27 @@ class Capture:
             await self.app(scope, again, send)
             return
         answered: dict[str, str | None] = {}
-        await self.app({**scope, ANSWERED: answered}, again, Answer(self, request, key, answered, send))
+        self.apart.start()
+        await self.app({**scope, ANSWERED: answered}, again, Answer(self, body, key, answered, send))
 
     def consents(self, headers: Headers) -> bool:
         header = headers.get(CONSENT_HEADER, "").strip().lower()
         return header in ("yes", "true", "1") or (not header and self.is_assumed)
+
+    async def answer_of_feedback(self, body: bytes) -> tuple[int, dict[str, Any]]:
+        """The status and body that answer feedback, which is stored beside the server."""
+        try:
+            answer = await self.apart.call({"kind": "feedback"}, body)
+        except RuntimeError:
+            return 503, refused("it was not stored: send it again")
+        return answer["status"], answer["answer"]
+
+    async def pass_on(self, key: str, version: str | None, body: bytes, answer: bytes) -> None:
+        """Have a request stored with its answer, beside the server; it is on the disk when this ends."""
+        try:
+            await self.apart.call({"kind": "call", "key": key, "version": version}, body, answer)
+        except RuntimeError as problem:
+            await asyncio.to_thread(self.missed, f"not stored: {problem}")
 
     def keep(
         self, key: str, request: Mapping[str, Any], answers: list[dict[str, Any]], version: str | None = None
@@ -172,10 +192,8 @@ class Capture:
 class Answer:
     """What sends an answer on to the client, and holds back its end until the record is on the disk."""
 
-    def __init__(
-        self, capture: Capture, request: dict[str, Any], key: str, answered: dict[str, str | None], send: Send
-    ) -> None:
-        self.capture, self.request, self.key, self.answered, self.send = capture, request, key, answered, send
+    def __init__(self, capture: Capture, asked: bytes, key: str, answered: dict[str, str | None], send: Send) -> None:
+        self.capture, self.asked, self.key, self.answered, self.send = capture, asked, key, answered, send
         self.body, self.status, self.size, self.is_kept = bytearray(), 0, 0, False
         self.tail = b""  # the latest bytes, with which a stream may end
 
@@ -192,15 +210,14 @@ class Answer:
                 self.body += body
             if not message.get("more_body") or DONE.search(self.tail):
                 self.is_kept = True
-                await asyncio.to_thread(self.keep)
+                await self.keep()
         await self.send(message)
 
-    def keep(self) -> None:
-        made = answers(bytes(self.body)) if self.size <= LARGEST else []
-        if made:
-            self.capture.keep(self.key, self.request, made, self.answered.get("version"))
+    async def keep(self) -> None:
+        if self.size > LARGEST:
+            await asyncio.to_thread(self.capture.missed, "too long")
         else:
-            self.capture.missed("too long" if self.size > LARGEST else "an answer that was cut off")
+            await self.capture.pass_on(self.key, self.answered.get("version"), self.asked, bytes(self.body))
 
 
 async def read(receive: Receive) -> tuple[bytes, bool, Receive]:
@@ -235,6 +252,8 @@ def named(headers: Headers, request: Mapping[str, Any]) -> str:
         return str(name)
     try:
         messages = conversation_of(request["messages"])
+    except RecursionError:
+        return "nested too deeply"
     except (ValueError, TypeError, KeyError, AttributeError):
         return json.dumps(request["messages"], sort_keys=True, default=str)
     first = next((place for place, message in enumerate(messages) if message["role"] == "user"), len(messages))
@@ -279,7 +298,7 @@ def answers(body: bytes) -> list[dict[str, Any]]:
 def json_object(body: bytes) -> dict[str, Any]:
     try:
         content = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or too deep for it
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -25,16 +25,25 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+from steps.core import secret_forms
+from steps.core.readable import Span, replaced
+from steps.core.readable import seen as seen_as
+
 MASK = "[masked]"
 DEEPEST = 60  # levels of nesting; what is deeper is left out
 SHORTEST = 6  # characters; shorter values of environment variables are not looked for
 
 # Names under which any value is a secret, and names under which it is one only if it looks random: "token" may be a word.
 SURE = (
-    r"pass[_ -]?(?:word|wd|phrase)|pwd|(?:secret|private|signing|encryption)[_ -]?(?:access[_ -]?)?key|auth[_ -]?string"
+    r"pass[_ -]?(?:word|wd|phrase)|pwd|(?:secret|private|signing"
+    r"|encryption)[_ -]?(?:access[_ -]?)?key(?:[_ -]?base)?|auth[_ -]?string"
 )
 SURE += r"|authorization|api[_ -]?key|credentials?|client[_ -]?secret"
-UNSURE = r"token|secret|access[_ -]?key(?:[_ -]?id)?|auth|cookie"
+UNSURE = (
+    r"token|secret|access[_ -]?key(?:[_ -]?id)?|auth|cookie|private[_ -]?key[_"
+    r" -]?id|(?:account|shared|session)[_ -]?(?:access[_ -]?)?(?:key|id)"
+)
+UNSURE += r"|(?<=[A-Za-z0-9][_-])pass"
 NAME = re.compile(rf"(?:|.*?[^a-z]|[a-z]*?)(?:(?P<sure>{SURE})|(?:{UNSURE}))[_-]?\d*", re.DOTALL)
 NO_SECRET = re.compile(
     r".*\b(?:\w*_)?(?:bos|eos|pad|unk|sep|cls|mask|end|stop|start|next|first|last|special|per)_token"
@@ -42,30 +51,17 @@ NO_SECRET = re.compile(
 CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 RANDOM = re.compile(r"(?=\D*\d)\S{8,}|\S{20,}")  # forms that words do not have
 
-# The patterns are tried only where one of these occurs in the lower-case text, because finding them is 50 times as fast.
-KEYS = "pass pwd secret private signing encryption auth api credential token access cookie".split()
-FORMS = "sk- pk- rk- sk_ rk_ pk_ hf_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- npm_ dckr_ xox akia asia".split()
-FORMS += "aiza eyj -----b bearer :// gsk_ xai- pypi- lsv2_ sg. ya29. whsec_ hooks.slack discord".split()
+# The pattern is tried only where one of these occurs in the lower-case text, because finding them is 50 times as fast.
+KEYS = (
+    "pass pwd secret private signing encryption auth api credential"
+    " token access cookie account shared session bearer ssws ://"
+).split()
 TEXT = re.compile(
-    r"(?P<whole>"
-    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)"
-    r"|(?<![A-Za-z0-9])(?:"
-    r"[srp]k-(?=[\w-]{0,200}\d)[\w-]{16,}"  # OpenAI, Anthropic, Langfuse, OpenRouter
-    r"|[srp]k_(?:live|test)_\w{16,}"
-    r"|hf_[A-Za-z0-9]{16,}"
-    r"|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|npm_[A-Za-z0-9]{30,}|dckr_pat_[\w-]{20,}"
-    r"|gsk_\w{20,}|xai-\w{20,}|pypi-[\w-]{20,}|lsv2_[a-z]{2}_\w{16,}|whsec_[\w+/]{16,}"
-    r"|SG\.[\w-]{16,}\.[\w-]{16,}|ya29\.[\w.-]{20,}"
-    r"|hooks\.slack\.com/\w+/[\w/]{10,}|discord(?:app)?\.com/api/webhooks/\d+/[\w-]{10,}"
-    r"|xox[a-z](?:\.xox[a-z])?-[\w-]{10,}"
-    r"|A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"
-    r"|AIza[\w-]{35}"
-    r"|eyJ[\w-]{8,4000}+\.[\w-]{8,}(?:\.[\w-]*)*"
-    r"))"
-    r"|(?P<lead>(?<!\w)(?i:bearer)[ \t]+)(?=[\w.~+/-]{0,500}\d)[\w.~+/-]{8,}=*"
-    r"|(?P<place>://[^\s/:\"'<>]{0,200}:)[^\s/\"'<>]{1,300}(?=@)"  # to the last @: a password may hold others
+    r"(?P<lead>(?<!\w)(?i:bearer|ssws)[ \t]+)(?=[\w.~+/-]{0,500}\d)[\w.~+/-]{8,}=*"
+    r"|(?P<place>://[^\s/:\"'<>]{0,200}:)"  # to the last @: a password may hold others, and /
+    r"(?:[^\s/\"'<>]{1,300}(?=@)|(?!\d{1,5}[/?])[^\s\"'<>]{1,100}(?=@))"
     rf"|(?P<word>(?i:{SURE}|{UNSURE})[_-]?\d*)"
-    r"(?:(?:\\*[\"'])?\]?\s{0,3}(?:=>|:|=(?!=))\s{0,3}"
+    r"(?:(?:\\*[\"'])?\]?\s{0,3}(?:=>|:|=(?!=)|(?<=\w)>(?=[^\s<]))\s{0,3}"
     r"|(?P<gap>(?:\\*[\"'])?(?:[ \t]{1,3}|\s{0,3},\s{0,3}(?=\\*[\"'])))(?!-))"  # --password x, "--password", "x"
     r"(?:(?P<open>\\*[\"'])"  # `_quoted_end` finds where it is closed
     r"|(?P<scheme>(?i:basic|bearer|digest|token)[ \t]+)?"
@@ -78,13 +74,17 @@ APOSTROPHE = re.compile(r"(?<=\w)'(?=\w)")
 QUOTE = re.compile(r"(?<!\\)\\*[\"']|\n")
 REST = re.compile(r"[^\s\"'<>,;&(){}\[\]|\\]*")  # of a value that is longer than the pattern reads
 LONGEST = 4000  # characters of a value by which is decided whether it is a secret; then all of it is masked
+IN_ADDRESS = re.compile(r"://[^\s/:\"'<>]{0,200}:(?P<value>[^\s/\"'<>]{1,300})(?=@)")
+DRAWN = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[^\s\"'(){}]{6,200}")
 BEFORE = re.compile(r"[\w-]{1,60}\Z")
 # `"name": [` or `{` in JSON or Python, quotes escaped or not: HOLDS finds the colon, HOLDER the name before it.
 HOLDS = re.compile(r":\s{0,3}(?=[\[{])")
 HOLDER = re.compile(r"([\w-]{1,60})(\\*[\"'])\s{0,3}\Z")
+SCHEMA_TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 SCHEMA = re.compile(r"\{\s*\\*[\"']type\\*[\"']\s*:\s*\\*[\"'](?:string|integer|number|boolean|array|object|null)\b")
 CODE = re.compile(  # texts after `password:` that are none
-    r"(?:str|string|bytes|none|null|true|false|optional|required|any|self|tokens?|secret|password|key|auth|basic|bearer"
+    r"(?:str|string|bytes|none|null|true|false|optional|required"
+    r"|any|self|tokens?|secret|password|key|auth|basic|bearer"
     r"|the|your|changed?|reset|missing|invalid|wrong|expired|unset|enabled|disabled)\b[.:!?]*$"
     r"|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+$"  # settings.password
     r"|[$%]|\*+$|\.+$|x+$",
@@ -103,6 +103,7 @@ class Masker:
 
     def __init__(self) -> None:
         self.secrets = secrets_of(tuple(os.environ.items()))
+        self.again = self.text  # what masks the text that base64 holds
 
     def __call__(self, value: Any) -> Any:
         return self._copy(value, 0, frozenset())
@@ -114,7 +115,20 @@ class Masker:
                 text = text.replace(secret, MASK)
         if len(text) < SHORTEST:
             return text
-        return _by_pattern(_without_held(text))
+        return replaced(_without_held(text), self._spans)
+
+    def sure(self, text: str) -> str:
+        """A text without the environment's secrets and keys of services, whatever stands before them."""
+        for secret in self.secrets:
+            text = text.replace(secret, MASK)
+        return replaced(
+            text, lambda shown: ((*span, MASK) for span in (*_after(IN_ADDRESS, shown), *secret_forms.keys(shown)))
+        )
+
+    def _spans(self, text: str) -> Iterator[Span]:
+        seen = seen_as(text)
+        yield from ((*span, MASK) for span in _after_names(text, seen.plain))
+        yield from ((*span, MASK) for span in secret_forms.spans(seen, self.again))
 
     def _copy(self, value: Any, depth: int, above: frozenset[int]) -> Any:
         if isinstance(value, str):
@@ -132,7 +146,7 @@ class Masker:
         if fields is not None:
             return {
                 self.text(name) if isinstance(name, str) else name: MASK
-                if is_secret(name, item)
+                if is_secret(name, item) and not (isinstance(item, Mapping) and is_schema(item))
                 else self._copy(item, depth + 1, inside)
                 for name, item in fields.items()
             }
@@ -156,6 +170,15 @@ def is_secret(name: object, value: object) -> bool:
     if sure is None:
         return False
     return sure or (isinstance(value, str) and RANDOM.fullmatch(value) is not None)
+
+
+def is_schema(value: Mapping[str, Any]) -> bool:
+    """Whether an object is the JSON schema of a value: one under the name `password` tells what a password is like."""
+    kinds = value.get("type")
+    kinds = kinds if isinstance(kinds, list | tuple) and kinds else [kinds]
+    return all(kind in SCHEMA_TYPES for kind in kinds) or bool(
+        value.keys() & {"$ref", "anyOf", "oneOf", "allOf", "enum", "const"}
+    )
 
 
 def is_options(option: object, value: object) -> bool:
@@ -234,38 +257,34 @@ def _closed(text: str, start: int, quote: str) -> int:
     return len(text)
 
 
-def _by_pattern(text: str) -> str:
-    """The text without what has a secret's form or comes after a secret's name."""
-    small = text.lower()
-    if len(small) != len(text):  # the lower case of some letters is two characters
-        small = "".join(sign.lower() if sign.isascii() else sign for sign in text)
-    places = []
-    for needle in (*KEYS, *FORMS):
+def _after(pattern: re.Pattern[str], text: str) -> list[tuple[int, int]]:
+    return [match.span("value") for match in pattern.finditer(text)]
+
+
+def _after_names(text: str, small: str) -> Iterator[tuple[int, int]]:
+    """Where a secret stands after its name; `small` is the text in lower case."""
+    places, end = [], 0
+    for needle in KEYS:
         place = small.find(needle)
         while place >= 0:
             places.append(place)
             place = small.find(needle, place + len(needle))
-    if not places:
-        return text
-    parts, end = [], 0
     for place in sorted(places):
         if place >= end and (match := TEXT.match(text, place)) and (secret := _secret(text, match)) is not None:
-            parts += [text[end : secret[0]], MASK]
+            yield secret
             end = secret[1]
-    return "".join([*parts, text[end:]]) if parts else text
 
 
 def _secret(text: str, match: re.Match[str]) -> tuple[int, int] | None:
     """Where the secret in a match begins and ends; None where the match is no secret after all."""
-    if match["whole"] is not None:
-        return match.span()
     for group in ("lead", "place"):
         if match[group] is not None:
             return match.end(group), match.end()
     around = text[max(0, match.start() - 60) : match.start()]
     before = BEFORE.search(around)
     sure = _names_secret((before[0] if before else "") + match["word"])
-    if sure is None or (match["gap"] is not None and not OPTION.search(around)):
+    is_apart = match["gap"] is not None and not OPTION.search(around)  # as in `#define PASSWORD "x9"`
+    if sure is None or (is_apart and match["open"] is None):
         return None
     if match["open"] is not None:
         start, end = match.end(), _quoted_end(text, match.end(), match["open"], match.end() + LONGEST)
@@ -274,6 +293,8 @@ def _secret(text: str, match: re.Match[str]) -> tuple[int, int] | None:
         if not match["scheme"] and ((end - start < 4 and match["gap"] is None) or CODE.match(match["bare"])):
             return None
     value = text[start:end]
+    if match["open"] is not None and (not value.strip(" )]},;:.") or (is_apart and not DRAWN.fullmatch(value))):
+        return None
     if not value or value.startswith(MASK) or not (sure or match["scheme"] or RANDOM.fullmatch(value)):
         return None
     if end - start < LONGEST:

@@ -92,6 +92,8 @@ class HeldOut:
     def _by_overlap(self, messages: Sequence[Message]) -> str:
         from environments.base import Scenario
 
+        if not self.grams:
+            return ""
         asked = Scenario.make(self.task, "train", [message for message in messages if message["role"] == "user"], {})
         shared = Counter(other for gram in n_grams(asked, self.params.ngram) for other in self.grams.get(gram, ()))
         for other, count in sorted(shared.items(), key=lambda pair: (-pair[1], pair[0])):
@@ -112,6 +114,7 @@ class NearTexts:
         self.counts = Counter(gram for text in (*(text for text, _ in listed), *rarity) for gram in grams_of(text))
         self.places: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
         self.texts: list[tuple[str, frozenset[str], str]] = []
+        self.lengths = defaultdict[tuple[Hashable, ...], set[int]](set)  # words of the texts, by group and numbers
         for text, owner in listed:
             self.add(text, owner)
 
@@ -120,10 +123,15 @@ class NearTexts:
         for gram in self._rarest(grams):
             self.places[group, numbers(text), gram].append(len(self.texts))
         self.texts.append((text, grams, owner))
+        self.lengths[group, numbers(text)].add(len(text.split()))
 
     def find(self, text: str, group: Hashable = None) -> str | None:
         """The owner of the first text added that is near this one."""
-        grams, figures = grams_of(text), numbers(text)
+        figures, length = numbers(text), len(text.split())
+        lengths = self.lengths.get((group, figures), ())
+        if all(abs(length - other) > max(1, min(length, other) // 10) for other in lengths):  # as `is_near` has it
+            return None
+        grams = grams_of(text)
         near = {place for gram in self._rarest(grams) for place in self.places.get((group, figures, gram), ())}
         for place in sorted(near):
             other, others, owner = self.texts[place]
@@ -177,8 +185,12 @@ def plain(text: str) -> str:
     return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
 
 
+def has_words(text: str) -> bool:
+    return re.search(r"\w", text) is not None or bool(plain(text))
+
+
 def user_texts(messages: Sequence[Message]) -> list[str]:
-    return [text for message in messages if message["role"] == "user" and plain(text := str(message["content"]))]
+    return [text for message in messages if message["role"] == "user" and has_words(text := str(message["content"]))]
 
 
 def content(scenario: Scenario) -> str:

@@ -1,188 +1,273 @@
-"""Finds personal data in a text by its form: each kind has patterns, and a check where a form alone would hit harmless
+"""Finds personal data in a text by its form: each kind has a pattern, and a check where a form alone would hit harmless
 numbers.
 
-Check digits (Luhn for cards, mod 97 for IBANs) and `ipaddress` decide for the kinds that have them. What a word announces
-("passport no.", "born on", "my name is") counts only behind that word. Kinds are tried in the order of PATTERNS, on what
-is left of the text.
+Check digits decide for the kinds that have them (python-stdnum's for IBANs and national ids), `ipaddress` for addresses
+of machines, and the word before a number: "order", "version" or "part number" leave it, "phone", "passport no." or "born
+on" take it. Each kind is tried only where a sign or a word of it is, because most texts have none.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from importlib import import_module
 
-DATE = (
-    r"(?:\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}-\d{2}-\d{2}"
-    r"|\d{1,2}(?:st|nd|rd|th)?\.? [A-Z][a-z]{2,9}\.?,? \d{4}|[A-Z][a-z]{2,9}\.? \d{1,2}(?:st|nd|rd|th)?,? \d{4})"
-)
-STREETS = (
-    "Street|St|Avenue|Ave|Road|Rd|Boulevard|Blvd|Lane|Ln|Drive|Dr|Court|Ct|Way|Place|Pl|Square|Sq|Terrace|Parkway|Pkwy"
-    "|Close|Crescent"
-)
-DOCUMENTS = (
-    r"passports?|driver'?s?['’]? licen[cs]e|driving licen[cs]e|national (?:id|identity|insurance)|identity card|id card"
-    r"|tax id|ssn|social security|health insurance|nhs|medical record|mrn|aadhaar|cpf|dni|nif|pesel|steuer-?id|bank account"
-    r"|routing|sort code"
-)
-OTHERS = (  # words that mean more than a document: they count only with "number", "id" or a colon
-    r"tax|tin|insurance|patient|account|policy|member(?:ship)?|customer|licen[cs]e plate|plate|vin|imei|pin"
-)
-NUMBERED = r"(?:[ ._-]?(?:id|no|nr|num|number|code|card))?\b\.?"
-SURELY_NUMBERED = r"(?:[ ._-]?(?:id|no|nr|num|number|code)\b\.?|(?=\s?(?:is|:|=|#)))"
-BEHIND = r"(?:\s?(?:is|was|:|=|#|->)){0,2}\s{0,2}[\"'#]?"
-NUMBER = r"(?P<value>(?=[A-Z]{0,6}\d|[A-Z]{1,2} \d)[A-Z0-9](?:[A-Z0-9]|[ /-](?=[A-Z]{0,3}\d)){3,24})(?![\w])"
-CALLED = (
-    r"\b(?:tel(?:ephone)?|phone|mobile|cell(?:phone)?|fax|whatsapp|handy|(?:call|reach) (?:me|us|him|her) (?:at|on))"
-    r"(?: (?:no|nr|number)\b)?\.?(?:\s?(?:is|:|=|#)){0,2}\s{0,2}"
-)
-LIVES = (  # what announces an address
-    r"\b(?i:address(?: is|:)|i(?:'m| am)? liv(?:e|ing) (?:at|in)|wohne in|j'habite(?: au)?|vivo en|abito in"
-    r"|(?:send|ship|deliver|mail|post) (?:it|this|them|the \w+) to)\s{1,2}"
-)
-HOUSED = (  # with the number of a house, to the end of the clause
-    r"(?P<value>(?=[^\n;!?\"]{0,60}\d)(?:[A-ZÀ-Þ\d]|[a-zà-þ]{2,10}\.? (?=[A-ZÀ-Þ]))(?:[^\n;!?\".]|\.(?=\S| \w)){3,80}?)"
-    r"(?=\.?\s*(?:$|[\n;!?\"]|, (?:please|bitte|thanks)|\. ))"
-)
-MINE = r"\b(?i:(?:my|home|postal|street) address is|i live at)\s"
-NAME_IS = r"\b(?i:my (?:full )?name is|my name's|the name is|ich heiße|je m'appelle|me llamo)\s"
-LABEL = r"[\w-]{1,63}"  # of a host's name
+import stdnum
 
-
-def form(*parts: str, flags: int = 0) -> re.Pattern[str]:
-    return re.compile("".join(parts), flags)
-
-
-# (kind, pattern). The group `value`, where there is one, is what is masked.
-PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("email", form(rf"[\w.%+'-]{{1,64}}@{LABEL}(?:\.{LABEL}){{0,8}}\.[^\W\d_]{{2,24}}\b")),
-    (
-        "email",
-        form(
-            rf"\b[\w.%+-]{{1,64}}\s?[\[(]\s?at\s?[\])]\s?{LABEL}",
-            r"(?:\s?(?:\.|[\[(]\s?dot\s?[\])])\s?[\w-]{2,63}){1,5}",
-            flags=re.IGNORECASE,
-        ),
-    ),
-    ("wallet", form(r"\b(?:0x[0-9a-fA-F]{40}|bc1[a-z0-9]{25,60}|[13][a-km-zA-HJ-NP-Z1-9]{25,34})\b")),
-    ("mac address", form(r"\b[0-9A-Fa-f]{2}(?:([:-])[0-9A-Fa-f]{2})(?:\1[0-9A-Fa-f]{2}){4}\b")),
-    ("ip address", form(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)")),
-    ("ip address", form(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:])")),
-    ("iban", form(r"\b[A-Za-z]{2}\d{2}(?:[ -]?[A-Za-z0-9]{4}){2,7}(?:[ -]?[A-Za-z0-9]{1,3})?\b")),
-    ("card", form(r"(?<![\w.])(?:1800|2131|[2-6]\d{3})(?:[ -]?\d){8,15}(?![\w]|\.\d)")),
-    (
-        "birth date",
-        form(
-            r"\b(?:born(?: on)?|date of birth|birth ?date|birthday|dob|d\.o\.b\.)\W{1,4}(?:is |was |on )?",
-            rf"(?P<value>{DATE})",
-            flags=re.IGNORECASE,
-        ),
-    ),
-    ("number", form(rf"\b(?:{DOCUMENTS}){NUMBERED}{BEHIND}{NUMBER}", flags=re.IGNORECASE)),
-    ("number", form(rf"\b(?:{OTHERS}){SURELY_NUMBERED}{BEHIND}{NUMBER}", flags=re.IGNORECASE)),
-    ("number", form(r"(?<![\w-])(?!000|666|9\d\d)\d{3}([- ])(?!00)\d{2}\1(?!0000)\d{4}(?![\w-])")),
-    ("number", form(r"\b[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d{2} ?\d{2} ?\d{2} ?[A-D]\b")),
-    ("phone", form(r"(?<![\w+])(?:\+\d|00[1-9])(?:[ ()./-]{0,2}\d){6,14}(?![\w])")),
-    (
-        "phone",
-        form(
-            r"(?<![\w.-])(?:1[-. ])?(?:\([2-9]\d{2}\) ?|[2-9]\d{2}([-. ]))",
-            r"\d{3}(?(1)\1|[-. ]?)\d{4}(?![\w-])",
-        ),
-    ),
-    ("phone", form(rf"(?<![\w./-])(?!{DATE})\(?0\d{{1,4}}\)?(?:[ /-]\d{{2,8}}){{1,4}}(?![\w/]|\.\d)")),
-    ("phone", form(CALLED, r"(?P<value>\(?\d(?:[ ().-]{0,2}\d){5,14})(?![\w])", flags=re.IGNORECASE)),
-    (
-        "address",
-        form(
-            rf"\b\d{{1,5}}[A-Za-z]?,? (?:[A-Z][\w'’.-]{{0,30}} ){{1,4}}(?:{STREETS})\b\.?",
-            r"(?:,? (?:Apt|Apartment|Suite|Unit|Flat|#)\.? ?\w{1,6})?",
-        ),
-    ),
-    (
-        "address",
-        form(r"\b[A-ZÄÖÜ][\wäöüß-]{1,40}(?:straße|strasse|str\.|weg|platz|allee|gasse)\s\d{1,4}\s?[a-z]?\b"),
-    ),
-    (
-        "address",
-        form(
-            r"\b\d{1,4},? (?:rue|avenue|boulevard|place|chemin|via|calle|piazza) ",
-            r"(?:(?:de|des|du|la|le|les|del|della) )*[A-ZÀ-Þ][\w'’-]{1,30}(?: [A-ZÀ-Þ][\w'’-]{1,30}){0,2}",
-        ),
-    ),
-    ("address", form(r"\bP\.? ?O\.? Box \d{1,7}\b", flags=re.IGNORECASE)),
-    ("address", form(LIVES, HOUSED, flags=re.MULTILINE)),
-    ("address", form(MINE, r"(?P<value>[A-ZÀ-Þ][\w'’-]{1,30}(?: (?:d[eaiou]s? )?[A-ZÀ-Þ][\w'’-]{1,30}){1,4})")),
-    ("coordinates", form(r"(?<![\w.])-?\d{1,2}\.\d{4,}\s?,\s?-?\d{1,3}\.\d{4,}(?![\w.])")),
-    ("name", form(NAME_IS, r"(?P<value>[^\W\d_][\w'’-]{1,30}(?:\s[A-ZÀ-Þ][\w'’.-]{0,30}){0,3})")),
+from steps.core.readable import Seen, Span, replaced, value_of
+from steps.core.readable import seen as seen_as
+from steps.traces.personal_forms import (
+    ADDRESS4,
+    ANNOUNCED,
+    ANNOUNCING,
+    ANY_ID,
+    BIRTH_NUMBER,
+    CALLED,
+    CARD_NUMBER,
+    CARDS,
+    CLUSTER,
+    COLONS,
+    COORDINATES,
+    COUNTED,
+    DASHED,
+    DATED,
+    DOMAIN,
+    DOTTED,
+    HARMLESS,
+    IBAN,
+    IDS,
+    IN_WORDS,
+    INSURANCE,
+    LINES,
+    MAC,
+    PAID,
+    PHONES,
+    SERVICES,
+    SIGNS,
+    SOCIAL,
+    SPOKEN,
+    STREET,
+    WALLETS,
 )
-# Fields whose value is personal whatever it looks like, and the kind that is written in its place.
-FIELDS = {
-    "email": r"e?mail|email_?address|recipient_email|user_email",
-    "phone": r"(?:tele)?phone(?:_?number)?|mobile|cell|fax|tel",
-    "address": r"(?:home|street|postal|billing|shipping|mailing)_?address|street|address_line_?\d",
-    "name": r"(?:first|last|middle|full|family|given|maiden|customer|patient)_?name|surname",
-    "birth date": r"dob|birth_?date|date_of_birth|birthday",
-    "number": r"ssn|social_security(?:_number)?|passport(?:_?(?:no|number))?|national_id|tax_id|iban|account_number"
-    r"|card_?number|credit_card|cvv|cvc|driver_?licen[cs]e|license_plate",
-}
-KEYS = {kind: re.compile(pattern) for kind, pattern in FIELDS.items()}
-IN_JSON = form(
-    rf"(?P<key>[\"'](?i:{'|'.join(FIELDS.values())})\\*[\"']\s?:\s?\\*)(?P<quote>[\"'])",
-    r"(?P<value>(?:(?!(?P=quote))[^\\\n]){1,200})",
-)
-# Without any of these a text holds nothing of the kinds above, but for fields in JSON.
-SIGNS = re.compile(r"[\d@]|\b(?i:at|name|heiße|appelle|llamo)\b")
-SEPARATED = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s-]")
 
 
 def without(text: str) -> str:
     """The text with each piece of personal data as its kind in brackets."""
-    text = IN_JSON.sub(_in_json, text)
-    if not SIGNS.search(text):
-        return text
-    for kind, pattern in PATTERNS:
-        text = pattern.sub(lambda match, kind=kind: _masked(kind, match), text)  # type: ignore[misc]
-    return text
+    return replaced(text, spans)
 
 
-def kind_of(name: str) -> str:
-    """The kind of personal data that a field of this name holds; empty for other names."""
-    small = SEPARATED.sub("_", name).lower() if name else ""
-    return next((kind for kind, pattern in KEYS.items() if pattern.fullmatch(small)), "") if small else ""
+def spans(text: str) -> Iterator[Span]:
+    """The pieces of personal data in a text."""
+    for kind, start, end in _pieces(seen_as(text)):
+        if not text.startswith("[", start):
+            yield start, end, f"[{kind}]"
 
 
-def _in_json(match: re.Match[str]) -> str:
-    name = match["key"].strip("\"'\\: ").strip("\"'\\")
-    if match["value"].startswith("["):
-        return match[0]
-    return f"{match['key']}{match['quote']}[{kind_of(name) or 'personal'}]"
+def _pieces(seen: Seen) -> Iterator[tuple[str, int, int]]:
+    text = seen.text
+    for kind, words in ANNOUNCED:
+        for match in words.finditer(seen):
+            yield kind, *value_of(match)
+    yield from _mails(seen)
+    if SIGNS.search(text):
+        yield from _by_digits(seen)
 
 
-def _masked(kind: str, match: re.Match[str]) -> str:
-    """What stands in the place of a match: the kind in brackets, or the text itself where it turns out to be harmless."""
-    whole, value = match[0], match.groupdict().get("value") or match[0]
-    if value.startswith("[") or not _is(kind, value):
-        return whole
-    start = match.start("value") - match.start() if "value" in match.re.groupindex else 0
-    return f"{whole[:start]}[{kind}]{whole[start + len(value) :]}"
+def _by_digits(seen: Seen) -> Iterator[tuple[str, int, int]]:
+    text, is_announced = seen.text, not seen.is_ascii or not seen.heads.isdisjoint(ANNOUNCING)
+    for match in CLUSTER.finditer(text):
+        start = match.start()
+        while start > 0 and match.start() - start < 2 and text[start - 1] in "+(":
+            start -= 1
+        yield from _number(seen, start, match.end(), is_announced)
+    for match in ADDRESS4.finditer(text):
+        if _is_machine(text, match.start(), match.end()):
+            yield "ip address", *match.span()
+    for match in (match for pattern in IN_WORDS for match in pattern.finditer(text)):
+        if INSURANCE.fullmatch(match[0]) or _is_id(match[0]):
+            yield "number", *match.span()
+    for match in IBAN.finditer(text):
+        end = _iban(match[0])
+        if end:
+            yield "iban", match.start(), match.start() + end
+    if "\n" in text or "\v" in text:
+        for match in LINES.finditer(text):
+            if CARDS.fullmatch(re.sub(r"\s+", " ", match[0])) and _luhn(match[0]):
+                yield "card", *match.span()
+    yield from _machines(text)
+    for place, word in seen.long:
+        for match in WALLETS.finditer(word) if len(word) >= 26 else ():
+            if not match[0].isalpha() and not match[0].isdigit():
+                yield "wallet", place + match.start(), place + match.end()
+    for match in COORDINATES.finditer(text):
+        first, second = (abs(float(re.sub(r"[^\d.-]", "", part))) for part in match[0].split(","))
+        if 90 >= first >= 10 and second <= 180:
+            yield "coordinates", *match.span()
+    yield from (("address", *match.span()) for match in STREET.finditer(text))
 
 
-def _is(kind: str, text: str) -> bool:
-    """Whether a text with the form of this kind is of it."""
-    if kind == "ip address":
-        try:
-            address = ipaddress.ip_address(text)
-        except ValueError:
-            return False
-        return not (address.is_loopback or address.is_unspecified)
-    digits = [int(sign) for sign in text if sign.isdecimal()]
-    if kind == "card":
-        weighed = [digit if place % 2 == 0 else sum(divmod(2 * digit, 10)) for place, digit in enumerate(digits[::-1])]
-        return 12 <= len(digits) <= 19 and sum(weighed) % 10 == 0
-    if kind == "iban":
-        plain = re.sub(r"[ -]", "", text).upper()
-        number = "".join(str(int(sign, 36)) for sign in plain[4:] + plain[:4])
-        return 15 <= len(plain) <= 34 and int(number) % 97 == 1
-    if kind == "phone":
-        return len(set(digits)) > 1 and (len(digits) >= 9 or not text.startswith("0"))
-    return True
+def _number(seen: Seen, start: int, end: int, is_announced: bool) -> Iterator[tuple[str, int, int]]:
+    """What a run of digits is, by its form and what stands before it. `is_announced`: the text has a word that may."""
+    text = seen.text
+    whole, before = text[start:end], text[start - 1 : start]
+    is_plain = whole.isdecimal() and whole[0] != "0" and len(whole) not in (15, 16, 18)
+    if (is_plain and not is_announced) or DATED.match(whole) or (before in ("-", ".", "/") and whole[0] != "+"):
+        return
+    around = text[max(0, start - 40) : start]
+    is_called = is_announced and CALLED.search(around) is not None
+    kind, size = _kind(whole, around, is_called, is_announced)
+    if kind and (is_called or whole[0] == "+" or not HARMLESS.search(around) or CARD_NUMBER.search(around)):
+        yield kind, start, start + size
+
+
+def _kind(whole: str, before: str, is_called: bool, is_announced: bool) -> tuple[str, int]:
+    """(the kind, how many characters of it); empty for no kind."""
+    digits = "".join(filter(str.isdecimal, whole.partition("x")[0]))
+    if len(set(digits)) == 1:
+        return "", 0
+    if (match := CARDS.match(whole)) and not whole[match.end() : match.end() + 1].isdigit() and _luhn(match[0]):
+        return "card", match.end()
+    if is_announced and 12 <= len(digits) <= 19 and whole[0] in "123456" and PAID.search(before) and _luhn(digits):
+        return "card", len(whole)
+    if SOCIAL.fullmatch(whole) or BIRTH_NUMBER.fullmatch(whole) or _is_id(whole):
+        return "number", len(whole)
+    if is_called and 7 <= len(digits) <= 15:
+        return "phone", len(whole)
+    if (
+        (match := PHONES.match(whole))
+        and match.end() >= len(whole.partition("x")[0]) - 1
+        and not COUNTED.fullmatch(whole)
+    ):
+        count = sum(map(str.isdecimal, match[0]))
+        if 8 <= count <= 15 and (len(digits) >= 9 or whole[0] in "+("):
+            return "phone", len(whole)
+    return "", 0
+
+
+def _mails(seen: Seen) -> Iterator[tuple[str, int, int]]:
+    text = seen.text
+    place = text.find("@")
+    while place >= 0:
+        start = place
+        if text[place - 1 : place] == '"' and (opened := text.rfind('"', max(0, place - 66), place - 1)) >= 0:
+            start = opened
+        else:
+            while start > 0 and place - start < 64 and (text[start - 1].isalnum() or text[start - 1] in "._%+'-"):
+                start -= 1
+            start += len(text[start:place]) - len(text[start:place].lstrip("'.-"))
+        domain = DOMAIN.match(text, place + 1)
+        if (
+            start < place
+            and domain
+            and text[start:place].lower() not in SERVICES
+            and not _is_message(text, start, place)
+        ):
+            yield "email", start, domain.end()
+        place = text.find("@", place + 1)
+    yield from (("email", *match.span()) for match in SPOKEN.finditer(seen))
+
+
+def _is_message(text: str, start: int, end: int) -> bool:
+    """Whether what stands before the @ is the number of a message and nobody's name."""
+    return text[start - 1 : start] == "<" and len(re.findall(r"\d", text[start:end])) >= 8
+
+
+def _machines(text: str) -> Iterator[tuple[str, int, int]]:
+    """Addresses of machines and of their network cards: where colons, or points between four hex digits, are."""
+    end = 0
+    for pattern, around in (
+        (COLONS, "0123456789abcdefABCDEF:."),
+        (DOTTED, "0123456789abcdefABCDEF."),
+        (DASHED, "0123456789abcdefABCDEF-"),
+    ):
+        end = 0
+        for match in pattern.finditer(text):
+            start = match.start()
+            while start > end and text[start - 1] in around and match.start() - start < 40:
+                start -= 1
+            stop = match.end()
+            while stop < len(text) and text[stop] in around and stop - start < 46:
+                stop += 1
+            whole = text[start:stop].rstrip(".")
+            if start < end or text[start - 1 : start].isalnum() or text[stop : stop + 1].isalnum():
+                continue
+            end = stop
+            if MAC.fullmatch(whole):
+                yield "mac address", start, start + len(whole)
+            elif pattern is COLONS and _is_version6(whole):
+                yield "ip address", start, start + len(whole)
+
+
+def _is_version6(text: str) -> bool:
+    groups = [group for group in text.split(":") if group]
+    try:
+        address = ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return (
+        not (address.is_loopback or address.is_unspecified)
+        and len(text) >= 6
+        and len(groups) >= 2
+        and any(map(str.isdigit, text))
+    )
+
+
+PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
+WELL_KNOWN = frozenset("8.8.8.8 8.8.4.4 1.1.1.1 1.0.0.1 9.9.9.9 169.254.169.254".split())
+
+
+def _is_machine(text: str, start: int, end: int) -> bool:
+    """Whether four numbers are the address of somebody's machine, and no version, network or lab's."""
+    try:
+        address = ipaddress.IPv4Address(text[start:end])
+    except ValueError:
+        return False
+    before, after = text[max(0, start - 30) : start], text[end : end + 1]
+    if address.is_loopback or address.is_unspecified or address.is_multicast or int(address) >> 24 in (0, 255):
+        return False
+    if (
+        text[start:end] in WELL_KNOWN
+        or text[start:end].endswith(".0")
+        or (int(address) >> 24 < 10 and HARMLESS.search(before))
+    ):
+        return False
+    if (HARMLESS.search(before) and not re.search(r"(?:from|at|to|is|was|-|/)[ (\[\"']{0,2}\Z", before)) or re.match(
+        r"[ ]?(?:of|release|version)\b", text[end : end + 9]
+    ):
+        return False
+    is_quoted = before[-1:] in ("'", '"', "=", "`") or after in ("/", ":", "'", '"', "`")
+    return not (is_quoted and any(address in network for network in PRIVATE)) and not (
+        after == "/" and text[end + 1 : end + 2].isdigit()
+    )
+
+
+def _luhn(text: str) -> bool:
+    digits = [int(sign) for sign in reversed(text) if sign.isdecimal()]
+    weighed = [digit if place % 2 == 0 else sum(divmod(2 * digit, 10)) for place, digit in enumerate(digits)]
+    return sum(weighed) % 10 == 0
+
+
+def _iban(text: str) -> int:
+    """How many characters of a text are an IBAN; 0 where none are."""
+    for end in range(len(text), 14, -1):
+        if (
+            text[end - 1].isalnum()
+            and not text[end : end + 1].isalnum()
+            and _module("iban")(text[:end].replace(".", ""))
+        ):
+            return end
+    return 0
+
+
+def _is_id(text: str) -> bool:
+    match = ANY_ID.fullmatch(text)
+    return bool(match and match.lastindex and _module(tuple(IDS)[match.lastindex - 1])(text))
+
+
+@lru_cache
+def _module(name: str) -> Callable[[str], bool]:
+    """The check of python-stdnum's module of this name."""
+    made: Callable[[str], bool] = import_module(f"{stdnum.__name__}.{name}").is_valid
+    return made

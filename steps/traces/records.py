@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -98,7 +99,11 @@ def signature(message: Message) -> str:
 
 def content_hash(messages: Sequence[Message]) -> str:
     """A hash of what was said, 16 hex digits: the same whichever producer recorded it."""
-    return hashlib.sha256("\n".join(map(signature, messages)).encode("utf-8", "replace")).hexdigest()[:16]
+    return _hash(map(signature, messages))
+
+
+def _hash(signatures: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(signatures).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def joined(parts: Iterable[Conversation]) -> tuple[list[Conversation], list[Unreadable]]:
@@ -124,16 +129,23 @@ def joined(parts: Iterable[Conversation]) -> tuple[list[Conversation], list[Unre
             own = [text for text, entry in feedback.items() if entry.response in ("", *branch.responses)]
             about = tuple(feedback[text] for text in sorted(own, key=lambda text: (feedback[text].time, text)))
             made.append(branch.model_copy(update={"consent": consent, "feedback": about}))
-    order = {id(each): (each.started, each.key, content_hash(each.messages)) for each in made}
-    return sorted(made, key=lambda each: order[id(each)]), sorted(set(lost))
+    branched = Counter((each.started, each.key) for each in made)
+
+    def place(each: Conversation) -> tuple[str, str, str]:
+        """Only branches of one conversation need their messages to be told apart."""
+        first = (each.started, each.key)
+        return *first, content_hash(each.messages) if branched[first] > 1 else ""
+
+    return sorted(made, key=place), sorted(set(lost))
 
 
 def _branches(parts: Sequence[Conversation]) -> list[Conversation]:
     """The parts with messages, each joined with the one that it extends, or that extends it."""
+    if len(parts) < 2:
+        return list(parts)
     branches: list[tuple[list[str], Conversation]] = []
-    ordered = sorted(parts, key=lambda part: (part.started, len(part.messages), content_hash(part.messages)))
-    for part in ordered:
-        path = [signature(message) for message in part.messages]
+    paths = [([signature(message) for message in part.messages], part) for part in parts]
+    for path, part in sorted(paths, key=lambda pair: (pair[1].started, len(pair[0]), _hash(pair[0]))):
         for place, (other, branch) in enumerate(branches):
             if path[: len(other)] == other or other[: len(path)] == path:
                 branches[place] = (max(path, other, key=len), _extended(branch, part))

@@ -1,10 +1,10 @@
 """The store of captured conversations: append-only files of JSON lines, one or more for each day.
 
 Files and not a table, because the server only ever appends, ingestion reads from an offset on, retention removes whole
-days, and any tool can read them. A record is written and synchronised to the disk before `append` returns. A process that
-is killed leaves at most one line without its end, which the next append closes and readers skip. Records are erased by
-spaces written over them, so that offsets stay right and nothing is left on the disk. Several processes may append and
-erase at the same time.
+days, and any tool can read them. A record is written and synchronised to the disk before `append` or `together` returns.
+A process that is killed leaves at most one line without its end, which the next append closes and readers skip. Records
+are erased by spaces written over them, so that offsets stay right and nothing is left on the disk. Several processes may
+append and erase at the same time.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Store:
         self.folder, self.max_bytes, self.days = folder, max_bytes, days
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
+        self.later: set[Path] | None = None  # the files that `together` synchronises
 
     def append(self, record: Mapping[str, Any], now: datetime | None = None) -> bool:
         """Write a record for good; False where the store is full. What is older than `days` is removed first."""
@@ -64,8 +65,23 @@ class Store:
                     file.write(b"\n")
                 file.write(data)
                 file.flush()
-                os.fdatasync(file.fileno())
+                if self.later is None:
+                    os.fdatasync(file.fileno())
+                else:
+                    self.later.add(path)
         return True
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is appended meanwhile is synchronised to the disk at the end, at once."""
+        self.later = set()
+        try:
+            yield
+        finally:
+            later, self.later = self.later, None
+            for path in later:
+                with path.open("rb") as file:
+                    os.fdatasync(file.fileno())
 
     def expire(self, now: datetime) -> None:
         """Remove the files of days that are older than the retention allows."""

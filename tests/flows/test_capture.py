@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from starlette.testclient import TestClient
 
 from flows import serve
 from flows.serving import capture, guard
+from flows.serving.apart import Apart
 from flows.serving.capture import Capture
 from flows.serving.guard import Guard
 from flows.serving.server import Server
@@ -286,3 +288,38 @@ def test_the_engines_cache_has_the_size_that_was_asked_for(monkeypatch: pytest.M
             monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", size)
         sizes.append(Server("127.0.0.1", 8000, "a", KEY).environment(Policy())["VLLM_CPU_KVCACHE_SPACE"])
     assert sizes == ["1", "1", "4"]
+
+
+def test_a_killed_process_beside_the_server_costs_what_it_held_and_no_more(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Apart] = []
+    start = Apart.start
+
+    def noted(apart: Apart) -> None:
+        made.append(apart)
+        start(apart)
+
+    monkeypatch.setattr(Apart, "start", noted)
+    assert ask(client).status_code == 200
+    process = made[0].process
+    assert process is not None
+    process.kill()
+    process.wait()
+    answers = [ask(client).status_code for _ in range(3)]
+    assert answers == [200] * 3, "clients are served"
+    missed = Store(tmp_path / ".flywheel/capture").counts().get("not stored: the process that masks has ended", 0)
+    assert len(list(Store(tmp_path / ".flywheel/capture").lines())) + missed == 4
+    assert missed <= 1, "it is started again"
+
+
+def test_what_is_nested_too_deeply_is_no_request(client: TestClient, tmp_path: Path) -> None:
+    headers = YES | {"content-type": "application/json"}
+    for depth in (400, 900, 100_000):
+        asked.clear()
+        deep = '{"messages":' + "[" * depth + "]" * depth + "}"
+        with contextlib.suppress(RecursionError):  # the application's own, which stands for vLLM's
+            client.post("/v1/chat/completions", content=deep, headers=headers)
+        fed = client.post("/feedback", content='{"response_id":' + "[" * depth + "]" * depth + "}")
+        assert fed.status_code in (400, 404)
+    assert kept(tmp_path) == []

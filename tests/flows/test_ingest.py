@@ -15,7 +15,7 @@ import yaml
 from flows import forget, ingest
 from flows.repro.parameters import set_params
 from steps.core.errors import UserError
-from steps.traces import files
+from steps.traces import files, unchanged
 from steps.traces.records import key_of
 from tests.project.test_readme import commands
 
@@ -45,8 +45,8 @@ def run(root: Path, *words: str, consented: bool = False) -> Any:
 
 def test_versions_are_given_to_dvc_and_deletion_lists_them(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = f"openai:{GOLDEN}/openai.jsonl"
-    ingest.report(run(project, source), "email_search")
-    assert "8 conversations new or longer, 8 in all" in capsys.readouterr().out
+    said = "\n".join(ingest.report(run(project, source), "email_search"))
+    assert "8 conversations new or longer, 8 in all" in said
     folder = project / files.FOLDER / "email_search"
     first = yaml.safe_load((project / "ingested/email_search.dvc").read_text())["outs"][0]["md5"]
     run(project, source)
@@ -219,3 +219,38 @@ def test_the_commands(project: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "rows deleted" in capsys.readouterr().out
     assert forget.main(["chat 1", "--capture", "none"]) == 0, "versions that hold it are still listed"
     assert ingest.main(["csv:x"]) == 2
+
+
+def test_nothing_new_is_known_without_reading(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(GOLDEN / "openai.jsonl", project / "chats.jsonl")
+    words = ["openai:chats.jsonl", "--consented"]
+    runs: list[list[str]] = []
+    real = ingest.run
+
+    def noted(root: Path, words: list[str], *more: Any) -> Any:
+        runs.append(words)
+        return real(root, words, *more)
+
+    monkeypatch.setattr(ingest, "run", noted)
+    assert ingest.main(words) == 0
+    first = capsys.readouterr().out
+    assert ingest.main(words) == 0
+    again = capsys.readouterr().out
+    assert len(runs) == 1
+    assert "nothing new since the last time" in again
+    assert all(line in again for line in first.splitlines() if line.startswith("made: "))
+    for number, change in enumerate(
+        (
+            lambda: (project / "chats.jsonl").write_text((GOLDEN / "openai.jsonl").read_text() + "\n"),
+            lambda: (project / "ingested/email_search/scenarios.jsonl").write_text(""),
+            lambda: (project / "params.yaml").write_text((project / "params.yaml").read_text() + "\n"),
+            lambda: words.append("--regression=0.4"),
+        ),
+        2,
+    ):
+        change()
+        assert ingest.main(words) == 0
+        assert len(runs) == number, "it is another state"
+    assert unchanged.state(project, ["mlflow"], "") == "", "an API is always asked"

@@ -30,7 +30,10 @@ ROOT = Path(__file__).parent.parent.parent
 # message does not make every stage of every run stale.
 RUNNER = {path.relative_to(ROOT).as_posix() for path in (ROOT / "steps/runner").glob("*.py")}
 # Errors, lines and progress that a person sees, masked; and how a file is put in place.
-RUNNER |= {f"steps/core/{name}.py" for name in ("cores", "errors", "files", "masking", "progress", "terminal")}
+RUNNER |= {
+    f"steps/core/{name}.py"
+    for name in ("cores", "errors", "files", "masking", "progress", "readable", "secret_forms", "terminal")
+}
 # What a room is, in one docstring and no code: a test holds them to that.
 RUNNER |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "steps").rglob("__init__.py")}
 EMBEDDED = "tasks_data/embedded_policy"  # the default of policy.base_model, read through a parameter

@@ -22,7 +22,17 @@ from steps.core import files
 from steps.runner import handover, outputs
 
 STEPS = Path(handover.__file__).parent.parent
-CORE = ("__init__", "cores", "errors", "files", "masking", "progress", "terminal")  # what the runner imports of it
+CORE = (
+    "__init__",
+    "cores",
+    "errors",
+    "files",
+    "masking",
+    "progress",
+    "readable",
+    "secret_forms",
+    "terminal",
+)  # what the runner imports of it
 TOY = '''
 """Toy: a stage for tests.
 
