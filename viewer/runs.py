@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from steps.core.errors import UserError
 from steps.core.yaml_text import read_mapping
-from steps.project.git import git as in_git
+from steps.project.git import git_bytes
 from viewer.index import Index
 
 HERE = "."  # the name of the folder's own run; no other name begins with a dot
@@ -121,7 +121,7 @@ def project(run: Path) -> Path:
 def git(root: Path, *words: str) -> str:
     """The output of git; empty if there is no repository or the command fails."""
     with suppress(UserError):  # without git there are no kept runs
-        return in_git(root, *words) if (root / ".git").exists() else ""
+        return git_bytes(root, *words).decode(errors="replace") if (root / ".git").exists() else ""
     return ""
 
 

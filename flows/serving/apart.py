@@ -1,11 +1,10 @@
 """The process beside the server that masks and stores what is captured, so that answering does not wait for its work.
 
-    python -m flows.serving.apart        # by flows/serving/capture.py alone, which talks to it through its standard input
-
-A request for it is a line of JSON with the sizes of the bytes that follow; its answer is a line of JSON. What is not masked
-yet is in memory and in this pipe only, never on the disk. Calls that came meanwhile are stored with one synchronisation of
-the disk, and each is answered when it is there: what the server was told is stored, a kill of either process does not lose.
-Where the server is gone, this process stores what it has read, and ends.
+`Apart` starts it, by the name of a module that calls `serve`, and talks to it through its standard input. A request is a
+line of JSON with the sizes of the bytes that follow; its answer is a line of JSON. What is not masked yet is in memory and
+in this pipe only, never on the disk. Calls that came meanwhile are stored with one synchronisation of the disk, and each is
+answered when it is there: what the server was told is stored, a kill of either process does not lose. Where the server is
+gone, this process stores what it has read, and ends.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import IO, TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from flows.serving.capture import Capture
+from typing import IO, Any
 
 MOST = 64  # calls that are stored at once
+Together = Callable[[], contextlib.AbstractContextManager[Any]]
 Frame = tuple[dict[str, Any], list[bytes]]  # what is asked, and the bytes that belong to it
 
 
 class Apart:
     """The process, which starts with the first call, and again where it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
+        self.module = module
         self.lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self.sending: queue.SimpleQueue[tuple[bytes, ...] | None] = queue.SimpleQueue()
@@ -42,7 +41,7 @@ class Apart:
     def start(self) -> None:
         with self.lock:
             if self.process is None:
-                command = [sys.executable, "-m", __name__]
+                command = [sys.executable, "-m", self.module]
                 self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
                 self.sending = queue.SimpleQueue()
                 for work in (self._send, self._receive):
@@ -96,20 +95,17 @@ class Apart:
         process.wait()
 
 
-def main() -> None:
-    """Answer calls until the server is gone."""
-    from flows.serving.capture import Capture
-
+def serve(answer: Callable[[dict[str, Any], list[bytes]], dict[str, Any]], together: Together) -> None:
+    """Answer calls until the server is gone. Inside `together`, what several calls store is on the disk at its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the server says when it is over
-    capture = Capture(None)  # type: ignore[arg-type]  # nothing is passed on
     frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(os.fdopen(os.dup(0), "rb", buffering=2**20), frames), daemon=True).start()
     frame, is_over = frames.get(), False
     while frame is not None:
         replies: list[dict[str, Any]] = []
-        with capture.store.together():
+        with together():
             while frame is not None:
-                replies.append(_answer(capture, *frame))
+                replies.append({"number": frame[0]["number"], **answer(*frame)})
                 if len(replies) == MOST or frames.empty():
                     break
                 frame = frames.get()
@@ -117,21 +113,6 @@ def main() -> None:
         sys.stdout.write("".join(f"{json.dumps(reply)}\n" for reply in replies))
         sys.stdout.flush()
         frame = None if is_over else frames.get()
-
-
-def _answer(capture: Capture, head: dict[str, Any], bodies: list[bytes]) -> dict[str, Any]:
-    from flows.serving.capture import answers, asked
-
-    if head["kind"] == "feedback":
-        status, answer = capture.take(bodies[0])
-        return {"number": head["number"], "status": status, "answer": answer}
-    if request := asked(bodies[0]):
-        made = answers(bodies[1])
-        if made:
-            capture.keep(head["key"], request, made, head["version"])
-        else:
-            capture.missed("an answer that was cut off")
-    return {"number": head["number"]}
 
 
 def _read(pipe: IO[bytes], frames: queue.SimpleQueue[Frame | None]) -> None:
@@ -143,7 +124,3 @@ def _read(pipe: IO[bytes], frames: queue.SimpleQueue[Frame | None]) -> None:
             break
         frames.put((head, bodies))
     frames.put(None)
-
-
-if __name__ == "__main__":
-    main()

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 
-from flows.serving.apart import Apart
+from flows.serving.apart import Apart, serve
 from flows.serving.guard import CONSENT_HEADER
 from steps.traces.captured import PRODUCER
 from steps.traces.messages import answer_of, conversation_of, tools_of
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 FOLDER, RATE, DAYS, BYTES, CONSENT = (
     f"FLYWHEEL_CAPTURE_{name}" for name in ("FOLDER", "RATE", "DAYS", "BYTES", "CONSENT")
 )
+MODULE = "flows.serving.capture"  # this one, also where it is run
 CONVERSATION_HEADER = "x-flywheel-conversation"
 DONE = re.compile(rb"\ndata: ?\[DONE\]\s*\Z")  # a line of its own: an answer may say the same words
 KEY = re.compile(rf"{PRODUCER}:[0-9a-f]{{16}}")  # of a conversation, as the header comes back
@@ -61,7 +62,7 @@ class Capture:
         self.store = Store(Path(os.environ[FOLDER]), size, days)
         self.rate, self.is_assumed = float(os.environ[RATE]), os.environ[CONSENT] == "assumed"
         self.privacy = Privacy()
-        self.apart = Apart()
+        self.apart = Apart(MODULE)
         self.answers: dict[str, str] | None = None  # key of the conversation of each stored answer, by its hashed id
         self.lock = threading.Lock()  # of `answers`, which is read from the store with the first feedback
 
@@ -309,3 +310,25 @@ def refused(text: str) -> dict[str, Any]:
 
 def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def main() -> None:
+    """The process beside the server."""
+    capture = Capture(None)  # type: ignore[arg-type]  # nothing is passed on
+
+    def answer(head: dict[str, Any], bodies: list[bytes]) -> dict[str, Any]:
+        if head["kind"] == "feedback":
+            status, content = capture.take(bodies[0])
+            return {"status": status, "answer": content}
+        if request := asked(bodies[0]):
+            if made := answers(bodies[1]):
+                capture.keep(head["key"], request, made, head["version"])
+            else:
+                capture.missed("an answer that was cut off")
+        return {}
+
+    serve(answer, capture.store.together)
+
+
+if __name__ == "__main__":
+    main()

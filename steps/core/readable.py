@@ -89,7 +89,8 @@ def _decoded(code: str) -> str:
 
 
 def replaced(text: str, find: Callable[[str], Iterable[Span]]) -> str:
-    """The text with what `find` finds in it as it is read; of spans that overlap, the first one counts."""
+    """The text with what `find` finds in it as it is read; spans that overlap are one, with the first one's
+    mark."""
     seen = readable(text)
     spans = sorted(find(seen.text if seen else text), key=lambda span: (span[0], -span[1]))
     if not spans:
@@ -101,7 +102,7 @@ def replaced(text: str, find: Callable[[str], Iterable[Span]]) -> str:
             stop = code.end()
         if start >= end:
             parts += [text[end:start], mark]
-            end = stop
+        end = max(end, stop)
     return "".join([*parts, text[end:]])
 
 

@@ -334,7 +334,7 @@ def test_a_policy_is_refused_with_the_cure(tmp_path: Any) -> None:
         load_chat(Policy(base_model=str(tmp_path), tool_parser="kimi_k2"), EmailSearch)
     (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}")
     with pytest.raises(
-        UserError, match=r"leaves out an assistant's turn. Set .*or policy.chat_template to a template with tools"
+        UserError, match=r"leaves out an assistant's turn: .* Set .*or policy.chat_template to a template with tools"
     ):
         load_chat(Policy(base_model=str(tmp_path), chat_template=str(tmp_path / "mine.jinja")), EmailSearch)
     with pytest.raises(UserError, match=r"'none.jinja' is neither a file .* nor one of the templates chatml, llama3"):
