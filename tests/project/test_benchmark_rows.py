@@ -61,6 +61,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "packages": {"build": 1.0, "measure": ROW},
     "catalogue": {"measure": ROW},
     "mcp_servers": {"measure": ROW},
+    "structured": {"prepare": None, "measure": ROW},
     "harnesses": {"install": "/a/folder", "build": 1.0, "measure": ROW},
 }
 ROWS = {
