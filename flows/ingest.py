@@ -167,7 +167,7 @@ def main(words: list[str] | None = None) -> int:
     def work() -> None:
         results.append(run(root, *chosen))
         lines = report(results[0], options.task or params.load("params.yaml", params.Params).task)
-        if results[0].conversations:
+        if results[0].conversations and not results[0].nothing:
             unchanged.keep(root, unchanged.state(root, options.sources, how), lines)
         for line in lines:
             say(line)
