@@ -22,7 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import IO, Any
 
-MOST = 64  # calls that are stored at once
+MOST = 8  # calls that are stored at once: more of them would wait for each other, and fewer more often for the disk
 Together = Callable[[], contextlib.AbstractContextManager[Any]]
 Frame = tuple[dict[str, Any], list[bytes]]  # what is asked, and the bytes that belong to it
 
