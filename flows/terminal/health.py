@@ -61,7 +61,9 @@ def stops(folder: Path) -> list[tuple[str, str | None]]:
 
 def teaches_nothing(iteration: int) -> bool:
     """Whether no token of the iteration's batch pushed the policy anywhere."""
-    return "gradient" not in read(RUN / iteration_name(iteration) / "fates.json").values()
+    folder = RUN / iteration_name(iteration)
+    counts = read(folder / "metrics.json") if (folder / "metrics.json").exists() else {}
+    return "gradient" not in read(folder / "fates.json").values() or counts.get("tokens_trained") == 0
 
 
 def has_fallen(now: Point, before: Point) -> bool:
@@ -122,9 +124,9 @@ def cause(folder: Path) -> str:
         return f"no judge could score any of the {total} episodes, for the reasons in {folder / 'judgements.jsonl'}"
     if sum(cut.values()) == total:
         return f"all {total} episodes were truncated: {'; '.join(CURES[reason] for reason in cut)}"
-    if fates["constrained"]:
+    if held := fates["constrained"] + fates["gradient"]:  # of earlier versions' runs: a gradient of no token
         return (
-            f"in {fates['constrained']} of {total} trajectories no token bears loss, because the grammar of a schema "
+            f"in {held} of {total} trajectories no token bears loss, because the grammar of a schema "
             "(response_format) or of a forced tool left no choice at it, or is not known: look at rollout.grammar, and at "
             "what the agent asks for"
         )

@@ -89,6 +89,16 @@ def test_an_iteration_that_teaches_nothing_says_why(
     assert health.at_end("001", 1)[0].startswith("Warning: no iteration taught anything")
 
 
+def test_trajectories_without_a_token_that_bears_loss_teach_nothing(folder: Path) -> None:
+    """Runs of earlier versions say `gradient` of them."""
+    episodes(folder, "done", "done")
+    fates(folder, "gradient", "gradient")
+    assert not health.teaches_nothing(1)
+    (folder / "metrics.json").write_text(json.dumps({"trained": 2, "tokens_trained": 0}))
+    assert health.teaches_nothing(1)
+    assert "in 2 of 2 trajectories no token bears loss" in health.warnings(1)[-1]
+
+
 def test_failed_episodes_are_shown_with_the_first_error(
     folder: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
