@@ -5,10 +5,12 @@
     python -m benchmarks.masking --misses   # also every kind that is missed in some place, and every clean text that changes
 
 Rows `first` and `second`: the share of planted secrets (tests/support/planted.py) of which nothing is left, in running
-text and, as `places`, in arguments, keys, ids, names, JSON and paths; the second kinds were written after masking was
-tuned. Row `clean`: the share of clean texts (tests/support/clean.py) that change, over the 0.02 that are allowed, and the
-milliseconds of 20 KB. Rows `serving`: calls per second with capture over those without, before an engine that answers after
-0.15 s, of prompts that are all different, and of those that go on where the last one ended.
+text and, as `places`, in arguments, keys, ids, names, JSON and paths. The second kinds were written after masking was tuned
+to the first: 0.817 of them were found at first sight, and masking was tuned to them afterwards. Row `clean`: the share of
+clean texts (tests/support/clean.py) that change, over the 0.02 that are allowed, and the milliseconds of 20 KB. Rows
+`serving`: calls per second with capture over those without, and CPU milliseconds of the server's processes for a call,
+before an engine that answers after 0.15 s, of prompts that are all different, and of those that go on where the last one
+ended.
 """
 
 from __future__ import annotations
@@ -95,12 +97,21 @@ def clean(count: int, misses: bool) -> dict[str, Any]:
 
 def serving(kind: str, seconds: float) -> dict[str, Any]:
     """The row of serving: prompts that are `different`, or that are `continued`."""
-    rates = [_rate(kind, seconds, is_captured) for is_captured in (False, True)]
-    ratio = round(rates[1] / rates[0], 3)
-    return {"name": f"serving, {kind}", "ratio": ratio, "without": round(rates[0], 1), "with": round(rates[1], 1)}
+    (without, cpu_without), (kept, cpu_kept) = (_rate(kind, seconds, is_captured) for is_captured in (False, True))
+    row = {"name": f"serving, {kind}", "ratio": round(kept / without, 3), "without": round(without, 1)}
+    milliseconds = {"cpu_ms_without": round(1e3 * cpu_without, 2), "cpu_ms_with": round(1e3 * cpu_kept, 2)}
+    return row | {"with": round(kept, 1)} | milliseconds
 
 
-def _rate(kind: str, seconds: float, is_captured: bool) -> float:
+def _spent(process: int) -> float:
+    """CPU seconds of a process and those that it has started."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") + sum(map(_spent, map(int, children)))
+
+
+def _rate(kind: str, seconds: float, is_captured: bool) -> tuple[float, float]:
+    """Calls per second, and the CPU seconds of the server's processes for each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -117,13 +128,15 @@ def _rate(kind: str, seconds: float, is_captured: bool) -> float:
                         break
                 time.sleep(0.1)
             asyncio.run(_load(port, kind, 2))  # processes start, and pages are warm
+            began, spent = time.monotonic(), _spent(server.pid)
             rate = asyncio.run(_load(port, kind, seconds))
+            cpu = (_spent(server.pid) - spent) / (rate * (time.monotonic() - began))
         finally:
             server.terminate()
             server.wait()
         if is_captured and not any(Path(folder, "store").glob("*.jsonl")):
             raise SystemExit("nothing was captured")
-    return rate
+    return rate, cpu
 
 
 async def _load(port: int, kind: str, seconds: float) -> float:

@@ -53,7 +53,7 @@ async def rollout(episode):
     except Exception as problem:
         if "retries" not in str(problem) and "limit" not in str(problem):
             raise
-        return 0.0  # its validation gave up
+        return -0.5  # its validation gave up: worse than another colour
     return float(result.output.colour == episode.data["answer"])
 '''
 FIELDS = {"colour": {"enum": ["red", "blue", "green"], "type": "string"}, "why": {"type": "string"}}

@@ -40,7 +40,7 @@ def has_rule(env: type[Env], rewards: Sequence[Reward], played: Sequence[Traject
     """
     if not env.has_rule:
         return False
-    ended = [reward for reward, trajectory in zip(rewards, played, strict=True) if trajectory.stop_reason != "error"]
+    ended = [reward for reward, trajectory in zip(rewards, played, strict=True) if trajectory.error is None]
     lacking = [reward.trajectory_id for reward in ended if reward.score is None]
     if not lacking:
         return bool(ended) or not env.is_agent or score.judges.rule > 0

@@ -229,6 +229,8 @@ def test_which_tasks_have_a_rule_is_seen_by_their_attempts() -> None:
     assert pairs.has_rule(Agent, rewards(1.0, 0.0), ended, RULED)
     assert not pairs.has_rule(Agent, rewards(None, None), ended, RULED)
     assert pairs.has_rule(Agent, rewards(1.0, None), [ended[0], broken[0]], RULED), "a failed attempt has no reward"
+    full = broken[0].model_copy(update={"stop_reason": "context", "error": "BadRequestError: no room was left"})
+    assert pairs.has_rule(Agent, rewards(1.0, None), [ended[0], full], RULED), "nor has one whose context was full"
     assert not pairs.has_rule(Ruleless, rewards(None, None), ended, RULED)
     with pytest.raises(UserError, match=r"1 attempts have a reward, and 1 have none \(t1 is the first\)"):
         pairs.has_rule(Agent, rewards(1.0, None), ended, RULED)
