@@ -23,10 +23,19 @@ import httpx2
 
 from steps.core.errors import UserError
 from steps.core.parts import decoded
-from steps.traces.messages import call_of, tools_of, unread_in
+from steps.traces.messages import call_of, lost_in, tools_of, unread_in
 from steps.traces.openai_jsonl import plain, reason
 from steps.traces.opinions import Scales, consents, correction_of, moment, score_of
-from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, key_of, unknown_fields
+from steps.traces.records import (
+    Conversation,
+    Feedback,
+    PassedOver,
+    Unreadable,
+    hashed,
+    key_of,
+    not_kept,
+    unknown_fields,
+)
 
 PRODUCER = "langfuse"
 CLOUD = "https://cloud.langfuse.com"
@@ -122,6 +131,7 @@ def read(
             elif str(row.get("type") or "GENERATION").upper() == "GENERATION":
                 yield _observation(row)
                 yield from unknown_fields(unread_in(_get(row, "input")), "messages")
+                yield from not_kept(lost_in(_get(row, "input"), _get(row, "output")))
             else:
                 yield PassedOver(f"observations of the type {row['type']}, in which no model speaks")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:

@@ -31,6 +31,8 @@ TOOLS = ("tools", "functions", "toolConfig", "tool_config", "tool_definitions")
 ANSWERS = ("choices", "output", "candidates", "generations", "message", "messages")  # ... of a response
 SAID = ("content", "parts", "tool_calls", "toolCalls", "function_call", "reasoning", "reasoning_content", "refusal")
 SCHEMAS = ("input_schema", "inputSchema", "parametersJsonSchema", "parameters_json_schema", "json_schema")
+FURTHER = ("choices", "candidates")  # lists of answers, of which the first counts
+NOT_SAID = ("arguments", "args", "parameters", "metadata", *SCHEMAS)  # of a document: data of others
 ITEMS = (*CALLS, *RESULTS, *REASONING)  # of OpenAI's Responses, which are no messages
 
 
@@ -119,6 +121,25 @@ def unread_in(request: Any) -> set[str]:
     """The fields of a request's messages that no reader knows."""
     body = decoded(request)
     return unread(next((body[name] for name in GIVEN if body.get(name)), None) if isinstance(body, Mapping) else body)
+
+
+def lost_in(*documents: Any) -> set[str]:
+    """What stands in requests and responses and in no conversation that is made of them."""
+    lost, waiting = set[str](), list(map(decoded, documents))
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, Mapping):
+            if any(isinstance(value.get(name), list) and len(value[name]) > 1 for name in FURTHER):
+                lost.add("further answers beside the first")
+            if value.get("encrypted_content") or value.get("type") == "redacted_thinking":
+                lost.add("reasoning that is encrypted")
+            tools = value.get("tools")
+            if isinstance(tools, list) and any(isinstance(each, Mapping) and not tools_of([each]) for each in tools):
+                lost.add("tools that a provider runs")
+            waiting += [each for name, each in value.items() if name not in NOT_SAID]
+    return lost
 
 
 def tools_in(request: Any) -> tuple[dict[str, Any], ...]:

@@ -17,10 +17,19 @@ from typing import Any
 from steps.core.errors import UserError
 from steps.core.parts import decoded
 from steps.project.store import address, connect, explained
-from steps.traces.messages import call_of, tools_of, unread_in
+from steps.traces.messages import call_of, lost_in, tools_of, unread_in
 from steps.traces.openai_jsonl import plain, reason
 from steps.traces.opinions import Scales, consents, correction_of, moment, score_of
-from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, key_of, unknown_fields
+from steps.traces.records import (
+    Conversation,
+    Feedback,
+    PassedOver,
+    Unreadable,
+    hashed,
+    key_of,
+    not_kept,
+    unknown_fields,
+)
 
 PRODUCER = "mlflow"
 CALLS = ("CHAT_MODEL", "LLM")
@@ -108,6 +117,7 @@ def _trace(
             metadata=plain(own),
         )
         yield from unknown_fields(unread_in(inputs), "messages")
+        yield from not_kept(lost_in(inputs, outputs))
     for assessment in info.get("assessments") or ():
         try:
             feedback = _assessment(assessment, trace_id, last, scales)

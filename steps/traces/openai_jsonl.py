@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from steps.core.errors import UserError
-from steps.traces.messages import GIVEN, SYSTEM, TOOLS, answer_of, call_of, unread_in
+from steps.traces.messages import GIVEN, SYSTEM, TOOLS, answer_of, call_of, lost_in, unread_in
 from steps.traces.opinions import Scales, consents, correction_of, is_outside, moment, score_of
 from steps.traces.records import (
     Conversation,
@@ -26,6 +26,7 @@ from steps.traces.records import (
     content_hash,
     hashed,
     key_of,
+    not_kept,
     unknown_fields,
 )
 
@@ -56,6 +57,7 @@ def read(
             if "run_type" not in row:
                 yield from unknown_fields(set(row) - FIELDS, "rows")
             yield from unknown_fields(unread_in(row.get("request") or row), "messages")
+            yield from not_kept(lost_in(row))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
             yield Unreadable(f"{name}:{number}", reason(problem))
 

@@ -20,7 +20,7 @@ from steps.traces import spans
 from steps.traces.openai_jsonl import plain, reason
 from steps.traces.opinions import Scales, consents, moment, score_of
 from steps.traces.otlp import Event, Span, documents, logs_in, spans_in
-from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, key_of
+from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, key_of, not_kept
 
 PRODUCER = "otel"
 SESSIONS = (
@@ -109,6 +109,7 @@ class _Reading:
                     yield self._conversation(span, messages, tools, feedback)
                     for field in sorted(spans.unread(span.fields)):
                         yield PassedOver(f"attributes {field}, which no reader knows")
+                    yield from not_kept(spans.lost(span.fields))
                     return
         except FAULTS as problem:
             if what == "around":

@@ -77,6 +77,11 @@ def unknown_fields(names: set[str], owner: str) -> list[PassedOver]:
     return [PassedOver(f"fields {name[:40]} of {owner}, which no reader knows") for name in sorted(names)]
 
 
+def not_kept(names: set[str]) -> list[PassedOver]:
+    """What is said of what a conversation cannot hold."""
+    return [PassedOver(f"{name}, which are not kept") for name in sorted(names)]
+
+
 def key_of(producer: str, name: str) -> str:
     """The key of the conversation that a producer calls `name`."""
     return f"{producer}:{hashed(name)}"

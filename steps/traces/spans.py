@@ -19,7 +19,7 @@ from typing import Any
 
 from environments.base import Message
 from steps.core.parts import decoded, whole, with_names
-from steps.traces.messages import call_of, conversation_of, merged, system_of, tools_of
+from steps.traces.messages import call_of, conversation_of, lost_in, merged, system_of, tools_of
 from steps.traces.otlp import Event
 
 Said = tuple[list[Message], tuple[dict[str, Any], ...]]  # messages, tools
@@ -113,6 +113,15 @@ def unread(fields: Mapping[str, Any]) -> set[str]:
     """The attributes that hold a part of what was said and that no form here reads, with N for numbers."""
     names = (name for name in fields if CARRIERS.fullmatch(name) and not READ.fullmatch(name))
     return {re.sub(r"\.\d+(?=\.|$)", ".N", name) for name in names}
+
+
+def lost(fields: Mapping[str, Any]) -> set[str]:
+    """What the attributes say and no conversation of them."""
+    answers = decoded(fields.get("gen_ai.output.messages"))
+    numbered = [each for each in _entries(fields, "gen_ai.completion") if each.get("role") != "thinking"]
+    has_further = (isinstance(answers, list) and len(answers) > 1) or len(numbered) > 1
+    whole_ones = (fields.get(name) for pair in WHOLE for name in pair)
+    return lost_in(*whole_ones) | ({"further answers beside the first"} if has_further else set())
 
 
 def previous(fields: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from steps.traces import langfuse_traces, openai_jsonl, otel, otlp
+from steps.traces import langfuse_traces, openai_jsonl, otel, otlp, spans
 from steps.traces.records import Conversation, PassedOver, Unreadable
 
 Row = dict[str, Any]
@@ -439,3 +439,33 @@ def test_tools_in_langfuse(fields: Row) -> None:
     [made] = langfuse_traces.read([{"id": "o", "traceId": "t", "type": "GENERATION", "output": SAID, **fields}], "f")
     assert isinstance(made, Conversation), made
     assert (list(made.messages), list(made.tools)) == ([ASKED, SAID], [TOOL])
+
+
+def test_what_no_conversation_holds_is_counted() -> None:
+    """Answers beside the first, thoughts that are encrypted, and tools that a provider runs."""
+    answers = [{"index": n, "message": {"role": "assistant", "content": f"It is {n}."}} for n in range(2)]
+    asked = {"messages": [{"role": "user", "content": "Which?"}], "tools": [{"type": "web_search"}]}
+    thoughts = {"type": "reasoning", "encrypted_content": "gAAA", "summary": []}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "One."}]}
+    rows = [
+        {"request": asked, "response": {"choices": answers}},
+        {"request": {"input": "Which?"}, "response": {"output": [thoughts, said]}},
+        {"messages": [*asked["messages"], {"role": "assistant", "content": '{"choices": [1, 2]}'}]},
+    ]
+    counted = [
+        [part.what for part in openai_jsonl.read([json.dumps(row)], "rows") if isinstance(part, PassedOver)]
+        for row in rows
+    ]
+    further, tools = (
+        "further answers beside the first, which are not kept",
+        "tools that a provider runs, which are not kept",
+    )
+    assert counted == [[further, tools], ["reasoning that is encrypted, which are not kept"], []]
+    fields = {
+        "gen_ai.operation.name": "chat",
+        "input.value": json.dumps(asked),
+        "output.value": json.dumps({"choices": answers}),
+    }
+    assert spans.lost(fields) == {"further answers beside the first", "tools that a provider runs"}
+    numbered = {f"gen_ai.completion.{n}.content": "It." for n in range(2)}
+    assert spans.lost(numbered) == {"further answers beside the first"}
