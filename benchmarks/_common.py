@@ -100,7 +100,7 @@ BENCHMARKS = {
         2400, 300, "test success trained / base policy, in coding agents that people run", timed=False
     ),
     "structured": Benchmark(
-        1500, 90, "test success trained / base policy, of an agent whose answers have a schema", timed=False
+        640, 80, "test success trained / base policy, of an agent whose answers have a schema", timed=False
     ),
     "selfplay": Benchmark(
         6000, 45, "games drawn or won against minimax, after self-play / after random opponents", timed=False
