@@ -149,7 +149,8 @@ def train(root: Path, task: str, seed: int, iterations: int, share: int) -> dict
         "train.iterations": iterations,
         "train.patience": iterations,
     }
-    _runs.show(root, [*_runs.training(settings), "--task", task, "--name", f"seed-{seed}"])
+    words = ["--task", task, "--name", f"seed-{seed}", "--force"]  # in few attempts all may write red
+    _runs.show(root, [*_runs.training(settings), *words])
     return dict(json.loads((root / "run/summary.json").read_text()))
 
 
