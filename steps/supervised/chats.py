@@ -23,41 +23,25 @@ from steps.core.files import json_lines
 from steps.policy.chat import Chat
 
 LabelledTokens = tuple[list[int], list[int]]  # token ids [T], and 1 for each that is learnt, otherwise 0
-WEIGHTS = (
-    "weight",
-    "train",
-    "training",
-    "loss",
-)  # whether a turn is learnt: OpenAI's, Mistral's and Together's; Axolotl's; …
+# Whether a turn is learnt: OpenAI's name, Mistral's and Together's; Axolotl's; …
+WEIGHTS = ("weight", "train", "training", "loss")
 PARTIAL = ("train_detail", "training_detail", "loss_mask", "weights")  # marks of a turn's parts
 ENDS = ("finish_reason", "stop_reason")  # how a turn ended
 ENDED = ("stop", "end_turn", "tool_calls", "tool_use", "function_call", "eos", "eos_token", "completed")
 READ = ("tools", "functions", "system", *WEIGHTS, *ENDS)  # of a line, beside its messages
 ABOUT = ("messages", "source", "id", "metadata")
 OF_MESSAGE = {
-    *(
-        "role",
-        "type",
-        "content",
-        "parts",
-        "refusal",
-        "reasoning",
-        "reasoning_content",
-        "thinking",
-        "id",
-        "lc",
-        "kwargs",
-    ),
-    *("tool_calls", "toolCalls", "function_call", "tool_call_id", "additional_kwargs", "data", *WEIGHTS, *ENDS),
+    *"role type content parts refusal reasoning reasoning_content thinking id lc kwargs data".split(),
+    *"tool_calls toolCalls function_call tool_call_id additional_kwargs".split(),
+    *(*WEIGHTS, *ENDS),
 }
 
 
 class Demonstration(NamedTuple):
     """A conversation to learn from."""
 
-    messages: list[
-        Message
-    ]  # an assistant's with `weight` 0 bears no loss, and the end of one with `finish_reason` neither
+    # A turn of the assistant with `weight` 0 bears no loss, and the end of one with `finish_reason` neither.
+    messages: list[Message]
     tools: list[dict[str, Any]] | None  # schemas, as in OpenAI's `tools`; None: the task's
     source: str  # an id; empty where the line names none
     ignored: tuple[str, ...] = ()  # fields that nothing read
