@@ -8,8 +8,8 @@ regression set.
 
 Each source is read from where the last ingestion ended. What is taken is masked, and all data sets are made anew of all
 conversations (steps/traces/build.py), so that the same ones give the same bytes. The folder's version is given to DVC
-(`dvc add`): commit ingested/<task>.dvc. docs/traces.md has the rest. Exit code 1: nothing in
-a source could be read, or nothing was kept.
+(`dvc add`): commit ingested/<task>.dvc. docs/traces.md has the rest. Exit code 1: nothing in a source
+could be read, or nothing was kept.
 """
 
 from __future__ import annotations

@@ -50,8 +50,9 @@ class Shown:
             return await self.app(scope, again, send)
         try:
             changed = self.chat(request) if scope["path"] in CHATS else self.plain(request)
-        except ValueError as problem:
-            refusal = {"error": {"message": str(problem), "type": "BadRequestError", "param": "messages", "code": 400}}
+        except (ValueError, RecursionError) as problem:
+            why = "the request is nested too deeply" if isinstance(problem, RecursionError) else str(problem)
+            refusal = {"error": {"message": why, "type": "BadRequestError", "param": "messages", "code": 400}}
             return await JSONResponse(refusal, 400)(scope, again, send)
         return await self.app(*rewritten(scope, json.dumps(changed).encode(), again), send)
 

@@ -35,13 +35,13 @@ SHORTEST = 6  # characters; shorter values of environment variables are not look
 
 # Names under which any value is a secret, and names under which it is one only if it looks random: "token" may be a word.
 SURE = (
-    r"pass[_ -]?(?:word|wd|phrase)|pwd|(?:secret|private|signing"
-    r"|encryption)[_ -]?(?:access[_ -]?)?key(?:[_ -]?base)?|auth[_ -]?string"
+    r"pass[_ -]?(?:word|wd|phrase)|pwd|auth[_ -]?string"
+    r"|(?:secret|private|signing|encryption)[_ -]?(?:access[_ -]?)?key(?:[_ -]?base)?"
 )
 SURE += r"|authorization|api[_ -]?key|credentials?|client[_ -]?secret"
 UNSURE = (
-    r"token|secret|access[_ -]?key(?:[_ -]?id)?|auth|cookie|private[_ -]?key[_"
-    r" -]?id|(?:account|shared|session)[_ -]?(?:access[_ -]?)?(?:key|id)"
+    r"token|secret|access[_ -]?key(?:[_ -]?id)?|auth|cookie|private[_ -]?key[_ -]?id"
+    r"|(?:account|shared|session)[_ -]?(?:access[_ -]?)?(?:key|id)"
 )
 UNSURE += r"|(?<=[A-Za-z0-9][_-])pass"
 NAME = re.compile(rf"(?:|.*?[^a-z]|[a-z]*?)(?:(?P<sure>{SURE})|(?:{UNSURE}))[_-]?\d*", re.DOTALL)

@@ -7,7 +7,6 @@ What is found in it is replaced in the text itself (`replaced`), whose other cha
 from __future__ import annotations
 
 import re
-import sys
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
@@ -43,10 +42,9 @@ class Readable(NamedTuple):
 def table() -> dict[int, str]:
     """What is written for a single character of other scripts."""
     made = {}
-    for code in range(128, sys.maxunicode + 1):
-        sign = chr(code)
-        if unicodedata.category(sign) == "Nd":
-            made[code] = str(unicodedata.decimal(sign))
+    for code in range(128, 0x20000):  # Unicode has no digits behind
+        if chr(code).isdecimal():
+            made[code] = str(unicodedata.decimal(chr(code)))
         elif 0xFF01 <= code <= 0xFF5E:
             made[code] = chr(code - 0xFEE0)
     made |= dict.fromkeys(map(ord, "\u00a0\u2000\u2001\u2002\u2003\u2007\u2009\u202f\u3000"), " ")

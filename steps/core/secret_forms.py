@@ -21,52 +21,50 @@ WRAPPED = re.compile(
 PIECE = re.compile(r"[\w+/=.-]+", re.ASCII)
 # Where it is put together from parts: scanners of repositories look for such texts, too.
 SERVICES = (
-    r"[srp]k[-_](?=[\w-]{0,200}\d)[\w-]{16,}",  # OpenAI, Anthropic, Langfuse, OpenRouter, Stripe
-    r"csk-[\w-]{20,}|nvapi-[\w-]{20,}|pplx-\w{20,}|xai-\w{20,}"
-    r"|gsk_\w{20,}|r8_\w{20,}|hf_[A-Za-z0-9]{16,}|api_org_\w{20,}",
-    r"tgp_v1_[\w-]{20,}|fw_\w{20,}|jina_\w{20,}|tvly-[\w-]{16,}"
-    r"|fc-[0-9a-f]{32}|e2b_\w{20,}|wandb_v1_\w{20,}|lsv2_\w{16,}",
-    r"ls__\w{20,}|phx_\w{20,}|phc_\w{20,}|pnu_\w{20,}|voyage-[\w-]{30,}|pa-[\w-]{40,}|AQ\.[\w-]{30,}",
-    r"gh[a-z]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|gl[a-z]{2,7}-[\w-]{16,}|GR1348941[\w-]{16,}|sgp_\w{20,}|ATBB\w{20,}",
-    r"ATATT3[\w=-]{30,}|ATCTT3[\w=-]{30,}|CCIPAT_\w{20,}|bkua_\w{20,}|sq[uap]_\w{20,}|npm_[A-Za-z0-9]{20,}",
-    r"pypi-[\w-]{20,}|dckr_[a-z]{3}_[\w-]{20,}|rubygems_\w{20,}|oy2[a-z0-9]{43}|CLOJARS_\w{20,}|cio\w{32}|AKCp\w{60,}",
+    # OpenAI, Anthropic, Langfuse, OpenRouter, Stripe
+    r"[srp]k[-_](?=[\w-]{0,200}\d)[\w-]{16,}|csk-[\w-]{20,}|nvapi-[\w-]{20,}|pplx-\w{20,}|xai-\w{20,}",
+    r"gsk_\w{20,}|r8_\w{20,}|hf_[A-Za-z0-9]{16,}|api_org_\w{20,}|tgp_v1_[\w-]{20,}|fw_\w{20,}|jina_\w{20,}",
+    r"tvly-[\w-]{16,}|fc-[0-9a-f]{32}|e2b_\w{20,}|wandb_v1_\w{20,}|lsv2_\w{16,}|ls__\w{20,}|phx_\w{20,}",
+    r"phc_\w{20,}|pnu_\w{20,}|voyage-[\w-]{30,}|pa-[\w-]{40,}|AQ\.[\w-]{30,}|gh[a-z]_[A-Za-z0-9]{20,}",
+    r"github_pat_\w{20,}|gl[a-z]{2,7}-[\w-]{16,}|GR1348941[\w-]{16,}|sgp_\w{20,}|ATBB\w{20,}|ATATT3[\w=-]{30,}",
+    r"ATCTT3[\w=-]{30,}|CCIPAT_\w{20,}|bkua_\w{20,}|sq[uap]_\w{20,}|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{20,}",
+    r"dckr_[a-z]{3}_[\w-]{20,}|rubygems_\w{20,}|oy2[a-z0-9]{43}|CLOJARS_\w{20,}|cio\w{32}|AKCp\w{60,}",
     r"xox[a-z](?:\.xox[a-z])?-[\w-]{10,}|xapp-[\w-]{16,}|hooks\.slack\.com/\w+/[\w/]{10,}",
     r"discord(?:app)?\.com/api/webhooks/\d+/[\w-]{10,}|[\w.-]{1,60}webhook\.office\.com/[\w@/-]{16,}",
     r"[MNO][A-Za-z0-9_-]{23,27}\.[\w-]{6}\.[\w-]{27,40}|(?:bot)?\d{8,10}:AA[\w-]{32,34}",
-    r"SG\.[\w-]{16,}\.[\w-]{16,}|key-[a-z0-9]{32}|[0-9a-f]{32}-us\d{1"
-    r",2}|xkeysib-[\w-]{30,}|re_\w{8,}_\w{16,}|whsec_[\w+/]{16,}",
-    r"SK[0-9a-f]{32}|AC[0-9a-f]{32}|rzp_(?:live|test)_\w{10,}"
-    r"|sq0[a-z]{3}-[\w-]{20,}|EAAA[\w-]{30,}|EAA[A-Za-z0-9]{40,}",
-    r"FLWSECK\w*-[\w-]{16,}|access_token\$\w+\$\w{8,}\$\w{16,}"
-    r"|shippo_(?:live|test)_\w{20,}|EZ[AT]K\w{30,}|lob_\w{20,}",
-    r"A[BKGINRS][CIKOP][A-Z][A-Z0-9]{16}|ABSK[\w+/=]{20,}"
-    r"|amzn\.mws\.[\w-]{20,}|LTAI[A-Za-z0-9]{12,}|AKID[A-Za-z0-9]{24,}",
-    r"AIza[\w-]{30,}|GOCSPX-[\w-]{16,}|ya29\.[\w.-]{16,}|1//0[\w-]{20,}|AAAA[\w-]{7}:[\w-]{100,}",
+    r"SG\.[\w-]{16,}\.[\w-]{16,}|key-[a-z0-9]{32}|[0-9a-f]{32}-us\d{1,2}|xkeysib-[\w-]{30,}|re_\w{8,}_\w{16,}",
+    r"whsec_[\w+/]{16,}|SK[0-9a-f]{32}|AC[0-9a-f]{32}|rzp_(?:live|test)_\w{10,}|sq0[a-z]{3}-[\w-]{20,}",
+    r"EAAA[\w-]{30,}|EAA[A-Za-z0-9]{40,}|FLWSECK\w*-[\w-]{16,}|access_token\$\w+\$\w{8,}\$\w{16,}",
+    r"shippo_(?:live|test)_\w{20,}|EZ[AT]K\w{30,}|lob_\w{20,}|A[BKGINRS][CIKOP][A-Z][A-Z0-9]{16}",
+    r"ABSK[\w+/=]{20,}|amzn\.mws\.[\w-]{20,}|LTAI[A-Za-z0-9]{12,}|AKID[A-Za-z0-9]{24,}|AIza[\w-]{30,}",
+    r"GOCSPX-[\w-]{16,}|ya29\.[\w.-]{16,}|1//0[\w-]{20,}|AAAA[\w-]{7}:[\w-]{100,}",
     r"[A-Za-z0-9]{3}[78]Q~[\w~.-]{28,}|dt0[a-z]\d{2}\.\w{20,}\.?\w*|eyJ[\w-]{8,4000}+\.[\w-]{8,}(?:\.[\w-]*)*",
-    r"hv[sbr]\.[\w-]{20,}|[A-Za-z0-9]{14}\.atlasv1\.[\w-]{30,}|do[opr]_v1_[0-9a-f]{40,}|shp[a-z]{2}_[0-9a-fA-F]{20,}",
-    r"dapi[0-9a-f]{30,}(?:-\d)?|lin_[a-z]+_\w{20,}|secret_[A-Za-z0-9]{30,}|ntn_\w{30,}|NR[A-Z]{2}-[\w-]{16,}",
-    r"sntry[a-z]_[\w=/+-]{20,}|PMAK-[\w-]{30,}|gls?[ac]_[\w=+/]{20"
-    r",}|fig[a-z]_[\w-]{20,}|pat\w{14}\.[0-9a-f]{32,}|HRKU-[\w-]{20,}",
-    r"pul-[0-9a-f]{32,}|dp\.[a-z]{2,5}\.(?:\w+\.)?\w{30,}"
-    r"|AGE-SECRET-KEY-1[A-Z0-9]{30,}|sl\.[\w-]{40,}|CFPAT-[\w-]{20,}",
-    r"pscale_[a-z]+_[\w.-]{20,}|sb[p]_[0-9a-f]{30,}|sb_secret_[\w-]{16"
-    r",}|nfp_\w{20,}|fo1_[\w-]{20,}|fm2_[\w+/=]{30,}|rnd_\w{20,}",
-    r"tskey-[\w-]{16,}|ops_eyJ[\w-]{20,}|vc[a-z]_\w{20,}|duffel_\w+_[\w-]{20,}|rdme_\w{30,}|zpka_\w{20,}|AIS\w{30,}",
-    r"6P[1-9A-HJ-NP-Za-km-z]{56}|[5KL][1-9A-HJ-NP-Za-km-z]{50,51}(?!\w)|xprv[1-9A-HJ-NP-Za-km-z]{60,}",
-    r"access-(?:production|development|sandbox)-[0-9a-f-]{36}"
-    r"|pat-[a-z]{2}\d-[0-9a-f-]{36}|IGQV[\w-]{40,}|A{16,}[\w%+/]{40,}"
-    r"|v1\.0-[0-9a-f]{24}-[0-9a-f]{100,}|[01]/\d{16}:[0-9a-f]{32}|hooks?\.[\w.-]{4,60}/[\w/-]{10,}",
-    r"\$(?:apr1|1|2[abxy]|5|6|7|y|argon2\w*|pbkdf2[\w-]*|scrypt)\$[^\s:\"',]{20,}",  # hashes of passwords
-    r"(?<=://)(?=[\w.-]{0,200}\d)[\w.-]{16,}(?=@)",  # a key as the user of an address
+    r"hv[sbr]\.[\w-]{20,}|[A-Za-z0-9]{14}\.atlasv1\.[\w-]{30,}|do[opr]_v1_[0-9a-f]{40,}",
+    r"shp[a-z]{2}_[0-9a-fA-F]{20,}|dapi[0-9a-f]{30,}(?:-\d)?|lin_[a-z]+_\w{20,}|secret_[A-Za-z0-9]{30,}",
+    r"ntn_\w{30,}|NR[A-Z]{2}-[\w-]{16,}|sntry[a-z]_[\w=/+-]{20,}|PMAK-[\w-]{30,}|gls?[ac]_[\w=+/]{20,}",
+    r"fig[a-z]_[\w-]{20,}|pat\w{14}\.[0-9a-f]{32,}|HRKU-[\w-]{20,}|pul-[0-9a-f]{32,}",
+    r"dp\.[a-z]{2,5}\.(?:\w+\.)?\w{30,}|AGE-SECRET-KEY-1[A-Z0-9]{30,}|sl\.[\w-]{40,}|CFPAT-[\w-]{20,}",
+    r"pscale_[a-z]+_[\w.-]{20,}|sb[p]_[0-9a-f]{30,}|sb_secret_[\w-]{16,}|nfp_\w{20,}|fo1_[\w-]{20,}",
+    r"fm2_[\w+/=]{30,}|rnd_\w{20,}|tskey-[\w-]{16,}|ops_eyJ[\w-]{20,}|vc[a-z]_\w{20,}|duffel_\w+_[\w-]{20,}",
+    r"rdme_\w{30,}|zpka_\w{20,}|AIS\w{30,}|6P[1-9A-HJ-NP-Za-km-z]{56}|[5KL][1-9A-HJ-NP-Za-km-z]{50,51}(?!\w)",
+    r"xprv[1-9A-HJ-NP-Za-km-z]{60,}|access-(?:production|development|sandbox)-[0-9a-f-]{36}",
+    r"pat-[a-z]{2}\d-[0-9a-f-]{36}|IGQV[\w-]{40,}|A{16,}[\w%+/]{40,}|v1\.0-[0-9a-f]{24}-[0-9a-f]{100,}",
+    r"[01]/\d{16}:[0-9a-f]{32}|hooks?\.[\w.-]{4,60}/[\w/-]{10,}",
+    # Hashes of passwords.
+    r"\$(?:apr1|1|2[abxy]|5|6|7|y|argon2\w*|pbkdf2[\w-]*|scrypt)\$[^\s:\"',]{20,}",
+    # A key as the user of an address.
+    r"(?<=://)(?=[\w.-]{0,200}\d)[\w.-]{16,}(?=@)",
     # A service that nobody knows: its name, what it is, and letters that are drawn.
-    r"[A-Za-z][A-Za-z0-9]{1,14}(?:[_-][A-Za-z0-9]{1,10}){0,2}?[_-](?:live"
-    r"|prod|test|secret|key|token|tok|pat|api|auth|cred|sk|admin"
-    r"|private|personal|access)[_-](?=[A-Za-z_-]{0,200}\d)[\w-]{20,}"
-    r"|[a-z]{1,6}(?:k|tok|pat|tkn|key)_(?=[a-z]*\d)(?=[a-f0-9]*[g-z])[a-z0-9]{32,}"
-    r"|(?!(?:call|req|resp|run|msg|evt|cus|pi|ch|sub|in|price|prod|file|asst"
-    r"|thread|chatcmpl|toolu|id|ref|rs|fc|item|step|trace|span|obs|job)_)"
-    r"[a-z][a-z0-9]{1,9}_(?=\w*\d)(?=\w*[a-z]\d"
-    r"|\w*\d[a-z])(?=\w*[A-Z])(?=\w*[a-z][A-Z])[A-Za-z0-9]+_?[A-Za-z0-9]{24,}",
+    (
+        r"[A-Za-z][A-Za-z0-9]{1,14}(?:[_-][A-Za-z0-9]{1,10}){0,2}?[_-](?:live|prod|test|secret|key|token|tok|"
+        r"pat|api|auth|cred|sk|admin|private|personal|access)[_-](?=[A-Za-z_-]{0,200}\d)[\w-]{20,}"
+    ),
+    r"[a-z]{1,6}(?:k|tok|pat|tkn|key)_(?=[a-z]*\d)(?=[a-f0-9]*[g-z])[a-z0-9]{32,}",
+    (
+        r"(?!(?:call|req|resp|run|msg|evt|cus|pi|ch|sub|in|price|prod|file|asst|thread|chatcmpl|toolu|id|ref|"
+        r"rs|fc|item|step|trace|span|obs|job)_)[a-z][a-z0-9]{1,9}_(?=\w*\d)(?=\w*[a-z]\d|\w*\d[a-z])"
+        r"(?=\w*[A-Z])(?=\w*[a-z][A-Z])[A-Za-z0-9]+_?[A-Za-z0-9]{24,}"
+    ),
 )
 FORM = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(SERVICES)})")
 PEM = re.compile(

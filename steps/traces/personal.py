@@ -176,7 +176,6 @@ def _is_message(text: str, start: int, end: int) -> bool:
 
 def _machines(text: str) -> Iterator[tuple[str, int, int]]:
     """Addresses of machines and of their network cards: where colons, or points between four hex digits, are."""
-    end = 0
     for pattern, around in (
         (COLONS, "0123456789abcdefABCDEF:."),
         (DOTTED, "0123456789abcdefABCDEF."),
