@@ -150,9 +150,9 @@ def on_regression(
     if again is None:
         there = not is_by_rule and read_scenarios(regression_file(parameters.task))
         return checks.held(f"not measured: {parameters.task} has no rule, by which to judge it") if there else None
-    if parameters.promote.decides == "test":
-        return checks.holds(again.challenger, again.other, again.against, parameters.promote)
     clusters = clusters_of(parameters.task, again.scenarios)
+    if parameters.promote.decides == "test":
+        return checks.holds(again.challenger, again.other, again.against, parameters.promote, clusters)
     return checks.gains(again.challenger, again.other, again.against, clusters, look, parameters.promote)
 
 
@@ -294,6 +294,8 @@ def print_end(judged: Challenge, dry_run: bool) -> None:
     else:
         stays = f"Champion stays version {champion}." if champion else "There is no champion."
         print(f"{entry} is refused, {verdict.reason}. {stays}")
+    if verdict.power is not None and verdict.look:
+        print(verdict.power.sentence(), flush=True)
     nothing = "; nothing in MLflow (--dry-run)" if dry_run else ""
     print(f"Written: {judged.folder}/verdict.md, .json and .png{nothing}", flush=True)
 

@@ -32,6 +32,7 @@ from flows.terminal.report import RUN, Point
 from flows.training import start, way
 from flows.training.ahead import Ahead, settle, worker
 from flows.training.ending import best, ending, result_lines, write_page, write_summary
+from flows.training.split import count_look, power_line
 from flows.training.trackers import index, open_trackers, track
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
@@ -166,6 +167,7 @@ def begin(params: Params, run: Callable[[str], bool], display: RunDisplay) -> No
     display.row(base := report.point(0), None, None)
     if by_task := report.task_line(base):
         display.say(by_task)
+    display.say(power_line(params, base))
     warn(0, display)
 
     def measure() -> Readiness:
@@ -254,6 +256,7 @@ def _iterations(
     for stage in chain.tested_stages(Path.cwd()):
         run(stage)
     registered = run("register")
+    count_look(display)
     report.draw(curve, chosen.iteration, RUN / "learning_curve.png", report.references())
     for tracker in trackers:
         tracker.finish()

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
 from steps.core.records import Judged, Record
-from steps.registry import looks, paired
+from steps.registry import looks, paired, power
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from steps.core.params import Promote
     from steps.registry.gate import Side
 
 EVEN = 1e-9  # differences below this are rounding errors
+FALLS = 0.05  # probability of refusing for a fall, on any slice or on the regression set, where there is none
 
 
 class Check(Record):
@@ -34,6 +37,7 @@ class Slice(Record):
     difference: float
     ci95: tuple[float, float]
     judged: bool  # False: too small to decide anything
+    fallen: bool = False  # by more than is allowed, and beyond chance; unset in verdicts from before it was recorded
 
 
 def better(name: str, side: Side | None, challenger: Side, interval: Any, tail: float | None, params: Promote) -> Check:
@@ -74,8 +78,15 @@ def percent(tail: float) -> str:
     return f"{100 * (1 - 2 * tail):.4g} %"
 
 
+def falls(difference: float, high: float, params: Promote) -> bool:
+    """Whether success fell by more than `promote.max_slice_drop`, and fell beyond chance: the interval's upper end is below 0.
+
+    The former alone would refuse every second challenger that is as good on twelve slices of 20 scenarios."""
+    return difference < -params.max_slice_drop - EVEN and high < -EVEN
+
+
 def no_slice_falls(slices: Sequence[Slice], params: Promote) -> Check:
-    """No slice that is large enough to be judged loses more than `promote.max_slice_drop`."""
+    """No slice that is large enough to be judged falls; that is judged with FALLS shared among those."""
     judged = [part for part in slices if part.judged]
     worst = min(judged, key=lambda part: part.difference, default=None)
     bound = -params.max_slice_drop
@@ -84,8 +95,10 @@ def no_slice_falls(slices: Sequence[Slice], params: Promote) -> Check:
     if worst is None:
         text = f"no slice has {params.min_slice} scenarios{ending}"
         return Check(name="slices", passed=True, measured=None, bound=bound, text=text)
-    fallen = [f"{part.name} ({part.difference:+.3f})" for part in judged if part.difference < bound - EVEN]
+    fallen = [f"{part.name} ({part.difference:+.3f})" for part in judged if part.fallen]
     text = f"the worst of {len(judged)} is {worst.name}, {worst.n} scenarios"
+    if worst.difference < bound - EVEN and not worst.fallen:
+        text += f", {worst.difference:+.3f}, which is within chance"
     text = f"fallen: {', '.join(fallen)}" if fallen else text
     return Check(name="slices", passed=not fallen, measured=worst.difference, bound=bound, text=text + ending)
 
@@ -117,32 +130,38 @@ def held(why: str) -> Check:
     return Check(name="regression", passed=True, measured=None, bound=None, text=why)
 
 
-def holds(challenger: Side, other: Side, against: str, params: Promote) -> Check:
-    """The challenger does not lose more than `promote.max_slice_drop` on the regression set, against the same policy."""
-    return _stays(
-        "regression",
-        challenger,
-        other,
-        against,
-        f"{len(challenger.success_N)} scenarios that went wrong before",
-        params,
-    )
+def holds(
+    challenger: Side, other: Side, against: str, params: Promote, clusters: Sequence[str] | None = None
+) -> Check:
+    """The challenger does not fall on the regression set, against the same policy. `clusters`: of its scenarios; None: all
+    are independent."""
+    where = f"{len(challenger.success_N)} scenarios that went wrong before"
+    return _stays("regression", challenger, other, f"{against} on {where}", params, clusters)
 
 
-def stays(name: str, challenger: Side, other: Side | None, params: Promote) -> Check:
+def stays(name: str, challenger: Side, other: Side, params: Promote, clusters: Sequence[str] | None = None) -> Check:
     """The same on the test split, where the regression set decides."""
-    assert other is not None
-    return _stays(name, challenger, other, name, f"the {len(challenger.success_N)} test scenarios", params)
+    where = f"the {len(challenger.success_N)} test scenarios"
+    return _stays(name, challenger, other, f"{name} on {where}", params, clusters)
 
 
-def _stays(name: str, challenger: Side, other: Side, against: str, where: str, params: Promote) -> Check:
-    own, others = float(challenger.success_N.mean()), float(other.success_N.mean())
-    measured, bound = own - others, -params.max_slice_drop
-    text = (
-        f"success {own:.3f} against {others:.3f} of the {against} on {where}; the difference must be {bound:+.3f} at "
-    )
-    text += "least"
-    return Check(name=name, passed=measured >= bound - EVEN, measured=measured, bound=bound, text=text)
+def _stays(
+    name: str, challenger: Side, other: Side, against: str, params: Promote, clusters: Sequence[str] | None
+) -> Check:
+    clusters_N = numbers(clusters, len(challenger.success_N))
+    measured, low, high = paired.paired_interval(challenger.success_N, other.success_N, clusters_N, FALLS)
+    bound = -params.max_slice_drop
+    text = f"success {challenger.success_N.mean():.3f} against {other.success_N.mean():.3f} of the {against}: "
+    text += f"{measured:+.3f} [{low:+.3f}, {high:+.3f}] ({percent(FALLS)}); the difference must be {bound:+.3f} at least, "
+    text += "or within chance of 0"
+    return Check(name=name, passed=not falls(measured, high, params), measured=measured, bound=bound, text=text)
+
+
+def numbers(clusters: Sequence[str] | None, n: int) -> np.ndarray:
+    """The number of each scenario's cluster, [N]; None: all are independent."""
+    import numpy as np
+
+    return np.arange(n) if clusters is None else paired.numbered(clusters)
 
 
 def gains(
@@ -150,17 +169,16 @@ def gains(
 ) -> Check:
     """The challenger is better on the regression set: by the test that decides (`promote.decides: regression`), at this look
     at the set. `clusters`: of its scenarios; None: all are independent."""
-    import numpy as np
-
     n = len(challenger.success_N)
-    clusters_N = np.arange(n) if clusters is None else paired.numbered(clusters)
+    clusters_N = numbers(clusters, n)
     tail = looks.tail(max(1, look), params.false_promotions)
     gain, low, high = paired.paired_interval(challenger.success_N, other.success_N, clusters_N, tail)
     text = f"success {challenger.success_N.mean():.3f} against {other.success_N.mean():.3f} of the {against} on {n} "
     text += (
         f"scenarios that went wrong before: {gain:+.3f} [{low:+.3f}, {high:+.3f}] ({percent(tail)}, look {look}); the "
     )
-    text += f"lower end must exceed {params.margin:+.3f}"
+    text += f"lower end must exceed {params.margin:+.3f}. "
+    text += power.power(challenger.success_N - other.success_N, clusters_N, look, params).sentence().rstrip(".")
     return Check(name="regression", passed=low > params.margin + EVEN, measured=low, bound=params.margin, text=text)
 
 

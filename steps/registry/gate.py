@@ -33,6 +33,7 @@ from steps.core.records import PAIRS, Judged, Pair, Record
 from steps.core.stats import slices_of
 from steps.registry import checks, looks, paired
 from steps.registry.checks import EVEN, Check, Slice
+from steps.registry.power import Power, power
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,6 +92,7 @@ class Verdict(Record):
     clusters: int | None = None  # of scenarios that are alike; as many as scenarios where all are independent
     largest: int | None = None  # scenarios of the largest cluster
     clustered: bool | None = None  # False: the task does not say which scenarios are alike
+    power: Power | None = None  # where the test split decides
     judges: dict[str, Judged] | None = None  # without a rule: the comparisons, by the evaluation that they are in
 
     @property
@@ -181,7 +183,7 @@ def decide(
     against, by_test = "champion" if champion is not None else "base", params.decides == "test"
     other = measured[against]
     scores = {name: score_against(challenger, side, name) for name, side in measured.items()}
-    clusters_N = np.arange(n) if clusters is None else paired.numbered(clusters)
+    clusters_N = checks.numbers(clusters, n)
     tail = looks.tail(max(1, look), params.false_promotions)
 
     def interval(name: str, tail: float = paired.TAIL, places: Any = slice(None)) -> tuple[float, float, float]:
@@ -192,14 +194,18 @@ def decide(
         other_N = measured[name].success_N[places]
         return paired.paired_interval(challenger.success_N[places], other_N, clusters_N[places], tail)
 
+    found = slices_of(scenarios)
+    shared = checks.FALLS / max(1, sum(len(places) >= params.min_slice for places in found.values()))
     slices = []
-    for name, places in slices_of(scenarios).items():
-        difference, low, high = interval(against, places=np.array(places))
+    for name, places in found.items():
+        part, places_N = {"name": name, "n": len(places)}, np.array(places)
+        difference, *ci95 = interval(against, places=places_N)
         judged = len(places) >= params.min_slice
-        slices.append(Slice(name=name, n=len(places), difference=difference, ci95=(low, high), judged=judged))
+        fallen = judged and checks.falls(difference, interval(against, shared, places_N)[2], params)
+        slices.append(Slice(difference=difference, ci95=ci95, judged=judged, fallen=fallen, **part))
     rows = [
         *(
-            checks.stays(name, challenger, side, params)
+            checks.stays(name, challenger, side, params, clusters)
             if side is not None and name == against and not by_test
             else checks.better(name, side, challenger, interval, tail if name == against else None, params)
             for name, side in others.items()
@@ -214,7 +220,7 @@ def decide(
     ]
     failed = [check.name for check in rows if not check.passed]
     first = next(check for check in rows if check.name == (against if by_test else "regression"))
-    gap_N = challenger.success_N - other.success_N if (score_N := scores[against]) is None else score_N - 0.5
+    gap_N = challenger.success_N - other.success_N if (score_N := scores[against]) is None else 2 * score_N - 1
     ids = [scenario.id for scenario in scenarios]
     sizes = np.unique(clusters_N, return_counts=True)[1]
     return Verdict(
@@ -235,6 +241,7 @@ def decide(
         clusters=len(sizes),
         largest=int(sizes.max()),
         clustered=clusters is not None,
+        **powers(gap_N, clusters_N, look, params, scores[against] is not None),
         **judges_of({"challenger": challenger} | measured),
     )
 
@@ -264,6 +271,11 @@ def score_against(challenger: Side, side: Side, name: str) -> np.ndarray | None:
         f"the judge has not compared the challenger {challenger.adapter_hash} with the {name} {side.adapter_hash}, but with "
         f"{challenger.judged.rival_hash}: evaluate both again"
     )
+
+
+def powers(gap_N: np.ndarray, clusters_N: np.ndarray, look: int, params: Promote, is_judged: bool) -> dict[str, Any]:
+    """The field `power` of a verdict, where the test split decides: the regression set's check says its own."""
+    return {"power": power(gap_N, clusters_N, look, params, is_judged)} if params.decides == "test" else {}
 
 
 def judges_of(sides: Mapping[str, Side]) -> dict[str, Any]:

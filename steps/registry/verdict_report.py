@@ -72,6 +72,7 @@ def level(verdict: Verdict) -> str:
         return ""
     if verdict.look:
         text = f"This is look {verdict.look} at this test split, whose interval is one of {percent(verdict.tail)}. "
+        text += f"{verdict.power.sentence()} " if verdict.power else ""
     else:
         text = "The champion is shown and not judged, so this is no look at the test split. "
     if not verdict.clustered:
