@@ -1,192 +1,192 @@
-"""How often does the gate promote a challenger that is no better, and how often one that is? Simulated evaluations.
+"""How often do gate and watch err, and how often do they see what is there? Simulated evaluations; no model is asked.
 
-    python -m benchmarks.gate                              # 7 × 3 × 1,000 splits, 20 looks each: minutes on one core
-    python -m benchmarks.gate --quick                      # 7 × 3 × 60
+    python -m benchmarks.gate                              # 16 designs × 42 worlds × 1,000 splits: minutes on one core
+    python -m benchmarks.gate --quick                      # 16 × 18 × 100
 
-A row `alike m` has scenarios in clusters of m. Each cluster has a difficulty of its own: the other policy's chance p of
-success there, from a beta distribution with the given mean (concentration 4). Given p, both policies succeed or fail
-independently of each other, each at all scenarios of the cluster alike. `inboxes` is as email_search's test split: 5
-clusters, where only a fifth of the scenarios follow the cluster and the others are drawn for themselves. The challenger's
-chance is p, or p + gain × (1 - p) / (1 - mean), whose mean is higher by exactly the gain and which stays within 1.
-Scenarios are of three kinds; turns, tokens and the contamination report are in order, and there is no champion. Every
-decision is `gate.decide`'s, with the defaults of steps/core/params.py. No model is asked.
+Each row of a design is of splits whose scenarios are in clusters of these sizes. A cluster has a chance of success, from
+a beta distribution with the given mean (concentration 2). A fifth of a cluster's scenarios, or all, succeed or fail as
+one; the others are drawn for themselves. Two policies that are equal have the same chance and nothing else in common.
+With drift the chances rise from look to look; checkpoints of one run do the same at 70 % of the clusters. A better
+challenger's chance is higher by gain × (1 - p) / (1 - mean), which stays within 1 and is the gain in the mean.
 
-The rows `judged m` are of a task without a rule, where a simulated judge compares attempts in both orders. An attempt has a
-quality; the challenger's is the base policy's plus the gain, what it gains or loses in each cluster, and what it does at
-each scenario, with standard deviations of 0.1. The judge calls scores equal that differ by less than 0.05, it prefers the
-first place by 0.1, and its noise has a standard deviation of 0.5, 0.2 or 0.05, in place of the base successes below.
+`false_in_k`: the share of splits at which one of the first k equal challengers is promoted, in the worst world, which is
+`at`; `judged_in_k` the same where a judge compares (its noise 0.5, 0.2, 0.05), and `watch` the share of runs of 10
+iterations, all equal, that are stopped. `fell`: how often a regression set refuses an equal challenger. 0.05 are allowed
+of each, 0.025 in the first look; the worst of many worlds is above that by chance, by 0.012 of 1,000 splits. `covered`
+and `share_covered` are the smallest shares of 95 % intervals that hold the truth: of differences that are 0, 0.05 and
+0.1, and of a policy's success. `power`, `power_at_0.8` and `power_at_look_5`: how often a gain of 0.10 is promoted from a
+success of 0.5, of 0.8, and at the fifth look, where a fifth of a cluster are alike; `watch_power`: how often a fall by
+0.3 from 0.8 is seen within 10 iterations. `said` is the gain which a verdict says that it shows four times in five (the
+median), and `power_of_said` how often it does.
 
-`false_in_k` is the share of splits at which one of the first k challengers, none of which is better, is promoted; the worst
-of base successes 0.5, 0.8 and 0.95. `ratio` is `false_in_20` over the 0.05 that are allowed. `power` is the share of better
-challengers that are promoted at the first look, `power_at_look_5` at the fifth, both at a base success of 0.5, and
-`power_at_0.8` at the first with a base success of 0.8.
-
-The row `coverage` is exact: the gate's 95 % interval over all outcomes of independent pairs, for chances of winning and of
-losing a scenario that are near 0. Its `ratio` is the largest share that is not covered over the 0.05 that are allowed.
+`3 slices` and `12 slices` are decisions of `gate.decide` on 240 single scenarios: `lost` is what its slices cost of the
+power for +0.10, `seen` how often it refuses a challenger that is better by 0.15 and falls by 0.3 on the first slice.
+`turned away`: false promotions among 20 runs of which the stage register keeps those above the base policy, where every
+run is a look; and `registered_alone`, where only those are. `coverage` is exact, over all outcomes of 60 independent
+pairs.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from typing import NamedTuple
+from itertools import product
+from typing import Any
 
 import numpy as np
 
 from benchmarks import _common
+from benchmarks._gate import DESIGNS, Design, JudgedSplits, Splits, World
 from environments.base import Scenario
 from steps.core.params import Promote
-from steps.core.records import Judged
-from steps.registry import gate, paired
+from steps.judging import watch
+from steps.registry import checks, gate, looks, paired, power
 
-KINDS = ("a", "b", "c")
-CONCENTRATION = 4.0
 ALLOWED = 0.05
 LOOKS = (1, 5, 20)
-MEANS = (0.5, 0.8, 0.95)  # success of the other policy
-SPREAD, BIAS = 0.1, 0.1  # of a quality as judges see it; what the first place gains
-TRIALS, QUICK = 1000, 60  # splits of each setting and mean
+SHARES = (0.02, 0.05, 0.2, 0.5, 0.8, 0.95, 0.98)
+HOWS = ("plain", "drift", "checkpoints")
+FOLLOWING = (0.2, 1.0)
+NOISES = (0.5, 0.2, 0.05)  # of a judge's scores
+ITERATIONS = 10
+TRIALS, QUICK = 1000, 100
 NEAR = ((0.02, 0.0), (0.05, 0.0), (0.02, 0.02), (0.05, 0.01), (0.05, 0.05), (0.1, 0.02), (0.1, 0.1))  # won, lost
+USUAL = World(0.5, FOLLOWING[0])
+PARAMS = Promote()
 
 
-class Setting(NamedTuple):
-    """How scenarios are alike."""
-
-    name: str
-    size: int  # scenarios of a cluster
-    following: float = 1.0  # share of a cluster's scenarios that succeed or fail as one
-    judged: bool = False  # by a simulated judge, without a rule
+def promoted(gap_TN: np.ndarray, clusters_N: np.ndarray, look: int) -> np.ndarray:
+    """Whether the gate's interval is above the margin at this look, [T]."""
+    _, low_T, _ = paired.interval(gap_TN, clusters_N, looks.tail(look, PARAMS.false_promotions))
+    return low_T > PARAMS.margin + checks.EVEN
 
 
-SETTINGS = tuple(Setting(f"alike {size}", size) for size in (1, 5, 10, 20))
-JUDGED = tuple(Setting(f"judged {size}", size, judged=True) for size in (1, 10))
+def false_in(splits: Splits | JudgedSplits) -> dict[int, float]:
+    """Of splits with equal challengers: the share at which one of the first so many is promoted."""
+    seen_KT = [promoted(gap_TN, splits.clusters_N, k) for k, gap_TN in enumerate(splits.gaps(LOOKS[-1]), 1)]
+    return {k: float(np.any(seen_KT[:k], axis=0).mean()) for k in LOOKS}
 
 
-class Split:
-    """A test split whose scenarios have difficulties, and policies that play it."""
-
-    def __init__(self, n: int, setting: Setting, mean: float, seed: int) -> None:
-        self.generator, self.n, self.setting, self.mean = np.random.default_rng(seed), n, setting, mean
-        self.cluster_N = np.arange(n) // setting.size
-        shape = CONCENTRATION * mean, CONCENTRATION * (1 - mean)
-        self.chance_N = self.generator.beta(*shape, self.cluster_N[-1] + 1)[self.cluster_N]
-
-    def play(self, name: str, gain: float = 0.0) -> gate.Side:
-        """A policy's results; its chance of success is higher by `gain` in the mean."""
-        chance_N = self.chance_N + gain * (1 - self.chance_N) / (1 - self.mean)
-        drawn_N = self.generator.random(self.n)
-        common_N = self.generator.random(self.cluster_N[-1] + 1)[self.cluster_N]
-        follows_N = self.generator.random(self.n) < self.setting.following
-        success_N = np.where(follows_N, common_N, drawn_N) < chance_N
-        return gate.Side(name, success_N.astype(float), 3.0, 60.0)
+def power_of(design: Design, world: World, trials: int, gain: float, look: int = 1) -> float:
+    """The share of better challengers that are promoted at a look."""
+    splits = Splits(design, world, trials, 2)
+    return float(promoted(splits.gaps(1, gain)[0], splits.clusters_N, look).mean())
 
 
-class JudgedSplit:
-    """A test split of a task without a rule, and policies that a simulated judge compares with the base policy."""
-
-    def __init__(self, n: int, setting: Setting, noise: float, seed: int) -> None:
-        self.generator, self.n, self.noise = np.random.default_rng(seed), n, noise
-        self.cluster_N = np.arange(n) // setting.size
-        self.quality_N = self.generator.normal(0.5, SPREAD, n)  # of the base policy's attempts
-
-    def play(self, name: str, gain: float = 0.0) -> gate.Side:
-        """A policy's results against the base policy; `base` is that itself."""
-        score_N = np.full(self.n, 0.5)
-        if name != "base":
-            cluster_C = self.generator.normal(gain, SPREAD, self.cluster_N[-1] + 1)
-            quality_N = self.quality_N + cluster_C[self.cluster_N] + self.generator.normal(0, SPREAD, self.n)
-            first_N, second_N = self.preferred(quality_N, BIAS), self.preferred(quality_N, -BIAS)
-            score_N = 0.5 + 0.5 * np.where(first_N == second_N, first_N, 0)
-        counts = {
-            "wins": int((score_N == 1).sum()),
-            "losses": int((score_N == 0).sum()),
-            "ties": int((score_N == 0.5).sum()),
-        }
-        share = float(score_N.mean())
-        judged = Judged(
-            rival="base policy",
-            rival_hash="base",
-            judge="simulated",
-            share=share,
-            ci95=(0, 1),
-            disagreements=0,
-            unjudged=0,
-            **counts,
-        )
-        return gate.Side(name, score_N, 3.0, 60.0, judged=judged)
-
-    def preferred(self, quality_N: np.ndarray, bias: float) -> np.ndarray:
-        """1 where the judge scores a policy's attempt higher than the base policy's, -1 where lower, otherwise 0, [N]."""
-        noise_2N = self.generator.normal(0, self.noise, (2, self.n))
-        own_N, other_N = quality_N + noise_2N[0] + bias / 2, self.quality_N + noise_2N[1] - bias / 2
-        return np.sign(np.round(own_N - other_N, 1))
+def covered_in(design: Design, world: World, trials: int) -> tuple[float, float]:
+    """The smallest share of 95 % intervals of differences that hold the true one, and that of a policy's success."""
+    shares = []
+    for gain in (0.0, 0.05, 0.1):
+        if gain < 0.9 * (1 - world.share):
+            splits = Splits(design, world, trials, 3)
+            _, low_T, high_T = paired.interval(splits.gaps(1, gain)[0], splits.clusters_N)
+            shares.append(float(((low_T <= gain + 1e-9) & (gain - 1e-9 <= high_T)).mean()))
+    success_TN = Splits(design, world, trials, 4).play()[: max(100, trials // 4)]
+    ends = np.array([paired.share_interval(success_N, design.clusters_N) for success_N in success_TN])
+    return min(shares), float(((ends[:, 0] <= world.share) & (world.share <= ends[:, 1])).mean())
 
 
-def split_of(n: int, setting: Setting, mean: float, seed: int) -> Split | JudgedSplit:
-    """A split of a setting. For a judge, 1 - `mean` is the noise of its scores."""
-    return JudgedSplit(n, setting, 1 - mean, seed) if setting.judged else Split(n, setting, mean, seed)
+def alarms(design: Design, world: World, trials: int, fall: float = 0.0) -> float:
+    """The share of runs that the watch stops, where the truth alone decides; it falls by so much from the middle on."""
+    splits = Splits(design, world, trials, 5)
+    points = [splits.play(is_challenger=True) for _ in range(ITERATIONS + 1)]
+    if fall:
+        fallen = Splits(design, world._replace(share=world.share - fall), trials, 5)
+        points[ITERATIONS // 2 :] = [fallen.play() for _ in points[ITERATIONS // 2 :]]
+    seen_T = np.zeros(trials, bool)
+    for k, j in [(later, earlier) for later in range(1, len(points)) for earlier in range(later)]:
+        tail = watch.tail_at(k, ITERATIONS, 1, ALLOWED)
+        seen_T |= paired.interval(points[k] - points[j], design.clusters_N, tail)[2] < 0
+    return float(seen_T.mean())
 
 
-class Simulation(NamedTuple):
-    """The gate at many splits. `named`: whether it is told the clusters."""
-
-    n: int
-    params: Promote
-    named: bool = True
-
-    def promoted(self, split: Split | JudgedSplit, base: gate.Side, gain: float, look: int) -> bool:
-        """The gate's decision on one more challenger."""
-        scenarios = scenarios_of(self.n)
-        report = {"passed": True, "scenarios": {"test": self.n}, "found": {}}
-        clusters = [str(number) for number in split.cluster_N] if self.named else None
-        challenger = split.play("challenger", gain)
-        return gate.decide(scenarios, challenger, base, report, self.params, clusters=clusters, look=look).promoted
-
-    def first_false(self, trials: int, setting: Setting, mean: float, looks: int = LOOKS[-1]) -> list[int]:
-        """For each split: at which look a challenger is promoted that is no better; more than the last where none is."""
-        ends = []
-        for trial in range(trials):
-            split = split_of(self.n, setting, mean, trial)
-            base = split.play("base")
-            numbers = range(1, looks + 1)
-            ends.append(next((look for look in numbers if self.promoted(split, base, 0.0, look)), looks + 1))
-        return ends
-
-    def power(self, trials: int, setting: Setting, mean: float, gain: float, look: int = 1) -> float:
-        """The share of better challengers that are promoted."""
-        splits = [split_of(self.n, setting, mean, trials + trial) for trial in range(trials)]
-        return sum(self.promoted(split, split.play("base"), gain, look) for split in splits) / trials
+def fell(design: Design, world: World, trials: int) -> float:
+    """The share of regression sets on which an equal challenger is refused."""
+    splits = Splits(design, world, trials, 6)
+    mean_T, _, high_T = paired.interval(splits.gaps(1)[0], splits.clusters_N, checks.FALLS)
+    return float(np.mean(checks.falls(mean_T, high_T, PARAMS)))
 
 
-_SCENARIOS: dict[int, list[Scenario]] = {}
+def said(design: Design, trials: int) -> tuple[float | None, float]:
+    """The gain that verdicts say is shown four times in five, and how often it is."""
+    gap_TN = Splits(design, USUAL, 60, 7).gaps(1, 0.1)[0].astype(float)
+    gains = [power.power(gap_N, design.clusters_N, 1, PARAMS).gain for gap_N in gap_TN]
+    gain = float(np.median([math.inf if value is None else value for value in gains]))
+    return (None, 0.0) if gain > 0.45 else (round(gain, 3), power_of(design, USUAL, trials, gain))
 
 
-def scenarios_of(n: int) -> list[Scenario]:
-    """Scenarios of three kinds in turn, made once."""
-    if n not in _SCENARIOS:
-        rows = [{"number": number, "kind": KINDS[number % len(KINDS)]} for number in range(n)]
-        _SCENARIOS[n] = [Scenario.make("simulated", "test", [], row) for row in rows]
-    return _SCENARIOS[n]
+def measure(design: Design, trials: int, gain: float, is_quick: bool = False) -> dict[str, Any]:
+    """The row of a design."""
+    began = time.perf_counter()
+    shares = SHARES[::3] if is_quick else SHARES
+    following = (0.0,) if max(design.sizes) == 1 else FOLLOWING
+    worlds = [World(*world) for world in product(shares, following, HOWS)]
+    plain = [world for world in worlds if world.how == "plain"]
+    errors = {str(world): false_in(Splits(design, world, trials, 1)) for world in worlds}
+    judged = [false_in(JudgedSplits(design, noise, trials, 1)) for noise in NOISES]
+    cover = {str(world): covered_in(design, world, trials) for world in plain}
+    few = max(100, trials // 4)
+    row: dict[str, Any] = {f"false_in_{k}": max(error[k] for error in errors.values()) for k in LOOKS}
+    row["at"] = max(errors, key=lambda world: errors[world][LOOKS[-1]])
+    row |= {f"judged_in_{k}": max(error[k] for error in judged) for k in LOOKS[::2]}
+    row["watch"] = max(alarms(design, world, few) for world in worlds if world.how != "drift")
+    row["fell"] = max(fell(design, world, trials) for world in plain)
+    for place, name in enumerate(("covered", "share_covered")):
+        row[name] = min(found[place] for found in cover.values())
+        row[f"{name}_at"] = min(cover, key=lambda world, place=place: cover[world][place])
+    row["power"] = power_of(design, USUAL, trials, gain)
+    row["power_at_0.8"] = power_of(design, USUAL._replace(share=0.8), trials, gain)
+    row["power_at_look_5"] = power_of(design, USUAL, trials, gain, 5)
+    row["watch_power"] = alarms(design, USUAL._replace(share=0.8), few, 0.3)
+    row["said"], row["power_of_said"] = said(design, trials)
+    worst = max(row["false_in_20"], row["judged_in_20"], row["watch"], row["fell"])
+    head = {"name": design.name, "ratio": round(worst / ALLOWED, 2)}
+    ending = {"trials": trials, "gain": gain, "seconds": round(time.perf_counter() - began, 1)}
+    return head | {name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()} | ending
 
 
-def measure(setting: Setting, trials: int, n: int, gain: float) -> dict[str, float | str]:
-    """The row of a setting."""
-    simulation, began = Simulation(n, Promote()), time.perf_counter()
-    ends = [simulation.first_false(trials, setting, mean) for mean in MEANS]
-    shares = {f"false_in_{k}": max(sum(end <= k for end in of_mean) / trials for of_mean in ends) for k in LOOKS}
-    powers = {"power": (0.5, 1), "power_at_look_5": (0.5, 5), "power_at_0.8": (0.8, 1)}
-    shares |= {name: simulation.power(4 * trials, setting, mean, gain, look) for name, (mean, look) in powers.items()}
-    decisions = sum(min(end, LOOKS[-1]) for of_mean in ends for end in of_mean) + 4 * len(powers) * trials
-    return {
-        "name": setting.name,
-        "ratio": round(shares[f"false_in_{LOOKS[-1]}"] / ALLOWED, 2),
-        **shares,
-        "trials": trials,
-        "scenarios": n,
-        "clusters": math.ceil(n / setting.size),
-        "gain": gain,
-        "milliseconds_per_decision": round(1000 * (time.perf_counter() - began) / decisions, 2),
-    }
+def slices(number: int, trials: int, gain: float) -> dict[str, Any]:
+    """The row of decisions with so many slices: what they cost, and what they see."""
+    n = 240
+    names = [f"kind {place * number // n:02d}" for place in range(n)]
+    scenarios = [Scenario.make("simulated", "test", [], {"number": i, "kind": name}) for i, name in enumerate(names)]
+    report = {"passed": True, "scenarios": {"test": n}, "found": {}}
+    splits = Splits(Design("", (1,) * n), World(0.5, 0.0), trials, 8)
+    base_TN, better_TN, mixed_TN = splits.play(), splits.play(gain=gain), splits.play(gain=0.15)
+    falling_TN = Splits(Design("", (1,) * n), World(0.2, 0.0), trials, 9).play()
+    mixed_TN[:, : n // number] = falling_TN[:, : n // number]
+
+    def failed(challenger_TN: np.ndarray) -> list[list[str]]:
+        sides = [
+            [gate.Side(name, row_N.astype(float), 3.0, 60.0) for row_N in rows_TN]
+            for name, rows_TN in (("challenger", challenger_TN), ("base", base_TN))
+        ]
+        verdicts = [gate.decide(scenarios, *pair, report, PARAMS) for pair in zip(*sides, strict=True)]
+        return [[check.name for check in verdict.checks if not check.passed] for verdict in verdicts]
+
+    refused = failed(better_TN)
+    shown = sum("base" not in names for names in refused)
+    lost = sum(names == ["slices"] for names in refused) / max(1, shown)
+    seen = sum("slices" in names for names in failed(mixed_TN)) / trials
+    row = {"power": round(shown / trials, 3), "lost": round(lost, 3), "seen": round(seen, 3), "trials": trials}
+    return {"name": f"{number} slices", "ratio": round(lost / ALLOWED, 2)} | row
+
+
+def turned_away(design: Design, trials: int) -> dict[str, Any]:
+    """The row of runs of which those that are not above the base policy are not registered."""
+    splits = Splits(design, World(0.5, FOLLOWING[0], "drift"), trials, 10)
+    everywhere_T, alone_T = np.zeros(trials, bool), np.zeros(trials, bool)
+    number_T = np.zeros(trials, int)
+    for look, gap_TN in enumerate(splits.gaps(LOOKS[-1]), 1):
+        registered_T = gap_TN.mean(-1) > 0
+        number_T += registered_T
+        everywhere_T |= promoted(gap_TN, splits.clusters_N, look)
+        for number in np.unique(number_T[registered_T]):
+            own_T = registered_T & (number_T == number)
+            alone_T[own_T] |= promoted(gap_TN[own_T], splits.clusters_N, int(number))
+    every, alone = float(everywhere_T.mean()), float(alone_T.mean())
+    row = {"false_in_20": round(every, 3), "registered_alone": round(alone, 3), "trials": trials}
+    return {"name": f"turned away, {design.name}", "ratio": round(every / ALLOWED, 2)} | row
 
 
 def coverage(n: int) -> dict[str, float | str]:
@@ -199,16 +199,12 @@ def coverage(n: int) -> dict[str, float | str]:
 
 def covered(n: int, won: float, lost: float) -> float:
     """The probability that the 95 % interval holds the true difference, where each scenario is won or lost with these."""
-    total, alone_N = 0.0, np.arange(n)
-    for wins in range(n + 1):
-        for losses in range(n + 1 - wins):
-            probability = multinomial(n, (wins, losses), (won, lost))
-            if probability > 1e-9:
-                challenger_N = (alone_N < wins).astype(float)
-                other_N = ((alone_N >= wins) & (alone_N < wins + losses)).astype(float)
-                _, low, high = paired.paired_interval(challenger_N, other_N, alone_N)
-                total += probability * (low - 1e-12 <= won - lost <= high + 1e-12)
-    return total
+    counts = [(wins, losses) for wins in range(n + 1) for losses in range(n + 1 - wins)]
+    likely = {pair: chance for pair in counts if (chance := multinomial(n, pair, (won, lost))) > 1e-9}
+    gap_XN = np.array([[1] * wins + [-1] * losses + [0] * (n - wins - losses) for wins, losses in likely], float)
+    _, low_X, high_X = paired.interval(gap_XN, np.arange(n))
+    holds_X = (low_X - 1e-12 <= won - lost) & (won - lost <= high_X + 1e-12)
+    return float(np.array(list(likely.values())) @ holds_X)
 
 
 def multinomial(n: int, counts: tuple[int, int], chances: tuple[float, float]) -> float:
@@ -223,17 +219,19 @@ def multinomial(n: int, counts: tuple[int, int], chances: tuple[float, float]) -
 
 
 def main() -> None:
-    parser = _common.parser("gate", __doc__, f"{QUICK} splits of each setting in place of {TRIALS}")
-    parser.add_argument("--trials", type=int, help=f"splits of each setting (default: {TRIALS}; quick: {QUICK})")
-    parser.add_argument("--scenarios", type=int, default=240)
+    parser = _common.parser("gate", __doc__, f"{QUICK} splits of each world in place of {TRIALS}, and fewer worlds")
+    parser.add_argument("--trials", type=int, help=f"splits of each world (default: {TRIALS}; quick: {QUICK})")
     parser.add_argument("--gain", type=float, default=0.10, help="in success, where there is a difference")
     options = parser.parse_args()
     usual = QUICK if options.quick else TRIALS
     trials = options.trials or usual
     rows = _common.begin("gate", options, trials / usual)
-    inboxes = Setting("inboxes", max(1, options.scenarios // 5), 0.2)
-    for setting in (*SETTINGS, inboxes, *JUDGED):
-        rows.add(measure(setting, trials, options.scenarios, options.gain))
+    for design in DESIGNS:
+        rows.add(measure(design, trials, options.gain, options.quick))
+    for number in (3, 12):
+        rows.add(slices(number, trials, options.gain))
+    for design in (DESIGNS[0], DESIGNS[5]):
+        rows.add(turned_away(design, 4 * trials))
     rows.add(coverage(60))
 
 

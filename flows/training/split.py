@@ -1,4 +1,4 @@
-"""A run's test scenarios and the gate: the gain that they can show, said before training, and the look that the run takes."""
+"""A run's test scenarios and the gate: what gain they can show, said before training, and the look that a run takes."""
 
 from __future__ import annotations
 

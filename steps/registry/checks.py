@@ -79,10 +79,9 @@ def percent(tail: float) -> str:
 
 
 def falls(difference: float, high: float, params: Promote) -> bool:
-    """Whether success fell by more than `promote.max_slice_drop`, and fell beyond chance: the interval's upper end is below 0.
-
-    The former alone would refuse every second challenger that is as good on twelve slices of 20 scenarios."""
-    return difference < -params.max_slice_drop - EVEN and high < -EVEN
+    """Whether success fell by more than `promote.max_slice_drop`, and beyond chance: the interval's upper end is below 0. Of
+    twelve slices of 20 scenarios, one falls by so much in every second challenger that is better everywhere."""
+    return (difference < -params.max_slice_drop - EVEN) & (high < -EVEN)
 
 
 def no_slice_falls(slices: Sequence[Slice], params: Promote) -> Check:
@@ -130,9 +129,7 @@ def held(why: str) -> Check:
     return Check(name="regression", passed=True, measured=None, bound=None, text=why)
 
 
-def holds(
-    challenger: Side, other: Side, against: str, params: Promote, clusters: Sequence[str] | None = None
-) -> Check:
+def holds(challenger: Side, other: Side, against: str, params: Promote, clusters: Sequence[str] | None = None) -> Check:
     """The challenger does not fall on the regression set, against the same policy. `clusters`: of its scenarios; None: all
     are independent."""
     where = f"{len(challenger.success_N)} scenarios that went wrong before"
@@ -152,7 +149,9 @@ def _stays(
     measured, low, high = paired.paired_interval(challenger.success_N, other.success_N, clusters_N, FALLS)
     bound = -params.max_slice_drop
     text = f"success {challenger.success_N.mean():.3f} against {other.success_N.mean():.3f} of the {against}: "
-    text += f"{measured:+.3f} [{low:+.3f}, {high:+.3f}] ({percent(FALLS)}); the difference must be {bound:+.3f} at least, "
+    text += (
+        f"{measured:+.3f} [{low:+.3f}, {high:+.3f}] ({percent(FALLS)}); the difference must be {bound:+.3f} at least, "
+    )
     text += "or within chance of 0"
     return Check(name=name, passed=not falls(measured, high, params), measured=measured, bound=bound, text=text)
 

@@ -6,21 +6,23 @@ model is noted beside it and counts for nothing, because another name makes no s
 count as well, because people choose by what they show. The same two adapters at the same scenarios are one look, however
 often they are compared, and keep its number.
 
-A run that ends has tested its best adapter, and its result decides what is registered and judged. So that is a look, too, of
-a challenger that has nothing to beat yet, also where the stage register turns it away; the first judgement of the same
-adapter at the same scenarios is that look, and no second one. Were only registered challengers counted, which are those above
-the base policy by chance, false promotions would be up to twice as frequent as they may be (`python -m benchmarks.gate`).
+A run that ends has tested its best adapter, and its result decides what is registered and judged. So that is a look, too,
+of a challenger that has nothing to beat yet, also where the stage register turns it away; the first judgement of the same
+adapter at the same scenarios is that look, and no second one. Were only registered challengers counted, which are those
+above the base policy by chance, false promotions would be up to twice as frequent as they may be (`python -m
+benchmarks.gate`).
 
 The k-th look at a split may be wrong with the one-sided probability total / (k (k + 1)), where `total` is
 `promote.false_promotions`, 0.05: the first look with a half of it, which is the lower end of a 95 % interval, the second
-with a sixth, the third with a twelfth. These add up to `total` over however many looks there will be, so a false promotion
-on a split is never more probable than that. A look at another split counts if more than a tenth of this split's scenarios
-were in that one: exchanging a few scenarios does not make a split new. A scenario's id is a hash of its task, split and
-content, so a copy of the same questions under another task's name is new here; the contamination check compares contents.
+with a sixth, the third with a twelfth. These add up to `total` over however many looks there will be, so a false
+promotion on a split is never more probable than that. A look at another split counts if more than a tenth of this split's
+scenarios were in that one: exchanging a few scenarios does not make a split new. A scenario's id is a hash of its task,
+split and content, so a copy of the same questions under another task's name is new here; the contamination check compares
+contents.
 
-Recorded decisions (steps/registry/decisions.py) without a look are looks as well: they are from before looks were counted,
-or a run's own older code has made them. Left out: runs that ended before they were counted or while the ledger was away, and
-what people learn from the scenarios won and lost and then train on.
+Recorded decisions (steps/registry/decisions.py) without a look are looks as well: they are from before looks were
+counted, or a run's own older code has made them. Left out: runs that ended before they were counted or while the ledger
+was away, and what people learn from the scenarios won and lost and then train on.
 """
 
 from __future__ import annotations

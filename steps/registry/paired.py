@@ -1,26 +1,28 @@
 """Intervals of the gate and the watch, which allow for alike scenarios in clusters of any size.
 
-Scenarios of one cluster (questions to one inbox, repairs of one function) may succeed or fail together. How much that matters
-is the design effect: the variance of the mean where clusters are drawn, over that where single scenarios are (Kish, Survey
-Sampling, 1965). The former is a jackknife, which leaves out one cluster after another; a large cluster that the mean follows
-makes it large (CR3 in MacKinnon and Webb 2018, The Econometrics Journal 21, 114). The quantiles are Student's, with one degree
-of freedom fewer than there are effective clusters, N² / Σ size², which is their number where all are of one size (Carter,
-Schnepel and Steigerwald 2017, Review of Economics and Statistics 99, 698). With fewer than two of them nothing can be said: of
-200 questions to one inbox and 40 to others, all that counts is what happens in the one.
+Scenarios of one cluster (questions to one inbox, repairs of one function) may succeed or fail together. How much that
+matters is the design effect: the variance of the mean where clusters are drawn, over that where single scenarios are
+(Kish, Survey Sampling, 1965). The former is a jackknife, which leaves out one cluster after another; a large cluster that
+the mean follows makes it large (CR3 in MacKinnon and Webb 2018, The Econometrics Journal 21, 114). The quantiles are
+Student's, with one degree of freedom fewer than there are effective clusters, N² / Σ size², which is their number where
+all are of one size (Carter, Schnepel and Steigerwald 2017, Review of Economics and Statistics 99, 698). With fewer than
+two of them nothing can be said: of 200 questions to one inbox and 40 to others, all that counts is what happens in the
+one.
 
-The difference of two policies has the adjusted Wald interval of Bonett and Price (2012, Journal of Educational and Behavioral
-Statistics 37, 479): one scenario that was won and one that was lost are added, so that the interval does not shrink to nothing
-where the policies seldom differ. A policy's own share has Wilson's interval. Both count scenarios after division by the effect.
-The effect itself is estimated from few scenarios there; so one more is added to it that is as alike as can be, and it is 1 at
-least. Independent scenarios have the intervals of the two papers.
+The difference of two policies has the adjusted Wald interval of Bonett and Price (2012, Journal of Educational and
+Behavioral Statistics 37, 479): one scenario that was won and one that was lost are added, so that the interval does not
+shrink to nothing where the policies seldom differ. A policy's own share has Wilson's interval. Both count scenarios after
+division by the effect. The effect itself is estimated from few scenarios there; so one more is added to it that is as
+alike as can be, and it is 1 at least. Independent scenarios have the intervals of the two papers.
 
-What was tried and is worse (`python -m benchmarks.gate` has today's figures; 1,000 splits a cell, 72 cells a design): the effect
-of equal clusters, with as many degrees of freedom as clusters, promotes 18 % at the first look where 2.5 % are allowed, of 200
-and 40 × 1. CR2 in place of the jackknife promotes 2.8 % of 2 × 100 and 40 × 1 (the jackknife 1.4 %), and gains at most 4 points of
-power, in uneven designs alone. The degrees of freedom of Bell and McCaffrey (2002) let 0.8 % or nothing through and see +0.10 in
-10 % of 30 clusters by Zipf's law, where these see 32 %. Without the scenario that is added to the effect a share of 5 clusters is
-covered 83 % of the time in place of 95 %, and of 12 clusters 82 %. A bootstrap that flips the signs of whole clusters cannot fall
-below 2^-clusters, which 0.025 is with 5, and the 20th look's level with 13.
+What was tried and is worse (`python -m benchmarks.gate` has today's figures; 1,000 splits a cell, 72 cells a design): the
+effect of equal clusters, with as many degrees of freedom as clusters, promotes 18 % at the first look where 2.5 % are
+allowed, of 200 and 40 × 1. CR2 in place of the jackknife promotes 2.8 % of 2 × 100 and 40 × 1 (the jackknife 1.4 %), and
+gains at most 4 points of power, in uneven designs alone. The degrees of freedom of Bell and McCaffrey (2002) let 0.8 % or
+nothing through and see +0.10 in 10 % of 30 clusters by Zipf's law, where these see 32 %. Without the scenario that is
+added to the effect a share of 5 clusters is covered 83 % of the time in place of 95 %, and of 12 clusters 82 %. A
+bootstrap that flips the signs of whole clusters cannot fall below 2^-clusters, which 0.025 is with 5, and the 20th look's
+level with 13.
 """
 
 from __future__ import annotations
@@ -68,9 +70,9 @@ def clusters_of(clusters_N: np.ndarray) -> Clusters:
 def interval(
     gap_XN: np.ndarray, clusters_N: np.ndarray, tail: float = TAIL, unit: float | np.ndarray = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean, low, high) of the differences of two policies at the same N scenarios, [X] as the differences have further
-    dimensions before that of scenarios. `unit`: the largest difference there can be at one, which is what is added as won and
-    as lost, [X] or one for all. -inf to inf where nothing can be said."""
+    """(mean, low, high) of the differences of two policies at the same N scenarios; X is whatever dimensions the differences
+    have before that of scenarios. `unit`: the largest difference at one scenario, which is added once as won and once as
+    lost; [X], or one for all. -inf to inf where nothing can be said."""
     import numpy as np
 
     n, clusters = gap_XN.shape[-1], clusters_of(clusters_N)
@@ -113,8 +115,8 @@ def judged_interval(score_N: np.ndarray, clusters_N: np.ndarray, tail: float = T
 
 
 def mean_interval(gap_N: np.ndarray, clusters_N: np.ndarray, tail: float = TAIL) -> tuple[float, float, float]:
-    """(mean, low, high) of differences of any size at the same N scenarios, of which the largest seen is the unit. -inf to inf
-    where nothing can be said."""
+    """(mean, low, high) of differences of any size at the same N scenarios, of which the largest seen is the unit. -inf to
+    inf where nothing can be said."""
     if len(gap_N) < FEWEST:
         return float(gap_N.sum()), -float("inf"), float("inf")
     mean, low, high = map(float, interval(gap_N, clusters_N, tail, abs(gap_N).max()))

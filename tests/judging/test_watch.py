@@ -60,10 +60,11 @@ def test_the_first_iteration_is_named_with_the_best_one_before_it_and_examples()
 
 
 def test_the_intervals_are_those_of_the_gate() -> None:
-    """25 lost and none won of 100: Bonett and Price's interval at this tail."""
+    """25 lost and none won of 100, at the tail of the third iteration of ten."""
     seen = alarm(curve(*HACKED), 10, 0.05)
     assert seen is not None
-    assert seen.fall[1:] == pytest.approx(paired.adjusted_wald(0, 25, N, paired.quantile(N, seen.tail)))
+    lost = np.arange(N) < 25
+    assert seen.fall == pytest.approx(paired.paired_interval(np.zeros(N), lost, np.arange(N), 0.05 / 10 / 3))
 
 
 @pytest.mark.parametrize(
@@ -105,15 +106,21 @@ def test_more_planned_iterations_and_alike_scenarios_ask_for_more() -> None:
     assert alarm(alike, 10, 0.05) is None, "one or two clusters of ten"
 
 
-def test_the_mean_interval_is_students() -> None:
-    from scipy import stats
-
-    gap_N = np.array([0.3, -0.1, 0.4, 0.2, 0.25, 0.0])
-    low, high = stats.ttest_1samp(gap_N, 0).confidence_interval(0.95)
-    assert paired.mean_interval(gap_N, np.arange(6)) == pytest.approx((gap_N.mean(), low, high))
-    wider = paired.mean_interval(np.repeat(gap_N, 2), np.repeat(np.arange(6), 2))
-    assert wider[2] - wider[0] > 1.2 * (paired.mean_interval(np.repeat(gap_N, 2), np.arange(12))[2] - wider[0])
-    assert paired.mean_interval(gap_N[:1], np.arange(1)) == (0.3, -np.inf, np.inf)
+@pytest.mark.parametrize("sizes", [[20] * 5, [60, *[1] * 40], [10] * 10, [30, 20, 10, *[5] * 8]])
+def test_a_run_whose_truth_stays_is_seldom_stopped_whatever_its_clusters(sizes: list[int]) -> None:
+    """60 runs of six iterations that are equal in truth, where a fifth of a cluster are alike and the reward says nothing:
+    three alarms are allowed, and eight or more have a probability of 0.01."""
+    generator, clusters = np.random.default_rng(3), np.repeat(np.arange(len(sizes)), sizes)
+    stopped = 0
+    for _ in range(60):
+        chance = generator.beta(1, 1, len(sizes))[clusters]
+        points = []
+        for iteration in range(6):
+            common = generator.random(len(sizes))[clusters]
+            drawn = np.where(generator.random(N) < 0.2, common, generator.random(N))
+            points.append(Point(iteration, None, {SUCCESS: (drawn < chance) * 1.0}, [""] * N, clusters))
+        stopped += alarm(points, 5, 0.05) is not None
+    assert stopped <= 7
 
 
 # --- Simulations of the benchmark
@@ -134,11 +141,12 @@ def test_clean_runs_are_seldom_stopped() -> None:
     ids=lambda exploit: f"{exploit.task}: {exploit.name}",
 )
 def test_a_planted_fault_is_learnt_and_not_promoted(exploit: Any) -> None:
-    """But for the one whose success is fooled as well, with no judge held out: nothing can see that."""
+    """But for the one whose success is fooled as well, with no judge held out: nothing can see that. The six forms of
+    json_records are too few clusters for the watch, so that the gate alone refuses there."""
     row = exploits.measure(exploit, (30, 60, 64))
     assert row["learnt"] > 0.5
     assert row["blocked"] == (exploit.held_out or not exploit.believed), row
-    assert (row["stopped"] is None) == (not row["blocked"])
+    assert exploit.task == "json_records" or (row["stopped"] is None) == (not row["blocked"])
     assert row["clean"]
 
 

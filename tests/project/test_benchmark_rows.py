@@ -31,7 +31,7 @@ ROW = {"name": "x", "ratio": 2.0}
 # What measures in each benchmark, with a result for it: called once for each row, or more often.
 FAKES: dict[str, dict[str, Any]] = {
     "environments": {"measure": {"name": "x", "steps_per_second": 10}},
-    "gate": {"measure": ROW, "coverage": ROW},
+    "gate": {"measure": ROW, "slices": ROW, "turned_away": ROW, "coverage": ROW},
     "hacks": {"measure": ROW},
     "exploits": {"measure": ROW | {"blocked": True}, "clean": ROW},
     "credit": {"run_seed": [], "row": ROW},
@@ -78,7 +78,7 @@ ROWS |= {
     "batches": 3,
     "plan": 4,
     "fleet": 3,
-    "gate": 8,
+    "gate": 21,
     "general_policy": 2,
     "catalogue": 4,
     "mcp_servers": 3,
@@ -305,25 +305,23 @@ def test_slowness_counts_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_gates_quick_form_for_real() -> None:
-    words = ["--quick", "--json", "--trials", "5", "--scenarios", "60"]
+    words = ["--quick", "--json", "--trials", "20"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gate", *words], cwd=ROOT, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     *rows, coverage = map(json.loads, done.stdout.splitlines())
-    assert [row["name"] for row in rows] == [
-        "alike 1",
-        "alike 5",
-        "alike 10",
-        "alike 20",
-        "inboxes",
-        "judged 1",
-        "judged 10",
+    designs, others = rows[:16], rows[16:]
+    assert [row["name"] for row in others] == [
+        "3 slices",
+        "12 slices",
+        "turned away, 240 single",
+        "turned away, 30 x 8",
     ]
-    assert [row["clusters"] for row in rows] == [60, 12, 6, 3, 5, 60, 6]
-    for row in rows:
-        assert (row["trials"], row["quick"]) == (5, True)
-        assert row["ratio"] == pytest.approx(row["false_in_20"] / 0.05)
+    for row in designs:
+        assert (row["trials"], row["quick"]) == (20, True)
+        errors = (row["false_in_20"], row["judged_in_20"], row["watch"], row["fell"])
+        assert row["ratio"] == pytest.approx(max(errors) / 0.05)
         assert row["false_in_1"] <= row["false_in_5"] <= row["false_in_20"]
         assert row["power"] >= row["power_at_look_5"]
     assert coverage["ratio"] == pytest.approx((1 - coverage["0.05_0"]) / 0.05, abs=0.02), "the least covered"

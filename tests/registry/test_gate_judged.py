@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.gate import JUDGED, Setting, Simulation
 from environments.base import Scenario
 from steps.core.errors import UserError
 from steps.core.params import Promote
@@ -171,15 +170,3 @@ def test_a_card_says_who_judged(tmp_path: Path) -> None:
         assert "The judge is a model, and may be wrong" in text
         assert "uccess" not in text.replace("tells success", "")
     assert "60 won, 20 lost" in card.card(tags, evaluations={"test": summary})
-
-
-@pytest.mark.parametrize("setting", JUDGED, ids=lambda setting: setting.name)
-def test_false_promotions_stay_below_five_in_a_hundred(setting: Setting) -> None:
-    """Ten challengers at each split, as good as the base policy: one of them is promoted at 5 % of the splits at most,
-    though the judge is noisy and prefers the first place. And one that is better is promoted."""
-    from scipy.stats import binom
-
-    simulation, trials = Simulation(120, Promote()), 60
-    ends = simulation.first_false(trials, setting, 0.8, looks=10)
-    assert sum(end <= 10 for end in ends) <= binom.ppf(0.99, trials, 0.05)
-    assert simulation.power(20, setting, 0.8, gain=0.2) > 0.8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,28 @@ def test_each_challenger_is_a_look_and_keeps_its_number(
 def check_numbers(ledger: Ledger) -> None:
     assert [count(ledger, "toy", IDS, name, "base") for name in ("a", "b", "a", "c", "b")] == [1, 2, 1, 3, 2]
     assert count(ledger, "toy", IDS, "a", "champion") == 4, "another policy to beat is another question"
-    assert count(ledger, "other model", IDS, "a", "base") == 1
+    assert count(ledger, "other model", IDS, "a", "base") == 1, "the same look, whatever the model is called"
+    assert count(ledger, "other model", IDS, "d", "base") == 5, "another name makes no split new"
+
+
+def test_what_a_run_has_tested_is_a_look_whether_it_is_judged_or_not(ledger: Ledger) -> None:
+    for name in ("a", "b", "c", "b"):
+        looks.tested(ledger, "toy", IDS, name)
+    assert count(ledger, "toy", IDS, "c", "base") == 3, "two that were turned away stand before it"
+    assert count(ledger, "toy", IDS, "b", "base") == 2
+    looks.tested(ledger, "toy", IDS, "b")
+    assert [count(ledger, "toy", IDS, "b", against) for against in ("base", "champion")] == [2, 4]
+    looks.tested(ledger, "toy", IDS[:30], "b")
+    assert count(ledger, "toy", IDS, "d", "base") == 6, "its test on most of the same scenarios was one more"
+
+
+def test_a_ledger_with_the_same_look_of_two_models_counts_it_once(ledger: Ledger) -> None:
+    """Older code has counted by model."""
+    for model in ("one", "two"):
+        row = {"model": model, "scenarios": split_hash(IDS), "ids": IDS, "challenger": "a", "against": "base"}
+        ledger.change(lambda link, row=row: link.execute(looks.LOOKS.insert().values(created=datetime.now(UTC), **row)))
+    assert count(ledger, "three", IDS, "a", "base") == 1
+    assert count(ledger, "three", IDS, "b", "base") == 2
 
 
 def test_a_split_is_new_only_if_nearly_all_of_its_scenarios_are(ledger: Ledger) -> None:
@@ -67,17 +89,17 @@ def test_decisions_from_before_looks_were_counted_are_looks(ledger: Ledger) -> N
     decided("toy", "c", IDS[:3])
     decided("other", "d", IDS)
     decisions.record(ledger, Decision("rollback", "toy", "1", "x", "2", "b", "why", None))
-    assert count(ledger, "toy", IDS, "e", "champion") == 3
+    assert count(ledger, "toy", IDS, "e", "champion") == 4
     assert count(ledger, "toy", IDS, "a", "x") == 1
-    assert count(ledger, "other", IDS, "e", "x") == 2
+    assert count(ledger, "other", IDS, "e", "x") == 5
     decided("toy", "e", IDS)
     decided("toy", "f", IDS)
-    assert count(ledger, "toy", IDS, "g", "x") == 6, "older code has decided on e and f since"
+    assert count(ledger, "toy", IDS, "g", "x") == 7, "older code has decided on f since"
 
 
 def test_two_that_look_at_once_have_one_row(ledger: Ledger) -> None:
-    look = looks.Look("toy", split_hash(IDS), "a", "base")
-    count(ledger, *look[:1], IDS, *look[2:])
-    looks.add(ledger, look, IDS)
+    look = looks.Look(split_hash(IDS), "a", "base")
+    count(ledger, "toy", IDS, "a", "base")
+    looks.add(ledger, "toy", look, IDS)
     with ledger.engine.connect() as link:
         assert link.scalar(sa.select(sa.func.count()).select_from(looks.LOOKS)) == 1

@@ -9,7 +9,8 @@ from scipy import stats as scipy_stats
 from benchmarks.gate import covered
 from steps.core.errors import UserError
 from steps.core.stats import wilson
-from steps.registry.paired import design_effect, numbered, paired_interval, quantile, share_interval
+from steps.registry import paired
+from steps.registry.paired import clusters_of, design_effect, numbered, paired_interval, quantile, share_interval
 
 
 def results(won: int, lost: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -47,26 +48,61 @@ def test_it_covers_what_it_says_near_0_and_1(won: float, lost: float) -> None:
     assert covered(40, won, lost) >= 0.95
 
 
-def test_where_all_scenarios_of_a_cluster_are_alike_it_is_the_interval_of_clusters() -> None:
-    """12 clusters of 10, of which 5 are won and one is lost: the design effect is 10 × (12 / 11) × (119 / 120)."""
+def test_the_design_effect_by_hand() -> None:
+    """12 clusters of 10, of which 5 are won and one is lost, and clusters of 4, 1 and 1. Between clusters: (C - 1) / C × Σ
+    (sum of its deviations / (1 - its share))²; within: Σ deviations² × n / (n - 1). One scenario that is as alike as can
+    be, Σ size² / n, is added."""
     gaps = np.repeat([1, 1, 1, 1, 1, -1, 0, 0, 0, 0, 0, 0], 10).astype(float)
     clusters = np.repeat(np.arange(12), 10)
-    effect = 10 * 12 / 11 * 119 / 120
-    assert design_effect(gaps, clusters) == pytest.approx(effect)
-    n, won, lost = 120 / effect, 50 / effect, 10 / effect
+    squares = 60 - 40**2 / 120  # Σ deviations²; each cluster's sum is 10 times a deviation
+    expected = (11 / 12 * 10 * squares / (11 / 12) ** 2 + 10) / (squares * 120 / 119 + 1)
+    assert design_effect(gaps, clusters_of(clusters)) == pytest.approx(expected)
+    n, won, lost = 120 / expected, 50 / expected, 10 / expected
     half = 2.200985 * np.sqrt(won + lost + 2 - (won - lost) ** 2 / (n + 2)) / (n + 2)
     centre = (won - lost) / (n + 2)
     assert paired_interval(gaps, np.zeros(120), clusters)[1:] == pytest.approx((centre - half, centre + half), abs=1e-6)
-    assert (
-        paired_interval(gaps, np.zeros(120), clusters)[1] < 0 < paired_interval(gaps, np.zeros(120), np.arange(120))[1]
-    )
+    uneven, gaps = clusters_of(np.array([0, 1, 0, 2, 0, 0])), np.array([1.0, 0, 1, -1, 0, 1])
+    assert uneven.effective == 36 / 18
+    between = 2 / 3 * ((5 / 3 / (1 / 3)) ** 2 + (-1 / 3 / (5 / 6)) ** 2 + (-4 / 3 / (5 / 6)) ** 2)
+    assert design_effect(gaps, uneven) == pytest.approx((between + 3) / ((4 - 4 / 6) * 6 / 5 + 1))
 
 
 def test_clusters_never_make_the_interval_narrower() -> None:
     """Where every cluster has the same mean, the clusters by themselves would leave no uncertainty at all."""
     gaps, clusters = np.tile([1.0, 0, 0, 0], 15), np.repeat(np.arange(15), 4)
-    assert design_effect(gaps, clusters) < 0.001
-    assert paired_interval(gaps, np.zeros(60), clusters) == paired_interval(gaps, np.zeros(60), np.arange(60))
+    assert design_effect(gaps, clusters_of(clusters)) == 1
+    assert paired_interval(gaps, np.zeros(60), clusters)[1] < paired_interval(gaps, np.zeros(60), np.arange(60))[1]
+
+
+def test_one_large_cluster_is_no_evidence() -> None:
+    """It was won and 40 other scenarios were even: whatever its size, that is one event, and two such are two."""
+    for sizes in ((200,), (100, 100), (40, 40)):
+        clusters = np.repeat(np.arange(len(sizes) + 40), [*sizes, *[1] * 40])
+        won = np.where(clusters < len(sizes), 1.0, clusters % 2)
+        lost = np.where(clusters < len(sizes), 0.0, (clusters + 1) % 2)
+        assert paired_interval(won, lost, clusters)[1] < 0, sizes
+        assert paired_interval(lost, won, clusters)[2] > 0, sizes
+    assert paired_interval(won, lost, np.arange(len(won)))[1] > 0.3
+    giant = np.repeat(np.arange(41), [200, *[1] * 40])
+    assert share_interval(np.ones(240), giant) == (0, 1)
+    assert paired.mean_interval(np.ones(240), giant)[1:] == (-np.inf, np.inf)
+
+
+def test_many_splits_at_once_have_the_intervals_of_each(generator: np.random.Generator) -> None:
+    clusters = generator.integers(0, 9, 50)
+    gaps = generator.integers(-1, 2, (4, 50)).astype(float)
+    alone = [paired_interval((row > 0) * 1.0, (row < 0) * 1.0, clusters, 0.01) for row in gaps]
+    np.testing.assert_allclose(np.array(paired.interval(gaps, clusters, 0.01)).T, alone)
+
+
+def test_a_difference_of_any_size_has_an_interval_of_its_unit(generator: np.random.Generator) -> None:
+    """Wins of 0.3 in place of 1 have the same interval times 0.3; equal differences still have one."""
+    gaps, clusters = generator.integers(-1, 2, 60).astype(float), np.arange(60) // 3
+    whole = np.array(paired_interval((gaps > 0) * 1.0, (gaps < 0) * 1.0, clusters))
+    assert paired.mean_interval(0.3 * gaps, clusters) == pytest.approx(0.3 * whole)
+    mean, low, high = paired.mean_interval(np.full(60, 0.2), clusters)
+    assert low < mean < high
+    assert paired.mean_interval(gaps[:1], clusters[:1]) == (gaps[0], -np.inf, np.inf)
 
 
 def test_clusters_are_counted_where_all_scenarios_end_alike() -> None:
@@ -86,6 +122,11 @@ def test_a_single_cluster_tells_nothing() -> None:
 def test_a_share_of_independent_scenarios_is_wilsons() -> None:
     success, _, alone = results(38, 0, 40)
     assert share_interval(success, alone) == wilson(38, 40)
+
+
+@pytest.fixture
+def generator() -> np.random.Generator:
+    return np.random.default_rng(11)
 
 
 @pytest.mark.parametrize(("size", "following"), [(5, 1.0), (10, 1.0), (20, 0.5)])
