@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 @pytest.mark.parametrize(
     ("task", "count", "groups"),
-    [("email_search", 240, 5), ("email_search_plus", 60, 6), ("knowledge_search", 60, 4), ("code_repair", 60, 16)],
+    [("email_search", 240, 60), ("email_search_plus", 60, 30), ("knowledge_search", 60, 4), ("code_repair", 60, 16)],
 )
 def test_alike_are_those_of_an_inbox_a_province_a_function(task: str, count: int, groups: int) -> None:
     env = environments.load(task)
