@@ -50,9 +50,9 @@ class Example(NamedTuple):
     def has_signal(self) -> bool:
         return abs(self.advantage) > ROUNDING and self.bears_loss
 
-    def has_gradient(self, beta: float) -> bool:
-        """Whether the trajectory can change anything, with this weight of the KL term."""
-        return self.has_signal or (beta > 0 and self.bears_loss)
+    def has_gradient(self, is_everywhere: bool) -> bool:
+        """Whether the trajectory can change anything; `is_everywhere`: all tokens learn something, such as by a KL term."""
+        return self.has_signal or (is_everywhere and self.bears_loss)
 
 
 def advantages(
@@ -99,11 +99,18 @@ def steps_of(with_signal: int, groups: int, settings: Update) -> int:
 class OptimizerStep(NamedTuple):
     """One optimiser step: this process's micro-batches, and what the step of all processes counts."""
 
-    batches: list[dict[str, Any]]  # of the trajectories that have a gradient; the others are only counted
+    batches: list[dict[str, Any]]  # of the trajectories that have a gradient
+    others: list[
+        dict[str, Any]
+    ]  # of the others, which are counted, and pass forward for the metrics where they have tokens
     trajectories: int
     tokens: int  # sampled ones, of trajectories that are not masked
     computed: int  # those of them that have a gradient
     groups: frozenset[str]  # with a trajectory that has a gradient
+
+    @property
+    def everything(self) -> list[dict[str, Any]]:
+        return [*self.batches, *self.others]
 
 
 def by_group(examples: Sequence[Example]) -> dict[str, list[Example]]:

@@ -340,10 +340,10 @@ def _mask(*arguments: Any, **more: Any) -> Any:
 
 
 def token_logps(
-    model: Any, packed: Packed, temperature: float, with_entropies: bool = True
+    model: Any, packed: Packed, temperature: float, with_entropies: bool = True, learn_entropies: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprobs and entropies (nats) of the sampled tokens: two [B, S], 0 where padded. Entropies have no gradient, and are
-    all 0 where they are not asked for."""
+    """Logprobs and entropies (nats) of the sampled tokens: two [B, S], 0 where padded. Entropies have a gradient where they
+    are learnt, and are all 0 where they are not asked for."""
     from steps.training.layers import gather, log_softmax
     from steps.training.pictures import decoder_inputs
 
@@ -353,6 +353,6 @@ def token_logps(
         inputs = decoder_inputs(causal, packed.ids, packed.pictures)
     hidden = causal.get_decoder()(**inputs, packed=packed, use_cache=False).last_hidden_state.squeeze(0)  # [U, W]
     head = causal.get_output_embeddings()
-    output = head.weight, head.bias, packed.targets, temperature, with_entropies, packed.allowed
+    output = head.weight, head.bias, packed.targets, temperature, with_entropies, packed.allowed, learn_entropies
     logps, entropies = log_softmax(gather(hidden, packed.before), *output)
     return logps[packed.rows] * packed.mask, entropies[packed.rows] * packed.mask

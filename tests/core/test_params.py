@@ -140,7 +140,8 @@ def test_every_stage_is_among_them() -> None:
         ({"policy": {"dtype": "int8"}}, "policy.dtype: Input should be 'float32' or 'bfloat16' (it is 'int8')"),
         (
             {"update": {"loss_type": "ppo"}},
-            "update.loss_type: Input should be 'grpo', 'dr_grpo', 'dapo', 'bnpo', 'cispo' or 'gspo' (it is 'ppo')",
+            "update.loss_type: Input should be 'grpo', 'dr_grpo', 'dapo', 'bnpo', 'cispo', 'gspo', 'sapo', 'luspo' "
+            "or 'vespo' (it is 'ppo')",
         ),
         ({"update": {"epsilon": 1}}, "update.epsilon: Input should be less than 1 (it is 1)"),
         ({"update": {"learning_rate": 0}}, "update.learning_rate: Input should be greater than 0 (it is 0)"),
@@ -219,7 +220,8 @@ def test_every_stage_is_among_them() -> None:
         ),
         (
             {"update": {"loss_type": "cispo", "epsilon": 0.2}},
-            "update.epsilon would have no effect: it is read with a loss_type other than cispo alone; take it out",
+            "update.epsilon would have no effect: it is read with loss_type: grpo, dr_grpo, dapo, bnpo, gspo or luspo "
+            "alone; take it out",
         ),
         (
             {"update": {"max_steps": 80}},
