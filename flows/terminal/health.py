@@ -85,10 +85,10 @@ def warnings(iteration: int) -> list[str]:
     """Lines about an iteration's batch and validation: what failed, and why nothing was learnt. Empty where all is well."""
     folder = RUN / iteration_name(iteration)
     validation = folder / "evaluation"
-    said = {"validation: ": failures(validation), "validation rewards: ": unusable(validation)}
+    problems = {"validation: ": failures(validation), "validation rewards: ": unusable(validation)}
     if iteration:
-        said = {"rollout: ": failures(folder), "rewards: ": unusable(folder)} | said
-    lines = [f"{place}{text}" for place, text in said.items() if text]
+        problems = {"rollout: ": failures(folder), "rewards: ": unusable(folder)} | problems
+    lines = [f"{place}{text}" for place, text in problems.items() if text]
     if iteration and teaches_nothing(iteration):
         lines.append(f"iteration {iteration} teaches nothing: {cause(folder)}")
     return [f"Warning: {line}" for line in lines]
