@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from environments import _pictures, _waiting
+from environments._numbers import UnusableNumber, number, truth
 from environments._pictures import picture_url as picture_url
 from environments._players import Players
 from environments._tools import Tool as Tool
@@ -151,7 +152,7 @@ class Env(Players, ABC):
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component] | float:
         """The components of a transcript's rule reward, which is their sum; or the reward as a single number. By default 1
         for a success and 0 for anything else."""
-        return float(cls.success(scenario, messages))
+        return float(truth(cls.success(scenario, messages), "success"))
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
@@ -160,15 +161,16 @@ class Env(Players, ABC):
 
     @classmethod
     def components(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
-        """The components of `reward`; a single number is one component. TypeError for what is neither."""
+        """The components of `reward`; a single number is one component. UnusableNumber, a TypeError, where it gives neither,
+        or a number that is not finite."""
         parts = cls.reward(scenario, messages)
-        if isinstance(parts, int | float):
-            return [Component("reward", float(parts), f"{cls.__name__}.reward gives one number")]
         if isinstance(parts, list | tuple) and all(isinstance(part, Component) for part in parts):
-            return list(parts)
-        raise TypeError(
-            f"{cls.__name__}.reward must return a number or a list of Component(name, value, why), not {_shorten(parts)}"
-        )
+            return [part._replace(value=number(part.value, "reward", f"component {part.name}")) for part in parts]
+        if isinstance(parts, list | tuple | dict | None):
+            raise UnusableNumber(
+                f"{cls.__name__}.reward must return a number or a list of Component(name, value, why), not {_shorten(parts)}"
+            )
+        return [Component("reward", number(parts, "reward"), f"{cls.__name__}.reward gives one number")]
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:

@@ -46,7 +46,7 @@ def evaluate(
     from environments.base import Scenario
     from steps.core.records import PAIRS, Evaluation, read_records, write_records
     from steps.judging import pairs
-    from steps.judging.rule import by_rule
+    from steps.judging.rule import by_rule, unusable_line
 
     env = environments.load(params.task)
     if not env.has_rule:  # refused before anything is sampled
@@ -66,6 +66,8 @@ def evaluate(
         played = by_policy(env, task_data, data, attempts, adapter, params, params.evaluate, split, seed=0)
         tokens = [sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in played]
     rewards = [by_rule(env, scenario, trajectory) for scenario, trajectory in zip(held_out, played, strict=True)]
+    if problem := unusable_line([(reward.score, reward.explanation) for reward in rewards]):
+        say(f"WARNING: {problem}")
     sampled: list[Reward] = []
     compared: list[Pair] = []
     if pairs.has_rule(env, rewards, played, params.score):
@@ -147,13 +149,21 @@ def by_decision(
     env: type[Env], held_out: Sequence[Scenario], played: Sequence[Trajectory]
 ) -> dict[str, tuple[int, int]]:
     """(right decisions, all) by kind, of the episodes that did not fail."""
+    from environments._numbers import UnusableNumber, truth
+
     counts: dict[str, tuple[int, int]] = {}
+    problems: list[str] = []
     for scenario, trajectory in zip(held_out, played, strict=True):
         if env.is_agent or trajectory.stop_reason == "error":
             continue
         for kind, is_right in env.decisions(scenario, trajectory.messages(scenario)):
             right, made = counts.get(kind, (0, 0))
-            counts[kind] = right + is_right, made + 1
+            try:
+                counts[kind] = right + truth(is_right, f"decision {kind}"), made + 1
+            except UnusableNumber as problem:
+                problems.append(str(problem))
+    if problems:
+        say(f"WARNING: {len(problems)} decisions are not counted; the first: {problems[0]}")
     return counts
 
 
@@ -163,12 +173,13 @@ def references(
     """Success on these scenarios of the task's script, where it has one, and of the base policy with the best bias on one
     token."""
     from steps.analytics.token_bias import BiasedPolicy
+    from steps.judging.rule import succeeds
 
     policy = BiasedPolicy(params.policy, params.evaluate, adapter, env, task_data, data)
     bias = policy.choose(held_out)
     results = {"base with the best bias on a token": policy.success(held_out, bias)}
     if env.has_player("scripted"):
-        scripted = [env.success(scenario, env(scenario, data).play("scripted")) for scenario in held_out]
+        scripted = [succeeds(env, scenario, env(scenario, data).play("scripted")) for scenario in held_out]
         return {"script": mean(scripted)} | results
     say(f"evaluate.references: {env.lacks('scripted')}")
     return results

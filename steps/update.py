@@ -202,7 +202,13 @@ def credit_turns(
             f"{scenarios} does not have the scenario {unknown[0].scenario_id} of trajectory {unknown[0].id}: sample again "
             "(`.venv/bin/dvc repro`)"
         )
-    states = [credit.states_of(env, by_id, trajectory) for trajectory in batch]
+    unusable: list[str] = []
+    states = [credit.states_of(env, by_id, trajectory, unusable) for trajectory in batch]
+    if unusable:
+        say(
+            f"WARNING: anchor_state gave {len(unusable)} states that cannot be compared with others ({unusable[0]} is the "
+            "first): the whole prompt stands for each; let it return a text, or None"
+        )
     groups = [trajectory.scenario_id for trajectory in batch]
     made = credit.credit(gains, scores, groups, states, params.update)
     return made.largest, made.by_turn, made.flat, made.metrics

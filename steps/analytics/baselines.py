@@ -52,7 +52,7 @@ class PlayerResult:
     tokens: float | None = None  # mean of what the player wrote
     seconds: float | None = None  # mean of an episode, without the environment's share
     cost: float | None = None  # of all episodes, at the prices of the command line
-    failed: int = 0  # episodes, which count as no success
+    failed: int = 0  # episodes without a reward: they failed, which counts as no success, or it is no number
 
 
 def result(
@@ -205,7 +205,9 @@ def show(results: Sequence[PlayerResult]) -> None:
     output.print(shown)
     for player in results:
         if player.failed:
-            output.print(f"{player.player}: {player.failed} episodes failed, and count as no success")
+            output.print(
+                f"{player.player}: {player.failed} episodes failed, which counts as no success, or have no usable reward"
+            )
 
 
 def _number(value: float | None, form: str) -> str:

@@ -25,6 +25,7 @@ from environments.base import Scenario, is_call_error, is_error
 from steps.analytics.episodes import iterations
 from steps.core.errors import UserError
 from steps.core.records import Evaluation, Reward, Trajectory, read_records
+from steps.judging.rule import unusable_line
 from steps.policy.adapter import adapter_hash
 from steps.project import chain
 
@@ -173,7 +174,8 @@ def unscored(it: Iteration) -> str:
     failed = {each.id for each in it.batch if each.stop_reason == "error"}
     count = sum(reward.score is None and reward.trajectory_id not in failed for reward in it.rewards)
     if count > FEW * len(it.rewards):
-        return (
+        numbers = unusable_line([(reward.score, reward.explanation) for reward in it.rewards])
+        return numbers or (
             f"{count} of {len(it.rewards)} episodes have no score, for the reasons in {it.folder / 'judgements.jsonl'}"
         )
     return ""

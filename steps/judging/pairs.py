@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from environments._numbers import REASON
 from steps.core.errors import UserError
 from steps.core.records import Evaluation, Judged, Judgement, Pair, Trajectory, read_records
 
@@ -36,12 +37,15 @@ DISAGREE, UNJUDGED = "the orders disagree", "not judged"  # how the reasons of s
 def has_rule(env: type[Env], rewards: Sequence[Reward], played: Sequence[Trajectory], score: Score) -> bool:
     """Whether these attempts have rewards, so that success is known; `rewards` are by the rule, in the attempts' order.
 
-    UserError where only some have one. Where all attempts failed, nothing shows it: then the weights of the judges decide.
+    One that is unusable, such as NaN, counts as a reward. UserError where only some have one. Where all attempts failed,
+    nothing shows it: then the weights of the judges decide.
     """
     if not env.has_rule:
         return False
     ended = [reward for reward, trajectory in zip(rewards, played, strict=True) if trajectory.error is None]
-    lacking = [reward.trajectory_id for reward in ended if reward.score is None]
+    lacking = [
+        reward.trajectory_id for reward in ended if reward.score is None and not reward.explanation.startswith(REASON)
+    ]
     if not lacking:
         return bool(ended) or not env.is_agent or score.judges.rule > 0
     if len(lacking) < len(ended):
