@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _common, _runs
-from benchmarks.credit import interval as mean_interval
 from benchmarks.judge import served
 from steps.core.records import OUTPUTS, Trajectory, read_records
 
@@ -123,7 +122,7 @@ def published(task: str, runs: Sequence[dict[str, Any]]) -> list[str]:
     """The cells of a task's row in docs/tasks.md: test success of each seed before and after, and the mean gain with its
     95 % interval by Student's t over seeds."""
     sides = {side: [run["summary"][side]["success"] for run in runs] for side in ("base", "trained")}
-    mean, low, high = mean_interval([after - before for before, after in zip(*sides.values(), strict=True)])
+    mean, low, high = _runs.mean_interval([after - before for before, after in zip(*sides.values(), strict=True)])
     seconds = [f"{run['summary']['wall_seconds']:.0f}" for run in runs]
     cells = [", ".join(f"{value:.3f}" for value in values) for values in sides.values()]
     return [

@@ -34,7 +34,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "gate": {"measure": ROW, "slices": ROW, "turned_away": ROW, "coverage": ROW},
     "hacks": {"measure": ROW},
     "exploits": {"measure": ROW | {"blocked": True}, "clean": ROW},
-    "credit": {"run_seed": [], "row": ROW},
+    "recipes": {"run": {}, "row": ROW},
     "judge": {"measure": ROW},
     "rollout": {"measure": ROW},
     "scale": {"row": ROW},
