@@ -1,6 +1,6 @@
 """How often do gate and watch err, and how often do they see what is there? Simulated evaluations; no model is asked.
 
-    python -m benchmarks.gate                              # 16 designs × 42 worlds × 1,000 splits: minutes on one core
+    python -m benchmarks.gate                              # 16 designs × 54 worlds × 1,000 splits: minutes on one core
     python -m benchmarks.gate --quick                      # 16 × 18 × 100
 
 Each row of a design is of splits whose scenarios are in clusters of these sizes. A cluster has a chance of success, from
@@ -44,7 +44,7 @@ from steps.registry import checks, gate, looks, paired, power
 
 ALLOWED = 0.05
 LOOKS = (1, 5, 20)
-SHARES = (0.02, 0.05, 0.2, 0.5, 0.8, 0.95, 0.98)
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.98)
 HOWS = ("plain", "drift", "checkpoints")
 FOLLOWING = (0.2, 1.0)
 NOISES = (0.5, 0.2, 0.05)  # of a judge's scores
@@ -118,7 +118,7 @@ def said(design: Design, trials: int) -> tuple[float | None, float]:
 def measure(design: Design, trials: int, gain: float, is_quick: bool = False) -> dict[str, Any]:
     """The row of a design."""
     began = time.perf_counter()
-    shares = SHARES[::3] if is_quick else SHARES
+    shares = SHARES[::4] if is_quick else SHARES
     following = (0.0,) if max(design.sizes) == 1 else FOLLOWING
     worlds = [World(*world) for world in product(shares, following, HOWS)]
     plain = [world for world in worlds if world.how == "plain"]

@@ -2,27 +2,29 @@
 
 Scenarios of one cluster (questions to one inbox, repairs of one function) may succeed or fail together. How much that
 matters is the design effect: the variance of the mean where clusters are drawn, over that where single scenarios are
-(Kish, Survey Sampling, 1965). The former is a jackknife, which leaves out one cluster after another; a large cluster that
-the mean follows makes it large (CR3 in MacKinnon and Webb 2018, The Econometrics Journal 21, 114). The quantiles are
-Student's, with one degree of freedom fewer than there are effective clusters, N² / Σ size², which is their number where
-all are of one size (Carter, Schnepel and Steigerwald 2017, Review of Economics and Statistics 99, 698). With fewer than
-two of them nothing can be said: of 200 questions to one inbox and 40 to others, all that counts is what happens in the
-one.
+(Kish, Survey Sampling, 1965). The former is a jackknife, which leaves out one cluster after another, so that a large one
+which the mean follows makes it large (CR3 in MacKinnon and Webb 2018, The Econometrics Journal 21, 114). The quantiles
+are Student's, with one degree of freedom fewer than there are effective clusters, N² / Σ size², which is their number
+where all are of one size (Carter, Schnepel and Steigerwald 2017, Review of Economics and Statistics 99, 698). With fewer
+than two of them nothing can be said: of 200 questions to one inbox and 40 to others, all that counts is what happens in
+the one.
 
 The difference of two policies has the adjusted Wald interval of Bonett and Price (2012, Journal of Educational and
 Behavioral Statistics 37, 479): one scenario that was won and one that was lost are added, so that the interval does not
 shrink to nothing where the policies seldom differ. A policy's own share has Wilson's interval. Both count scenarios after
-division by the effect. The effect itself is estimated from few scenarios there; so one more is added to it that is as
-alike as can be, and it is 1 at least. Independent scenarios have the intervals of the two papers.
+division by the effect, which is 1 at least. Where few scenarios tell it, the effect comes out too small; so scenarios
+that are as alike as can be are added to it, one for a difference and four for a share. Independent scenarios have the
+intervals of the two papers.
 
-What was tried and is worse (`python -m benchmarks.gate` has today's figures; 1,000 splits a cell, 72 cells a design): the
-effect of equal clusters, with as many degrees of freedom as clusters, promotes 18 % at the first look where 2.5 % are
-allowed, of 200 and 40 × 1. CR2 in place of the jackknife promotes 2.8 % of 2 × 100 and 40 × 1 (the jackknife 1.4 %), and
-gains at most 4 points of power, in uneven designs alone. The degrees of freedom of Bell and McCaffrey (2002) let 0.8 % or
-nothing through and see +0.10 in 10 % of 30 clusters by Zipf's law, where these see 32 %. Without the scenario that is
-added to the effect a share of 5 clusters is covered 83 % of the time in place of 95 %, and of 12 clusters 82 %. A
-bootstrap that flips the signs of whole clusters cannot fall below 2^-clusters, which 0.025 is with 5, and the 20th look's
-level with 13.
+What was tried and is worse, in simulations as those of `python -m benchmarks.gate`, whose table is in docs/operate.md:
+the sums of clusters with as many degrees of freedom as clusters, which is right where sizes are equal, promotes 18 % at
+the first look where 2.5 % are allowed, of 200 and 40 × 1. CR2 in place of the jackknife promotes 2.8 % of 2 × 100 and 40
+× 1 (the jackknife 1.4 %) and gains 4 points of power at most, in uneven designs alone. The degrees of freedom of Bell and
+McCaffrey (2002) with alike scenarios see +0.10 in 10 % of 30 clusters by Zipf's law, where these see 32 %. Nothing added
+to the effect covers a share of 5 clusters in 83 % and a difference of 5 in 72 %. The wild cluster bootstrap errs as
+seldom as it may and sees more where sizes are very uneven (54 % against 38 % with Zipf's 30), and as much elsewhere; but
+it flips signs of clusters, so it is never surer than 2^-clusters: with 5 clusters it promotes nothing at any look, and
+from the fifth look on 10 clusters are not enough.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 TAIL = 0.025  # on each side of a 95 % interval
+ADDED = 4.0  # scenarios that Wilson's 95 % interval adds, half of them successes (Agresti and Coull 1998)
 FEWEST = 2.0  # effective clusters: with fewer nothing can be said
 
 
@@ -130,13 +133,16 @@ def share_interval(success_N: np.ndarray, clusters_N: np.ndarray) -> tuple[float
         return 0.0, 1.0
     if clusters.are_single:
         return wilson(successes, n)
-    effect = float(design_effect(success_N.astype(float), clusters))
+    effect = float(design_effect(success_N.astype(float), clusters, alike=ADDED))
     return wilson(successes / effect, n / effect, quantile(clusters.effective, TAIL))
 
 
-def design_effect(values_XN: np.ndarray, clusters: Clusters, unit: float | np.ndarray = 1.0) -> np.ndarray:
+def design_effect(
+    values_XN: np.ndarray, clusters: Clusters, unit: float | np.ndarray = 1.0, alike: float = 1.0
+) -> np.ndarray:
     """The variance of the mean between clusters over that between scenarios, [X]: 1 where clusters tell nothing, and their
-    size where all scenarios of a cluster are alike, also where all values are equal. `unit` as in `interval`."""
+    size where all scenarios of a cluster are alike, also where all values are equal. `unit` as in `interval`; `alike`: so
+    many scenarios are added that are as alike as can be."""
     import numpy as np
 
     if clusters.are_single:
@@ -146,7 +152,9 @@ def design_effect(values_XN: np.ndarray, clusters: Clusters, unit: float | np.nd
     sums_XC = np.add.reduceat(rest_XN[..., clusters.order_N], clusters.starts_C, axis=-1)
     between_X = (np.square(sums_XC / (1 - sizes_C / n))).sum(-1) * (number - 1) / number
     within_X = np.square(rest_XN).sum(-1) * n / (n - 1)
-    added_X = np.where(np.square(unit) > 0, np.square(unit), 1.0)  # where every difference is 0, as alike as can be
+    added_X = alike * np.where(
+        np.square(unit) > 0, np.square(unit), 1.0
+    )  # where every difference is 0, as alike as can be
     return np.maximum(1.0, (between_X + added_X * n / clusters.effective) / (within_X + added_X))
 
 

@@ -42,7 +42,7 @@ def test_intervals_cover_what_they_say(design: Design) -> None:
 def test_the_formula_of_equal_clusters_would_fail_both(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of clusters without leaving one out, and as many degrees of freedom as clusters."""
 
-    def of_equal(values_XN: np.ndarray, clusters: paired.Clusters, _: float = 1.0) -> np.ndarray:
+    def of_equal(values_XN: np.ndarray, clusters: paired.Clusters, *_: float, **__: float) -> np.ndarray:
         rest_XN = values_XN - values_XN.mean(-1, keepdims=True)
         sums_XC = np.add.reduceat(rest_XN[..., clusters.order_N], clusters.starts_C, axis=-1)
         return np.maximum(1.0, np.square(sums_XC).sum(-1) / np.maximum(1e-9, np.square(rest_XN).sum(-1)))
