@@ -2,53 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
+from steps.core.params_loss import Loss
 from steps.core.params_policy import Section
 
-CLIPPED = ("grpo", "dr_grpo", "dapo", "bnpo", "gspo", "luspo")  # losses whose ratio is clipped on both sides
-# epsilon and epsilon_high: of single tokens, of whole trajectories (as GSPO's paper), and of losses that have their own
-CLIPPING_TOKENS, CLIPPING_SEQUENCES = (0.2, 0.28), (3e-4, 4e-4)
-CLIPPING: dict[str, tuple[float | None, float | None]] = {
-    "cispo": (None, 5.0),
-    "luspo": (2e-3, 2.5e-3),  # section 5.1 of the paper, as TRL's documentation has it
-    "sapo": (None, None),
-    "vespo": (None, None),
-}
-SAPO = {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}  # defaults of TRL, as those below
-VESPO = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
-ADAPTIVE = {"entropy_coef_min": 0.0, "entropy_coef_max": 1.0, "entropy_coef_delta": 0.005, "entropy_target": 0.2}
+
+class Minimum(Section):
+    """What transformers' schedule cosine_with_min_lr falls to; one of the two."""
+
+    min_lr: float | None = Field(None, ge=0)
+    """The least learning rate."""
+    min_lr_rate: float | None = Field(None, ge=0, lt=1)
+    """The same as a share of update.learning_rate."""
+
+    @model_validator(mode="after")
+    def check(self) -> Minimum:
+        if (self.min_lr is None) == (self.min_lr_rate is None):
+            raise ValueError("update.lr_scheduler_kwargs: set min_lr, or min_lr_rate, and not both")
+        return self
 
 
-class Update(Section):
+class Update(Loss):
     """The GRPO update, with the names and meanings of TRL's GRPOConfig.
 
     Some fields are read only with certain values of others, and their defaults depend on those. They are None until all
     fields are checked; then `resolve` puts in the default, and refuses what would have no effect.
     """
 
-    loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo", "sapo", "luspo", "vespo"] = "dapo"
-    """How token losses are clipped and averaged. gspo is grpo with importance_sampling_level: sequence."""
-    importance_sampling_level: Literal["token", "sequence"] | None = None
-    """Whether each token has a ratio of its own, or all of a trajectory their geometric mean. Default: token, with gspo and
-    luspo sequence. vespo reads it in the KL term alone."""
-    sapo_temperature_pos: float | None = Field(None, gt=0)
-    """How steeply sapo's gate closes away from a ratio of 1 where the advantage is positive. Default: 1."""
-    sapo_temperature_neg: float | None = Field(None, gt=0)
-    """The same where it is not. Default: 1.05."""
-    vespo_k_pos: float | None = Field(None, ge=0)
-    """vespo weights a trajectory by w^k · e^(λ(1 - w)) of the product w of its tokens' ratios: k where the advantage is not
-    negative. Default: 2."""
-    vespo_lambda_pos: float | None = Field(None, ge=0)
-    """λ there. Default: 3."""
-    vespo_k_neg: float | None = Field(None, ge=0)
-    """k where the advantage is negative. Default: 3."""
-    vespo_lambda_neg: float | None = Field(None, ge=0)
-    """λ there. Default: 2."""
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """The rewards whose standard deviation the advantages are divided by."""
+    scale_rewards: Literal["group", "batch", "none"] | None = None
+    """The rewards whose standard deviation the advantages are divided by. Default: group; read with sum_then_normalize."""
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """sum_then_normalize: attempts at a scenario are compared by their scores. normalize_then_sum: by each named part of the
+    reward, divided by its own standard deviation in the group, and their sum, with the weights of score.judges, by its own
+    in the batch (GDPO, arXiv:2601.05242): parts of different scales then count as their weights say. A part that an attempt
+    lacks is 0, and what a truncated one loses is a part, too."""
     advantages: Literal["grpo", "gigpo"] = "grpo"
     """grpo: all turns of an episode have its advantage. gigpo: each turn's is added, from turns of the scenario's other
     attempts that start from the same state (arXiv:2505.10978, steps/training/credit.py; scale_rewards: group is the paper's
@@ -59,43 +49,6 @@ class Update(Section):
     one below."""
     gigpo_discount: float | None = Field(None, gt=0, le=1)
     """By how much the episode's score counts less for each turn between a turn and the last one. Default: 0.95."""
-    beta: float = Field(0.01, ge=0)
-    """Weight of the KL divergence from `reference`."""
-    reference: Literal["base", "start"] | None = None
-    """The policy that this divergence is from. base: the base model without an adapter. start: what iteration 001 continues,
-    by policy.start_from or the stage sft. Default: start where there is one, else base. Read with beta above 0."""
-    use_bias_correction_kl: bool | None = None
-    """Weight the KL's gradient by the policies' ratio, which removes its bias. Default: true; read with beta above 0."""
-    epsilon: float | None = Field(None, gt=0, lt=1)
-    """How far below 1 the ratio counts. Default: 0.2, of whole trajectories 3e-4, with luspo 2e-3; cispo, sapo and vespo do
-    not read it."""
-    epsilon_high: float | None = Field(None, gt=0)
-    """How far above 1 the ratio counts; with cispo, the largest weight. Default: 0.28, of whole trajectories 4e-4, with
-    luspo 2.5e-3, cispo 5; sapo and vespo do not read it."""
-    delta: float | None = Field(None, gt=1)
-    """The largest ratio where the advantage is negative, too (two-sided clipping, INTELLECT-2, arXiv:2505.07291); above
-    1 + epsilon_high. Default: none. Read by the losses that read epsilon."""
-    off_policy_mask_threshold: float | None = Field(None, gt=0)
-    """A trajectory with a negative advantage is left out of the policy's loss, and stays in its averages, where its tokens'
-    mean logprob has fallen by more nats than this since it was sampled (DeepSeek-V3.2, arXiv:2512.02556, which has 0.5 as
-    an example in TRL). Default: none is left out."""
-    top_entropy_quantile: float = Field(1.0, ge=0, le=1)
-    """Of the tokens of an optimiser step, the share with the highest entropy that the policy's loss learns from
-    (arXiv:2506.01939, which recommends 0.2); the KL term is of all. Below 1 it costs another forward pass."""
-    entropy_coef: float = 0.0
-    """Weight of a bonus for the mean entropy of an optimiser step's tokens, in nats a token: of those of
-    top_entropy_quantile. With use_adaptive_entropy the weight to begin with."""
-    use_adaptive_entropy: bool = False
-    """After each optimiser step the weight rises by entropy_coef_delta where that entropy was at most entropy_target, and
-    else falls; it counts only where the entropy of the step before was at most that (Skywork-OR1, arXiv:2505.22312)."""
-    entropy_coef_min: float | None = None
-    """The least weight. Default: 0. Read with use_adaptive_entropy, as are the three below."""
-    entropy_coef_max: float | None = None
-    """The largest weight. Default: 1."""
-    entropy_coef_delta: float | None = Field(None, gt=0)
-    """By how much it changes after an optimiser step. Default: 0.005."""
-    entropy_target: float | None = Field(None, ge=0)
-    """Nats a token. Default: 0.2; take it from `entropy` of the first iterations."""
     num_iterations: int = Field(1, ge=1)
     """Passes over the batch."""
     steps_per_generation: int = Field(8, ge=1)
@@ -109,20 +62,33 @@ class Update(Section):
     bound, as in TRL."""
     learning_rate: float = Field(3e-4, gt=0)
     """Step size of AdamW, after the warm-up."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls to 0 until `max_steps`."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine", "cosine_with_min_lr"] = "constant"
+    """How the learning rate falls until `max_steps`: to 0, or to the least one of lr_scheduler_kwargs."""
+    lr_scheduler_kwargs: Minimum | None = None
+    """min_lr or min_lr_rate. Needed, and read, with cosine_with_min_lr."""
     warmup_steps: int = Field(0, ge=0)
     """Optimiser steps over which the learning rate rises from 0."""
     max_steps: int | None = Field(None, ge=1)
-    """Optimiser steps of all iterations together. Needed, and read, with linear and cosine."""
+    """Optimiser steps of all iterations together. Needed, and read, with all schedules but constant."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's weight decay."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """How much AdamW keeps of the mean gradient at each optimiser step."""
+    adam_beta2: float = Field(0.95, ge=0, lt=1)
+    """How much it keeps of the mean squared gradient. TRL's default is 0.999, whose memory is longer than most runs here."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Norm to which larger gradients are scaled down."""
-    truncated_completions: Literal["keep", "mask", "penalise"] = "keep"
-    """What becomes of episodes that max_tokens or the context cut off: learnt from, left out, or given a lower reward."""
+    truncated_completions: Literal["keep", "mask", "penalise", "soft_overlong"] = "keep"
+    """What becomes of episodes that max_tokens or the context cut off: learnt from, left out, or given a lower reward.
+    soft_overlong: the longer ones, cut off or not, have a lower reward (DAPO, arXiv:2503.14476, equation 13; TRL's
+    get_soft_overlong_punishment), by the tokens that the policy wrote in the whole episode."""
     truncation_penalty: float | None = Field(None, gt=0)
-    """Taken from the reward of such an episode. Default: 0.5; read with truncated_completions: penalise."""
+    """Taken from the reward of such an episode. Default: 0.5, with soft_overlong 1, which is the most that it takes. Read
+    with truncated_completions: penalise or soft_overlong."""
+    max_completion_len: int | None = Field(None, ge=1)
+    """Tokens of an episode from which on all of it is taken. Needed, and read, with soft_overlong, as is the one below."""
+    soft_punish_cache: int | None = Field(None, ge=0)
+    """The last tokens before that, over which what is taken rises from 0."""
     without_signal: Literal["count", "drop"] = "count"
     """What becomes of trajectories that are unscored, masked, or of a group whose scores are all equal. count: they are in
     the loss's averages and, unless masked, in its KL term, as in TRL. drop: in neither, so that the others weigh more."""
@@ -143,6 +109,9 @@ class Update(Section):
     max_sampler_kl: float | None = Field(None, gt=0)
     """KL divergence between sampler and trainer, in nats per token before the update, above which the stage fails.
     Default: 1e-3; with policy.dtype bfloat16 2e-4 for each layer of the model, and 1e-3 at least (docs/update.md)."""
+    cast_lm_head_to_fp32: bool = False
+    """Compute logits in float32 (ScaleRL, arXiv:2510.13786). Read with policy.dtype bfloat16; the engine goes on sampling
+    with its own."""
     tokens_per_micro_batch: int | None = Field(None, ge=64)
     """Tokens in one forward pass; a prefix that rows share counts once, and a trajectory is never divided. null: 4096 on a
     CPU and with policy.deterministic; on a GPU as many as its free memory holds."""
@@ -163,10 +132,10 @@ class Update(Section):
     def resolve(self) -> Update:
         """Put in the defaults that depend on other fields. ValueError for a field that nothing would read."""
         is_scheduled = self.lr_scheduler_type != "constant"
-        is_penalised = self.truncated_completions == "penalise"
+        is_soft = self.truncated_completions == "soft_overlong"
+        is_penalised = is_soft or self.truncated_completions == "penalise"
         is_corrected, correction = self.vllm_importance_sampling_correction, "vllm_importance_sampling_correction: true"
         unbounded = "vllm_importance_sampling_clip_max" in self.model_fields_set  # written as null
-        self._resolve("use_bias_correction_kl", True, self.beta != 0, "a beta above 0")
         self._resolve_loss()
         is_gigpo = self.advantages == "gigpo"
         if is_gigpo and (self.importance_sampling_level == "sequence" or self.loss_type == "vespo"):
@@ -175,10 +144,29 @@ class Update(Section):
                 f"update.importance_sampling_level: {self.importance_sampling_level}, whose ratio of a whole episode "
                 "spreads each turn's advantage over all turns; take one of the two out"
             )
+        is_summed, summed = self.multi_objective_aggregation == "sum_then_normalize", "sum_then_normalize"
+        self._resolve("scale_rewards", "group", is_summed, f"multi_objective_aggregation: {summed}")
+        if is_gigpo and not is_summed:
+            raise ValueError(
+                "update.multi_objective_aggregation: normalize_then_sum does not go with update.advantages: gigpo, which "
+                "compares turns by the score: take one of the two out"
+            )
         self._resolve("gigpo_weight", 1.0, is_gigpo, "advantages: gigpo")
         self._resolve("gigpo_discount", 0.95, is_gigpo, "advantages: gigpo")
         self._resolve("max_steps", None, is_scheduled, "lr_scheduler_type: linear or cosine")
-        self._resolve("truncation_penalty", 0.5, is_penalised, "truncated_completions: penalise")
+        has_least = self.lr_scheduler_type == "cosine_with_min_lr"
+        self._resolve("lr_scheduler_kwargs", None, has_least, "lr_scheduler_type: cosine_with_min_lr")
+        penalised = "truncated_completions: penalise or soft_overlong"
+        self._resolve("truncation_penalty", 1.0 if is_soft else 0.5, is_penalised, penalised)
+        for name in ("max_completion_len", "soft_punish_cache"):
+            self._resolve(name, None, is_soft, "truncated_completions: soft_overlong")
+        if (is_soft and (self.max_completion_len or 0) < (self.soft_punish_cache or 0)) or (
+            is_soft and None in (self.max_completion_len, self.soft_punish_cache)
+        ):
+            raise ValueError(
+                "update.truncated_completions: soft_overlong needs update.max_completion_len, tokens of an episode, and "
+                "update.soft_punish_cache, at most as many: the reward falls over the last soft_punish_cache of them"
+            )
         self._check_schedule()
         if is_corrected is None:  # the dtype decides: `of_dtype`
             return self
@@ -191,8 +179,6 @@ class Update(Section):
                 f"update.vllm_importance_sampling_mode: {self.vllm_importance_sampling_mode} does not go with "
                 "update.loss_type: vespo, which multiplies the tokens' weights itself: set token_truncate or token_mask"
             )
-        if self.reference == "start" and not self.beta:
-            raise ValueError("update.reference would have no effect: it is read with a beta above 0 alone; take it out")
         if self.launcher == "none" and self.processes > 1:
             raise ValueError(
                 f"update.processes: {self.processes} needs update.launcher: accelerate or ray, which starts them"
@@ -201,56 +187,13 @@ class Update(Section):
             raise ValueError("update.shard would have no effect: it is read with update.processes above 1; take it out")
         return self
 
-    def _resolve_loss(self) -> None:
-        """Put in the defaults that depend on the loss. ValueError for a field that it does not read."""
-        loss = self.loss_type
-        if loss == "gspo" and self.importance_sampling_level == "token":
-            raise ValueError(
-                "update.importance_sampling_level: token does not go with update.loss_type: gspo, which is grpo with one "
-                "ratio for a whole trajectory: set loss_type: grpo, or take it out"
-            )
-        level = "sequence" if loss in ("gspo", "luspo") else "token"
-        has_ratio = loss != "vespo" or bool(self.use_bias_correction_kl)
-        reader = "a loss_type other than vespo, or with the KL term's ratio (use_bias_correction_kl)"
-        self._resolve("importance_sampling_level", level, has_ratio, reader)
-        is_clipped, clipped = loss in CLIPPED, f"loss_type: {', '.join(CLIPPED[:-1])} or {CLIPPED[-1]}"
-        usual = CLIPPING_SEQUENCES if self.importance_sampling_level == "sequence" else CLIPPING_TOKENS
-        low, high = CLIPPING.get(loss, usual)
-        self._resolve("epsilon", low, is_clipped, clipped)
-        self._resolve("epsilon_high", high, high is not None, f"{clipped}, or cispo,")
-        self._resolve("delta", None, is_clipped, clipped)
-        if self.delta is not None and self.delta <= 1 + (self.epsilon_high or 0.0):
-            raise ValueError(
-                f"update.delta ({self.delta:g}) must be above 1 + update.epsilon_high ({1 + (self.epsilon_high or 0.0):g}), "
-                "or it would cut what epsilon_high lets pass"
-            )
-        for fields, is_read, reader in (
-            (SAPO, loss == "sapo", "loss_type: sapo"),
-            (VESPO, loss == "vespo", "loss_type: vespo"),
-            (ADAPTIVE, self.use_adaptive_entropy, "use_adaptive_entropy: true"),
-        ):
-            for name, default in fields.items():
-                self._resolve(name, default, is_read, reader)
-        least, most = self.entropy_coef_min, self.entropy_coef_max
-        if least is not None and most is not None and least >= most:
-            raise ValueError(
-                f"update.entropy_coef_min ({least:g}) must be below update.entropy_coef_max ({most:g}), or the weight would "
-                "never change: take use_adaptive_entropy out and set entropy_coef"
-            )
-
-    @property
-    def has_entropy_bonus(self) -> bool:
-        """Whether the loss has a term for entropy, which may have a weight of 0 for a while."""
-        return self.entropy_coef != 0 or self.use_adaptive_entropy
-
-    @property
-    def learns_everywhere(self) -> bool:
-        """Whether trajectories without a signal have a gradient: of the KL term, or of the bonus for entropy."""
-        return self.beta > 0 or self.has_entropy_bonus
-
     def of_dtype(self, dtype: str) -> Update:
         """The section with the defaults that depend on policy.dtype. ValueError for a field that nothing would read then."""
         update = self
+        if update.cast_lm_head_to_fp32 and dtype == "float32":
+            raise ValueError(
+                "update.cast_lm_head_to_fp32 would have no effect: it is read with policy.dtype: bfloat16 alone; take it out"
+            )
         if update.vllm_importance_sampling_correction is None:
             update = self._corrected_by_default(dtype == "bfloat16")  # which checks what depends on it, too
             if dtype == "float32":
@@ -280,16 +223,17 @@ class Update(Section):
                 f"update.max_steps is needed with lr_scheduler_type: {self.lr_scheduler_type} "
                 "(iterations × steps_per_generation × num_iterations)"
             )
+        if self.lr_scheduler_type == "cosine_with_min_lr" and self.lr_scheduler_kwargs is None:
+            raise ValueError(
+                "update.lr_scheduler_kwargs is needed with lr_scheduler_type: cosine_with_min_lr (min_lr or min_lr_rate)"
+            )
+        if self.lr_scheduler_kwargs is not None and (self.lr_scheduler_kwargs.min_lr or 0.0) >= self.learning_rate:
+            raise ValueError(
+                f"update.lr_scheduler_kwargs.min_lr ({self.lr_scheduler_kwargs.min_lr:g}) must be below "
+                f"update.learning_rate ({self.learning_rate:g}), from which it falls"
+            )
         if self.max_steps is not None and self.warmup_steps >= self.max_steps:
             raise ValueError(
                 f"update.warmup_steps ({self.warmup_steps}) must be below update.max_steps ({self.max_steps}): the learning "
                 "rate would never be reached"
             )
-
-    def _resolve(self, name: str, default: Any, is_read: bool = True, reader: str = "") -> None:
-        """Give a field that is None its default. ValueError where it is set and not read; `reader` says when it would be."""
-        if getattr(self, name) is None:
-            if is_read:
-                object.__setattr__(self, name, default)  # the section is frozen for everybody else
-        elif not is_read:
-            raise ValueError(f"update.{name} would have no effect: it is read with {reader} alone; take it out")

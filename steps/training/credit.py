@@ -92,7 +92,7 @@ def credit(
         values = alike[state]
         if max(values) - min(values) < ROUNDING:  # one alone, too
             return 0.0
-        std = {"group": stdev(values), "batch": batch_std, "none": None}[settings.scale_rewards]
+        std = {"group": stdev(values), "batch": batch_std, "none": None}[settings.scale_rewards or "group"]
         return (value - fmean(values)) / (1.0 if std is None else std + STD_FLOOR)
 
     by_turn, largest = [], []

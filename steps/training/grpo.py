@@ -11,6 +11,7 @@ are then the same as in one process, within rounding.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,8 +25,9 @@ from steps.training import entropy, memory, packing
 from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
 from steps.training.loss import Correction, SamplerCheck, TrlLoss, clip_gradient
 from steps.training.meter import Meter, metrics
-from steps.training.model import adapter_of
+from steps.training.model import WEIGHTS, adapter_of
 from steps.training.processes import gathered, process
+from steps.training.reference import Reference
 from steps.training.schedule import check_schedule, set_rate
 from steps.training.trained import Trained
 from steps.training.trust import TrustRegion
@@ -58,6 +60,8 @@ class Trainer(Trained):
     def _train(
         self, examples: Sequence[Example], settings: Update, temperature: float, seed: int, behaviour: Path | None
     ) -> dict[str, float]:
+        self.wide_head = settings.cast_lm_head_to_fp32
+        reference = self._reference_now(settings)
         steps = self._steps(examples, settings, seed)
         planned = settings.num_iterations * len(steps)
         check_schedule(settings, self.steps + planned)
@@ -81,7 +85,7 @@ class Trainer(Trained):
         for number in range(planned):
             step = steps[number % len(steps)]
             meters = [trust.add] if number else [trust.add, *checks]
-            gradient = partial(self._gradient, loss, step, len(steps), settings, bonus, meters)
+            gradient = partial(self._gradient, loss, step, len(steps), settings, bonus, reference, meters)
             gradient()
             if not number:  # no weight has changed yet
                 whole = [added(values) for values in zip(*gathered(sampler.sums), strict=True)]
@@ -98,9 +102,12 @@ class Trainer(Trained):
             optimizer.step()
             optimizer.zero_grad()
             self.steps += 1
+            if number + 1 < planned:
+                self._sync(settings)
             progress(number + 1, planned, "optimiser steps")
         look = partial(self._look, steps[0], temperature, trust)
         divergence = trust.finish(divergence if planned > 1 else None, look)
+        self._sync(settings)
         common |= {} if divergence is None else {"update/kl": divergence, "update/kept": trust.kept}
         common |= Correction.metrics(gathered((correction.sums, correction.extremes))) if correction else {}
         common |= {"entropy_coef": bonus.weight} if settings.has_entropy_bonus else {}
@@ -120,6 +127,7 @@ class Trainer(Trained):
         steps: int,
         settings: Update,
         bonus: entropy.EntropyBonus,
+        reference: Reference | None,
         meters: Sequence[Callable[..., None]],
     ) -> None:
         """The gradient of this process's share of an optimiser step, and its metrics in `loss.meter`. Each of `meters` is
@@ -137,7 +145,7 @@ class Trainer(Trained):
         for batch, packed in self._packed(step.batches):
             batch["packed"] = packed
             if settings.beta and "ref_per_token_logps" not in batch:
-                batch["ref_per_token_logps"] = self._reference(batch["packed"], settings, loss.temperature)
+                batch["ref_per_token_logps"] = self._reference(packed, settings, reference, loss.temperature)
             self._accumulate(loss, batch, step, steps, bonus)
             for meter in meters:
                 meter(loss.logps, loss.entropies, batch)
@@ -229,60 +237,33 @@ class Trainer(Trained):
     def _learns(example: Example, settings: Update) -> bool:
         return example.has_gradient(settings.learns_everywhere)
 
-    def _without_tokens(self, trajectories: int) -> dict[str, Any]:
-        """A micro-batch of trajectories that are masked: no token counts, and means over trajectories have them, too. Of one
-        column TRL would take the numbers for means of whole trajectories."""
-        import torch
+    def _reference_now(self, settings: Update) -> Reference | None:
+        """The reference that moves, as it is for the batch of this update: TRL takes its logprobs when a batch is sampled.
+        None where it does not move."""
+        if not settings.sync_ref_model:
+            self.synced = None
+        elif self.synced is None:
+            start = self.start if settings.reference == "start" else None
+            self.synced = Reference() if start is None else Reference.of_adapter(start / WEIGHTS, self.weights)
+        return self.synced
 
-        nothing = torch.zeros((trajectories, 2), device=self.place[1])
-        names = ("completion_ids", "completion_mask", "old_per_token_logps", "sampling_per_token_logps")
-        batch: dict[str, Any] = dict.fromkeys((*names, "ref_per_token_logps"), nothing)
-        batch |= {"prompt_ids": nothing[:, :0], "prompt_mask": nothing[:, :0], "advantages": nothing[:, 0]}
-        return batch | {"examples": [], "num_items_in_batch": nothing.sum(), "tokens": 0.0}
+    def _sync(self, settings: Update) -> None:
+        """Move the reference towards the policy, where an optimiser step is one after which that is due."""
+        if self.synced is not None and self.steps % (settings.ref_model_sync_steps or 1) == 0:
+            self.synced = self.synced.mixed(self.weights, settings.ref_model_mixup_alpha or 0.0)
 
-    def _batch(self, examples: Sequence[Example], total: int) -> dict[str, Any]:
-        """A micro-batch under TRL's names, with sampled tokens only; `total`: sampled tokens of the whole pass."""
-        import torch
-
-        _, device = self.place
-        sampled = [
-            [
-                logprob
-                for row in example.rows
-                for logprob, is_sampled in zip(row.logprobs, row.mask, strict=True)
-                if is_sampled
-            ]
-            for example in examples
-        ]
-        logps = torch.tensor(packing.padded(sampled), dtype=torch.float32, device=device)
-        mask = torch.tensor(packing.padded([[1.0] * len(row) for row in sampled]), dtype=torch.float32, device=device)
-        advantages: Any = [example.advantage for example in examples]  # [B], or of tokens [B, S]
-        if any(example.by_token for example in examples):
-            advantages = packing.padded(
-                [
-                    example.by_token or [example.advantage] * len(row)
-                    for example, row in zip(examples, sampled, strict=True)
-                ]
-            )
-        return {
-            "examples": examples,
-            "prompt_ids": torch.zeros((len(examples), 0), dtype=torch.long, device=device),
-            "prompt_mask": torch.zeros((len(examples), 0), device=device),
-            "completion_ids": torch.zeros(mask.shape, dtype=torch.long, device=device),
-            "completion_mask": mask,
-            "advantages": torch.tensor(advantages, dtype=torch.float32, device=device),
-            "old_per_token_logps": logps,
-            "sampling_per_token_logps": logps,
-            "num_items_in_batch": torch.tensor(float(total), device=device),
-            "tokens": float(mask.sum()),
-        }
-
-    def _reference(self, packed: packing.Packed, settings: Update, temperature: float) -> Any:
-        """Logprobs [B, S] of `update.reference`: the same model with its adapter disabled, or with the first one."""
+    def _reference(self, packed: packing.Packed, settings: Update, moved: Reference | None, temperature: float) -> Any:
+        """Logprobs [B, S] of `update.reference`: the same model with its adapter disabled, with the first one, or with what
+        the reference has moved to."""
         import torch
 
         start = self.start if settings.reference == "start" else None  # which the stage update has made sure of
-        with torch.no_grad(), self.model.disable_adapter() if start is None else adapter_of(self.model, start):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            if moved is not None and moved.terms:
+                stack.enter_context(moved.inside(self.weights))
+            else:
+                stack.enter_context(self.model.disable_adapter() if start is None else adapter_of(self.model, start))
             return packing.token_logps(self.model, packed, temperature, with_entropies=False)[0]
 
     def _correct(

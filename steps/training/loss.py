@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
-from steps.core.params_update import SAPO, VESPO
+from steps.core.params_loss import SAPO, VESPO
 from steps.core.stats import added
 from steps.training import packing
 from steps.training.entropy import acting

@@ -19,6 +19,7 @@ from steps.training.batches import Example
 from steps.training.grammar import Grammars
 from steps.training.model import WEIGHTS, load_model
 from steps.training.processes import gathered, join, shard
+from steps.training.reference import Reference
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +75,8 @@ class Trained:
         self.keeps_attention = False
         self.grammars: Grammars | None = None  # made where a row was sampled under one
         self.vision: Vision | None = None  # made where a row shows a picture
+        self.synced: Reference | None = None  # where update.sync_ref_model has moved the reference
+        self.wide_head = False  # logits are computed in float32
         self.start: Path | None = None  # folder of the adapter that training began with, for update.reference
         if checkpoint is not None:
             self._load(checkpoint)
@@ -105,8 +108,10 @@ class Trained:
             weight, last = self.entropy
             state["entropy"] = [weight, last if math.isfinite(last) else None]  # infinite before the first step
         (folder / "state.json").write_text(json.dumps(state) + "\n")
+        if self.synced is not None:
+            self.synced.save(folder / "reference")
         if self.start is not None:
-            (folder / "reference").mkdir()
+            (folder / "reference").mkdir(exist_ok=True)
             shutil.copyfile(self.start / WEIGHTS, folder / "reference" / WEIGHTS)
 
     def _load(self, folder: Path) -> None:
@@ -116,7 +121,8 @@ class Trained:
         tensors = load_file(folder / "state.safetensors")
         state = json.loads((folder / "state.json").read_text())
         self.steps, self.adapter_hash = state["steps"], state["adapter"]
-        self.start = folder / "reference" if (folder / "reference").is_dir() else None
+        self.start = folder / "reference" if (folder / "reference" / WEIGHTS).exists() else None
+        self.synced = Reference.load(folder / "reference")
         if "entropy" in state:
             weight, last = state["entropy"]
             self.entropy = weight, math.inf if last is None else last
@@ -131,7 +137,10 @@ class Trained:
         import torch
 
         optimizer = torch.optim.AdamW(
-            self.weights.values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, betas=(0.9, 0.95)
+            self.weights.values(),
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            betas=(settings.adam_beta1, settings.adam_beta2),
         )
         for name, moments in self.moments.items():
             weight = self.weights[name]
@@ -192,4 +201,53 @@ class Trained:
         counts = [len(example.rows) for example in examples]
         if self.vision is None and any(row.pictures for row in rows):
             self.vision = load_vision(self.policy)
-        return packing.pack(rows, *self.place, counts=counts, grammars=self._grammars(rows), vision=self.vision)
+        packed = packing.pack(rows, *self.place, counts=counts, grammars=self._grammars(rows), vision=self.vision)
+        return packed._replace(wide_head=self.wide_head)
+
+    def _without_tokens(self, trajectories: int) -> dict[str, Any]:
+        """A micro-batch of trajectories that are masked: no token counts, and means over trajectories have them, too. Of one
+        column TRL would take the numbers for means of whole trajectories."""
+        import torch
+
+        nothing = torch.zeros((trajectories, 2), device=self.place[1])
+        names = ("completion_ids", "completion_mask", "old_per_token_logps", "sampling_per_token_logps")
+        batch: dict[str, Any] = dict.fromkeys((*names, "ref_per_token_logps"), nothing)
+        batch |= {"prompt_ids": nothing[:, :0], "prompt_mask": nothing[:, :0], "advantages": nothing[:, 0]}
+        return batch | {"examples": [], "num_items_in_batch": nothing.sum(), "tokens": 0.0}
+
+    def _batch(self, examples: Sequence[Example], total: int) -> dict[str, Any]:
+        """A micro-batch under TRL's names, with sampled tokens only; `total`: sampled tokens of the whole pass."""
+        import torch
+
+        _, device = self.place
+        sampled = [
+            [
+                logprob
+                for row in example.rows
+                for logprob, is_sampled in zip(row.logprobs, row.mask, strict=True)
+                if is_sampled
+            ]
+            for example in examples
+        ]
+        logps = torch.tensor(packing.padded(sampled), dtype=torch.float32, device=device)
+        mask = torch.tensor(packing.padded([[1.0] * len(row) for row in sampled]), dtype=torch.float32, device=device)
+        advantages: Any = [example.advantage for example in examples]  # [B], or of tokens [B, S]
+        if any(example.by_token for example in examples):
+            advantages = packing.padded(
+                [
+                    example.by_token or [example.advantage] * len(row)
+                    for example, row in zip(examples, sampled, strict=True)
+                ]
+            )
+        return {
+            "examples": examples,
+            "prompt_ids": torch.zeros((len(examples), 0), dtype=torch.long, device=device),
+            "prompt_mask": torch.zeros((len(examples), 0), device=device),
+            "completion_ids": torch.zeros(mask.shape, dtype=torch.long, device=device),
+            "completion_mask": mask,
+            "advantages": torch.tensor(advantages, dtype=torch.float32, device=device),
+            "old_per_token_logps": logps,
+            "sampling_per_token_logps": logps,
+            "num_items_in_batch": torch.tensor(float(total), device=device),
+            "tokens": float(mask.sum()),
+        }

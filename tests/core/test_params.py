@@ -164,7 +164,7 @@ def test_every_stage_is_among_them() -> None:
         ),
         (
             {"update": {"lr_scheduler_type": "step"}},
-            "update.lr_scheduler_type: Input should be 'constant', 'linear' or",
+            "update.lr_scheduler_type: Input should be 'constant', 'linear', 'cosine' or",
         ),
         (
             {"update": {"warmup_steps": 16}, "train": {"iterations": 2}},
@@ -185,7 +185,7 @@ def test_every_stage_is_among_them() -> None:
         ),
         (
             {"update": {"truncated_completions": "drop"}},
-            "update.truncated_completions: Input should be 'keep', 'mask' or 'penalise' (it is 'drop')",
+            "update.truncated_completions: Input should be 'keep', 'mask', 'penalise' or 'soft_overlong' (it is 'drop')",
         ),
         (
             {"update": {"truncated_completions": "penalise", "truncation_penalty": 0}},
@@ -233,7 +233,7 @@ def test_every_stage_is_among_them() -> None:
         ),
         (
             {"update": {"truncation_penalty": 0.5}},
-            "update.truncation_penalty would have no effect: it is read with truncated_completions: penalise alone; take",
+            "update.truncation_penalty would have no effect: it is read with truncated_completions: penalise or soft",
         ),
         (
             {"update": {"truncated_completions": "mask", "truncation_penalty": 0.5}},
@@ -425,7 +425,7 @@ def test_every_field_says_what_it_is() -> None:
     """A text stands under each field of a section."""
     silent = []
     texts = [path.read_text() for path in sorted(ROOT.glob("steps/core/params_*.py"))]
-    assert len(texts) == 3
+    assert len(texts) == 4
     for section in (node for text in texts for node in ast.walk(ast.parse(text))):
         if isinstance(section, ast.ClassDef):
             assert ast.get_docstring(section), section.name

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steps.core.params import Policy, Rollout, Update, UpdateParams
-from steps.core.params_update import ADAPTIVE as ENTROPY
-from steps.core.params_update import SAPO, VESPO
+from steps.core.params_loss import ADAPTIVE as ENTROPY
+from steps.core.params_loss import SAPO, VESPO
 from steps.core.records import Reward, Row, Trajectory, Turn, write_records
 from tests.support import tiny
 from tests.support.tiny import LOOSE, moved, plain_logps, twin, weights
