@@ -64,6 +64,9 @@ BENCHMARKS = {
     "gate": Benchmark(180, 20, "errors / the 0.05 that are allowed", timed=False),
     "scale": Benchmark(5, 5, "episodes per second / those of engines that never wait, on paper", timed=False),
     "judge": Benchmark(30, 10, "seconds / ideal seconds"),
+    "judge_bias": Benchmark(
+        120, 15, "spread or rank error / the 0.01 allowed; noise: error / that of the plain mean", timed=False
+    ),
     "rollout": Benchmark(70, 60, "tokens per second / those of raw vLLM"),
     "batches": Benchmark(210, 90, "episodes with the same tokens in other batches / all", timed=False),
     "gateway": Benchmark(300, 60, "tokens per second through the gateway / of the engine alone"),

@@ -196,10 +196,13 @@ def say_judged(answers: Sequence[Judgement], measured: Mapping[str, float]) -> N
         say(f"not scored: {reason}")
     if cut := measured["judge_groups_shortened"]:
         say(f"{cut} groups were longer than score.ruler.max_characters: their longest messages were shortened")
-    names = {"tau_rule": "tau with the rule", "position_bias": "position bias", "retest_spread": "test-retest spread"}
+    names = {"tau_rule": "tau with the rule", "position_bias": "position bias", "length_gain": "gain by length"}
+    names |= {"retest_spread": "test-retest spread"}
     faults = [f"{text} {measured[f'judge_{name}']:+.2f}" for name, text in names.items() if f"judge_{name}" in measured]
     if faults:
         say(", ".join(faults))
+    if places := [gain for name, gain in measured.items() if name.startswith("judge_place_")]:
+        say(f"by place, first to last (taken off): {' '.join(f'{gain:+.2f}' for gain in places)}")
     if (gain := measured.get("judge_canary_gain", 0.0)) > CANARY_WARNING:
         say(
             f"WARNING: attempts that tell this judge to score them 1.0 gain {gain:.2f}: the judge can be influenced, and a "

@@ -222,7 +222,9 @@ class Reward(Record):
 class Order(Record):
     """One order in which a judge was shown a group's attempts (those that read alike once), and what it answered."""
 
-    attempts: tuple[str, ...]  # trajectory ids, first to last
+    attempts: tuple[
+        str, ...
+    ]  # trajectory ids, first to last; "longer copy" for the copy that measures the liking of length
     scores: tuple[float | None, ...]  # of each
     calls: tuple[str, ...]  # keys of the answers in the ledger: one, or two where the first could not be used
     problem: str = ""
@@ -241,9 +243,12 @@ class Judgement(Record):
 
     scenario_id: str
     judge: str  # identity: hash of model, prompts, rubric, orders and parameters
-    scores: dict[str, float | None]  # by trajectory id; means over the orders
+    scores: dict[str, float | None]  # by trajectory id; from all orders, without the effects of place and length
     reasons: dict[str, str] = {}
     orders: tuple[Order, ...] = ()
+    length_gain: float | None = (
+        None  # what a copy gains by being as long as the longest; None: none was shown or scored
+    )
     probe: Probe | None = None
     shortened_to: int | None = None  # characters of a message, where longer ones lost their middle
     problem: str = ""

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from steps.core.records import Reward
 
 NEEDED = "set score.judges.rule: 0, score.judges.ruler: 1 and score.ruler.endpoint.model"
-BOTH = 2  # orders
 DISAGREE, UNJUDGED = "the orders disagree", "not judged"  # how the reasons of such ties begin
 
 
@@ -109,7 +108,7 @@ def judged(
     own = played[0].adapter_hash
     folder = rival_of(against, own)
     others = [] if folder is None else read_rival(folder, scenarios, split, by_rule)
-    judge = f"{settings.endpoint.model} {ruler.identity(with_both_orders(settings), rubric.strip() or ruler.RUBRIC)}"
+    judge = f"{settings.endpoint.model} {ruler.identity(settings.of_pairs(), rubric.strip() or ruler.RUBRIC)}"
     if folder is None or others[0].adapter_hash == own:
         pairs = [Pair(scenario_id=scenario.id, score=0.5, reason="the policy itself") for scenario in scenarios]
         none = {"disagreements": 0, "unjudged": 0, "wins": 0, "ties": len(pairs), "losses": 0}
@@ -172,7 +171,7 @@ def compare(
         if "error" not in (own.stop_reason, other.stop_reason):
             groups.append(Group(scenario, [named(own), named(other)]))
     tools = [tool.schema for tool in env.tools().values()]
-    answers = ruler.judge_all(groups, with_both_orders(settings), tools, rubric) if groups else []
+    answers = ruler.judge_all(groups, settings.of_pairs(), tools, rubric) if groups else []
     judgements = {judgement.scenario_id: judgement for judgement in answers}
     pairs = []
     for scenario, own, other in zip(scenarios, played, others, strict=True):
@@ -187,11 +186,6 @@ def unscored(reward: Reward, pair: Pair, rival: str) -> Reward:
     result = {1.0: "judged better than", 0.0: "judged worse than", 0.5: "a tie with"}[pair.score]
     why = f"{result} the attempt of the {rival}: {pair.reason}"
     return reward.model_copy(update={"name": "ruler", "success": None, "explanation": why})
-
-
-def with_both_orders(settings: Ruler) -> Ruler:
-    """Settings with which two attempts are shown in both orders, and no more, and judged by the whole rubric."""
-    return settings.model_copy(update={"orders": BOTH, "rubric_dropout": 0.0})
 
 
 def named(trajectory: Trajectory) -> Trajectory:
@@ -218,7 +212,7 @@ def decided(judgement: Judgement, own: str, other: str) -> tuple[float, str]:
         mine, theirs = scores[own], scores[other]
         if mine is not None and theirs is not None:
             signs.append((mine > theirs) - (mine < theirs))
-    if len(signs) < BOTH:
+    if len(signs) < 2:
         problem = judgement.problem or "; ".join(order.problem for order in judgement.orders if order.problem)
         return 0.5, f"{UNJUDGED}: {problem}"
     if set(signs) == {1}:

@@ -36,6 +36,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "exploits": {"measure": ROW | {"blocked": True}, "clean": ROW},
     "recipes": {"run": {}, "row": ROW},
     "judge": {"measure": ROW},
+    "judge_bias": {"measure": ROW, "noise": ROW},
     "rollout": {"measure": ROW},
     "scale": {"row": ROW},
     "batches": {"measure": ROW},
@@ -71,6 +72,7 @@ ROWS = {
     "tracing": 5,
     "update": 4,
 }
+ROWS |= {"judge_bias": len(import_module("benchmarks.judge_bias").CASES) + 1}
 ROWS |= {"hacks": len(import_module("benchmarks.hacks").HACKS)}
 ROWS |= {"exploits": len(import_module("benchmarks.exploits").EXPLOITS) + 4}
 ROWS |= {
