@@ -187,8 +187,8 @@ def make_mailbox(seed: int = SEED) -> tuple[list[Row], dict[str, list[Row]]]:
 
 
 def more(mails: list[Row], questions: dict[str, list[Row]], seed: int = SEED) -> None:
-    """Adds inboxes to val and test. Left out of these are wordings of other splits, and questions one of whose mails says the
-    same, word by word, in an inbox of training."""
+    """Adds inboxes to val and test. Left out of these are wordings of other splits, and questions with a source that is word
+    by word in an inbox of training."""
     rng, owners = Random(f"more {seed}"), {mail["owner"] for mail in mails}
     others = {
         code: rng.sample([name for name in make().people if name not in owners], sum(MORE.values()))

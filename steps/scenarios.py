@@ -1,7 +1,7 @@
 """Scenarios: what the policy will be asked, by split.
 
 Reads a task's data, writes scenarios/{train,val,test}.parquet. The same seed gives the same scenarios. The splits share no
-scenario, no source of answers, and no wording: steps/data/contamination.py checks this, and writes its results to
+scenario, no source of answers, no opening and no wording: steps/data/contamination.py checks this, and writes its results to
 scenarios/contamination.json.
 """
 
@@ -51,6 +51,14 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
     ids = [scenario.id for split in SPLITS for scenario in drawn[split]]
     if repeated := len(ids) - len(set(ids)):
         raise UserError(f"task {params.task}: {repeated} scenarios are in the splits more than once")
+    if any(report["openings_seen"].values()):
+        told = ", ".join(
+            f"{report['openings_seen'][split]} of {len(drawn[split])} {split}" for split in contamination.HELD
+        )
+        say(
+            f"warning: {told} scenarios begin with the very messages of a training one, as `openings_repeat` "
+            "allows: success at them says less of what is new to the policy"
+        )
     scenarios.mkdir()
     (scenarios / "contamination.json").write_text(json.dumps(report, indent=2) + "\n")
     for split in SPLITS:
