@@ -102,7 +102,7 @@ def analyse(root: Path, by: str | Sequence[str] = "iteration", splits: Sequence[
             f"{run} holds no episodes of {', '.join(chosen)}: train first (`make train`), or name a run folder"
         )
     made = summed(episodes, keys, chosen, run.name, alike.read(run / "scenarios"))
-    return made.model_copy(update={"waste": wasted, "notes": (*made.notes, *notes)})
+    return made.model_copy(update={"waste": wasted, "notes": (*notes, *made.notes)})
 
 
 def summed(
