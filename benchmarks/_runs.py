@@ -78,6 +78,7 @@ def gain(name: str, summary: Mapping[str, Any], goal: float) -> dict[str, Any]:
         "goal": goal,
         "base_ci95": base["ci95"],
         "trained_ci95": trained["ci95"],
+        "clusters": trained.get("clusters"),
         "curve": [round(row["success"], 3) for row in summary["iterations"]],
         "iteration": trained["iteration"],
         "seconds": round(summary["wall_seconds"]),

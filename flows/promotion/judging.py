@@ -197,11 +197,12 @@ def clusters_of(task: str, scenarios: list[Scenario]) -> list[str] | None:
     """The cluster of alike scenarios that each belongs to, as the task says; None where it is not there to say it, or where
     the scenarios are of an older form."""
     import environments
+    from steps.core import alike
 
     try:
         env = environments.load(task)
         data = env.load(environments.data_of(task))
-        return [env.cluster(scenario, data) for scenario in scenarios]
+        return alike.clusters_of(env, scenarios, data)
     except (FileNotFoundError, ValueError) as problem:  # of the task's data
         raise UserError(str(problem)) from None
     except (ModuleNotFoundError, LookupError) as problem:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from flows.terminal.report import RUN, Point, read
+from flows.terminal.report import RUN, Point, compared, read
+from steps.analytics import gaps
 from steps.core.errors import UserError
 from steps.project.chain import iteration_name
 
@@ -77,8 +78,8 @@ def teaches_nothing(iteration: int) -> bool:
 
 
 def has_fallen(now: Point, before: Point) -> bool:
-    """Whether validation is surely worse than it was: the two intervals are apart."""
-    return now.ci95[1] < before.ci95[0]
+    """Whether validation is surely worse than it was, on the same scenarios."""
+    return compared(now, before, gaps.SURELY)[2] < 0
 
 
 def warnings(iteration: int) -> list[str]:

@@ -102,21 +102,23 @@ def judged(
     """
     import numpy as np
 
+    from steps.core import alike
     from steps.judging import report, ruler
     from steps.registry import paired
 
     own = played[0].adapter_hash
     folder = rival_of(against, own)
+    groups, ids = alike.groups_of(env, scenarios, data), [scenario.id for scenario in scenarios]
     others = [] if folder is None else read_rival(folder, scenarios, split, by_rule)
     judge = f"{settings.endpoint.model} {ruler.identity(settings.of_pairs(), rubric.strip() or ruler.RUBRIC)}"
     if folder is None or others[0].adapter_hash == own:
         pairs = [Pair(scenario_id=scenario.id, score=0.5, reason="the policy itself") for scenario in scenarios]
         none = {"disagreements": 0, "unjudged": 0, "wins": 0, "ties": len(pairs), "losses": 0}
-        return Judged(rival=rival, rival_hash=own, judge=judge, share=0.5, ci95=(0.5, 0.5), **none), pairs
+        named = {"rival": rival, "rival_hash": own, "judge": judge, "clusters": groups.count(ids)}
+        return Judged(**named, share=0.5, ci95=(0.5, 0.5), **none), pairs
     pairs = compare(env, scenarios, played, others, settings, rubric)
     score_N = np.array([pair.score for pair in pairs])
-    clusters_N = paired.numbered([env.cluster(scenario, data) for scenario in scenarios])
-    share, low, high = paired.judged_interval(score_N, clusters_N)
+    share, low, high = paired.judged_interval(score_N, paired.numbered(groups.of(ids)))
     ties = [pair.reason for pair in pairs if pair.score == 0.5]
     measured = report.report([pair.judgement for pair in pairs if pair.judgement is not None], [])
     result = Judged(
@@ -125,6 +127,7 @@ def judged(
         judge=judge,
         share=share,
         ci95=(low, high),
+        clusters=groups.count(ids),
         wins=int((score_N == 1).sum()),
         ties=len(ties),
         losses=int((score_N == 0).sum()),

@@ -87,6 +87,10 @@ def played(attempt: int = 0, said: str = "done", result: Result | None = None) -
     )  # fmt: skip
 
 
+def part(value: Any) -> Component:
+    return Component("tidy", value, "x")
+
+
 def task(**changed: Any) -> type[Env]:
     return type("Shelf", (Shelf,), changed)
 
@@ -109,8 +113,8 @@ def scored(**changed: Any) -> Reward:
         (np.array([0.5, 1.0]), "reward is array([0.5, 1. ]), which is no number"),
         (None, "Shelf.reward must return a number or a list of Component(name, value, why), not null"),
         ([Component("full", 1.0, "y"), Component("tidy", NAN, "x")], "reward is nan: component tidy"),
-        ([Component("tidy", None, "x")], "reward is None, which is no number: component tidy"),
-        ([Component("tidy", "1", "x")], "reward is '1', which is no number: component tidy"),
+        ([part(None)], "reward is None, which is no number: component tidy"),
+        ([part("1")], "reward is '1', which is no number: component tidy"),
         ([Component(name, 9e14, "x") for name in "ab"], "reward is 1.8e+15, which is too large to compare with others"),
     ],
 )
@@ -231,7 +235,11 @@ def test_the_stage_scores_the_others_and_the_run_says_so(
     run = tmp_path / "run/001"
     run.mkdir(parents=True)
     monkeypatch.setattr(health, "RUN", tmp_path / "run")
-    for said, scores in ((("fine", "slip"), [weight, None]), (("slip", "slip"), [None, None])):
+    cases: list[tuple[tuple[str, str], list[float | None]]] = [
+        (("fine", "slip"), [weight, None]),
+        (("slip",) * 2, [None] * 2),
+    ]
+    for said, scores in cases:
         write_records([played(number, text) for number, text in enumerate(said)], run / "trajectories.parquet")
         successes = run / "successes.json"
         stage.score(
