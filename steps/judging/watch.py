@@ -18,7 +18,8 @@ learn the same.
 
 Scenarios that are alike count as clusters, as they do at the gate. So a validation split of few clusters shows little: a
 fall by 0.3 from 0.8 within ten iterations is seen in 4 % of the runs with five clusters, in 28 % with twelve, in 89 % with
-thirty and in nearly all with sixty. Of runs that are equal throughout at most 3.6 % are stopped (`python -m benchmarks.gate`).
+thirty and in nearly all with sixty. Of runs that are equal throughout at most 3.6 % are stopped (`python -m
+benchmarks.gate`).
 
 Left out: a reward that rises while the truth stays where it is. The gate refuses that, which asks for more success.
 """
