@@ -104,7 +104,8 @@ def fell(design: Design, world: World, trials: int) -> float:
     """The share of regression sets on which an equal challenger is refused."""
     splits = Splits(design, world, trials, 6)
     mean_T, _, high_T = paired.interval(splits.gaps(1)[0], splits.clusters_N, checks.FALLS)
-    return float(np.mean(checks.falls(mean_T, high_T, PARAMS)))
+    ends = zip(mean_T.tolist(), high_T.tolist(), strict=True)
+    return sum(checks.falls(mean, high, PARAMS) for mean, high in ends) / trials
 
 
 def said(design: Design, trials: int) -> tuple[float | None, float]:
@@ -133,7 +134,7 @@ def measure(design: Design, trials: int, gain: float, is_quick: bool = False) ->
     row["fell"] = max(fell(design, world, trials) for world in plain)
     for place, name in enumerate(("covered", "share_covered")):
         row[name] = min(found[place] for found in cover.values())
-        row[f"{name}_at"] = min(cover, key=lambda world, place=place: cover[world][place])
+        row[f"{name}_at"] = next(world for world, found in cover.items() if found[place] == row[name])
     row["power"] = power_of(design, USUAL, trials, gain)
     row["power_at_0.8"] = power_of(design, USUAL._replace(share=0.8), trials, gain)
     row["power_at_look_5"] = power_of(design, USUAL, trials, gain, 5)
@@ -161,7 +162,8 @@ def slices(number: int, trials: int, gain: float) -> dict[str, Any]:
             [gate.Side(name, row_N.astype(float), 3.0, 60.0) for row_N in rows_TN]
             for name, rows_TN in (("challenger", challenger_TN), ("base", base_TN))
         ]
-        verdicts = [gate.decide(scenarios, *pair, report, PARAMS) for pair in zip(*sides, strict=True)]
+        pairs = zip(*sides, strict=True)
+        verdicts = [gate.decide(scenarios, challenger, base, report, PARAMS) for challenger, base in pairs]
         return [[check.name for check in verdict.checks if not check.passed] for verdict in verdicts]
 
     refused = failed(better_TN)

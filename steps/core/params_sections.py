@@ -304,7 +304,8 @@ class Promote(Section):
     """What the lower end of the interval of the gain in success must exceed; without a rule, of the share of scenarios
     that a judge finds better, minus 0.5."""
     max_slice_drop: float = Field(0.1, ge=0, le=1)
-    """Largest loss of success that is allowed on any slice; without a rule, largest distance of that share below 0.5."""
+    """Largest loss of success on any slice, and on the regression set, that is allowed where it is beyond chance; without a
+    rule, largest distance of that share below 0.5."""
     min_slice: int = Field(20, ge=1)
     """Scenarios from which on a slice counts; smaller ones are listed and decide nothing."""
     max_turns_growth: float = Field(1.5, gt=0)

@@ -16,9 +16,10 @@ falls, or whose reward never rises while it does, is stopped with that probabili
 flows.train ends at the alarm, and flows.promote refuses all adapters of such a run, the earlier ones too: they have begun to
 learn the same.
 
-Scenarios that are alike count as clusters, as they do at the gate. So of a validation split with few of them little can be
-seen: with five, a fall of 0.3 from 0.8 is seen in a tenth of the runs within ten iterations, and with thirty in nine of ten
-(`python -m benchmarks.gate`).
+Scenarios that are alike count as clusters, as they do at the gate. So a validation split of few clusters shows little: a
+fall by 0.3 from 0.8 within ten iterations is seen in 4 % of the runs with five clusters, in 28 % with twelve, in 89 % with
+thirty and in nearly all with sixty. Of runs that are equal throughout at most 3.6 % are stopped (`python -m
+benchmarks.gate`).
 
 Left out: a reward that rises while the truth stays where it is. The gate refuses that, which asks for more success.
 """

@@ -81,7 +81,7 @@ def percent(tail: float) -> str:
 def falls(difference: float, high: float, params: Promote) -> bool:
     """Whether success fell by more than `promote.max_slice_drop`, and beyond chance: the interval's upper end is below 0. Of
     twelve slices of 20 scenarios, one falls by so much in every second challenger that is better everywhere."""
-    return (difference < -params.max_slice_drop - EVEN) & (high < -EVEN)
+    return difference < -params.max_slice_drop - EVEN and high < -EVEN
 
 
 def no_slice_falls(slices: Sequence[Slice], params: Promote) -> Check:

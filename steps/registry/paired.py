@@ -23,8 +23,8 @@ the first look where 2.5 % are allowed, of 200 and 40 × 1. CR2 in place of the 
 McCaffrey (2002) with alike scenarios see +0.10 in 10 % of 30 clusters by Zipf's law, where these see 32 %. Nothing added
 to the effect covers a share of 5 clusters in 83 % and a difference of 5 in 72 %. The wild cluster bootstrap errs as
 seldom as it may and sees more where sizes are very uneven (54 % against 38 % with Zipf's 30), and as much elsewhere; but
-it flips signs of clusters, so it is never surer than 2^-clusters: with 5 clusters it promotes nothing at any look, and
-from the fifth look on 10 clusters are not enough.
+it flips signs of clusters, so that it is never surer than 2^-clusters: 5 clusters would promote nothing at any look, and
+13 nothing at the twentieth.
 """
 
 from __future__ import annotations

@@ -164,6 +164,14 @@ def point_of(folder: Path, number: str) -> tuple[float, float, float]:
     return metrics["val/ci95_low"], metrics["val/ci95_high"], metrics["val/clusters"]
 
 
+def test_the_power_is_said_first_and_the_runs_own_test_is_a_look(project: Project) -> None:
+    assert "Of true gains the gate shows" in project.interrupted.stdout + project.finished.stdout
+    receipt = json.loads((project.folder / "run/receipt.json").read_text())
+    with contextlib.closing(sqlite3.connect(project.folder / ".flywheel/ledger.db")) as link:
+        looks = link.execute("SELECT challenger, against FROM looks").fetchall()
+    assert [challenger for challenger, _ in looks] == [receipt["adapter_hash"]], "registered or not, and once"
+
+
 def test_every_episode_is_accounted_for(project: Project) -> None:
     made = 0
     for iteration in ("001", "002"):

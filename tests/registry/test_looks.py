@@ -59,9 +59,9 @@ def test_what_a_run_has_tested_is_a_look_whether_it_is_judged_or_not(ledger: Led
 
 def test_a_ledger_with_the_same_look_of_two_models_counts_it_once(ledger: Ledger) -> None:
     """Older code has counted by model."""
-    for model in ("one", "two"):
-        row = {"model": model, "scenarios": split_hash(IDS), "ids": IDS, "challenger": "a", "against": "base"}
-        ledger.change(lambda link, row=row: link.execute(looks.LOOKS.insert().values(created=datetime.now(UTC), **row)))
+    row = {"scenarios": split_hash(IDS), "ids": IDS, "challenger": "a", "against": "base", "created": datetime.now(UTC)}
+    with ledger.engine.begin() as link:
+        link.execute(looks.LOOKS.insert(), [row | {"model": model} for model in ("one", "two")])
     assert count(ledger, "three", IDS, "a", "base") == 1
     assert count(ledger, "three", IDS, "b", "base") == 2
 
