@@ -127,7 +127,7 @@ def _last_object(text: str, keys: Collection[str]) -> str:
         if not keys or any(name in keys for name, _ in fields):
             objects.append((brace.start(), end, fields))
     if tried == TRIED or (not objects and broken < 0):
-        raise ValueError("is no JSON")
+        raise ValueError("is no JSON" if text.strip() else "is empty after its thoughts")
     if not objects or broken > (objects[-1][0] if keys else -1):
         raise ValueError("is no JSON: its last object does not end, as if it was cut off")
     begin, end, fields = objects[-1]

@@ -112,7 +112,7 @@ class Reply:
         return answers.stopped(self.message, self.finish_reason)
 
     def parsed(self, keys: Collection[str] = ()) -> Any:
-        """The answer to a request with a schema, whose fields are `keys`. ValueError, with the reason, where it is not JSON."""
+        """The answer to a request with a schema of these keys. ValueError, with the reason, where it is not JSON."""
         try:
             return answers.parse(self.text, answers.without_doubles, keys, whole=bool(self.stopped))
         except ValueError as problem:
