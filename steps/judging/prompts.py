@@ -260,10 +260,13 @@ def _closed_object(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-def read(text: str, names: Sequence[str], reasons: bool) -> tuple[dict[str, tuple[float, str]], str]:
-    """({letter: (score, reason)} of all scores that can be used, what is wrong with the answer or "")."""
+def read(
+    text: str, names: Sequence[str], reasons: bool, stopped: bool = False
+) -> tuple[dict[str, tuple[float, str]], str]:
+    """({letter: (score, reason)} of all scores that can be used, what is wrong with the answer or ""). Of an answer that was
+    stopped nothing is taken but JSON alone."""
     try:
-        pairs = answers.parse(text, _Pairs)
+        pairs = answers.parse(text, _Pairs, names, stopped)
     except ValueError as problem:
         quoted = f": {' '.join(text[:QUOTED].split())!r}" if text.strip() else ""
         return {}, f"it {problem}{quoted}"

@@ -155,7 +155,7 @@ class Judge:
                 problem = str(failure)
                 break
             replies.append(replace(reply, message={}))  # without its text, which may be long
-            usable, problem = prompts.read(reply.text, names, reasons)
+            usable, problem = prompts.read(reply.text, names, reasons, bool(reply.stopped))
             best = usable if len(usable) >= len(best) else best
             if not problem:
                 break

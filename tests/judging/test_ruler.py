@@ -217,7 +217,8 @@ def test_a_group_that_cannot_be_shortened_enough_is_not_scored_and_says_why() ->
         ('{"A": {"score": 0.9, "score": 0.0}, "B": 0.5}', {"B": 0.5}, "attempt A is scored twice"),
         ('{"A": {"score": 0.9, "score": "x"}, "B": {}}', {}, "attempt A is scored twice"),
         ('```json\n{"A": 0.25, "B": 1}\n```', {"A": 0.25, "B": 1.0}, ""),
-        ('I think ```json\n{"A": 0.25, "B": 1}\n```', {}, "it is no JSON: 'I think ```json"),
+        ('I think ```json\n{"A": 0.25, "B": 1}\n```', {"A": 0.25, "B": 1.0}, ""),
+        ('I draft {"A": 1, "B": 0}, and find {"A": 0.25}', {"A": 0.25}, "attempt B is not scored"),
         (json.dumps({"A": 0.5} | dict.fromkeys(map(str, range(99)), 1)), {"A": 0.5}, "and 90 more"),
     ],
 )
@@ -225,6 +226,27 @@ def test_of_an_answer_what_can_be_used(answer: str, usable: dict[str, float], pr
     found, said = prompts.read(answer, ["A", "B"], False)
     assert {letter: score for letter, (score, _) in found.items()} == usable
     assert problem in said if problem else said == ""
+
+
+def test_a_judge_that_thinks_aloud_is_read_and_one_that_was_cut_off_is_not() -> None:
+    honest = Judge()
+    groups = [group(number, 3) for number in range(4)]
+
+    def aloud(body: Body) -> str:
+        return (
+            f'<think>Perhaps {{"A": 0}}.</think>\nThe better {{"one"}} is plain:\n```json\n{honest(body)}\n```\nDone.'
+        )
+
+    with Server(aloud) as server:
+        found = ruler.judge_all(groups, settings(server), [])
+        assert server.calls == 4 * 4, "nothing was asked again"
+    for judgement, given in zip(found, groups, strict=True):
+        assert judgement.scores == pytest.approx({played.id: quality(played) for played in given.trajectories})
+    with (
+        Server(lambda body: f"I would say {honest(body)} but", finish_reason="length") as server,
+        pytest.raises(UserError, match="it was cut off at max_tokens; it is no JSON"),
+    ):
+        ruler.judge_all(groups, settings(server, endpoint={"model": "another"}), [])
 
 
 def test_an_answer_that_cannot_be_used_is_asked_for_once_more() -> None:
