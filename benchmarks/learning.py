@@ -31,6 +31,7 @@ from typing import Any
 from benchmarks import _common, _runs
 from benchmarks.judge import served
 from steps.core.records import OUTPUTS, Trajectory, read_records
+from steps.core.stats import counted
 
 HERE = Path(__file__).parent
 SEEDS = [1, 2, 3, 4, 5]
@@ -127,7 +128,7 @@ def published(task: str, runs: Sequence[dict[str, Any]]) -> list[str]:
     cells = [", ".join(f"{value:.3f}" for value in values) for values in sides.values()]
     return [
         task,
-        str(runs[0]["summary"]["base"]["n"]),
+        counted(runs[0]["summary"]["base"]["n"], runs[0]["summary"]["base"].get("clusters")),
         *cells,
         f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]",
         ", ".join(seconds),
@@ -147,7 +148,7 @@ def add(rows: _common.Rows, run: dict[str, Any]) -> None:
         texts["biased"] = f"{interval(run['biased'])} ({run['biased']['player']})"
     row |= {name: run[name] for name in SPEED if name in run}
     best = f"{trained['iteration']} of {len(summary['iterations'])}"
-    rows.add(row, scenarios=str(trained["n"]), iterations=best, **texts)
+    rows.add(row, scenarios=counted(trained["n"], trained.get("clusters")), iterations=best, **texts)
 
 
 def main() -> None:

@@ -145,6 +145,7 @@ def test_by_iteration_by_hand(run: Path) -> None:
     (run / "scenarios/clusters.json").write_text(json.dumps({name: "one inbox" for name, _ in pairs}))
     alike = analysis.analyse(run)
     assert (alike.lines[0].clusters, alike.lines[0].ci95, alike.notes) == (1, (0.0, 1.0), ())
+    (run / "scenarios/clusters.json").unlink()
     assert first.reward == pytest.approx(0.5 / 3)
     assert (first.unscored, first.failed) == (1, 1)
     assert first.turns == (2 + 6 + 1 + 1) / 4
@@ -169,7 +170,7 @@ def test_by_iteration_by_hand(run: Path) -> None:
         ("tool", "no tool was called; call one between <tool_call> and </tool_call>.", 1, 1),
         ("tool", "there is no tool named …; the tools are search, answer.", 1, 1),
     ]
-    assert (result.source, result.splits, result.waste, result.notes) == ("run", ("train",), {}, ())
+    assert (result.source, result.splits, result.waste) == ("run", ("train",), {})
     assert analysis.analyse(run.parent) == result, "the project's root will do"
 
 

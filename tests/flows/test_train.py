@@ -129,7 +129,7 @@ def test_every_interval_that_is_shown_is_that_of_groups_of_alike_scenarios(proje
         assert summary.sampled_ci95 == expected(path.with_name("sampled.parquet"), names)
         assert summary.clusters == len(set(names.values()))
         assert summary.counted == counted(summary.n, summary.clusters)
-        low, high = summary.ci95 or (0.0, 0.0)
+        low, high = summary.ci95
         found[str(path.relative_to(folder))] = {"ci95": [low, high], "counted": summary.counted}
     run_summary = json.loads((folder / "run/summary.json").read_text())
     best = run_summary["trained"]["policy"]

@@ -16,6 +16,7 @@ from environments._agents import AgentEnv, Result
 from environments.base import Component, Env, Message, Outcome, Scenario, words
 from flows.terminal import health
 from steps import score as stage
+from steps.agents.worker import as_result
 from steps.core.params import Criteria, Judges, Score, ScoreParams
 from steps.core.records import Reward, Trajectory, Turn, read_records, write_records
 from steps.data import teach
@@ -165,6 +166,13 @@ def test_what_an_agent_returned_is_checked_the_same_way() -> None:
         reward = by_rule(agent, SCENARIO, played(result=result))
         assert (reward.score, reward.explanation) == (None, f"unusable: {reason}")
         assert pairs.has_rule(agent, [reward], [played(result=result)], Score()), "it returns rewards, if bad ones"
+
+
+@pytest.mark.parametrize("value", [NAN, INF, np.float32("nan"), np.array(NAN), 10**400])
+def test_what_a_rollout_function_returned_fails_its_episode_with_the_value(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^reward is (nan|inf)$"):
+        as_result(value)
+    assert [as_result(value).reward for value in (np.bool_(True), np.array(0.5), 1)] == [1.0, 0.5, 1.0]
 
 
 @pytest.mark.parametrize(
