@@ -225,14 +225,14 @@ def more(chosen: dict[str, list[Row]], mails: Sequence[Row], owners: list[str]) 
     splits, and questions whose mail says the same, word by word, in an inbox of training."""
     rng, made = random.Random(f"more questions {SEED}"), list[Row]()
     trained = {row["owner"] for row in chosen["train"]}
-    known = {mail["body"] for mail in mails if mail["owner"] in trained}
+    texts = {mail["body"] for mail in mails if mail["owner"] in trained}
     for split, count in MORE.items():
         taken = {row["question"] for other in chosen if other != split for row in chosen[other]}
         for _ in range(count):
             inbox, asked = make_inbox(owners.pop(), rng)
             made += inbox
             bodies = {mail["id"]: mail["body"] for mail in inbox}
-            fresh = [row for row in asked if row["question"] not in taken and bodies[row["source_ids"][0]] not in known]
+            fresh = [row for row in asked if row["question"] not in taken and bodies[row["source_ids"][0]] not in texts]
             for kind in ("sender", "month", "latest"):
                 of_kind = [row for row in fresh if row["kind"] == kind]
                 chosen[split] += rng.sample(of_kind, min(MOST, len(of_kind)))

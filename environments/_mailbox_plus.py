@@ -206,8 +206,8 @@ def more(mails: list[Row], questions: dict[str, list[Row]], seed: int = SEED) ->
                     fresh = [question for question in of_kind if question["question"] not in taken]
                     questions[split] += rng.sample(fresh, min(MOST, len(fresh)))
     trained = {question["owner"] for question in questions["train"]}
-    known = {mail["body"] for mail in mails if mail["owner"] in trained}
-    repeated = {(mail["owner"], mail["id"]) for mail in mails if mail["body"] in known}
+    texts = {mail["body"] for mail in mails if mail["owner"] in trained}
+    repeated = {(mail["owner"], mail["id"]) for mail in mails if mail["body"] in texts}
     for split in MORE:
         questions[split] = [
             row for row in questions[split] if repeated.isdisjoint(itertools.product([row["owner"]], row["source_ids"]))

@@ -124,25 +124,25 @@ def best_result(board: str, side: str, opponent: str, seed: int) -> tuple[int, i
 
 def alike(board: str) -> list[str]:
     """The boards that are the same but for a turn or a reflection, in order; the first stands for all."""
-    turned, found = board, set[str]()
+    turned, views = board, set[str]()
     for _ in range(4):
         turned = "".join(turned[cell] for cell in (6, 3, 0, 7, 4, 1, 8, 5, 2))
-        found |= {turned, "".join(turned[cell] for cell in (2, 1, 0, 5, 4, 3, 8, 7, 6))}
-    return sorted(found)
+        views |= {turned, "".join(turned[cell] for cell in (2, 1, 0, 5, 4, 3, 8, 7, 6))}
+    return sorted(views)
 
 
 @cache
 def openings(split: Split, side: str) -> list[str]:
     """The openings of a split in which `side` moves next, one for all that are alike. Splits share none, whoever plays, and
     have the same shares of those that perfect play draws."""
-    boards, found = [EMPTY], list[str]()
+    boards, kinds = [EMPTY], list[str]()
     for marks in range(max(MARKS[side]) + 1):
-        found += boards if marks in MARKS[side] else []
+        kinds += boards if marks in MARKS[side] else []
         after = {alike(put(board, cell, "XO"[marks % 2]))[0] for board in boards for cell in empty_cells(board)}
         boards = sorted(after)
     chosen = list[str]()
     for is_drawn in (True, False):
-        kind = [board for board in found if (value(board, side) == 0) is is_drawn]
+        kind = [board for board in kinds if (value(board, side) == 0) is is_drawn]
         first, last = (round(bound * len(kind)) for bound in PARTS[split])
         chosen += Random("openings of tic_tac_toe").sample(kind, len(kind))[first:last]
     return chosen

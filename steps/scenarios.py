@@ -54,11 +54,11 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
     if repeated := len(ids) - len(set(ids)):
         raise UserError(f"task {params.task}: {repeated} scenarios are in the splits more than once")
     if any(report["openings_seen"].values()):
-        told = ", ".join(
+        amounts = ", ".join(
             f"{report['openings_seen'][split]} of {len(drawn[split])} {split}" for split in contamination.HELD
         )
         say(
-            f"warning: {told} scenarios begin with the very messages of a training one, as `openings_repeat` "
+            f"warning: {amounts} scenarios begin with the very messages of a training one, as `openings_repeat` "
             "allows: success at them says less of what is new to the policy"
         )
     scenarios.mkdir()

@@ -29,7 +29,7 @@ class Scenarios(Section):
     """Scenarios to learn from."""
     val: int = Field(120, ge=1)
     """Scenarios by which the best iteration is chosen."""
-    test: int = Field(240, ge=1)
+    test: int = Field(540, ge=1)
     """Scenarios by which an adapter is judged in the end."""
     ngram: int = Field(8, ge=2, le=50)
     """Length in words of the n-grams by which texts are compared."""

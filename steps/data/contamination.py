@@ -84,10 +84,10 @@ def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]],
 
 def openings_seen(splits: Mapping[Split, Sequence[Scenario]]) -> dict[str, int]:
     """How many scenarios of val and of test show the policy the very messages of a training one."""
-    found = Counter(
+    counts = Counter(
         pair.split for pair in _sharing("shown", splits["train"], [*splits["val"], *splits["test"]], _shown)
     )
-    return {split: found[split] for split in HELD}
+    return {split: counts[split] for split in HELD}
 
 
 def pairs(
@@ -127,13 +127,13 @@ def _compared(
     pairs = [
         pair
         for rule, keys_of in rules.items()
-        for known, others in ((train, held), (splits["val"], splits["test"]))
-        for pair in _sharing(rule, known, others, keys_of)
+        for first, second in ((train, held), (splits["val"], splits["test"]))
+        for pair in _sharing(rule, first, second, keys_of)
     ]
     overlaps, measured = ([], 0) if env.openings_repeat else by_overlap(train, held, params.ngram)
     pairs += [pair for pair in overlaps if pair.share > params.max_overlap]
-    first = {(pair.split, pair.scenario): pair for pair in reversed(pairs)}
-    return [pair for pair in pairs if first[pair.split, pair.scenario] is pair], overlaps, measured
+    by_scenario = {(pair.split, pair.scenario): pair for pair in reversed(pairs)}
+    return [pair for pair in pairs if by_scenario[pair.split, pair.scenario] is pair], overlaps, measured
 
 
 def _compared_by_task(
@@ -154,11 +154,11 @@ def _compared_by_task(
 
 
 def _sharing(
-    rule: str, known: Sequence[Scenario], held: Sequence[Scenario], keys_of: Callable[[Scenario], Iterable[Any]]
+    rule: str, first: Sequence[Scenario], held: Sequence[Scenario], keys_of: Callable[[Scenario], Iterable[Any]]
 ) -> Iterator[SimilarPair]:
-    """For each held-out scenario that shares a key with known ones: the first of these, by its first such key."""
+    """For each held-out scenario that shares a key with `first`: the first of these, by its first such key."""
     owners: dict[Any, Scenario] = {}
-    for scenario in known:
+    for scenario in first:
         for key in keys_of(scenario):
             owners.setdefault(key, scenario)
     for scenario in held:
@@ -174,8 +174,8 @@ def _contents(scenario: Scenario) -> tuple[str, str]:
 
 def _shown(scenario: Scenario) -> list[str]:
     """What the policy sees first, as one key; none where that is nothing."""
-    said = [f"{message['role']} {' '.join(_text(message).casefold().split())}" for message in scenario.messages]
-    return ["\n".join(said)] if said else []
+    texts = [f"{message['role']} {' '.join(_text(message).casefold().split())}" for message in scenario.messages]
+    return ["\n".join(texts)] if texts else []
 
 
 def sources(scenario: Scenario, task: str, keys: Sequence[str]) -> list[tuple[Any, ...]]:
