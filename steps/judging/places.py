@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,41 +60,40 @@ def fit(orders: Sequence[Sequence[str]], scores: Sequence[Sequence[float | None]
     cannot all be compared: there are none, or no order that scored two joins the orders of some with those of others."""
     import numpy as np
 
-    cells = [
-        (number, place, name, score)
-        for number, (order, row) in enumerate(zip(orders, scores, strict=True))
-        for place, (name, score) in enumerate(zip(order, row, strict=True))
-        if score is not None
-    ]
-    names = sorted({name for _, _, name, _ in cells})
-    used = sorted({number for number, *_ in cells})
-    if not cells:
+    numbers: dict[str, int] = {}  # as they come, so that groups of a size have the same columns
+    cells, given = [], []
+    for number, (order, row) in enumerate(zip(orders, scores, strict=True)):
+        for place, (name, score) in enumerate(zip(order, row, strict=True)):
+            if score is not None:
+                cells.append((number, place, numbers.setdefault(name, len(numbers))))
+                given.append(score)
+    model = _model(tuple(cells), len(orders[0])) if cells else None
+    if model is None:
         return None
-    attempt_N = np.array([names.index(name) for _, _, name, _ in cells])
-    order_N = np.array([used.index(number) for number, *_ in cells])
-    base_NP = np.hstack([np.eye(len(names))[attempt_N], _sum_to_zero(len(used))[order_N]])
-    if np.linalg.matrix_rank(base_NP) < base_NP.shape[1]:
-        return None
-    place_Nn = np.eye(len(orders[0]))[[place for _, place, _, _ in cells]]
-    model = _Model(base_NP, place_Nn)
-    completed_N = model.completed(np.array([score for *_, score in cells], dtype=float))
+    completed_N = model.completed(np.array(given, dtype=float))
     measured_n, shrunk_n, noise = model.effects(completed_N)
-    values = model.solve_PN @ (completed_N - place_Nn @ shrunk_n)
-    ends_n = np.zeros(place_Nn.shape[1])
+    values = model.solve_PN @ (completed_N - model.place_Nn @ shrunk_n)
+    ends_n = np.zeros(len(shrunk_n))
     ends_n[0], ends_n[-1] = 1, -1
     return Fit(
-        dict(zip(names, map(float, values), strict=False)),
+        dict(zip(numbers, map(float, values), strict=False)),
         [round(float(effect), 6) for effect in measured_n] if model.rank == len(ends_n) - 1 else None,
         round(float(measured_n @ ends_n), 6) if model.tells(ends_n) else None,
         noise,
     )
 
 
-def _sum_to_zero(levels: int) -> np.ndarray:
-    """Columns of which the last level's effect is minus the sum of the others, [levels, levels - 1]."""
+@lru_cache(maxsize=32)
+def _model(cells: tuple[tuple[int, int, int], ...], n: int) -> _Model | None:
+    """The model of scores by (order, place, attempt); None where the attempts cannot all be compared. An order's effect is
+    what sets it apart from the mean order."""
     import numpy as np
 
-    return np.vstack([np.eye(levels)[: levels - 1, : levels - 1], -np.ones((1, levels - 1))])
+    order_N, place_N, attempt_N = np.array(cells).T
+    order_N = np.unique(order_N, return_inverse=True)[1]
+    apart = np.eye(order_N.max() + 1)
+    base_NP = np.hstack([np.eye(attempt_N.max() + 1)[attempt_N], (apart[:, :-1] - apart[:, -1:])[order_N]])
+    return _Model(base_NP, np.eye(n)[place_N]) if np.linalg.matrix_rank(base_NP) == base_NP.shape[1] else None
 
 
 class _Model:
@@ -102,7 +102,7 @@ class _Model:
     def __init__(self, base_NP: np.ndarray, place_Nn: np.ndarray) -> None:
         import numpy as np
 
-        self.base_NP = base_NP
+        self.base_NP, self.place_Nn = base_NP, place_Nn
         self.solve_PN = np.linalg.pinv(base_NP)
         self.own_Nn = place_Nn - base_NP @ (self.solve_PN @ place_Nn)  # what attempts and orders do not explain
         values, vectors = np.linalg.eigh(self.own_Nn.T @ self.own_Nn)
