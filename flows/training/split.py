@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flows.promotion.judging import clusters_of
 from flows.terminal import report
 from flows.terminal.report import RUN, Point
 from steps.core.errors import UserError
@@ -25,10 +24,10 @@ def scenarios() -> list[Scenario]:
 
 def power_line(params: Params, base: Point) -> str:
     """The smallest gain that the gate will show; `base` is the base policy on the validation split."""
-    from steps.registry import power
+    from steps.registry import paired, power
 
     tested = scenarios()
-    clusters = clusters_of(params.task, tested) or [scenario.id for scenario in tested]
+    clusters = paired.named_clusters(params.task, tested) or [scenario.id for scenario in tested]
     return power.before(clusters, base.success, params.promote, is_judged=base.measure != "success")
 
 

@@ -38,6 +38,8 @@ from steps.core.stats import wilson
 if TYPE_CHECKING:
     import numpy as np
 
+    from environments.base import Scenario
+
 TAIL = 0.025  # on each side of a 95 % interval
 ADDED = 4.0  # scenarios that Wilson's 95 % interval adds, half of them successes (Agresti and Coull 1998)
 FEWEST = 2.0  # effective clusters: with fewer nothing can be said
@@ -170,3 +172,19 @@ def numbered(clusters: Sequence[str]) -> np.ndarray:
     import numpy as np
 
     return np.unique(np.array(clusters, dtype=object), return_inverse=True)[1]
+
+
+def named_clusters(task: str, scenarios: Sequence[Scenario]) -> list[str] | None:
+    """The cluster of alike scenarios that each belongs to, as the task says; None where it is not there to say it, or where
+    the scenarios are of an older form."""
+    import environments
+
+    try:
+        env = environments.load(task)
+        data = env.load(environments.data_of(task))
+        return [env.cluster(scenario, data) for scenario in scenarios]
+    except (FileNotFoundError, ValueError) as problem:  # of the task's data
+        raise UserError(str(problem)) from None
+    except (ModuleNotFoundError, LookupError) as problem:
+        print(f"Each test scenario counts as independent: {task} names no cluster ({problem!r}).", flush=True)
+        return None
