@@ -108,7 +108,7 @@ def fell(design: Design, world: World, trials: int) -> float:
     return sum(checks.falls(mean, high, PARAMS) for mean, high in ends) / trials
 
 
-def said(design: Design, trials: int) -> tuple[float | None, float]:
+def promised(design: Design, trials: int) -> tuple[float | None, float]:
     """The gain that verdicts say is shown four times in five, and how often it is."""
     gap_TN = Splits(design, USUAL, 60, 7).gaps(1, 0.1)[0].astype(float)
     gains = [power.power(gap_N, design.clusters_N, 1, PARAMS).gain for gap_N in gap_TN]
@@ -133,13 +133,13 @@ def measure(design: Design, trials: int, gain: float, is_quick: bool = False) ->
     row["watch"] = max(alarms(design, world, few) for world in worlds if world.how != "drift")
     row["fell"] = max(fell(design, world, trials) for world in plain)
     for place, name in enumerate(("covered", "share_covered")):
-        row[name] = min(found[place] for found in cover.values())
-        row[f"{name}_at"] = next(world for world, found in cover.items() if found[place] == row[name])
+        row[name] = min(shares_held[place] for shares_held in cover.values())
+        row[f"{name}_at"] = next(world for world, shares_held in cover.items() if shares_held[place] == row[name])
     row["power"] = power_of(design, USUAL, trials, gain)
     row["power_at_0.8"] = power_of(design, USUAL._replace(share=0.8), trials, gain)
     row["power_at_look_5"] = power_of(design, USUAL, trials, gain, 5)
     row["watch_power"] = alarms(design, USUAL._replace(share=0.8), few, 0.3)
-    row["said"], row["power_of_said"] = said(design, trials)
+    row["said"], row["power_of_said"] = promised(design, trials)
     worst = max(row["false_in_20"], row["judged_in_20"], row["watch"], row["fell"])
     head = {"name": design.name, "ratio": round(worst / ALLOWED, 2)}
     ending = {"trials": trials, "gain": gain, "seconds": round(time.perf_counter() - began, 1)}

@@ -15,7 +15,7 @@ from flows.deployment import pages
 from flows.deployment.settings import VersionSettings
 from flows.promotion.evaluations import OWN, Regression, evaluated, regression, regression_file
 from flows.terminal.report import RUN, read
-from steps.core import params
+from steps.core import alike, params
 from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.params import Policy, PromoteParams
@@ -130,7 +130,7 @@ def judge(
         deciding = again.scenarios
     other = sides.get("champion", sides["base"])
     look = 0 if is_champion else counted(model.name, deciding, sides["challenger"], other)
-    clusters = clusters_of(parameters.task, scenarios)
+    clusters = alike.named_clusters(parameters.task, scenarios)
     return gate.decide(
         scenarios,
         contamination=report,
@@ -150,7 +150,7 @@ def on_regression(
     if again is None:
         there = not is_by_rule and read_scenarios(regression_file(parameters.task))
         return checks.held(f"not measured: {parameters.task} has no rule, by which to judge it") if there else None
-    clusters = clusters_of(parameters.task, again.scenarios)
+    clusters = alike.named_clusters(parameters.task, again.scenarios)
     if parameters.promote.decides == "test":
         return checks.holds(again.challenger, again.other, again.against, parameters.promote, clusters)
     return checks.gains(again.challenger, again.other, again.against, clusters, look, parameters.promote)
@@ -191,23 +191,6 @@ def counted(name: str, scenarios: list[Scenario], challenger: Side, other: Side)
         raise UserError(
             f"the looks at the test split cannot be counted, and without that no version is judged: {reason}"
         ) from None
-
-
-def clusters_of(task: str, scenarios: list[Scenario]) -> list[str] | None:
-    """The cluster of alike scenarios that each belongs to, as the task says; None where it is not there to say it, or where
-    the scenarios are of an older form."""
-    import environments
-    from steps.core import alike
-
-    try:
-        env = environments.load(task)
-        data = env.load(environments.data_of(task))
-        return alike.clusters_of(env, scenarios, data)
-    except (FileNotFoundError, ValueError) as problem:  # of the task's data
-        raise UserError(str(problem)) from None
-    except (ModuleNotFoundError, LookupError) as problem:
-        print(f"Each test scenario counts as independent: {task} names no cluster ({problem!r}).", flush=True)
-        return None
 
 
 def has_script(task: str) -> bool:

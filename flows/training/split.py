@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flows.promotion.judging import clusters_of
 from flows.terminal import report
 from flows.terminal.report import RUN, Point
+from steps.core import alike
 from steps.core.errors import UserError
 from steps.core.records import read_records
 
@@ -28,7 +28,7 @@ def power_line(params: Params, base: Point) -> str:
     from steps.registry import power
 
     tested = scenarios()
-    clusters = clusters_of(params.task, tested) or [scenario.id for scenario in tested]
+    clusters = alike.named_clusters(params.task, tested) or [scenario.id for scenario in tested]
     return power.before(clusters, base.success, params.promote, is_judged=base.measure != "success")
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steps.core.errors import UserError
 from steps.core.progress import say
 
 if TYPE_CHECKING:
@@ -52,6 +53,20 @@ def clusters_of(env: type[Env], scenarios: Sequence[Scenario], data: Any) -> lis
         return [str(env.cluster(scenario, data)) for scenario in scenarios]
     except LookupError as problem:  # scenarios of an older form, or other data
         say(f"each scenario counts as independent: {env.__name__} names no cluster of them ({problem!r})")
+        return None
+
+
+def named_clusters(task: str, scenarios: Sequence[Scenario]) -> list[str] | None:
+    """The same by the task's name; None, too, where the task is not there to say it. UserError for its data."""
+    import environments
+
+    try:
+        env = environments.load(task)
+        return clusters_of(env, scenarios, env.load(environments.data_of(task)))
+    except (FileNotFoundError, ValueError) as problem:
+        raise UserError(str(problem)) from None
+    except (ModuleNotFoundError, LookupError) as problem:
+        say(f"each scenario counts as independent: {task} is not there to say which are alike ({problem!r})")
         return None
 
 

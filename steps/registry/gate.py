@@ -194,10 +194,10 @@ def decide(
         other_N = measured[name].success_N[places]
         return paired.paired_interval(challenger.success_N[places], other_N, clusters_N[places], tail)
 
-    found = slices_of(scenarios)
-    shared = checks.FALLS / max(1, sum(len(places) >= params.min_slice for places in found.values()))
+    places_of = slices_of(scenarios)
+    shared = checks.FALLS / max(1, sum(len(places) >= params.min_slice for places in places_of.values()))
     slices = []
-    for name, places in found.items():
+    for name, places in places_of.items():
         part, places_N = {"name": name, "n": len(places)}, np.array(places)
         difference, *ci95 = interval(against, places=places_N)
         judged = len(places) >= params.min_slice

@@ -37,6 +37,7 @@ from steps.core.stats import wilson
 if TYPE_CHECKING:
     import numpy as np
 
+
 TAIL = 0.025  # on each side of a 95 % interval
 ADDED = 4.0  # scenarios that Wilson's 95 % interval adds, half of them successes (Agresti and Coull 1998)
 FEWEST = 2.0  # effective clusters: with fewer nothing can be said

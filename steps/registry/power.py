@@ -37,7 +37,7 @@ class Power(Record):
 
     def sentence(self) -> str:
         """What can be shown, and what would show more."""
-        said = "No true gain" if self.gain is None else f"A true gain of {self.gain:.3f} or more"
+        gain = "No true gain" if self.gain is None else f"A true gain of {self.gain:.3f} or more"
         ways = {
             "twice as many clusters": ("more_clusters", self.more_clusters),
             "twice as many scenarios in the same clusters": ("more_scenarios", self.more_scenarios),
@@ -46,11 +46,11 @@ class Power(Record):
         if "more_scenarios" not in self.model_fields_set:
             ways = {name.replace("clusters", "scenarios"): way for name, way in ways.items()}
         shown = [
-            f"{name}: {'none' if gain is None else f'{gain:.3f}'}"
-            for name, (field, gain) in ways.items()
+            f"{name}: {'none' if way is None else f'{way:.3f}'}"
+            for name, (field, way) in ways.items()
             if field in self.model_fields_set
         ]
-        return f"{said} is shown four times in five at this look ({'; '.join(shown)})."
+        return f"{gain} is shown four times in five at this look ({'; '.join(shown)})."
 
 
 class Design(NamedTuple):
@@ -121,19 +121,19 @@ def before(clusters: Sequence[str], success: float, params: Promote, is_judged: 
     """A sentence on the power of the first look at these test scenarios, by each one's cluster, before anything is trained.
     `success` is the base policy's; the trained one is taken to differ from it by chance and by its gain alone. A judge is
     taken to see no difference at half of the scenarios."""
-    found = paired.clusters_of(paired.numbered(clusters))
-    n, number, scale = len(clusters), len(found.sizes_C), 2 if is_judged else 1
+    counted = paired.clusters_of(paired.numbered(clusters))
+    n, number, scale = len(clusters), len(counted.sizes_C), 2 if is_judged else 1
     differing = 0.5 if is_judged else max(2 * success * (1 - success), 2 / (n + 2))
     tail = looks.tail(1, params.false_promotions)
-    design = Design(n, found.effective, 1.0, differing, tail, scale * params.margin)
-    apart, alike = design.smallest(), design._replace(effect=n / found.effective).smallest()
+    design = Design(n, counted.effective, 1.0, differing, tail, scale * params.margin)
+    apart, alike = design.smallest(), design._replace(effect=n / counted.effective).smallest()
     ends = ["none" if gain is None else f"one of {gain / scale:.2f} or more" for gain in (apart, alike)]
     begun, where = "Of true gains", f"at its first look at the {n} test scenarios"
     if is_judged:
         begun = "Of true gains in the share that the judge finds better"
     if design.are_single:
         return f"{begun} the gate shows {ends[0]} four times in five, {where}; more scenarios would show smaller ones."
-    where += f", which are {number} clusters of alike ones, the largest of {found.sizes_C.max():.0f}"
+    where += f", which are {number} clusters of alike ones, the largest of {counted.sizes_C.max():.0f}"
     if apart is None:
         return f"The gate can show no gain {where}: it takes more clusters, of about one size (docs/operate.md)."
     return (

@@ -165,7 +165,7 @@ def point_of(folder: Path, number: str) -> tuple[float, float, float]:
 
 
 def test_the_power_is_said_first_and_the_runs_own_test_is_a_look(project: Project) -> None:
-    assert "Of true gains the gate shows" in project.interrupted.stdout + project.finished.stdout
+    assert "at its first look at the 30 test scenarios" in project.interrupted.stdout + project.finished.stdout
     receipt = json.loads((project.folder / "run/receipt.json").read_text())
     with contextlib.closing(sqlite3.connect(project.folder / ".flywheel/ledger.db")) as link:
         looks = link.execute("SELECT challenger, against FROM looks").fetchall()
