@@ -64,13 +64,16 @@ BENCHMARKS = {
     "gate": Benchmark(180, 20, "errors / the 0.05 that are allowed", timed=False),
     "scale": Benchmark(5, 5, "episodes per second / those of engines that never wait, on paper", timed=False),
     "judge": Benchmark(30, 10, "seconds / ideal seconds"),
+    "judge_bias": Benchmark(
+        120, 15, "spread or rank error / the 0.01 allowed; noise: error / that of the plain mean", timed=False
+    ),
     "rollout": Benchmark(70, 60, "tokens per second / those of raw vLLM"),
     "batches": Benchmark(210, 90, "episodes with the same tokens in other batches / all", timed=False),
     "gateway": Benchmark(300, 60, "tokens per second through the gateway / of the engine alone"),
     "fleet": Benchmark(1100, 200, "speed of two / of one (two_nodes, overlap); seconds of a swap / the 1 s allowed"),
     "tracking": Benchmark(90, 90, "seconds / the goal of 0.5 s"),
     "learning": Benchmark(380, 85, "test success trained / base policy", timed=False),
-    "credit": Benchmark(8400, 200, "episodes until GRPO's final success, GiGPO's / GRPO's", timed=False),
+    "recipes": Benchmark(36000, 200, "test success with the recipe / with the defaults", timed=False),
     "tracing": Benchmark(600, 120, "seconds of a run / those without a Langfuse host"),
     "attention": Benchmark(600, 60, "difference from plain rows / the 1e-4 that are allowed", timed=False),
     "plan": Benchmark(300, 60, "planned peak memory / measured"),

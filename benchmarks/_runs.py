@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from statistics import fmean, stdev
 from typing import Any, TypeVar
 
 from benchmarks._common import ROOT, tell
@@ -76,10 +78,21 @@ def gain(name: str, summary: Mapping[str, Any], goal: float) -> dict[str, Any]:
         "goal": goal,
         "base_ci95": base["ci95"],
         "trained_ci95": trained["ci95"],
+        "clusters": trained.get("clusters"),
         "curve": [round(row["success"], 3) for row in summary["iterations"]],
         "iteration": trained["iteration"],
         "seconds": round(summary["wall_seconds"]),
     }
+
+
+def mean_interval(values: Sequence[float], error: float = 0.05) -> tuple[float, float, float]:
+    """(mean, low, high) by Student's t, which errs with this probability; of a single value the ends are infinite."""
+    from scipy.special import stdtrit
+
+    if len(values) < 2:
+        return fmean(values), -math.inf, math.inf
+    spread = float(stdtrit(len(values) - 1, 1 - error / 2)) * stdev(values) / len(values) ** 0.5
+    return fmean(values), fmean(values) - spread, fmean(values) + spread
 
 
 def jobs(parser: argparse.ArgumentParser) -> None:

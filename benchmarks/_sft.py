@@ -128,4 +128,4 @@ def success(folder: str, adapter: str) -> dict[str, Any]:
         scenarios(data, out / "scenarios", settings)  # type: ignore[arg-type]
     evaluate(data, out / "scenarios", out / f"test-{adapter}", settings, "test", out / adapter)  # type: ignore[arg-type]
     summary = json.loads((out / f"test-{adapter}" / "summary.json").read_text())
-    return {key: summary[key] for key in ("success", "ci95", "n", "sampled_success")}
+    return {key: summary.get(key) for key in ("success", "ci95", "clusters", "n", "sampled_success")}

@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _common, _runs
-from benchmarks.credit import interval as mean_interval
 from benchmarks.judge import served
 from steps.core.records import OUTPUTS, Trajectory, read_records
+from steps.core.stats import counted
 
 HERE = Path(__file__).parent
 SEEDS = [1, 2, 3, 4, 5]
@@ -123,12 +123,12 @@ def published(task: str, runs: Sequence[dict[str, Any]]) -> list[str]:
     """The cells of a task's row in docs/tasks.md: test success of each seed before and after, and the mean gain with its
     95 % interval by Student's t over seeds."""
     sides = {side: [run["summary"][side]["success"] for run in runs] for side in ("base", "trained")}
-    mean, low, high = mean_interval([after - before for before, after in zip(*sides.values(), strict=True)])
+    mean, low, high = _runs.mean_interval([after - before for before, after in zip(*sides.values(), strict=True)])
     seconds = [f"{run['summary']['wall_seconds']:.0f}" for run in runs]
     cells = [", ".join(f"{value:.3f}" for value in values) for values in sides.values()]
     return [
         task,
-        str(runs[0]["summary"]["base"]["n"]),
+        counted(runs[0]["summary"]["base"]["n"], runs[0]["summary"]["base"].get("clusters")),
         *cells,
         f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]",
         ", ".join(seconds),
@@ -148,7 +148,7 @@ def add(rows: _common.Rows, run: dict[str, Any]) -> None:
         texts["biased"] = f"{interval(run['biased'])} ({run['biased']['player']})"
     row |= {name: run[name] for name in SPEED if name in run}
     best = f"{trained['iteration']} of {len(summary['iterations'])}"
-    rows.add(row, scenarios=str(trained["n"]), iterations=best, **texts)
+    rows.add(row, scenarios=counted(trained["n"], trained.get("clusters")), iterations=best, **texts)
 
 
 def main() -> None:

@@ -56,6 +56,7 @@ def measure(folder: Path, count: int, batches: tuple[int, ...]) -> dict[str, Any
         "before_ci95": before["ci95"],
         "after": round(after["success"], 3),
         "after_ci95": after["ci95"],
+        "clusters": after.get("clusters"),
     }
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from environments import base
 from environments.base import Message
+
+if TYPE_CHECKING:
+    from environments.email_search import Mailbox
 
 VALUE = re.compile(r" is (?:now )?((?:[A-Z]|\d)[^.]*)\.")  # that a mail states
 HEAD = re.compile(r"id: (.*)\ndate: (.*)\nfrom: (.*)\nto: (.*)\nsubject: (.*)\n")  # of a mail as it is read
 
 
 def question(
-    mails: sqlite3.Connection, readers: Sequence[str], plain: Callable[[str], str], conversation: dict[str, Any]
+    mailbox: Mailbox, readers: Sequence[str], plain: Callable[[str], str], conversation: dict[str, Any]
 ) -> dict[str, Any]:
     """The fields of a question as questions.jsonl has them. ValueError where a conversation is none, or nothing says its
     inbox, its right answer, or a mail that holds it.
@@ -28,15 +30,16 @@ def question(
     if len(asked) != 1:
         raise ValueError(f"it asks {len(asked)} times, and a scenario is one question")
     read = [call for call in base.tool_calls(conversation["messages"]) if call[0] in readers]
-    owner = conversation["metadata"].get("owner") or owner_of(mails, [str(call[2]["content"]) for call in read])
+    owner = conversation["metadata"].get("owner") or owner_of(mailbox, [str(call[2]["content"]) for call in read])
     answer, cited = right(conversation["answer"] or {})
     if base.normalise(answer) in ("", "i don t know", "i do not know", "unknown"):
         raise ValueError("nobody said what the right answer is")
-    if not mails.execute("select 1 from mail_by_id where owner = ? limit 1", (owner,)).fetchone():
+    if owner not in mailbox.mails:
         raise ValueError("there is no inbox of the owner that its metadata names")
+    inbox = mailbox[owner]
     longest = max(re.findall(r"\w+", answer), key=len)
-    query = "select id, subject, body from mail_by_id where owner = ? and body like ?"
-    rows = mails.execute(query, (owner, f"%{longest}%")).fetchall()
+    query = "select id, subject, body from mail_by_id where body like ?"
+    rows = inbox.execute(query, (f"%{longest}%",)).fetchall()
     holding = {id: subject for id, subject, body in rows if f" {plain(answer)} " in f" {plain(body)} "}
     ids = [*cited, *(str(arguments.get("id")) for _, arguments, _ in read)]
     words = set(plain(asked[0]).split())
@@ -45,22 +48,26 @@ def question(
     if source is None:
         raise ValueError("no mail that it read or cites holds the right answer, nor a single one about its question")
     subject = holding[source].removeprefix("Re: ")
-    query = "select body from mail_by_id where owner = ? and subject in (?, ?)"
-    bodies = mails.execute(query, (owner, subject, f"Re: {subject}")).fetchall()
+    query = "select body from mail_by_id where subject in (?, ?)"
+    bodies = inbox.execute(query, (subject, f"Re: {subject}")).fetchall()
     stated = {match[1] for (body,) in bodies if (match := VALUE.search(body))}
     kind = "sender" if " according to " in asked[0] else "latest" if " latest " in asked[0] else "month"
     fields = {"owner": owner, "kind": kind, "question": asked[0], "answer": answer, "source_ids": [source]}
     return fields | {"conflicting": sorted(stated - {answer})}
 
 
-def owner_of(mails: sqlite3.Connection, texts: Sequence[str]) -> str:
+def owner_of(mailbox: Mailbox, texts: Sequence[str]) -> str:
     """Whose inbox holds the mails that were read, as the policy saw them. ValueError where that is not clear."""
-    query = "select owner from mail_by_id where (id, date, sender, recipient, subject) = (?, ?, ?, ?, ?)"
     for text in texts:
         head = HEAD.match(text)
-        owners = mails.execute(query, head.groups()).fetchall() if head else []
+        shown = head.groups() if head else ()
+        owners = [
+            owner
+            for owner, mails in mailbox.mails.items()
+            if any(tuple(mail[key] for key in ("id", "date", "sender", "to", "subject")) == shown for mail in mails)
+        ]
         if len(owners) == 1:
-            return str(owners[0][0])
+            return owners[0]
     raise ValueError("nothing says whose inbox it is about: no `owner` in its metadata, and no mail that it read")
 
 

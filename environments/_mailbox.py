@@ -20,6 +20,11 @@ from environments.base import write_lines
 
 SEED = 20010314
 OWNERS = {"train": 10, "val": 4, "test": 5}  # inboxes of each split; no inbox is in two splits
+MORE = {
+    "val": 26,
+    "test": 55,
+}  # further ones, for evaluations that tell more: drawn last, which leaves the others as they are
+MOST = 20  # questions of a kind about one of these
 FACTS_PER_INBOX = 34  # (project, matter) pairs, each stated by several mails
 NOISE_PER_INBOX = 90  # requests and small talk
 FIRST_DAY = date(2001, 1, 2)
@@ -48,6 +53,7 @@ COMPANIES = (
 ).split()
 MONTHS = "January February March April May June July August September October November December".split()
 
+Row = dict[str, Any]
 KEPT = ("owner", "kind", "question", "answer", "conflicting", "source_ids")  # fields of a question in questions.jsonl
 
 MATTERS = {  # how the values of each matter are drawn
@@ -94,15 +100,15 @@ CHATTER = (
 )
 
 
-def make_inbox(owner: str, rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def make_inbox(owner: str, rng: random.Random) -> tuple[list[Row], list[Row]]:
     """(mails, questions) of one owner. Ids are unique within the inbox."""
     firsts, lasts = (rng.sample(names, 9) for names in (FIRST_NAMES, LAST_NAMES))
     people = [f"{first} {last}" for first, last in zip(firsts, lasts, strict=True)]
     pairs = rng.sample(
         [(project, matter) for project in rng.sample(PROJECTS, 9) for matter in MATTERS], FACTS_PER_INBOX
     )
-    drafts: list[dict[str, Any]] = []
-    questions: list[dict[str, Any]] = []
+    drafts: list[Row] = []
+    questions: list[Row] = []
     for project, matter in pairs:
         facts = _facts(project, matter, people, rng)
         for fact in facts:
@@ -121,7 +127,7 @@ def make_inbox(owner: str, rng: random.Random) -> tuple[list[dict[str, Any]], li
     return [{key: draft[key] for key in order} for draft in drafts], questions
 
 
-def _facts(project: str, matter: str, people: Sequence[str], rng: random.Random) -> list[dict[str, Any]]:
+def _facts(project: str, matter: str, people: Sequence[str], rng: random.Random) -> list[Row]:
     """Three to five statements of a fact by different senders, on different days, with different values."""
     count = rng.randrange(3, 6)
     days = rng.sample(range(DAYS), count)
@@ -137,11 +143,11 @@ def _facts(project: str, matter: str, people: Sequence[str], rng: random.Random)
     ]
 
 
-def _mail(sender: str, to: str, day: date, subject: str, body: str, fact: dict[str, Any] | None) -> dict[str, Any]:
+def _mail(sender: str, to: str, day: date, subject: str, body: str, fact: Row | None) -> Row:
     return {"sender": sender, "to": to, "date": day.isoformat(), "subject": subject, "body": body, "fact": fact}
 
 
-def _thread(fact: dict[str, Any], owner: str, rng: random.Random) -> list[dict[str, Any]]:
+def _thread(fact: Row, owner: str, rng: random.Random) -> list[Row]:
     """The mail that states a fact and, in four of ten cases, the request that it answers."""
     subject = f"{fact['project']} {fact['matter']}"
     closer = rng.choice(CLOSERS).format(
@@ -156,14 +162,14 @@ def _thread(fact: dict[str, Any], owner: str, rng: random.Random) -> list[dict[s
     return mails
 
 
-def _noise(project: str, matter: str, owner: str, people: Sequence[str], rng: random.Random) -> dict[str, Any]:
+def _noise(project: str, matter: str, owner: str, people: Sequence[str], rng: random.Random) -> Row:
     text = rng.choice(REQUESTS + CHATTER).format(project=project, matter=matter)
     subject = rng.choice((f"{project} meeting", f"{project} notes", f"About {project}", f"{project} {matter}"))
     day = FIRST_DAY + timedelta(rng.randrange(DAYS))
     return _mail(rng.choice(list(people)), owner, day, subject, f"{rng.choice(OPENERS)} {text}", None)
 
 
-def _questions(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _questions(facts: list[Row]) -> list[Row]:
     """A question about each fact for every property (sender, month, latest) that identifies it."""
     asked = []
     for fact in facts:
@@ -181,9 +187,9 @@ def _questions(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return asked
 
 
-def make_mailbox(owners: Iterable[str], rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    mails: list[dict[str, Any]] = []
-    questions: list[dict[str, Any]] = []
+def make_mailbox(owners: Iterable[str], rng: random.Random) -> tuple[list[Row], list[Row]]:
+    mails: list[Row] = []
+    questions: list[Row] = []
     for owner in owners:
         inbox, asked = make_inbox(owner, rng)
         mails += inbox
@@ -196,19 +202,41 @@ def main(folder: str) -> None:
     rng = random.Random(SEED)
     names = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
     owners = rng.sample(names, sum(OWNERS.values()))
-    mails: list[dict[str, Any]] = []
-    questions: dict[str, dict[str, dict[str, Any]]] = {}  # by split and wording
+    others = [name for name in names if name not in owners]
+    mails: list[Row] = []
+    questions: dict[str, dict[str, Row]] = {}  # by split and wording
     for split, count in OWNERS.items():
         inboxes, asked = make_mailbox((owners.pop() for _ in range(count)), rng)
         mails += inboxes
-        questions[split] = {row["question"]: {"split": split} | {key: row[key] for key in KEPT} for row in asked}
+        questions[split] = {row["question"]: row for row in asked}
     # A wording that occurs for several inboxes stays in a single split: test before val, and val before train.
-    for split, others in (("val", ("test",)), ("train", ("test", "val"))):
-        taken = {words for other in others for words in questions[other]}
+    for split, later in (("val", ("test",)), ("train", ("test", "val"))):
+        taken = {words for other in later for words in questions[other]}
         questions[split] = {words: row for words, row in questions[split].items() if words not in taken}
-    lines = [row for split in OWNERS for row in questions[split].values()]
+    chosen = {split: list(rows.values()) for split, rows in questions.items()}
+    mails += more(chosen, mails, random.Random(f"more {SEED}").sample(others, sum(MORE.values())))
+    lines = [{"split": split} | {key: row[key] for key in KEPT} for split, rows in chosen.items() for row in rows]
     write_lines(Path(folder, "mails.jsonl"), mails)
     write_lines(Path(folder, "questions.jsonl"), lines)
+
+
+def more(chosen: dict[str, list[Row]], mails: Sequence[Row], owners: list[str]) -> list[Row]:
+    """Adds questions to `chosen`, by split, about further inboxes, and returns their mails. Left out are wordings of other
+    splits, and questions whose mail says the same, word by word, in an inbox of training."""
+    rng, made = random.Random(f"more questions {SEED}"), list[Row]()
+    trained = {row["owner"] for row in chosen["train"]}
+    texts = {mail["body"] for mail in mails if mail["owner"] in trained}
+    for split, count in MORE.items():
+        taken = {row["question"] for other in chosen if other != split for row in chosen[other]}
+        for _ in range(count):
+            inbox, asked = make_inbox(owners.pop(), rng)
+            made += inbox
+            bodies = {mail["id"]: mail["body"] for mail in inbox}
+            fresh = [row for row in asked if row["question"] not in taken and bodies[row["source_ids"][0]] not in texts]
+            for kind in ("sender", "month", "latest"):
+                of_kind = [row for row in fresh if row["kind"] == kind]
+                chosen[split] += rng.sample(of_kind, min(MOST, len(of_kind)))
+    return made
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ values, and the last mail names whose proposal was accepted), and files that sev
 
 from __future__ import annotations
 
+import itertools
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +21,9 @@ from environments.base import write_lines
 
 SEED = 20240229
 INBOXES = {"train": 3, "val": 1, "test": 2}  # of each language; no inbox is in two splits
+# Further ones, so that evaluations have many independent groups; drawn last, which leaves the others as they are.
+MORE = {"val": 9, "test": 8}
+MOST = 15  # questions of a kind about one of these
 FACTS, DECISIONS, FILES, NOISE = 16, 10, 10, 40  # per inbox: pairs (project, matter) of three sorts, and small talk
 EXTENSIONS = ("pdf", "xlsx", "docx", "csv")
 DIFFICULTY = {"sender": 1, "month": 2, "latest": 2, "attachment": 2, "thread": 3}  # plus 1 if not in English
@@ -182,9 +186,38 @@ def make_mailbox(seed: int = SEED) -> tuple[list[Row], dict[str, list[Row]]]:
     return mails, {split: list(asked[split].values()) for split in INBOXES}
 
 
+def more(mails: list[Row], questions: dict[str, list[Row]], seed: int = SEED) -> None:
+    """Adds inboxes to val and test. Left out of these are wordings of other splits, and questions with a source that is word
+    by word in an inbox of training."""
+    rng, owners = Random(f"more {seed}"), {mail["owner"] for mail in mails}
+    others = {
+        code: rng.sample([name for name in make().people if name not in owners], sum(MORE.values()))
+        for code, make in LANGUAGES.items()
+    }
+    for split, count in MORE.items():
+        taken = {question["question"] for other in questions if other != split for question in questions[other]}
+        for code in LANGUAGES:
+            for _ in range(count):
+                inbox = Inbox(others[code].pop(), code, rng)
+                inbox.make()
+                mails += inbox.mails
+                for kind in DIFFICULTY:
+                    of_kind = [question for question in inbox.questions if question["kind"] == kind]
+                    fresh = [question for question in of_kind if question["question"] not in taken]
+                    questions[split] += rng.sample(fresh, min(MOST, len(fresh)))
+    trained = {question["owner"] for question in questions["train"]}
+    texts = {mail["body"] for mail in mails if mail["owner"] in trained}
+    repeated = {(mail["owner"], mail["id"]) for mail in mails if mail["body"] in texts}
+    for split in MORE:
+        questions[split] = [
+            row for row in questions[split] if repeated.isdisjoint(itertools.product([row["owner"]], row["source_ids"]))
+        ]
+
+
 def main(folder: str) -> None:
     """Write mails.jsonl and questions.jsonl."""
     mails, questions = make_mailbox()
+    more(mails, questions)
     lines = [{"split": split} | {key: row[key] for key in KEPT} for split in INBOXES for row in questions[split]]
     write_lines(Path(folder, "mails.jsonl"), ({key: mail[key] for key in MAIL} for mail in mails))
     write_lines(Path(folder, "questions.jsonl"), lines)

@@ -6,7 +6,6 @@ that the episode and its reward need nothing else. `POLICY` states the rules to 
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import date, timedelta
 from random import Random
@@ -206,8 +205,3 @@ def broken_rule(kind: str, order: Record, item: Record, today: str, damaged: boo
 def bare(text: str) -> str:
     """Letters and digits alone, in lower case, so that spelling does not matter in a comparison."""
     return re.sub(r"\W+", "", text).lower()
-
-
-def essence(data: Record) -> str:
-    """The identifying content of a case, which decides its split."""
-    return json.dumps([data["kind"], data["customers"], data["orders"], data["wish"]], sort_keys=True)

@@ -1,22 +1,25 @@
 """Email search: find the one mail that answers a question, read it, and answer with its id.
 
-The mails of all inboxes lie in one SQLite FTS5 index, ranked by bm25. The policy sees only the inbox of the scenario's
-owner and never has to name it. Mails and questions are generated (see _mailbox.py) and committed. The splits share neither
-inboxes nor questions.
+The mails of an inbox lie in an SQLite FTS5 index, ranked by bm25. The policy sees only the inbox of the scenario's owner
+and never has to name it. Mails and questions are generated (see _mailbox.py) and committed. The splits share neither inboxes
+nor questions. Val and test ask equally many questions about each of their inboxes.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from environments import _email_decisions, _email_served, base
 from environments.base import Component, Env, Message, Outcome, Scenario, Split, tool
 
+Row = dict[str, Any]
 ROWS_SHOWN = 5
 LONGEST = 500  # characters of a query
 KINDS = ("sender", "month", "latest")  # what identifies the mail that a question asks about
@@ -46,30 +49,40 @@ NEEDED_CALLS = 3
 MONTHS = "January February March April May June July August September October November December".split()
 
 
-class Mailbox(NamedTuple):
-    """The index over all inboxes, and the questions by split."""
+class Mailbox(dict[str, sqlite3.Connection]):
+    """The index of each inbox by its owner, and the questions by split. Both are made when they are first asked for: a stage
+    needs few of them."""
 
-    mails: sqlite3.Connection
-    questions: dict[str, list[dict[str, Any]]]
+    def __init__(
+        self,
+        mails: Iterable[Row],
+        index: Callable[[Sequence[Row]], sqlite3.Connection],
+        questions: Callable[[], dict[str, list[Row]]] = dict,
+    ) -> None:
+        super().__init__()
+        self.mails: dict[str, list[Row]] = {}  # by owner
+        for mail in mails:
+            self.mails.setdefault(mail["owner"], []).append(mail)
+        self._index, self._questions = index, questions
+
+    def __missing__(self, owner: str) -> sqlite3.Connection:
+        self[owner] = self._index(self.mails.get(owner, []))
+        return self[owner]
+
+    @cached_property
+    def questions(self) -> dict[str, list[Row]]:
+        return self._questions()
 
 
-def build_index(mails: Sequence[dict[str, Any]]) -> sqlite3.Connection:
-    """An FTS5 index in memory, with a table of the mails by id: built in 0.03 s for 5,344 mails."""
+def build_index(mails: Sequence[Row]) -> sqlite3.Connection:
+    """An FTS5 index of one inbox in memory, with a table of the mails by id: built in 2 ms."""
     index = sqlite3.connect(":memory:", check_same_thread=False)
-    columns = "id unindexed, owner unindexed, date unindexed, sender unindexed, recipient unindexed, subject, body"
+    columns = "id unindexed, date unindexed, sender unindexed, recipient unindexed, subject, body"
     index.execute(f"create virtual table mail using fts5({columns}, tokenize='porter unicode61')")
-    columns = "id, owner, date, sender, recipient, subject, body"
-    index.execute(f"create table mail_by_id ({columns}, primary key (owner, id)) without rowid")
-    rows = [tuple(mail[key] for key in ("id", "owner", "date", "sender", "to", "subject", "body")) for mail in mails]
+    index.execute("create table mail_by_id (id primary key, date, sender, recipient, subject, body) without rowid")
+    rows = [tuple(mail[key] for key in ("id", "date", "sender", "to", "subject", "body")) for mail in mails]
     for table in ("mail", "mail_by_id"):
-        index.executemany(f"insert into {table} values (?, ?, ?, ?, ?, ?, ?)", rows)
-    return with_inboxes(index)
-
-
-def with_inboxes(index: sqlite3.Connection) -> sqlite3.Connection:
-    """Record where each inbox lies, so that a search for common words reads only that part (20 times as fast)."""
-    index.execute("create table inbox (owner primary key, first, last) without rowid")
-    index.execute("insert into inbox select owner, min(rowid), max(rowid) from mail group by owner")
+        index.executemany(f"insert into {table} values (?, ?, ?, ?, ?, ?)", rows)
     return index
 
 
@@ -79,6 +92,7 @@ class EmailSearch(Env):
     max_turns = 6
     sources = ("owner", "source_ids")
     shown: ClassVar[tuple[str, ...]] = ("search_emails", "read_email")  # tools that may show the answer
+    index = staticmethod(build_index)
     task: ClassVar[str] = "email_search"
     maker: ClassVar[str] = "_mailbox"  # the module that generates the data
     system: ClassVar[str] = SYSTEM
@@ -89,21 +103,16 @@ class EmailSearch(Env):
 
     @classmethod
     def load(cls, folder: Path) -> Mailbox:
-        questions: dict[str, list[dict[str, Any]]] = {}
-        for question in base.read_lines(folder / "questions.jsonl", cls.maker):
-            questions.setdefault(question["split"], []).append(question)
-        return Mailbox(cls._index(base.read_lines(folder / "mails.jsonl", cls.maker)), questions)
-
-    @classmethod
-    def _index(cls, mails: Sequence[dict[str, Any]]) -> sqlite3.Connection:
-        return build_index(mails)
+        mails, questions = (base.read_text(folder / f"{name}.jsonl", cls.maker) for name in ("mails", "questions"))
+        return Mailbox(base.rows_of(mails), cls.index, lambda: _by_split(base.rows_of(questions)))
 
     @classmethod
     def scenarios(cls, data: Mailbox, split: Split, count: int, seed: int) -> list[Scenario]:
         asked = {row["kind"] for rows in data.questions.values() for row in rows}  # data may be of some kinds alone
         kinds = [kind for kind in cls.kinds if kind in asked]
         by_kind = {kind: [row for row in data.questions[split] if row["kind"] == kind] for kind in kinds}
-        chosen = base.sample_kinds(Random(f"{split} {seed}"), by_kind, count, cls.task)
+        inbox = None if split == "train" else operator.itemgetter("owner")
+        chosen = base.sample_kinds(Random(f"{split} {seed}"), by_kind, count, cls.task, inbox)
         return [cls.from_question(split, question) for question in chosen]
 
     @classmethod
@@ -114,7 +123,7 @@ class EmailSearch(Env):
     @classmethod
     def from_conversation(cls, data: Mailbox, conversation: dict[str, Any]) -> Scenario:
         """A question to an inbox. Those of val and test stay held out; any other is for training."""
-        row = _email_served.question(data.mails, cls.readers, cls._plain, conversation)
+        row = _email_served.question(data, cls.readers, cls._plain, conversation)
         if lacking := [key for key in cls.kept if key not in row]:
             raise ValueError(f"nobody said its {lacking[0]}")
         held: tuple[Split, ...] = ("test", "val")
@@ -164,17 +173,18 @@ class EmailSearch(Env):
             if day is not None and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", day):
                 return base.error(f"{name} must be a day as 2001-01-31")
         order = {"relevance": "rank, date desc, id", "newest": "date desc, id", "oldest": "date, id"}[sort]
-        inbox = (
-            "rowid >= (select first from inbox where owner = ?2) and rowid <= (select last from inbox where owner = ?2)"
-        )
-        matched = f"mail match ?1 and {inbox} and owner = ?2 and sender like ?3 escape '!' and date between ?4 and ?5"
         name = "%" + re.sub(r"([%_!])", r"!\1", (sender or "").strip()) + "%"
-        values = (self._match(words), self.scenario.data["owner"], name, after or "", before or "9")
-        rows: list[tuple[Any, ...]] = self.data.mails.execute(
-            f"select date, sender, subject, id, count(*) over () from mail where {matched} order by {order} limit ?6",
-            (*values, limit),
+        matched = "mail match ?1 and sender like ?2 escape '!' and date between ?3 and ?4"
+        rows: list[tuple[Any, ...]] = self.inbox.execute(
+            f"select date, sender, subject, id, count(*) over () from mail where {matched} order by {order} limit ?5",
+            (self._match(words), name, after or "", before or "9", limit),
         ).fetchall()
         return rows
+
+    @property
+    def inbox(self) -> sqlite3.Connection:
+        mailbox: Mailbox = self.data
+        return mailbox[self.scenario.data["owner"]]
 
     def _match(self, keywords: list[str]) -> str:
         """A query in the language of FTS5: all keywords must match, and the words within a keyword must be adjacent."""
@@ -187,8 +197,8 @@ class EmailSearch(Env):
         Args:
             id: the id of the email
         """
-        query = "select date, sender, recipient, subject, body from mail_by_id where owner = ? and id = ?"
-        row = self.data.mails.execute(query, (self.scenario.data["owner"], id)).fetchone()
+        query = "select date, sender, recipient, subject, body from mail_by_id where id = ?"
+        row = self.inbox.execute(query, (id,)).fetchone()
         if row is None:
             return base.error("there is no email with this id")
         return "id: {}\ndate: {}\nfrom: {}\nto: {}\nsubject: {}\n\n{}".format(id, *row)
@@ -340,8 +350,8 @@ class EmailSearch(Env):
         source = self.scenario.data["source_ids"][0]
         calls = len(base.tool_calls(messages))
         if calls == 0:
-            query = "select subject, sender, date from mail_by_id where owner = ? and id = ?"
-            subject, sender, day = self.data.mails.execute(query, (self.scenario.data["owner"], source)).fetchone()
+            query = "select subject, sender, date from mail_by_id where id = ?"
+            subject, sender, day = self.inbox.execute(query, (source,)).fetchone()
             words = subject.removeprefix("Re: ").split()
             return base.use("search_emails", keywords=words, sender=sender, after=day, before=day)
         if calls == 1:
@@ -354,6 +364,13 @@ class EmailSearch(Env):
         """Answers at once with the value of another mail, or gives up."""
         answer = rng.choice([UNKNOWN, *self.scenario.data["conflicting"]])
         return base.use("return_final_answer", answer=answer, source_ids=[])
+
+
+def _by_split(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    asked: dict[str, list[Row]] = {}
+    for row in rows:
+        asked.setdefault(row["split"], []).append(row)
+    return asked
 
 
 def shown(rows: Sequence[Sequence[Any]], count: int) -> str:

@@ -25,7 +25,6 @@ from environments.email_search import (
     is_unknown,
     seen_ids,
     shown,
-    with_inboxes,
 )
 
 CUT = 200  # characters of each email in a thread
@@ -42,19 +41,19 @@ Field = Literal["sender", "subject", "body", "attachment"]
 def build_index(mails: Sequence[dict[str, Any]]) -> sqlite3.Connection:
     """As in email_search; the column `words` holds the stems of subject, body and file names."""
     index = sqlite3.connect(":memory:", check_same_thread=False)
-    columns = "id unindexed, owner unindexed, date unindexed, sender unindexed, subject unindexed, words"
+    columns = "id unindexed, date unindexed, sender unindexed, subject unindexed, words"
     index.execute(f"create virtual table mail using fts5({columns}, tokenize='porter unicode61')")
-    columns = "id, owner, thread, date, sender, recipient, subject, body, attachments"
-    index.execute(f"create table mail_by_id ({columns}, primary key (owner, id)) without rowid")
-    index.execute("create index thread on mail_by_id (owner, thread)")
+    columns = "id primary key, thread, date, sender, recipient, subject, body, attachments"
+    index.execute(f"create table mail_by_id ({columns}) without rowid")
+    index.execute("create index thread on mail_by_id (thread)")
     for mail in mails:
         files = ", ".join(mail["attachments"])
         words = stems(f"{mail['subject']} {mail['body']} {files}")
-        row = [mail[key] for key in ("id", "owner", "date", "sender", "subject")]
-        index.execute("insert into mail values (?, ?, ?, ?, ?, ?)", (*row, words))
-        row = [mail[key] for key in ("id", "owner", "thread", "date", "sender", "to", "subject", "body")]
-        index.execute("insert into mail_by_id values (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, files))
-    return with_inboxes(index)
+        row = [mail[key] for key in ("id", "date", "sender", "subject")]
+        index.execute("insert into mail values (?, ?, ?, ?, ?)", (*row, words))
+        row = [mail[key] for key in ("id", "thread", "date", "sender", "to", "subject", "body")]
+        index.execute("insert into mail_by_id values (?, ?, ?, ?, ?, ?, ?, ?)", (*row, files))
+    return index
 
 
 class EmailSearchPlus(EmailSearch):
@@ -68,6 +67,7 @@ class EmailSearchPlus(EmailSearch):
         "sort_results",
         "read_thread",
     )  # tools that may show the answer
+    index = staticmethod(build_index)
     task = "email_search_plus"
     maker = "_mailbox_plus"
     system = SYSTEM
@@ -82,11 +82,7 @@ class EmailSearchPlus(EmailSearch):
     def practice(cls, data: Mailbox, seed: int) -> Mailbox:
         """Inboxes of other mails."""
         mails, questions = make_mailbox(seed)
-        return Mailbox(cls._index(mails), questions)
-
-    @classmethod
-    def _index(cls, mails: Sequence[dict[str, Any]]) -> sqlite3.Connection:
-        return build_index(mails)
+        return Mailbox(mails, cls.index, lambda: questions)
 
     @tool
     def search_emails(
@@ -126,9 +122,9 @@ class EmailSearchPlus(EmailSearch):
         sought = unified(text).casefold().strip()
         if not sought:
             return error("text must hold at least one letter or digit")
-        query = "select id, sender, subject, body, attachments from mail_by_id where owner = ?"
+        query = "select id, sender, subject, body, attachments from mail_by_id"
         place = ("sender", "subject", "body", "attachment").index(field) + 1
-        mails = self.data.mails.execute(query, (self.scenario.data["owner"],))
+        mails = self.inbox.execute(query)
         held = {mail[0] for mail in mails if sought in unified(mail[place]).casefold()}
         kept = [row for row in self.results if row[3] in held]
         if not kept:
@@ -157,8 +153,8 @@ class EmailSearchPlus(EmailSearch):
             id: the id of the email
         """
         columns = "thread, date, sender, recipient, subject, attachments, body"
-        query = f"select {columns} from mail_by_id where owner = ? and id = ?"
-        row = self.data.mails.execute(query, (self.scenario.data["owner"], id)).fetchone()
+        query = f"select {columns} from mail_by_id where id = ?"
+        row = self.inbox.execute(query, (id,)).fetchone()
         if row is None:
             return error("there is no email with this id")
         *head, files, body = row
@@ -174,10 +170,9 @@ class EmailSearchPlus(EmailSearch):
             id: the id of the thread, or of any email in it
         """
         columns = "id, date, sender, attachments, body, thread, subject"
-        thread = "(select thread from mail_by_id where owner = :owner and id = :id)"
-        where = f"owner = :owner and thread = coalesce({thread}, :id)"
+        where = "thread = coalesce((select thread from mail_by_id where id = :id), :id)"
         query = f"select {columns} from mail_by_id where {where} order by date, id"
-        rows = self.data.mails.execute(query, {"owner": self.scenario.data["owner"], "id": id}).fetchall()
+        rows = self.inbox.execute(query, {"id": id}).fetchall()
         if not rows:
             return error("there is no email with this id, nor a thread")
         omitted = len(rows) - MOST

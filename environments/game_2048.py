@@ -39,11 +39,6 @@ SEEDS = 200_000
 
 
 @cache
-def seeds_of(split: Split) -> list[int]:
-    return [seed for seed in range(SEEDS) if base.split_of(f"game_2048 {seed}") == split]
-
-
-@cache
 def slide(row: Row) -> tuple[Row, int]:
     """A row after a move to the left, and the score of its merges. Each tile merges at most once."""
     tiles, score, at = [tile for tile in row if tile], 0, 0
@@ -101,6 +96,15 @@ def start(seed: int, opening: int = 0, size: int = 4) -> Board:
             break
         board = spawn(swipe(board, rng.choice(possible))[0], number + 2, seed)
     return board
+
+
+def same(board: Board) -> Board:
+    """The first of the boards that are the same but for a turn or a reflection."""
+    turned, views = board, list[Board]()
+    for _ in range(4):
+        turned = tuple(zip(*turned[::-1], strict=True))
+        views += [turned, turned[::-1]]
+    return min(views)
 
 
 @cache
@@ -201,7 +205,7 @@ class Game2048(Env):
 
     task: ClassVar[str] = "game_2048"
     sources = ("seed",)
-    openings_repeat = True  # boards of few tiles
+    openings_repeat = True  # within a split, boards of few tiles; splits share none (`split_of`)
     max_turns = 250  # sixty moves, each after three turns without one, and a few more; also bounds max_moves
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
@@ -235,18 +239,31 @@ class Game2048(Env):
 
     @classmethod
     def scenarios(cls, data: dict[str, Any], split: Split, count: int, seed: int) -> list[Scenario]:
-        if count > len(seeds := seeds_of(split)):
-            raise ValueError(f"{count} scenarios need as many seeds, and {cls.task} has {len(seeds)}")
         scenarios: list[Scenario] = []
-        for number in Random(f"{split} {seed}").sample(seeds, len(seeds)):
+        for number in Random(f"{split} {seed}").sample(range(SEEDS), SEEDS if count <= SEEDS else 0):
             if len(scenarios) == count:
                 break
-            if cls.is_winnable(data, number):
+            if cls.split_of(data, number) == split and cls.is_winnable(data, number):
                 scenarios.append(cls.from_seed(data, split, number))
         if len(scenarios) < count:
-            held = len(scenarios)
-            raise ValueError(f"{count} scenarios need as many games that can be won, and {cls.task} has {held}")
+            held = f"the split {split} has {len(scenarios)} that can be won" if scenarios else f"there are {SEEDS}"
+            raise ValueError(f"{count} scenarios of {cls.task} need as many seeds, and {held}")
         return scenarios
+
+    @classmethod
+    def split_of(cls, data: dict[str, Any], number: int) -> Split:
+        """By the opening, whichever way it is turned, so that splits share none."""
+        return base.split_of(f"game_2048 {same(cls.opening(data, number))}")
+
+    @classmethod
+    def cluster(cls, scenario: Scenario, data: Any) -> str:
+        """The opening, whichever way it is turned."""
+        return show(same(boards_of(scenario.messages)[0]))
+
+    @classmethod
+    def opening(cls, data: dict[str, Any], number: int) -> Board:
+        """The board that the game of this seed begins with."""
+        return start(number, data["opening"], data["size"])
 
     @classmethod
     def is_winnable(cls, data: dict[str, Any], number: int) -> bool:
@@ -268,7 +285,7 @@ class Game2048(Env):
         }
         messages = [
             {"role": "system", "content": system},
-            {"role": "user", "content": show(start(number, data["opening"], size))},
+            {"role": "user", "content": show(cls.opening(data, number))},
         ]
         return Scenario.make(cls.task, split, messages, hidden)
 

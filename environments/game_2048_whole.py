@@ -1,7 +1,8 @@
-"""Whole games of 2048: from a board with two tiles until no move is left, or up to a limit of moves.
+"""Whole games of 2048: from a board of a few tiles until no move is left, or up to a limit of moves.
 
 Tiles and rules are those of game_2048 (environments/game_2048.py), which plays a few moves of a game up to a target tile.
-Here nothing ends the game early: a larger tile and a higher score are always worth more. The board's size, the limit of
+Four random moves come before a game: boards of two tiles are so few that splits would have no opening of their own. Here
+nothing ends the game early: a larger tile and a higher score are always worth more. The board's size, the limit of
 moves, the tile that counts as a success and the weights of the reward are set in tasks_data/game_2048_whole/game.json. The
 state shows the score and the legal moves. The scripted reference player is an expectimax that looks `depth` of its own moves
 ahead.
@@ -45,6 +46,7 @@ from environments.game_2048 import (
 )
 
 KEYS = {"size", "max_moves", "target", "full", "depth", "weights"}  # of game.json
+OPENING = 4  # random moves before a game
 PARTS = ("largest", "score", "invalid")  # of the reward, with weights
 TILES = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of an evaluation's table of largest tiles
 
@@ -112,9 +114,13 @@ class WholeGame2048(Game2048):
         return game
 
     @classmethod
+    def opening(cls, data: dict[str, Any], number: int) -> Board:
+        return start(number, OPENING, data["size"])
+
+    @classmethod
     def is_winnable(cls, data: dict[str, Any], number: int) -> bool:
         """Whether an expectimax that looks one move ahead reaches the target, as `gold` does."""
-        return can_be_won(data | {"opening": 0, "depth": 1}, number)
+        return can_be_won(data | {"opening": OPENING, "depth": 1}, number)
 
     @classmethod
     def from_seed(cls, data: dict[str, Any], split: Split, number: int) -> Scenario:
@@ -124,10 +130,10 @@ class WholeGame2048(Game2048):
             "kind": f"{size}x{size}",
             "difficulty": min(5, max(1, data["target"].bit_length() - 5)),
             "seed": number,
-            "opening": 0,
+            "opening": OPENING,
             **{key: data[key] for key in ("size", "max_moves", "target", "full", "weights")},
         }
-        board = start(number, 0, size)
+        board = cls.opening(data, number)
         messages = [{"role": "system", "content": system}, {"role": "user", "content": described(board, 0)}]
         return Scenario.make(cls.task, split, messages, hidden)
 
@@ -169,7 +175,7 @@ class WholeGame2048(Game2048):
     def decisions(cls, scenario: Scenario, messages: Sequence[Message]) -> list[tuple[str, bool]]:
         """The distribution of the largest tile, for the table of an evaluation: in which share of the games it was this one
         or a larger one. Tiles that the limit of moves keeps out of reach are left out: each move adds at most a 4."""
-        tile, most = largest(boards_of(messages)[-1]), 4 * (scenario.data["max_moves"] + 2)
+        tile, most = largest(boards_of(messages)[-1]), 4 * (scenario.data["max_moves"] + OPENING + 2)
         return [(f"tile {size} or larger", tile >= size) for size in TILES if size <= most]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from environments import base
 from environments._customer import GONE, POLITE, Customer, claims, opening, refuses, settles_day
-from environments._shop import CHECKS, DAMAGES, KINDS, LIMIT, POLICY, Record, bare, broken_rule, essence, make_case
+from environments._shop import CHECKS, DAMAGES, KINDS, LIMIT, POLICY, Record, bare, broken_rule, make_case
 from environments._support_agent import Players
 from environments.base import Component, Message, Outcome, Scenario, Split, count_turns, tool
 
@@ -60,7 +60,7 @@ class SupportDialogue(Players):
 
     max_turns = 12
     sources = ("kind", "seed")
-    openings_repeat = True  # a greeting and a wish; the details of the case come later, when the customer is asked
+    openings_repeat = True  # nearly: a greeting and a wish; the details come later, when the customer is asked
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
         super().__init__(scenario, data)
@@ -91,7 +91,7 @@ class SupportDialogue(Players):
                 if len(matching) == quota:
                     break
                 case = make_case(data, kind, number)
-                if base.split_of(essence(case)) == split:
+                if base.split_of(opening(case)) == split:  # splits share no first words
                     matching.append(cls.from_case(split, case))
             if len(matching) < quota:
                 raise ValueError(

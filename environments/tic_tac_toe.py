@@ -30,6 +30,8 @@ OTHER = {"X": "O", "O": "X"}
 SYSTEM = "Tic-tac-toe: three in a row win. Play an empty cell, 1 to 9, row by row."
 ILLEGAL = "an illegal move ends the game"
 
+MARKS = {"X": (0, 2, 4), "O": (1, 3)}  # on the board where a game begins
+PARTS: dict[Split, tuple[float, float]] = {"train": (0, 0.4), "val": (0.4, 0.7), "test": (0.7, 1)}  # of all openings
 SEEDS = 300_000  # half of those against `self`, the opponent that is hardest to beat, cannot be won and are left out
 DIFFICULTY = {"random": 1, "self": 3, "minimax": 4}  # plus 1 as O, who moves second
 
@@ -44,11 +46,6 @@ REWARD = {  # value, and why
     "no_move": (-0.05, "a turn without a move that can be read; small, for the game goes on"),
 }
 ENDINGS = {"You win.": "win", "Draw.": "draw", "You lose.": "loss"}
-
-
-@cache
-def seeds_of(split: Split) -> list[int]:
-    return [seed for seed in range(SEEDS) if base.split_of(f"tic_tac_toe {seed}") == split]
 
 
 def empty_cells(board: str) -> list[int]:
@@ -125,6 +122,32 @@ def best_result(board: str, side: str, opponent: str, seed: int) -> tuple[int, i
     return best
 
 
+def alike(board: str) -> list[str]:
+    """The boards that are the same but for a turn or a reflection, in order; the first stands for all."""
+    turned, views = board, set[str]()
+    for _ in range(4):
+        turned = "".join(turned[cell] for cell in (6, 3, 0, 7, 4, 1, 8, 5, 2))
+        views |= {turned, "".join(turned[cell] for cell in (2, 1, 0, 5, 4, 3, 8, 7, 6))}
+    return sorted(views)
+
+
+@cache
+def openings(split: Split, side: str) -> list[str]:
+    """The openings of a split in which `side` moves next, one for all that are alike. Splits share none, whoever plays, and
+    have the same shares of those that perfect play draws."""
+    boards, kinds = [EMPTY], list[str]()
+    for marks in range(max(MARKS[side]) + 1):
+        kinds += boards if marks in MARKS[side] else []
+        after = {alike(put(board, cell, "XO"[marks % 2]))[0] for board in boards for cell in empty_cells(board)}
+        boards = sorted(after)
+    chosen = list[str]()
+    for is_drawn in (True, False):
+        kind = [board for board in kinds if (value(board, side) == 0) is is_drawn]
+        first, last = (round(bound * len(kind)) for bound in PARTS[split])
+        chosen += Random("openings of tic_tac_toe").sample(kind, len(kind))[first:last]
+    return chosen
+
+
 def show(board: str) -> str:
     return "\n".join(" ".join(board[start : start + 3]) for start in (0, 3, 6))
 
@@ -170,7 +193,7 @@ class TicTacToe(TwoSided):
     opponents = tuple(OPPONENTS)
 
     sources = ("seed",)
-    openings_repeat = True  # a board with no more than two marks
+    openings_repeat = True  # within a split; splits share none (`openings`)
     max_turns = 6  # five moves at most, and one turn to spare
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
@@ -198,16 +221,15 @@ class TicTacToe(TwoSided):
 
     @classmethod
     def scenarios(cls, data: dict[str, Any], split: Split, count: int, seed: int) -> list[Scenario]:
-        seeds = seeds_of(split)
         scenarios: list[Scenario] = []
-        if count <= len(seeds):
-            for number in Random(f"{split} {seed}").sample(seeds, len(seeds)):
-                if len(scenarios) == count:
-                    return scenarios
+        for number in Random(f"{split} {seed}").sample(range(SEEDS), SEEDS if count <= SEEDS else 0):
+            if len(scenarios) == count:
+                break
+            if base.split_of(f"tic_tac_toe {number}") == split:
                 scenarios += cls.from_seed(data, split, number)
         if len(scenarios) < count:
-            held = f"{len(scenarios)} that can be won" if scenarios else str(len(seeds))
-            raise ValueError(f"{count} scenarios need as many seeds, and the split {split} of tic_tac_toe has {held}")
+            held = f"the split {split} has {len(scenarios)} that can be won" if scenarios else f"there are {SEEDS}"
+            raise ValueError(f"{count} scenarios of tic_tac_toe need as many seeds, and {held}")
         return scenarios
 
     @classmethod
@@ -216,9 +238,7 @@ class TicTacToe(TwoSided):
         rng = Random(number)
         side = rng.choice(data["sides"])
         [opponent] = rng.choices(list(data["opponents"]), list(data["opponents"].values()))
-        board = EMPTY
-        for mover in "X" if side == "O" else rng.choice(("", "XO")):
-            board = put(board, rng.choice(empty_cells(board)), mover)
+        board = rng.choice(alike(rng.choice(openings(split, side))))
         # Against minimax only openings that perfect play draws: in others it has moved badly already, and can be beaten.
         if best_result(board, side, opponent, number)[0] != (0 if opponent == "minimax" else 1):
             return []
@@ -231,6 +251,11 @@ class TicTacToe(TwoSided):
         }
         hidden |= {"draw": data["draw"]} if "draw" in data else {}
         return [Scenario.make("tic_tac_toe", split, opening(side, board), hidden)]
+
+    @classmethod
+    def cluster(cls, scenario: Scenario, data: Any) -> str:
+        """The opening, whichever way it is turned, and whoever plays."""
+        return alike(scenario.data["board"])[0]
 
     @tool
     def move(self, cell: int) -> str:

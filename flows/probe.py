@@ -35,7 +35,7 @@ def probe(params: Params, scenarios: int, attempts: int) -> None:
     import environments
     from flows.training import way
     from steps.analytics.readiness import readiness
-    from steps.judging.rule import by_rule
+    from steps.judging.rule import by_rule, unusable_line
     from steps.sampling import engine
 
     env = environments.load(params.task)
@@ -56,6 +56,8 @@ def probe(params: Params, scenarios: int, attempts: int) -> None:
     for line in shown(env, pairs[0][0], played[0]):
         say(f"  {line}")
     rewards = [by_rule(env, scenario, trajectory) for (scenario, _), trajectory in zip(pairs, played, strict=True)]
+    if problem := unusable_line([(reward.score, reward.explanation) for reward in rewards]):
+        say(f"Warning: {problem}")
     measured = readiness(env, played, rewards)
     for line in way.described(measured):
         say(line)
@@ -71,11 +73,12 @@ def probe(params: Params, scenarios: int, attempts: int) -> None:
 def shown(env: type[Env], scenario: Scenario, trajectory: Trajectory) -> list[str]:
     """An attempt in a few lines: what was asked, what the policy did turn by turn, how it ended."""
     from steps.analytics.changes import question, turn_line
+    from steps.judging.rule import succeeds
 
     turns = [turn_line(turn.message, turn.observations, LONGEST) for turn in trajectory.turns]
     if len(turns) > TURNS:
         turns = [*turns[:TURNS], f"… {len(turns) - TURNS} more turns"]
-    success = env.has_rule and env.success(scenario, trajectory.messages(scenario))
+    success = env.has_rule and succeeds(env, scenario, trajectory.messages(scenario))
     verdict = ("success" if success else "no success") if env.has_rule else ""
     return [question(scenario, LONGEST), *turns, f"ended by {trajectory.stop_reason}" + (verdict and f": {verdict}")]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.deployment import workspace
-from flows.deployment.checkout import have, restore, source
+from flows.deployment.checkout import have, restore, source, uncommitted
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
@@ -48,6 +48,8 @@ def compare(before: dict[str, str], after: dict[str, str]) -> list[dict[str, Any
 def reproduce(root: Path, name: str, kept: bool = False, remove: bool = True) -> list[dict[str, Any]]:
     """Run a past run again, or with `kept` fetch its outputs; the rows of `compare`."""
     run = source(root, name)
+    if not run.files and (advice := uncommitted(root, name)):
+        print(advice, file=sys.stderr, flush=True)
     path = root / workspace.WORKTREES / f"reproduce-{run.commit[:8]}-{os.getpid()}"
     try:
         restore(root, path, run)

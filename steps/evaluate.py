@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
 from steps.core.progress import say
-from steps.core.stats import added, mean, wilson
+from steps.core.stats import added, mean
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from environments.base import Env, Scenario
+    from steps.core.alike import Groups
     from steps.core.params import Evaluate, EvaluateParams
     from steps.core.records import Evaluation, Pair, Reward, Trajectory
 
@@ -44,9 +45,10 @@ def evaluate(
     without a rule pairs.jsonl."""
     import environments
     from environments.base import Scenario
+    from steps.core import alike
     from steps.core.records import PAIRS, Evaluation, read_records, write_records
     from steps.judging import pairs
-    from steps.judging.rule import by_rule
+    from steps.judging.rule import by_rule, unusable_line
 
     env = environments.load(params.task)
     if not env.has_rule:  # refused before anything is sampled
@@ -54,6 +56,7 @@ def evaluate(
         pairs.rival_of(against)
     held_out = read_records(Scenario, scenarios / f"{split}.parquet")
     data = env.load(task_data)
+    groups = alike.groups_of(env, held_out, data)
     if not params.policy.has_adapter:
         played, tokens = by_messages(env, data, held_out, split, params)
     elif adapter is None:
@@ -66,17 +69,19 @@ def evaluate(
         played = by_policy(env, task_data, data, attempts, adapter, params, params.evaluate, split, seed=0)
         tokens = [sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in played]
     rewards = [by_rule(env, scenario, trajectory) for scenario, trajectory in zip(held_out, played, strict=True)]
+    if problem := unusable_line([(reward.score, reward.explanation) for reward in rewards]):
+        say(f"WARNING: {problem}")
     sampled: list[Reward] = []
     compared: list[Pair] = []
     if pairs.has_rule(env, rewards, played, params.score):
         if params.policy.has_adapter and adapter:
             sampled = sample(env, task_data, data, held_out, adapter, params)
-        results = by_success(held_out, rewards) | sampled_summary(sampled, len(held_out))
+        results = by_success(held_out, rewards, groups) | sampled_summary(sampled, len(held_out), groups)
         results["decisions"] = by_decision(env, held_out, played)
         is_base = split == "val" and against is not None and against.is_file() and params.policy.has_adapter
         if params.evaluate.references and is_base and adapter is not None and not env.is_agent:
             results["references"] = references(env, task_data, data, held_out, adapter, params)
-        results["by_task"] = by_task(held_out, rewards, played, tokens, sampled)
+        results["by_task"] = by_task(held_out, rewards, played, tokens, sampled, groups)
         if (judge := params.evaluate.judge) is not None and against is None:
             say("evaluate.judge is not asked: --against names no evaluation of the base policy to compare with")
         elif judge is not None:
@@ -122,12 +127,15 @@ def say_result(summary: Evaluation) -> None:
         say(f"{summary.split}: {result.sentence(task)}")
 
 
-def by_success(held_out: Sequence[Scenario], rewards: Sequence[Reward]) -> dict[str, Any]:
+def by_success(held_out: Sequence[Scenario], rewards: Sequence[Reward], groups: Groups) -> dict[str, Any]:
     """The fields of an Evaluation by the rule."""
+    from steps.registry import shares
+
     wins = [bool(reward.success) for reward in rewards]
     return {
         "success": sum(wins) / len(wins),
-        "ci95": wilson(sum(wins), len(wins)),
+        "ci95": shares.interval(zip((scenario.id for scenario in held_out), wins, strict=True), groups),
+        "clusters": groups.count(scenario.id for scenario in held_out),
         "reward": mean([reward.score for reward in rewards if reward.score is not None]),
         "slices": by_kind(held_out, wins),
     }
@@ -147,13 +155,21 @@ def by_decision(
     env: type[Env], held_out: Sequence[Scenario], played: Sequence[Trajectory]
 ) -> dict[str, tuple[int, int]]:
     """(right decisions, all) by kind, of the episodes that did not fail."""
+    from environments._numbers import UnusableNumber, truth
+
     counts: dict[str, tuple[int, int]] = {}
+    problems: list[str] = []
     for scenario, trajectory in zip(held_out, played, strict=True):
         if env.is_agent or trajectory.stop_reason == "error":
             continue
         for kind, is_right in env.decisions(scenario, trajectory.messages(scenario)):
             right, made = counts.get(kind, (0, 0))
-            counts[kind] = right + is_right, made + 1
+            try:
+                counts[kind] = right + truth(is_right, f"decision {kind}"), made + 1
+            except UnusableNumber as problem:
+                problems.append(str(problem))
+    if problems:
+        say(f"WARNING: {len(problems)} decisions are not counted; the first: {problems[0]}")
     return counts
 
 
@@ -163,12 +179,13 @@ def references(
     """Success on these scenarios of the task's script, where it has one, and of the base policy with the best bias on one
     token."""
     from steps.analytics.token_bias import BiasedPolicy
+    from steps.judging.rule import succeeds
 
     policy = BiasedPolicy(params.policy, params.evaluate, adapter, env, task_data, data)
     bias = policy.choose(held_out)
     results = {"base with the best bias on a token": policy.success(held_out, bias)}
     if env.has_player("scripted"):
-        scripted = [env.success(scenario, env(scenario, data).play("scripted")) for scenario in held_out]
+        scripted = [succeeds(env, scenario, env(scenario, data).play("scripted")) for scenario in held_out]
         return {"script": mean(scripted)} | results
     say(f"evaluate.references: {env.lacks('scripted')}")
     return results
@@ -180,19 +197,24 @@ def by_task(
     played: Sequence[Trajectory],
     tokens: Sequence[int],
     sampled: Sequence[Reward],
+    groups: Groups,
 ) -> dict[str, dict[str, Any]]:
     """The results of each of several tasks, as fields of a TaskResult; nothing for a single task. `sampled` are the rewards
     of the sampled attempts."""
+    from steps.registry import shares
+
     tasks = {scenario.id: scenario.task for scenario in held_out}
     results = {}
     for task in sorted(set(tasks.values())) if len(set(tasks.values())) > 1 else ():
         places = [place for place, scenario in enumerate(held_out) if scenario.task == task]
         wins = [bool(rewards[place].success) for place in places]
+        ids = [held_out[place].id for place in places]
         again = [bool(reward.success) for reward in sampled if tasks[reward.scenario_id] == task]
         results[task] = {
             "n": len(places),
             "success": mean(wins),
-            "ci95": wilson(sum(wins), len(wins)),
+            "ci95": shares.interval(zip(ids, wins, strict=True), groups),
+            "clusters": groups.count(ids),
             "reward": mean([score for place in places if (score := rewards[place].score) is not None]),
             "turns": mean([len(played[place].turns) for place in places]),
             "tokens": mean([tokens[place] for place in places]),
@@ -236,16 +258,17 @@ def sample(
     return [by_rule(env, scenario, trajectory) for (scenario, _), trajectory in zip(attempts, played, strict=True)]
 
 
-def sampled_summary(rewards: list[Reward], scenarios: int) -> dict[str, Any]:
-    """The fields of an Evaluation on sampled attempts. Attempts at one scenario are alike, so for the interval's width each
-    scenario counts once, however many attempts there are."""
+def sampled_summary(rewards: list[Reward], scenarios: int, groups: Groups) -> dict[str, Any]:
+    """The fields of an Evaluation on sampled attempts. Those at one scenario are alike, as those at its group are."""
+    from steps.registry import shares
+
     if not rewards:
         return {}
-    success = mean([bool(reward.success) for reward in rewards])
+    wins = [bool(reward.success) for reward in rewards]
     return {
         "sampled_attempts": len(rewards) // scenarios,
-        "sampled_success": success,
-        "sampled_ci95": wilson(success * scenarios, scenarios),
+        "sampled_success": mean(wins),
+        "sampled_ci95": shares.interval(zip((reward.scenario_id for reward in rewards), wins, strict=True), groups),
     }
 
 

@@ -56,7 +56,7 @@ def register(
     written = {"name": params.model, "adapter_hash": name, "registered": better, "reason": reason}
     for key, summary in (("base", base), ("trained", trained)):
         judged = {"judged"} if summary.judged is not None else set()
-        written[key] = summary.model_dump(mode="json", include={"success", "ci95", "n", "reward"} | judged)
+        written[key] = summary.model_dump(mode="json", include={"success", "ci95", "clusters", "n", "reward"} | judged)
     receipt.write_text(json.dumps(written, indent=2) + "\n")
 
 

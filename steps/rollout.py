@@ -86,8 +86,6 @@ def rollout(
         from steps.judging.rule import by_rule
         from steps.sampling.resample import grouped, resample
 
-        if not env.has_rule:
-            raise UserError(f"rollout.resample reads the rule's reward, and {params.task} has no rule; take it out")
         groups, replaced = resample(
             partial(by_rule, env), pool, grouped(played), params.rollout.resample, f"{seed}", play
         )
@@ -103,7 +101,8 @@ def rollout(
             content["replaced"] = replaced
         drawn.write_text(json.dumps(content, indent=2) + "\n")
     failed = sum(trajectory.stop_reason == "error" for trajectory in played)
-    more = f", {len(replaced)} groups without variance sampled again" if replaced else ""
+    tokens = sum(group["tokens"] for group in replaced)
+    more = f", and {len(replaced)} groups without variance ({tokens:,} tokens) that others replace" if replaced else ""
     say(f"{len(played)} episodes" + (f", {failed} of them failed" if failed else "") + more)
 
 

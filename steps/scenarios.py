@@ -1,8 +1,8 @@
 """Scenarios: what the policy will be asked, by split.
 
 Reads a task's data, writes scenarios/{train,val,test}.parquet. The same seed gives the same scenarios. The splits share no
-scenario, no source of answers, and no wording: steps/data/contamination.py checks this, and writes its results to
-scenarios/contamination.json.
+scenario, no source of answers, no opening and no wording: steps/data/contamination.py checks this, and writes its results to
+scenarios/contamination.json. scenarios/clusters.json has the group of alike ones that each is of (steps/registry/alike.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
 from steps.core.progress import say
+from steps.core.stats import counted
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
     import json
 
     import environments
+    from steps.core import alike
     from steps.core.records import write_records
     from steps.data import contamination, ingested
     from steps.data.generated import read_generated
@@ -51,11 +53,22 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
     ids = [scenario.id for split in SPLITS for scenario in drawn[split]]
     if repeated := len(ids) - len(set(ids)):
         raise UserError(f"task {params.task}: {repeated} scenarios are in the splits more than once")
+    if any(report["openings_seen"].values()):
+        amounts = ", ".join(
+            f"{report['openings_seen'][split]} of {len(drawn[split])} {split}" for split in contamination.HELD
+        )
+        say(
+            f"warning: {amounts} scenarios begin with the very messages of a training one, as `openings_repeat` "
+            "allows: success at them says less of what is new to the policy"
+        )
     scenarios.mkdir()
     (scenarios / "contamination.json").write_text(json.dumps(report, indent=2) + "\n")
     for split in SPLITS:
         write_records(drawn[split], scenarios / f"{split}.parquet")
-    say(", ".join(f"{len(drawn[split])} {split}" for split in SPLITS) + " scenarios")
+    groups = alike.groups_of(env, [scenario for split in SPLITS for scenario in drawn[split]], data)
+    alike.write(groups, scenarios)
+    sizes = [counted(len(own := drawn[split]), groups.count(each.id for each in own), split) for split in SPLITS]
+    say("scenarios: " + "; ".join(sizes))
 
 
 if __name__ == "__main__":

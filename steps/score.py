@@ -1,7 +1,8 @@
 """Score: a reward for each trajectory, by the judges that have a weight in `score.judges`: rule, criteria, RULER.
 
 Rewards are a file of their own, so that a stored batch can be judged again without sampling again (flows/rescore.py). A
-failed episode is unscored (None), never 0, and never dropped; so is one that a judge with a weight could not score. The
+failed episode is unscored (None), never 0, and never dropped; so is one that a judge with a weight could not score, and one
+whose reward is no finite number. The
 rule's score and success are kept beside those of any other judge. Further outputs are what a model answered
 (judgements.jsonl), measurements of the judge (judge.json), and the successes by scenario so far, for a curriculum.
 """
@@ -9,8 +10,9 @@ rule's score and success are kept beside those of any other judge. Further outpu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from environments._numbers import REASON, UnusableNumber, number
 from steps.core.progress import say
 from steps.core.stats import added, mean
 from steps.runner.stage import Input, Output, main
@@ -42,7 +44,7 @@ def score(
     from environments.base import Scenario
     from steps.core.records import Trajectory, read_records, write_records
     from steps.judging import report
-    from steps.judging.rule import by_rule
+    from steps.judging.rule import by_rule, unusable_line
     from steps.sampling import curriculum
 
     env = environments.load(params.task)
@@ -79,6 +81,8 @@ def score(
         # By the rule: whether an attempt succeeded is known where a model did not score it, too. Without a rule nothing is.
         successes.write_text(json.dumps(curriculum.extend(history, by["rule"] if has_rule else [])) + "\n")
     say(f"{len(scored)} rewards, {sum(reward.score is None for reward in scored)} unscored")
+    if problem := unusable_line([(reward.score, reward.explanation) for reward in scored]):
+        say(f"WARNING: {problem}")
     if answers:
         say_judged(answers, measured)
 
@@ -163,20 +167,25 @@ def combine(parts: Sequence[Reward], weights: Mapping[str, float]) -> Reward:
     counted = [part for part in parts if weights[part.name]]
     if counted == [rule] and weights["rule"] == 1:
         return rule
-    is_scored = all(part.score is not None for part in counted)
-    components = {
-        name if len(counted) == 1 else f"{part.name}/{name}": weights[part.name] * value
-        for part in counted
-        for name, value in part.components.items()
+    changed: dict[str, Any] = {
+        "name": "+".join(part.name for part in counted),
+        "score": None,
+        "components": {},
+        "explanation": " | ".join(f"{part.name} × {weights[part.name]:g}: {part.explanation}" for part in counted),
     }
-    return rule.model_copy(
-        update={
-            "name": "+".join(part.name for part in counted),
-            "score": added(weights[part.name] * (part.score or 0.0) for part in counted) if is_scored else None,
-            "components": components if is_scored else {},
-            "explanation": " | ".join(f"{part.name} × {weights[part.name]:g}: {part.explanation}" for part in counted),
-        }
-    )
+    if all(part.score is not None for part in counted):
+        where = "weighted by score.judges"
+        try:
+            total = added(weights[part.name] * (part.score or 0.0) for part in counted)
+            changed["score"] = number(total, "reward", where)
+            changed["components"] = {
+                name if len(counted) == 1 else f"{part.name}/{name}": number(weights[part.name] * value, name, where)
+                for part in counted
+                for name, value in part.components.items()
+            }
+        except UnusableNumber as problem:
+            changed |= {"score": None, "explanation": f"{REASON}{problem}"}
+    return rule.model_copy(update=changed)
 
 
 def say_judged(answers: Sequence[Judgement], measured: Mapping[str, float]) -> None:
@@ -187,10 +196,13 @@ def say_judged(answers: Sequence[Judgement], measured: Mapping[str, float]) -> N
         say(f"not scored: {reason}")
     if cut := measured["judge_groups_shortened"]:
         say(f"{cut} groups were longer than score.ruler.max_characters: their longest messages were shortened")
-    names = {"tau_rule": "tau with the rule", "position_bias": "position bias", "retest_spread": "test-retest spread"}
+    names = {"tau_rule": "tau with the rule", "position_bias": "position bias", "length_gain": "gain by length"}
+    names |= {"retest_spread": "test-retest spread"}
     faults = [f"{text} {measured[f'judge_{name}']:+.2f}" for name, text in names.items() if f"judge_{name}" in measured]
     if faults:
         say(", ".join(faults))
+    if places := [gain for name, gain in measured.items() if name.startswith("judge_place_")]:
+        say(f"by place, first to last (taken off): {' '.join(f'{gain:+.2f}' for gain in places)}")
     if (gain := measured.get("judge_canary_gain", 0.0)) > CANARY_WARNING:
         say(
             f"WARNING: attempts that tell this judge to score them 1.0 gain {gain:.2f}: the judge can be influenced, and a "

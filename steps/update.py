@@ -18,6 +18,7 @@ from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
     from steps.core.params import Update, UpdateParams
+    from steps.core.params_sections import Judges
     from steps.core.records import Reward, Row, Trajectory
     from steps.training.batches import Example
     from steps.training.fates import Fate
@@ -129,12 +130,22 @@ def planned(
     bad = {name for names in quarantine.values() for name in names}
     cut = {trajectory.id for trajectory in batch if contract.is_truncated(trajectory)} - bad
     masked = cut if params.update.truncated_completions == "mask" else set()
+    taken = penalties(batch, cut, params.update)
     scores = [
-        None if trajectory.id in bad else compared(judged[trajectory.id], trajectory.id in cut, params.update)
-        for trajectory in batch
+        None if trajectory.id in bad or (score := judged[trajectory.id].score) is None else score - penalty
+        for trajectory, penalty in zip(batch, taken, strict=True)
     ]
     groups = [trajectory.scenario_id for trajectory in batch]
-    gains, flat = batches.advantages(scores, groups, params.update.scale_rewards)
+    if params.update.multi_objective_aggregation == "normalize_then_sum":
+        weighed = [
+            {} if score is None else objectives(judged[trajectory.id], -penalty, params.score.judges)
+            for trajectory, score, penalty in zip(batch, scores, taken, strict=True)
+        ]
+        parts = [{name: value for name, (value, _) in each.items()} or None for each in weighed]
+        weights = {name: weight for each in weighed for name, (_, weight) in each.items()}
+        gains, flat = batches.aggregated(parts, groups, weights)
+    else:
+        gains, flat = batches.advantages(scores, groups, params.update.scale_rewards or "group")
     by_turn: list[list[float]] = [[] for _ in batch]
     grouped: dict[str, float] = {}
     if params.update.advantages == "gigpo":
@@ -202,7 +213,13 @@ def credit_turns(
             f"{scenarios} does not have the scenario {unknown[0].scenario_id} of trajectory {unknown[0].id}: sample again "
             "(`.venv/bin/dvc repro`)"
         )
-    states = [credit.states_of(env, by_id, trajectory) for trajectory in batch]
+    unusable: list[str] = []
+    states = [credit.states_of(env, by_id, trajectory, unusable) for trajectory in batch]
+    if unusable:
+        say(
+            f"WARNING: anchor_state gave {len(unusable)} states that cannot be compared with others ({unusable[0]} is the "
+            "first): the whole prompt stands for each; let it return a text, or None"
+        )
     groups = [trajectory.scenario_id for trajectory in batch]
     made = credit.credit(gains, scores, groups, states, params.update)
     return made.largest, made.by_turn, made.flat, made.metrics
@@ -262,11 +279,34 @@ def flattened(trajectory: Trajectory) -> tuple[list[Row], str | None]:
         return [], "not as many logprobs as sampled tokens"
 
 
-def compared(reward: Reward, is_cut: bool, settings: Update) -> float | None:
-    """What is compared within a group: the score, minus the penalty where a truncated episode has one."""
-    if reward.score is None or not is_cut or settings.truncation_penalty is None:
-        return reward.score
-    return reward.score - settings.truncation_penalty
+def penalties(batch: list[Trajectory], cut: set[str], settings: Update) -> list[float]:
+    """What is taken from the score of each trajectory: of those that were cut off, whose ids are `cut`, or by length."""
+    most = settings.truncation_penalty or 0.0
+    if settings.truncated_completions != "soft_overlong":
+        return [most if trajectory.id in cut else 0.0 for trajectory in batch]
+    from trl.rewards import get_soft_overlong_punishment
+
+    punish = get_soft_overlong_punishment(settings.max_completion_len, settings.soft_punish_cache)
+    written = [[token for turn in trajectory.turns for token in turn.completion_ids] for trajectory in batch]
+    return [-most * punishment for punishment in punish(written)]
+
+
+def objectives(reward: Reward, punishment: float, judges: Judges) -> dict[str, tuple[float, float]]:
+    """The parts of a scored reward by name, as (value, weight): a part has its judge's weight. What the parts leave of the
+    score, such as all of it where there are none, is a part of the rule's, and what a truncated episode loses is one."""
+    from steps.core.stats import added
+
+    weight = {name: value for name, value in judges.model_dump().items() if value}
+    names = reward.name.split("+")
+    parts = {}
+    for name, value in reward.components.items():
+        judge = name.partition("/")[0] if len(names) > 1 else reward.name
+        parts[name] = (value / weight[judge], weight[judge])
+    rest = (reward.score or 0.0) - added(reward.components.values())
+    if abs(rest) > 1e-9 or not parts:
+        own = weight.get("rule", weight[names[0]])
+        parts["rest"] = (rest / own, own)
+    return parts | {"truncation": (punishment, 1.0)}
 
 
 if __name__ == "__main__":

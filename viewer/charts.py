@@ -137,7 +137,8 @@ def learning(evaluations: Mapping[str, Evaluation]) -> Chart | None:
             shown["sampled"].append(Dot(x, scale.y(sampled), f"{name}: sampled {sampled:.3f}"))
     series = [Series(kind, colour, dots) for colour, (kind, dots) in enumerate(shown.items()) if dots]
     measure = list(evaluations.values())[-1].measure if evaluations else ""
-    title = f"Validation by iteration: {measure}, with its 95 % interval"
+    of = f" of {list(evaluations.values())[-1].counted}" if evaluations else ""
+    title = f"Validation by iteration: {measure}, with its 95 % interval{of}"
     return Chart(title, below(names), scale.ticks(True), series, [], legend_of(series)) if series else None
 
 

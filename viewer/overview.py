@@ -66,5 +66,5 @@ def headline(base: Evaluation, trained: Evaluation, iteration: str) -> str:
     (low, high), (least, most) = base.interval, trained.interval
     return (
         f"success {base.share:.3f} [{low:.3f}, {high:.3f}] → {trained.share:.3f} [{least:.3f}, {most:.3f}] of "
-        f"{trained.n:,} scenarios (base policy → {chain.label(iteration)})"
+        f"{trained.counted} (base policy → {chain.label(iteration)})"
     )

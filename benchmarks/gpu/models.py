@@ -147,9 +147,9 @@ def free() -> None:
     """Let go of the trainer's model, and of memory that torch keeps for reuse."""
     import torch
 
-    from steps.training import grpo
+    from steps.training import trained
 
-    grpo._bases.clear()
+    trained._bases.clear()
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()

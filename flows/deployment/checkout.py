@@ -101,7 +101,7 @@ def source(root: Path, name: str) -> Source:
         try:
             return Source(workspace.resolve(root, name), "", {})
         except UserError:
-            if (named := run_named(root, name)) is None:
+            if (named := workspace.run_named(root, name)) is None:
                 raise
             name = named
     with store.explained(store.address(root)):
@@ -125,18 +125,16 @@ def source(root: Path, name: str) -> Source:
     return Source(commit, files.pop("git.diff", ""), files)
 
 
-def run_named(root: Path, name: str) -> str | None:
-    """The id of the latest MLflow run of this name; None where there is none, or MLflow is away."""
-    uri = store.address(root)
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
-        return None  # `connect` would make it
-    with contextlib.suppress(UserError), store.explained(uri):
-        client = store.connect(root)
-        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-        quoted = name.replace("'", "")  # which no name of ours holds
-        runs = client.search_runs(experiments, f"attributes.run_name = '{quoted}'", max_results=1)
-        return str(runs[0].info.run_id) if runs else None
-    return None
+def uncommitted(root: Path, name: str) -> str:
+    """What to give in place of a run's name where the run had changes that were not committed, which its commit does not
+    have; empty where it had none, or MLflow does not know."""
+    with contextlib.suppress(UserError):
+        if (run_id := workspace.run_named(root, name)) and (changed := source(root, run_id).changed_code()):
+            return (
+                f"{name} is a commit, without the changes to {', '.join(changed[:5])} that were not committed when it ran: "
+                f"`.venv/bin/python -m flows.reproduce {run_id}` reproduces it with them"
+            )
+    return ""
 
 
 def restore(root: Path, path: Path, run: Source) -> None:

@@ -65,7 +65,8 @@ def iteration(curve: list[Point], row: dict[str, Any], iterations: int) -> None:
         }
         for point in curve
     ]
-    note = f"train reward of the last batch {row['reward']:+.3f}, {row['tokens_per_second']} tokens/s"
+    of = f", intervals of {curve[-1].counted}" if curve[-1].counted else ""
+    note = f"train reward of the last batch {row['reward']:+.3f}, {row['tokens_per_second']} tokens/s{of}"
     create_table_artifact(table, key="iterations", description=note)
     create_progress_artifact(100.0 * row["iteration"] / iterations, key="progress", description="of the iterations")
     text = samples(row["iteration"])

@@ -153,4 +153,20 @@ def keep_described(root: Path, name: str) -> None:
         commit = git(root, "commit-tree", git(root, "write-tree", index=index), "-p", "HEAD", "-m", f"run {name}")
     git(root, "update-ref", kept, commit)
     if git(root, "status", "--porcelain", "--", ".", *[f":!{file}" for file in KEPT]):
-        say(f"{kept} holds the last commit without your uncommitted changes; those are with the run in MLflow")
+        found = run_named(root, name)
+        how = f": `.venv/bin/python -m flows.reproduce {found}` reproduces it with them" if found else ""
+        say(f"{kept} holds the last commit without your uncommitted changes; those are with the run in MLflow{how}")
+
+
+def run_named(root: Path, name: str) -> str | None:
+    """The id of the latest MLflow run of this name; None where there is none, or MLflow is away."""
+    uri = store.address(root)
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        return None  # `connect` would make it
+    with contextlib.suppress(UserError), store.explained(uri):
+        client = store.connect(root)
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        quoted = name.replace("'", "")  # which no name of ours holds
+        runs = client.search_runs(experiments, f"attributes.run_name = '{quoted}'", max_results=1)
+        return str(runs[0].info.run_id) if runs else None
+    return None

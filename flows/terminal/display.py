@@ -54,6 +54,7 @@ class RunDisplay:
         self.first: dict[str, tuple[int, float]] = {}  # likewise, of the first progress: how much was done, and when
         self.rows: list[tuple[str, ...]] = []
         self.measure = "success"  # what is measured on validation
+        self.counted = ""  # the scenarios that its intervals rest on
         self.logger: Any = None  # of Prefect's flow run: its page shows the same lines
 
     def say(self, text: str) -> None:
@@ -150,11 +151,12 @@ class RunDisplay:
             f"{spent:.1f} s" if spent is not None else "",
         )
         self.rows.append(cells)
-        self.measure = point.measure
+        self.measure, self.counted = point.measure, point.counted
         self.spent += [] if spent is None else [spent]
+        of = f" of {self.counted}" if self.counted else ""
         start = f"iteration {cells[0]:>4}   train reward {cells[1]:>6}"
         self._line(
-            f"{start}   validation {self.measure} {cells[2]} [{cells[3]}]   sampled {cells[4] or '–'}   {cells[5]}"
+            f"{start}   validation {self.measure} {cells[2]} [{cells[3]}]{of}   sampled {cells[4] or '–'}   {cells[5]}"
         )
 
     def __rich__(self) -> Group:
@@ -166,7 +168,8 @@ class RunDisplay:
     def _table(self) -> Table:
         titles = ("iteration", "train reward", f"validation {self.measure}", "95 %", "sampled", "time")
         columns = [Column(title, justify="right") for title in titles]
-        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+        caption = f"95 % intervals of {self.counted}" if self.counted else None
+        table = Table(*columns, box=None, pad_edge=False, header_style="bold", caption=caption)
         for cells in self.rows:
             table.add_row(*cells)
         return table

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from flows.terminal.report import RUN, Point, read
+from flows.terminal.report import RUN, Point, compared, read
+from steps.analytics import gaps
 from steps.core.errors import UserError
 from steps.project.chain import iteration_name
 
@@ -24,7 +25,7 @@ CURES = {  # stop reason -> what helps
 SAID = {
     "failed episodes": "Warning: rollout: ",
     "no variance": " teaches nothing: ",
-    "unscored": "no judge could score any",
+    "unscored": "could be scored",
     "no choice": "no token bears loss",
 }
 EQUAL = (
@@ -42,6 +43,16 @@ def failures(folder: Path) -> str:
     first = " ".join("".join(letter if letter.isprintable() else " " for letter in errors[0]).split())
     first = first if len(first) <= LONGEST else f"{first[:LONGEST]} …"
     return f"{len(errors)} of {total} episodes failed ({100 * len(errors) / total:.0f} %); the first error: {first}"
+
+
+def unusable(folder: Path) -> str:
+    """How many attempts of a folder's rewards have no score because of a number; empty where none."""
+    from steps.core.parquet import read_columns
+    from steps.judging.rule import unusable_line
+
+    path = folder / "rewards.parquet"
+    rows = read_columns(path, ["score", "explanation"]).to_pylist() if path.exists() else []
+    return unusable_line([(row["score"], row["explanation"]) for row in rows])
 
 
 def stops(folder: Path) -> list[tuple[str, str | None]]:
@@ -67,15 +78,18 @@ def teaches_nothing(iteration: int) -> bool:
 
 
 def has_fallen(now: Point, before: Point) -> bool:
-    """Whether validation is surely worse than it was: the two intervals are apart."""
-    return now.ci95[1] < before.ci95[0]
+    """Whether validation is surely worse than it was, on the same scenarios."""
+    return compared(now, before, gaps.SURELY)[2] < 0
 
 
 def warnings(iteration: int) -> list[str]:
     """Lines about an iteration's batch and validation: what failed, and why nothing was learnt. Empty where all is well."""
     folder = RUN / iteration_name(iteration)
-    lines = [] if iteration == 0 else [f"rollout: {text}" for text in [failures(folder)] if text]
-    lines += [f"validation: {text}" for text in [failures(folder / "evaluation")] if text]
+    validation = folder / "evaluation"
+    problems = {"validation: ": failures(validation), "validation rewards: ": unusable(validation)}
+    if iteration:
+        problems = {"rollout: ": failures(folder), "rewards: ": unusable(folder)} | problems
+    lines = [f"{place}{text}" for place, text in problems.items() if text]
     if iteration and teaches_nothing(iteration):
         lines.append(f"iteration {iteration} teaches nothing: {cause(folder)}")
     return [f"Warning: {line}" for line in lines]
@@ -106,8 +120,8 @@ def at_end(best: str, iterations: int) -> list[str]:
         lines.append(
             "Warning: no iteration taught anything, so this is no result of training; the lines above say why."
         )
-    if failed := failures(RUN / best / "test"):
-        lines.append(f"Warning: test of run/{best}: {failed}")
+    test = RUN / best / "test"
+    lines += [f"Warning: test of run/{best}: {text}" for text in (failures(test), unusable(test)) if text]
     return lines
 
 
@@ -121,7 +135,11 @@ def cause(folder: Path) -> str:
     if fates["quarantined"] == total:
         return f"all {total} trajectories are quarantined, for the reasons in {folder / 'metrics.json'}"
     if fates["unscored"] == total:
-        return f"no judge could score any of the {total} episodes, for the reasons in {folder / 'judgements.jsonl'}"
+        if unusable(folder):
+            return "no reward of its batch is a number that can be compared, as the line on rewards says"
+        return (
+            f"none of the {total} episodes could be scored by a judge: the reasons are in {folder / 'judgements.jsonl'}"
+        )
     if sum(cut.values()) == total:
         return f"all {total} episodes were truncated: {'; '.join(CURES[reason] for reason in cut)}"
     if held := fates["constrained"] + fates["gradient"]:  # of earlier versions' runs: a gradient of no token

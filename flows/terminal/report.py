@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steps.analytics import skills
+from steps.analytics import gaps, skills
+from steps.core import alike
+from steps.core.alike import Groups
 from steps.core.files import write_json
 from steps.core.records import OUTPUTS, Evaluation
 from steps.project.chain import BASE, SFT, iteration_name, origins
@@ -28,6 +30,9 @@ class Point(NamedTuple):
     measure: str = "success"  # what `success` is, in words
     by_task: Mapping[str, float] = {}  # success on each of several tasks
     origin: str = ""  # START or SFT, of a policy before iteration 001
+    counted: str = ""  # the scenarios and groups of alike ones that the interval rests on, in words
+    scores: Mapping[str, float] = {}  # by scenario, of which `success` is the mean
+    groups: Groups = Groups({})
 
     @property
     def name(self) -> str:
@@ -38,11 +43,26 @@ class Point(NamedTuple):
 def point(policy: int | str) -> Point:
     """The point of an iteration, or of an origin by its name."""
     iteration, origin = (policy, "") if isinstance(policy, int) else (0, policy)
-    text = (RUN / (origin or iteration_name(iteration)) / "evaluation" / "summary.json").read_text()
-    evaluation = Evaluation.model_validate_json(text)
-    share, sampled = evaluation.share, evaluation.sampled_success
-    by_task = {task: result.success for task, result in evaluation.by_task.items()}
-    return Point(iteration, share, evaluation.interval, evaluation.reward, sampled, evaluation.measure, by_task, origin)
+    folder = RUN / (origin or iteration_name(iteration)) / "evaluation"
+    evaluation = Evaluation.model_validate_json((folder / "summary.json").read_text())
+    return Point(
+        iteration,
+        evaluation.share,
+        evaluation.interval,
+        evaluation.reward,
+        evaluation.sampled_success,
+        evaluation.measure,
+        {task: result.success for task, result in evaluation.by_task.items()},
+        origin,
+        evaluation.counted,
+        gaps.scores_of(folder),
+        alike.read(RUN / "scenarios"),
+    )
+
+
+def compared(now: Point, before: Point, tail: float) -> tuple[float, float, float]:
+    """(difference of `success`, low, high) of two policies, scenario by scenario; `tail`: the probability on each side."""
+    return gaps.difference(now.scores, before.scores, now.groups, tail)
 
 
 def task_line(point: Point) -> str:
@@ -80,7 +100,7 @@ def origin_line(name: str) -> str:
 
 def origin_rows() -> dict[str, Any]:
     """Validation of the policies before iteration 001, by name: START and SFT, where chain.yaml has them."""
-    keys = ("success", "ci95", "n", "sampled_success")
+    keys = ("success", "ci95", "clusters", "n", "sampled_success")
     rows = {name: read(RUN / name / "evaluation" / "summary.json") for name in origins(Path())}
     if not rows:
         return {}
@@ -142,7 +162,7 @@ def summary(task: str, best: Point, iterations: int, version: str | None, wall: 
     trained = read(RUN / best.name / "test" / "summary.json")
     begun = [name for name in origins(Path())[-1:] if name != best.name]
     receipt = read(RUN / "receipt.json")
-    keys = ["success", "ci95", "n", "sampled_success", "sampled_ci95"]
+    keys = ["success", "ci95", "clusters", "n", "sampled_success", "sampled_ci95"]
     keys += [key for key in ("judged", "by_task") if trained.get(key)]
     return {
         "task": task,
@@ -184,7 +204,7 @@ def draw(points: list[Point], best: int, path: Path, lines: Mapping[str, float] 
     import matplotlib.pyplot as plt
 
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(7, 5), sharex=True, height_ratios=(2, 1), layout="constrained")
-    steps, successes, intervals, rewards, sampled, measures, by_task, _ = zip(*points, strict=True)
+    steps, successes, intervals, rewards, sampled, measures, by_task, _, counts, _, _ = zip(*points, strict=True)
     is_judged = measures[-1] != "success"
     upper.fill_between(steps, *zip(*intervals, strict=True), alpha=0.2, linewidth=0)
     upper.plot(steps, successes, marker="o", label="as evaluated: greedy by default")
@@ -206,6 +226,7 @@ def draw(points: list[Point], best: int, path: Path, lines: Mapping[str, float] 
     handles = [*(named if len(named) > 1 else []), mark]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")
     label = f"share of validation scenarios\n{measures[-1]} (95 %)" if is_judged else "validation success (95 %)"
+    label += f"\nof {counts[-1]}" if counts[-1] else ""
     upper.set(ylabel=label, ylim=(0, 1))
     if is_judged:
         upper.axhline(0.5, color="grey", linewidth=0.8)

@@ -18,11 +18,12 @@ from flows.terminal import health, report
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
 from flows.training import page
+from steps.analytics import gaps
 from steps.core import params
 from steps.core.errors import UserError, explain
 from steps.core.files import write_text
 from steps.core.records import Judged, TaskResult
-from steps.core.stats import Z_95
+from steps.core.stats import counted
 from steps.project.chain import BASE, SFT, START, iteration_name, label
 
 if TYPE_CHECKING:
@@ -76,13 +77,13 @@ def best(begun: list[Point], curve: list[Point]) -> Point:
     """The policy that the run ends with; the base only where there is no other, since the best is compared with it.
 
     An iteration takes the place of what the iterations began with where its validation success is higher by more than a
-    standard error (after Breiman et al. 1984, Classification and Regression Trees, 3.4.3): the highest of many iterations on
-    few scenarios is often a lucky one, and each of them can have undone what it began with."""
+    standard error of the difference (after Breiman et al. 1984, Classification and Regression Trees, 3.4.3): the highest of
+    many iterations on few scenarios is often a lucky one, and each of them can have undone what it began with."""
     top = highest([*begun, *curve[1:]] or curve)
     if not begun or top.origin:
         return top
-    beginning, standard_error = highest(begun), (top.ci95[1] - top.ci95[0]) / (2 * Z_95)
-    return top if top.success - beginning.success > standard_error else beginning
+    beginning = highest(begun)
+    return top if report.compared(top, beginning, gaps.ONE_ERROR)[1] > 0 else beginning
 
 
 def write_summary(task: str, chosen: Point, iterations: int, started: float, display: RunDisplay) -> dict[str, Any]:
@@ -135,9 +136,8 @@ def result_lines(summary: dict[str, Any]) -> list[str]:
         low, high = result["ci95"]
         side = BEGUN.get(result.get("policy", ""), who) if who == "begun" else who
         sampled = "" if result.get("sampled_success") is None else f"; sampled {result['sampled_success']:.3f}"
-        lines.append(
-            f"{side:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {result['n']} scenarios{sampled}"
-        )
+        of = counted(result["n"], result.get("clusters"))
+        lines.append(f"{side:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {of}{sampled}")
         for task, fields in result.get("by_task", {}).items():
             lines.append(f"{'':>10}{TaskResult.model_validate(fields).sentence(task)}")
     lines += report.decision_table(len(summary["iterations"]))
@@ -174,7 +174,8 @@ def judged_lines(judged: dict[str, Any], n: int) -> list[str]:
     """The result of the tests where a judge compared the trained policy with the base policy."""
     result = Judged.model_validate(judged)
     low, high = result.ci95
-    text = f"judged better than the {result.rival} on {result.share:.3f} [{low:.3f}, {high:.3f}] of {n} test scenarios"
+    of = counted(n, result.clusters, "test scenarios")
+    text = f"judged better than the {result.rival} on {result.share:.3f} [{low:.3f}, {high:.3f}] of {of}"
     return [f" trained: {text}", f"          {result.faults()}"]
 
 

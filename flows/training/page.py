@@ -20,6 +20,7 @@ from flows.terminal.report import RUN
 from steps.core.files import write_text
 from steps.core.masking import masked
 from steps.core.records import Evaluation, Judged
+from steps.core.stats import counted
 from steps.project import chain
 from steps.project.chain import BASE
 
@@ -68,7 +69,12 @@ def policies(summary: dict[str, Any]) -> list[dict[str, Any]]:
     names = {"base": "base", "begun": "before the iterations", "trained": "trained"}
     rows = [(words, summary[key]) for key, words in names.items() if key in summary]
     return [
-        {"who": who, **{key: result[key] for key in ("success", "ci95", "n")}, "sampled": result.get("sampled_success")}
+        {
+            "who": who,
+            **{key: result[key] for key in ("success", "ci95")},
+            "counted": counted(result["n"], result.get("clusters")),
+            "sampled": result.get("sampled_success"),
+        }
         for who, result in rows
         if result.get("success") is not None
     ]

@@ -32,6 +32,7 @@ from collections.abc import Awaitable
 from typing import IO, Any, TextIO
 
 from environments._agents import Result
+from environments._numbers import number
 from environments.base import Scenario, unwritable
 from steps.agents.episode import Episode
 from steps.core.errors import masked
@@ -83,8 +84,8 @@ def as_result(value: Any) -> Result:
     """What a rollout function returned. TypeError or ValueError for what it may not return."""
     if value is None:
         return Result()
-    if isinstance(value, numbers.Real):
-        return Result(reward=float(value))
+    if isinstance(value, numbers.Real) or getattr(value, "shape", None) == ():  # of numpy and torch, too
+        return Result(reward=number(value, "reward"))
     if not isinstance(value, Result):
         raise TypeError(f"rollout returned {type(value).__name__}; it must return a number, a Result or None")
     if unwritable(value.model_dump()):

@@ -5,10 +5,10 @@
     python -m steps.analytics --by iteration,kind --picture analytics.png
     python -m steps.analytics --langfuse --json                 # from Langfuse's public API; nothing of run/ is read
 
-Success comes with its 95 % interval (Wilson), which assumes independent episodes. Attempts at one scenario are alike, so
-the interval of training rollouts is too narrow. Latency is the time from asking the policy to its answer in a turn, where
-it was kept beside the trajectories (run/NNN/timings/<output>.turns.json). The command only reads; the gate decides about
-promotion.
+Success comes with its 95 % interval, in which attempts at one scenario count as alike, and scenarios do that the task calls
+alike (steps/core/alike.py); the column groups has how many groups of these there are. Latency is the time from asking the
+policy to its answer in a turn, where it was kept beside the trajectories (run/NNN/timings/<output>.turns.json). The command
+only reads; the gate decides about promotion.
 """
 
 from __future__ import annotations
@@ -62,7 +62,17 @@ def tables(analysis: Analysis) -> list[Any]:
 
     lines = [*analysis.lines, *([analysis.total] if len(analysis.lines) > 1 else [])]
     by = ", ".join(analysis.by)
-    columns = ("n", "success (95 %)", "reward", "turns", "tokens 50/90/99 %", "s/turn 50/90/99 %", "failed", "unscored")
+    columns = (
+        "n",
+        "groups",
+        "success (95 %)",
+        "reward",
+        "turns",
+        "tokens 50/90/99 %",
+        "s/turn 50/90/99 %",
+        "failed",
+        "unscored",
+    )
     results = titled(f"{analysis.source}: {', '.join(analysis.splits)}", by, *columns)
     acts = titled("actions: share of all", by, *(names := list(analysis.total.actions)))
     for line in lines:
@@ -72,7 +82,10 @@ def tables(analysis: Analysis) -> list[Any]:
         means = ["" if line.reward is None else f"{line.reward:.3f}", f"{line.turns:.2f}"]
         tokens = " / ".join(f"{value:.0f}" for _, value in line.tokens)
         latency = "not recorded" if line.latency is None else " / ".join(f"{value:.2f}" for _, value in line.latency)
-        results.add_row(group, str(line.n), success, *means, tokens, latency, str(line.failed), str(line.unscored))
+        clusters = "" if line.clusters is None else str(line.clusters)
+        results.add_row(
+            group, str(line.n), clusters, success, *means, tokens, latency, str(line.failed), str(line.unscored)
+        )
         total = sum(line.actions.values())
         acts.add_row(group, *(f"{line.actions.get(name, 0) / total:.1%}" if total else "" for name in names))
     shown = [results, acts]

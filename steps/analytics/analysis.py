@@ -11,14 +11,21 @@ from typing import Literal
 
 from steps.analytics.episodes import SPLITS, EpisodeSummary, iterations, read_episodes, slices_by_scenario
 from steps.analytics.waste import Waste, waste
+from steps.core import alike
+from steps.core.alike import Groups
 from steps.core.errors import UserError
 from steps.core.records import Record
-from steps.core.stats import mean, wilson
+from steps.core.stats import mean
+from steps.registry import shares
 
 TOP = 10  # error patterns shown
 KEYS = ("iteration", "split", "slice")  # of --by, beside the keys of slices, such as kind
 
 
+INDEPENDENT = (
+    "nothing says which scenarios are alike, so the intervals take each for independent of the others; attempts at one "
+    "scenario are not"
+)
 Where = Literal["tool", "episode"]
 
 
@@ -36,7 +43,8 @@ class GroupSummary(Record):
     group: tuple[str, ...]  # one value per key of `by`
     n: int  # episodes
     success: float | None  # share of the episodes with a reward; None where no episode has one
-    ci95: tuple[float, float] | None  # Wilson interval
+    ci95: tuple[float, float] | None  # of clusters: the attempts at a scenario, and those at scenarios that are alike
+    clusters: int | None  # groups of alike scenarios; None where the run does not say which are
     reward: float | None  # mean of the scored episodes
     unscored: int
     failed: int  # episodes that ended with an error
@@ -93,11 +101,14 @@ def analyse(root: Path, by: str | Sequence[str] = "iteration", splits: Sequence[
         raise UserError(
             f"{run} holds no episodes of {', '.join(chosen)}: train first (`make train`), or name a run folder"
         )
-    return summed(episodes, keys, chosen, run.name).model_copy(update={"waste": wasted, "notes": tuple(notes)})
+    made = summed(episodes, keys, chosen, run.name, alike.read(run / "scenarios"))
+    return made.model_copy(update={"waste": wasted, "notes": (*notes, *made.notes)})
 
 
-def summed(episodes: Sequence[EpisodeSummary], by: tuple[str, ...], splits: tuple[str, ...], source: str) -> Analysis:
-    """Statistics of episodes by group. UserError where no episode has such a key."""
+def summed(
+    episodes: Sequence[EpisodeSummary], by: tuple[str, ...], splits: tuple[str, ...], source: str, alike: Groups
+) -> Analysis:
+    """Statistics of episodes by group; `alike`: which scenarios are. UserError where no episode has such a key."""
     keys = (*KEYS, *sorted({name.partition("=")[0] for episode in episodes for name in episode.slices}))
     if unknown := [key for key in by if key not in keys]:
         raise UserError(f"--by {unknown[0]}: group by {', '.join(keys)}")
@@ -111,11 +122,11 @@ def summed(episodes: Sequence[EpisodeSummary], by: tuple[str, ...], splits: tupl
         source=source,
         by=by,
         splits=splits,
-        lines=tuple(group_summary(group, groups[group]) for group in order),
-        total=group_summary(("all",), episodes),
+        lines=tuple(group_summary(group, groups[group], alike) for group in order),
+        total=group_summary(("all",), episodes, alike),
         patterns=patterns(episodes),
         waste={},
-        notes=(),
+        notes=() if alike.names else (INDEPENDENT,),
     )
 
 
@@ -131,9 +142,10 @@ def _groups(episode: EpisodeSummary, by: tuple[str, ...]) -> list[tuple[str, ...
     return groups
 
 
-def group_summary(group: tuple[str, ...], episodes: Sequence[EpisodeSummary]) -> GroupSummary:
+def group_summary(group: tuple[str, ...], episodes: Sequence[EpisodeSummary], alike: Groups) -> GroupSummary:
     """Statistics of at least one episode."""
-    judged = [episode.success for episode in episodes if episode.success is not None]
+    pairs = [(episode.scenario_id, episode.success) for episode in episodes if episode.success is not None]
+    judged = [success for _, success in pairs]
     scores = [episode.score for episode in episodes if episode.score is not None]
     acts = Counter(act.name for episode in episodes for act in episode.acts)
     seconds = [second for episode in episodes for second in episode.latencies]
@@ -141,7 +153,8 @@ def group_summary(group: tuple[str, ...], episodes: Sequence[EpisodeSummary]) ->
         group=group,
         n=len(episodes),
         success=mean(judged) if judged else None,
-        ci95=wilson(sum(judged), len(judged)) if judged else None,
+        ci95=shares.interval(pairs, alike) if pairs else None,
+        clusters=alike.count(name for name, _ in pairs),
         reward=mean(scores) if scores else None,
         unscored=len(episodes) - len(scores),
         failed=sum(episode.stop_reason == "error" for episode in episodes),

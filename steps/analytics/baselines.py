@@ -21,15 +21,18 @@ from typing import Any
 
 import environments
 from environments.base import Env, Scenario
+from steps.core import alike
+from steps.core.alike import Groups
 from steps.core.errors import UserError
 from steps.core.params import Endpoint, Policy
 from steps.core.progress import say
 from steps.core.records import Reward, Trajectory, read_records
-from steps.core.stats import added, mean, wilson
+from steps.core.stats import added, counted, mean
 from steps.core.terminal import ProgressDisplay, command_parser, console, exit_code, table
 from steps.core.yaml_text import read_mapping
 from steps.judging.rule import by_rule
 from steps.llm.prices import add_options, endpoint_of
+from steps.registry import shares
 from steps.sampling import players
 
 COUNT = 100
@@ -46,28 +49,30 @@ class PlayerResult:
     split: str
     n: int
     success: float
-    ci95: tuple[float, float]  # Wilson
+    ci95: tuple[float, float]  # by steps/registry/paired.py
+    clusters: int | None  # groups of alike scenarios; None where the task does not say which are
     reward: float | None  # mean
     turns: float  # mean
     tokens: float | None = None  # mean of what the player wrote
     seconds: float | None = None  # mean of an episode, without the environment's share
     cost: float | None = None  # of all episodes, at the prices of the command line
-    failed: int = 0  # episodes, which count as no success
+    failed: int = 0  # episodes without a reward: they failed, which counts as no success, or it is no number
 
 
 def result(
-    task: str, player: str, split: str, rewards: Sequence[Reward], turns: Sequence[int], **more: Any
+    task: str, player: str, split: str, rewards: Sequence[Reward], turns: Sequence[int], groups: Groups, **more: Any
 ) -> PlayerResult:
-    """A player's result, from a reward and a number of turns per episode."""
-    wins = sum(bool(reward.success) for reward in rewards)
+    """A player's result, from a reward and a number of turns per episode; `groups`: which scenarios are alike."""
+    wins = [(reward.scenario_id, bool(reward.success)) for reward in rewards]
     scores = [reward.score for reward in rewards if reward.score is not None]
     return PlayerResult(
         task=task,
         player=player,
         split=split,
         n=len(rewards),
-        success=wins / len(rewards),
-        ci95=wilson(wins, len(rewards)),
+        success=sum(won for _, won in wins) / len(rewards),
+        ci95=shares.interval(wins, groups),
+        clusters=groups.count(name for name, _ in wins),
         reward=mean(scores) if scores else None,
         turns=mean(turns),
         failed=len(rewards) - len(scores),
@@ -83,10 +88,10 @@ def play(task: str, split: str, env: type[Env], data: Any, policy: Policy, chose
     if policy.endpoint is not None:
         more |= {"tokens": mean([game.output_tokens for game in played]), "cost": added(game.cost for game in played)}
     turns = [len(game.trajectory.turns) for game in played]
-    return result(task, players.name(policy), split, rewards, turns, **more)
+    return result(task, players.name(policy), split, rewards, turns, alike.groups_of(env, chosen, data), **more)
 
 
-def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]) -> list[PlayerResult]:
+def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario], groups: Groups) -> list[PlayerResult]:
     """The results of the base and the trained policy on these scenarios, where the run has evaluated them."""
     numbers = {"base": "000"}
     if chain.is_file():
@@ -109,7 +114,7 @@ def of_run(task: str, split: str, run: Path, chain: Path, chosen: list[Scenario]
         episodes = [played[reward.trajectory_id].turns for reward in rewards]
         tokens = mean([sum(len(turn.completion_ids) for turn in episode) for episode in episodes])
         counts = [len(episode) for episode in episodes]
-        results.append(result(task, f"{label} ({number})", split, rewards, counts, tokens=tokens))
+        results.append(result(task, f"{label} ({number})", split, rewards, counts, groups, tokens=tokens))
     return results
 
 
@@ -132,7 +137,8 @@ def biased(
     text = load_tokenizer(params.policy).decode([bias.token])
     tokens = mean([sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in played])
     turns = [len(trajectory.turns) for trajectory in played]
-    return result(task, f"base, {text!r} {bias.size:+g}", split, rewards, turns, tokens=tokens)
+    groups = alike.groups_of(env, chosen, data)
+    return result(task, f"base, {text!r} {bias.size:+g}", split, rewards, turns, groups, tokens=tokens)
 
 
 def choose(task: str, env: type[Env], data: Any, words: argparse.Namespace) -> tuple[list[Scenario], bool]:
@@ -169,7 +175,8 @@ def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> 
         policy = Policy(kind=player, endpoint=endpoint if player == "openai" else None)
         results.append(play(task, words.split, env, data, policy, chosen))
     if of_the_run:
-        results += of_run(task, words.split, words.run, words.chain, chosen)
+        groups = alike.groups_of(env, chosen, data)
+        results += of_run(task, words.split, words.run, words.chain, chosen, groups)
     if words.bias:
         if not of_the_run:
             raise UserError(f"--bias needs a run of {task} in {words.run}: its base policy is what gets the bias")
@@ -189,7 +196,7 @@ def show(results: Sequence[PlayerResult]) -> None:
     """Print the table of one task."""
     output, first = console(120), results[0]
     numbers = ("success", "95 %", "reward", "turns", "tokens", "time", "cost")
-    shown = table(("player", *numbers), numbers, f"{first.task}, {first.split}, {first.n} scenarios")
+    shown = table(("player", *numbers), numbers, f"{first.task}, {first.split}, {counted(first.n, first.clusters)}")
     for player in results:
         low, high = player.ci95
         shown.add_row(
@@ -205,7 +212,9 @@ def show(results: Sequence[PlayerResult]) -> None:
     output.print(shown)
     for player in results:
         if player.failed:
-            output.print(f"{player.player}: {player.failed} episodes failed, and count as no success")
+            output.print(
+                f"{player.player}: {player.failed} episodes failed, which counts as no success, or have no usable reward"
+            )
 
 
 def _number(value: float | None, form: str) -> str:

@@ -21,6 +21,7 @@ import httpx2
 
 from steps.analytics import analysis
 from steps.analytics.episodes import SPLITS, Act, EpisodeSummary, acts_of
+from steps.core.alike import Groups
 from steps.core.errors import UserError
 from steps.tracing.langfuse import CLOUD
 
@@ -56,7 +57,8 @@ def analyse(by: str, splits: Sequence[str] = (), run: str | None = None) -> anal
         raise UserError(f"{host} has no episodes of {', '.join(names)} for the run {chosen}")
     others = len({trace.get("sessionId") for trace in traces}) - 1
     note = f"run {chosen}" + (f"; {others} others are there (--run KEY)" if others else "")
-    return analysis.summed(counted, tuple(by.split(",")), names, host).model_copy(update={"notes": (note,)})
+    made = analysis.summed(counted, tuple(by.split(",")), names, host, Groups({}))
+    return made.model_copy(update={"notes": (note, *made.notes)})
 
 
 def pages(client: httpx2.Client, what: str, **filters: str) -> Iterator[dict[str, Any]]:

@@ -22,9 +22,12 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from environments.base import Scenario, is_call_error, is_error
+from steps.analytics import gaps
 from steps.analytics.episodes import iterations
+from steps.core import alike
 from steps.core.errors import UserError
 from steps.core.records import Evaluation, Reward, Trajectory, read_records
+from steps.judging.rule import unusable_line
 from steps.policy.adapter import adapter_hash
 from steps.project import chain
 
@@ -82,6 +85,11 @@ class Iteration:
         later = {path for path in self.run.glob("[0-9]*") if path.name >= self.folder.name}
         folders = [path for path in self.run.iterdir() if path not in later and (path / "adapter").is_dir()]
         return {adapter_hash(path / "adapter") for path in folders}
+
+    def gap(self, earlier: Path) -> tuple[float, float, float]:
+        """(difference of validation success, low, high) since an earlier policy, whose folder this is."""
+        now, before = (gaps.scores_of(folder / "evaluation") for folder in (self.folder, earlier))
+        return gaps.difference(now, before, alike.read(self.run / "scenarios"), gaps.SURELY)
 
     def before(self, name: str) -> list[float]:
         """A metric of the earlier iterations that have it."""
@@ -173,7 +181,8 @@ def unscored(it: Iteration) -> str:
     failed = {each.id for each in it.batch if each.stop_reason == "error"}
     count = sum(reward.score is None and reward.trajectory_id not in failed for reward in it.rewards)
     if count > FEW * len(it.rewards):
-        return (
+        numbers = unusable_line([(reward.score, reward.explanation) for reward in it.rewards])
+        return numbers or (
             f"{count} of {len(it.rewards)} episodes have no score, for the reasons in {it.folder / 'judgements.jsonl'}"
         )
     return ""
@@ -280,7 +289,7 @@ def collapse(it: Iteration) -> str:
     names = chain.listed(it.run) or ()
     begun = next((name for name in (chain.SFT, chain.START) if name in names), chain.BASE)
     before, now = evaluation(it.run / begun), it.evaluation
-    if now.interval[1] < before.interval[0]:
+    if it.gap(it.run / begun)[2] < 0:
         whose = "the base policy's" if begun == chain.BASE else f"run/{begun}'s"
         return f"{now.measure} on validation fell to {now.share:.3f}, below {whose} {before.share:.3f}"
     return ""
@@ -290,7 +299,7 @@ def reward_hacking(it: Iteration) -> str:
     now, reward = it.evaluation, it.metrics["reward_mean"]
     for folder in it.earlier:
         then = evaluation(folder)
-        if now.interval[1] < then.interval[0] and reward > metrics(folder)["reward_mean"]:
+        if it.gap(folder)[2] < 0 and reward > metrics(folder)["reward_mean"]:
             return (
                 f"since iteration {int(folder.name)} {now.measure} on validation fell from {then.share:.3f} to "
                 f"{now.share:.3f} while the reward of training rose: it pays for something else. Read the transcripts"

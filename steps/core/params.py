@@ -287,6 +287,7 @@ class UpdateParams(Learning):
     policy: Policy
     rollout: Rollout
     update: Update
+    score: Score = Score()
 
 
 class EvaluateParams(Section):

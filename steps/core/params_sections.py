@@ -6,7 +6,7 @@ and its unit. Everything else imports the sections from steps/core/params.py.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -29,7 +29,7 @@ class Scenarios(Section):
     """Scenarios to learn from."""
     val: int = Field(120, ge=1)
     """Scenarios by which the best iteration is chosen."""
-    test: int = Field(240, ge=1)
+    test: int = Field(540, ge=1)
     """Scenarios by which an adapter is judged in the end."""
     ngram: int = Field(8, ge=2, le=50)
     """Length in words of the n-grams by which texts are compared."""
@@ -184,13 +184,20 @@ class Criteria(Section):
         return self
 
 
+OF_PAIRS: dict[str, Any] = {"orders": 2, "longer_copy": None, "rubric_dropout": 0.0}
+
+
 class Ruler(Section):
     """RULER: a model compares the attempts at one scenario, by the rubric in tasks_data/<task>/rubric.md."""
 
     endpoint: Endpoint
     """The model that judges, and its server."""
-    orders: int = Field(2, ge=1, le=24)
-    """Orders in which the attempts are shown; scores are averaged over them."""
+    orders: int = Field(4, ge=1, le=24)
+    """Orders in which the attempts are shown. From 3 on, what the judge gives for each place is taken off the scores, from 4
+    on also where one order is lost; with 2 only a linear preference cancels out (docs/judging.md#place-and-length)."""
+    longer_copy: bool | None = None
+    """Also show a copy of the shortest attempt that repeats its last words until it is as long as the longest, and take off
+    what length alone earns. null: with 3 orders or more, fewer of which cannot tell length from noise."""
     probes: float = Field(0.1, ge=0, le=1)
     """Share of groups that are judged twice more, to measure the judge: the same again, and with a canary."""
     rubric_dropout: float = Field(0.0, ge=0, lt=1)
@@ -206,9 +213,22 @@ class Ruler(Section):
 
     @model_validator(mode="after")
     def check(self) -> Ruler:
+        if self.longer_copy and self.orders < 3:
+            raise ValueError(
+                f"score.ruler.longer_copy needs 3 orders or more, and there are {self.orders}: fewer cannot tell what "
+                "length earns from noise; take it out, or raise orders"
+            )
         if self.max_run_cost is not None and not self.endpoint.price_in + self.endpoint.price_out:
             raise ValueError("score.ruler.max_run_cost needs price_in and price_out of its endpoint")
         return self
+
+    def of_pairs(self) -> Ruler:
+        """As evaluations are judged: two attempts in both orders and no more, by the whole rubric."""
+        return self.model_copy(update=OF_PAIRS)
+
+    @property
+    def shows_longer_copy(self) -> bool:
+        return self.orders > 2 and self.longer_copy is not False
 
 
 class Score(Section):
@@ -254,12 +274,15 @@ class Evaluate(Sharded):
 
     @model_validator(mode="after")
     def check(self) -> Evaluate:
-        for name in ("orders", "rubric_dropout"):
-            if self.judge is not None and getattr(self.judge, name) != Ruler.model_fields[name].default:
+        if self.judge is None:
+            return self
+        for name, value in OF_PAIRS.items():
+            if name in self.judge.model_fields_set and getattr(self.judge, name) != value:
                 raise ValueError(
-                    f"evaluate.judge.{name} would have no effect: evaluations are judged in both orders, by the whole "
-                    "rubric; take it out"
+                    f"evaluate.judge.{name} would have no effect: evaluations are judged in both orders of two attempts, by "
+                    "the whole rubric; take it out"
                 )
+        object.__setattr__(self, "judge", self.judge.of_pairs())
         return self
 
 

@@ -2,47 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
+from steps.core.params_loss import Loss
 from steps.core.params_policy import Section
 
-CLIPPING: dict[str, tuple[float | None, float]] = {"cispo": (None, 5.0), "gspo": (3e-4, 4e-4)}
-CLIPPING_ELSE = (0.2, 0.28)  # epsilon and epsilon_high of the other losses
+
+class Minimum(Section):
+    """What transformers' schedule cosine_with_min_lr falls to; one of the two."""
+
+    min_lr: float | None = Field(None, ge=0)
+    """The least learning rate."""
+    min_lr_rate: float | None = Field(None, ge=0, lt=1)
+    """The same as a share of update.learning_rate."""
+
+    @model_validator(mode="after")
+    def check(self) -> Minimum:
+        if (self.min_lr is None) == (self.min_lr_rate is None):
+            raise ValueError("update.lr_scheduler_kwargs: set min_lr, or min_lr_rate, and not both")
+        return self
 
 
-class Update(Section):
+class Update(Loss):
     """The GRPO update, with the names and meanings of TRL's GRPOConfig.
 
     Some fields are read only with certain values of others, and their defaults depend on those. They are None until all
     fields are checked; then `resolve` puts in the default, and refuses what would have no effect.
     """
 
-    loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo"] = "dapo"
-    """How token losses are clipped and averaged."""
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """The rewards whose standard deviation the advantages are divided by."""
+    scale_rewards: Literal["group", "batch", "none"] | None = None
+    """The rewards whose standard deviation the advantages are divided by. Default: group; read with sum_then_normalize."""
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """sum_then_normalize: attempts at a scenario are compared by their scores. normalize_then_sum: by each named part of the
+    reward, divided by its own standard deviation in the group, and their sum, with the weights of score.judges, by its own
+    in the batch (GDPO, arXiv:2601.05242): parts of different scales then count as their weights say. A part that an attempt
+    lacks is 0, and what a truncated one loses is a part, too."""
     advantages: Literal["grpo", "gigpo"] = "grpo"
     """grpo: all turns of an episode have its advantage. gigpo: each turn's is added, from turns of the scenario's other
     attempts that start from the same state (arXiv:2505.10978, steps/training/credit.py; scale_rewards: group is the paper's
-    division by the standard deviation, none its normaliser of 1). Not with gspo, whose ratio is of whole episodes."""
+    division by the standard deviation, none its normaliser of 1). Not with ratios of whole episodes (gspo, luspo, vespo, and
+    importance_sampling_level: sequence)."""
     gigpo_weight: float | None = Field(None, ge=0)
     """What a turn's own advantage counts beside its episode's. Default: 1; 0 is grpo. Read with advantages: gigpo, as is the
     one below."""
     gigpo_discount: float | None = Field(None, gt=0, le=1)
     """By how much the episode's score counts less for each turn between a turn and the last one. Default: 0.95."""
-    beta: float = Field(0.01, ge=0)
-    """Weight of the KL divergence from `reference`."""
-    reference: Literal["base", "start"] | None = None
-    """The policy that this divergence is from. base: the base model without an adapter. start: what iteration 001 continues,
-    by policy.start_from or the stage sft. Default: start where there is one, else base. Read with beta above 0."""
-    use_bias_correction_kl: bool | None = None
-    """Weight the KL's gradient by the policies' ratio, which removes its bias. Default: true; read with beta above 0."""
-    epsilon: float | None = Field(None, gt=0, lt=1)
-    """How far below 1 the ratio counts. Default: 0.2, with gspo 3e-4; cispo does not read it."""
-    epsilon_high: float | None = Field(None, gt=0)
-    """How far above 1 the ratio counts; with cispo, the largest weight of a token. Default: 0.28, gspo 4e-4, cispo 5."""
     num_iterations: int = Field(1, ge=1)
     """Passes over the batch."""
     steps_per_generation: int = Field(8, ge=1)
@@ -56,20 +62,33 @@ class Update(Section):
     bound, as in TRL."""
     learning_rate: float = Field(3e-4, gt=0)
     """Step size of AdamW, after the warm-up."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls to 0 until `max_steps`."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine", "cosine_with_min_lr"] = "constant"
+    """How the learning rate falls until `max_steps`: to 0, or to the least one of lr_scheduler_kwargs."""
+    lr_scheduler_kwargs: Minimum | None = None
+    """min_lr or min_lr_rate. Needed, and read, with cosine_with_min_lr."""
     warmup_steps: int = Field(0, ge=0)
     """Optimiser steps over which the learning rate rises from 0."""
     max_steps: int | None = Field(None, ge=1)
-    """Optimiser steps of all iterations together. Needed, and read, with linear and cosine."""
+    """Optimiser steps of all iterations together. Needed, and read, with all schedules but constant."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's weight decay."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """How much AdamW keeps of the mean gradient at each optimiser step."""
+    adam_beta2: float = Field(0.95, ge=0, lt=1)
+    """How much it keeps of the mean squared gradient. TRL's default is 0.999, whose memory is longer than most runs here."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Norm to which larger gradients are scaled down."""
-    truncated_completions: Literal["keep", "mask", "penalise"] = "keep"
-    """What becomes of episodes that max_tokens or the context cut off: learnt from, left out, or given a lower reward."""
+    truncated_completions: Literal["keep", "mask", "penalise", "soft_overlong"] = "keep"
+    """What becomes of episodes that max_tokens or the context cut off: learnt from, left out, or given a lower reward.
+    soft_overlong: the longer ones, cut off or not, have a lower reward (DAPO, arXiv:2503.14476, equation 13; TRL's
+    get_soft_overlong_punishment), by the tokens that the policy wrote in the whole episode."""
     truncation_penalty: float | None = Field(None, gt=0)
-    """Taken from the reward of such an episode. Default: 0.5; read with truncated_completions: penalise."""
+    """Taken from the reward of such an episode. Default: 0.5, with soft_overlong 1, which is the most that it takes. Read
+    with truncated_completions: penalise or soft_overlong."""
+    max_completion_len: int | None = Field(None, ge=1)
+    """Tokens of an episode from which on all of it is taken. Needed, and read, with soft_overlong, as is the one below."""
+    soft_punish_cache: int | None = Field(None, ge=0)
+    """The last tokens before that, over which what is taken rises from 0."""
     without_signal: Literal["count", "drop"] = "count"
     """What becomes of trajectories that are unscored, masked, or of a group whose scores are all equal. count: they are in
     the loss's averages and, unless masked, in its KL term, as in TRL. drop: in neither, so that the others weigh more."""
@@ -90,6 +109,9 @@ class Update(Section):
     max_sampler_kl: float | None = Field(None, gt=0)
     """KL divergence between sampler and trainer, in nats per token before the update, above which the stage fails.
     Default: 1e-3; with policy.dtype bfloat16 2e-4 for each layer of the model, and 1e-3 at least (docs/update.md)."""
+    cast_lm_head_to_fp32: bool = False
+    """Compute logits in float32 (ScaleRL, arXiv:2510.13786). Read with policy.dtype bfloat16; the engine goes on sampling
+    with its own."""
     tokens_per_micro_batch: int | None = Field(None, ge=64)
     """Tokens in one forward pass; a prefix that rows share counts once, and a trajectory is never divided. null: 4096 on a
     CPU and with policy.deterministic; on a GPU as many as its free memory holds."""
@@ -109,32 +131,54 @@ class Update(Section):
     @model_validator(mode="after")
     def resolve(self) -> Update:
         """Put in the defaults that depend on other fields. ValueError for a field that nothing would read."""
-        low, high = CLIPPING.get(self.loss_type, CLIPPING_ELSE)
         is_scheduled = self.lr_scheduler_type != "constant"
-        is_penalised = self.truncated_completions == "penalise"
+        is_soft = self.truncated_completions == "soft_overlong"
+        is_penalised = is_soft or self.truncated_completions == "penalise"
         is_corrected, correction = self.vllm_importance_sampling_correction, "vllm_importance_sampling_correction: true"
         unbounded = "vllm_importance_sampling_clip_max" in self.model_fields_set  # written as null
-        self._resolve("epsilon", low, low is not None, "a loss_type other than cispo")
-        self._resolve("epsilon_high", high)
+        self._resolve_loss()
         is_gigpo = self.advantages == "gigpo"
-        if is_gigpo and self.loss_type == "gspo":
+        if is_gigpo and (self.importance_sampling_level == "sequence" or self.loss_type == "vespo"):
             raise ValueError(
-                "update.advantages: gigpo does not go with update.loss_type: gspo, whose ratio of a whole episode spreads "
-                "each turn's advantage over all turns; take one of the two out"
+                f"update.advantages: gigpo does not go with update.loss_type: {self.loss_type} and "
+                f"update.importance_sampling_level: {self.importance_sampling_level}, whose ratio of a whole episode "
+                "spreads each turn's advantage over all turns; take one of the two out"
+            )
+        is_summed, summed = self.multi_objective_aggregation == "sum_then_normalize", "sum_then_normalize"
+        self._resolve("scale_rewards", "group", is_summed, f"multi_objective_aggregation: {summed}")
+        if is_gigpo and not is_summed:
+            raise ValueError(
+                "update.multi_objective_aggregation: normalize_then_sum does not go with update.advantages: gigpo, which "
+                "compares turns by the score: take one of the two out"
             )
         self._resolve("gigpo_weight", 1.0, is_gigpo, "advantages: gigpo")
         self._resolve("gigpo_discount", 0.95, is_gigpo, "advantages: gigpo")
-        self._resolve("use_bias_correction_kl", True, self.beta != 0, "a beta above 0")
         self._resolve("max_steps", None, is_scheduled, "lr_scheduler_type: linear or cosine")
-        self._resolve("truncation_penalty", 0.5, is_penalised, "truncated_completions: penalise")
+        has_least = self.lr_scheduler_type == "cosine_with_min_lr"
+        self._resolve("lr_scheduler_kwargs", None, has_least, "lr_scheduler_type: cosine_with_min_lr")
+        penalised = "truncated_completions: penalise or soft_overlong"
+        self._resolve("truncation_penalty", 1.0 if is_soft else 0.5, is_penalised, penalised)
+        for name in ("max_completion_len", "soft_punish_cache"):
+            self._resolve(name, None, is_soft, "truncated_completions: soft_overlong")
+        if (is_soft and (self.max_completion_len or 0) < (self.soft_punish_cache or 0)) or (
+            is_soft and None in (self.max_completion_len, self.soft_punish_cache)
+        ):
+            raise ValueError(
+                "update.truncated_completions: soft_overlong needs update.max_completion_len, tokens of an episode, and "
+                "update.soft_punish_cache, at most as many: the reward falls over the last soft_punish_cache of them"
+            )
         self._check_schedule()
         if is_corrected is None:  # the dtype decides: `of_dtype`
             return self
-        self._resolve("vllm_importance_sampling_mode", "sequence_mask", is_corrected, correction)
+        mode = "token_truncate" if self.loss_type == "vespo" else "sequence_mask"
+        self._resolve("vllm_importance_sampling_mode", mode, is_corrected, correction)
         self._resolve("vllm_importance_sampling_clip_max", None if unbounded else 3.0, is_corrected, correction)
         self._resolve("vllm_importance_sampling_clip_min", None, is_corrected, correction)
-        if self.reference == "start" and not self.beta:
-            raise ValueError("update.reference would have no effect: it is read with a beta above 0 alone; take it out")
+        if self.loss_type == "vespo" and str(self.vllm_importance_sampling_mode).startswith("sequence"):
+            raise ValueError(
+                f"update.vllm_importance_sampling_mode: {self.vllm_importance_sampling_mode} does not go with "
+                "update.loss_type: vespo, which multiplies the tokens' weights itself: set token_truncate or token_mask"
+            )
         if self.launcher == "none" and self.processes > 1:
             raise ValueError(
                 f"update.processes: {self.processes} needs update.launcher: accelerate or ray, which starts them"
@@ -146,6 +190,10 @@ class Update(Section):
     def of_dtype(self, dtype: str) -> Update:
         """The section with the defaults that depend on policy.dtype. ValueError for a field that nothing would read then."""
         update = self
+        if update.cast_lm_head_to_fp32 and dtype == "float32":
+            raise ValueError(
+                "update.cast_lm_head_to_fp32 would have no effect: it is read with policy.dtype: bfloat16 alone; take it out"
+            )
         if update.vllm_importance_sampling_correction is None:
             update = self._corrected_by_default(dtype == "bfloat16")  # which checks what depends on it, too
             if dtype == "float32":
@@ -175,16 +223,17 @@ class Update(Section):
                 f"update.max_steps is needed with lr_scheduler_type: {self.lr_scheduler_type} "
                 "(iterations × steps_per_generation × num_iterations)"
             )
+        if self.lr_scheduler_type == "cosine_with_min_lr" and self.lr_scheduler_kwargs is None:
+            raise ValueError(
+                "update.lr_scheduler_kwargs is needed with lr_scheduler_type: cosine_with_min_lr (min_lr or min_lr_rate)"
+            )
+        if self.lr_scheduler_kwargs is not None and (self.lr_scheduler_kwargs.min_lr or 0.0) >= self.learning_rate:
+            raise ValueError(
+                f"update.lr_scheduler_kwargs.min_lr ({self.lr_scheduler_kwargs.min_lr:g}) must be below "
+                f"update.learning_rate ({self.learning_rate:g}), from which it falls"
+            )
         if self.max_steps is not None and self.warmup_steps >= self.max_steps:
             raise ValueError(
                 f"update.warmup_steps ({self.warmup_steps}) must be below update.max_steps ({self.max_steps}): the learning "
                 "rate would never be reached"
             )
-
-    def _resolve(self, name: str, default: Any, is_read: bool = True, reader: str = "") -> None:
-        """Give a field that is None its default. ValueError where it is set and not read; `reader` says when it would be."""
-        if getattr(self, name) is None:
-            if is_read:
-                object.__setattr__(self, name, default)  # the section is frozen for everybody else
-        elif not is_read:
-            raise ValueError(f"update.{name} would have no effect: it is read with {reader} alone; take it out")

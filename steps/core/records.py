@@ -19,6 +19,7 @@ from environments._agents import Result
 from environments.base import Message, Scenario
 from steps.core import pictures as images
 from steps.core.parquet import DAMAGE, read_columns, unreadable
+from steps.core.stats import counted
 
 R = TypeVar("R", bound=BaseModel)
 # The stages of an iteration, each by its first output in run/NNN: its seconds stand in run/NNN/timings/<output>.json.
@@ -222,7 +223,9 @@ class Reward(Record):
 class Order(Record):
     """One order in which a judge was shown a group's attempts (those that read alike once), and what it answered."""
 
-    attempts: tuple[str, ...]  # trajectory ids, first to last
+    attempts: tuple[
+        str, ...
+    ]  # trajectory ids, first to last; "longer copy" for the copy that measures the liking of length
     scores: tuple[float | None, ...]  # of each
     calls: tuple[str, ...]  # keys of the answers in the ledger: one, or two where the first could not be used
     problem: str = ""
@@ -241,9 +244,12 @@ class Judgement(Record):
 
     scenario_id: str
     judge: str  # identity: hash of model, prompts, rubric, orders and parameters
-    scores: dict[str, float | None]  # by trajectory id; means over the orders
+    scores: dict[str, float | None]  # by trajectory id; from all orders, without the effects of place and length
     reasons: dict[str, str] = {}
     orders: tuple[Order, ...] = ()
+    length_gain: float | None = (
+        None  # what a copy gains by being as long as the longest; None: none was shown or scored
+    )
     probe: Probe | None = None
     shortened_to: int | None = None  # characters of a message, where longer ones lost their middle
     problem: str = ""
@@ -263,6 +269,10 @@ class Pair(Record):
     )
 
 
+# Groups of alike scenarios that an interval rests on. None: the task does not say which are alike, or it is an older record.
+GROUPS = Field(None, exclude_if=lambda clusters: clusters is None)
+
+
 class Judged(Record):
     """How often a policy's attempts are judged better than another policy's at the same scenarios; ties count half."""
 
@@ -271,6 +281,7 @@ class Judged(Record):
     judge: str  # the model's name and the judge's identity
     share: float  # (wins + ties / 2) / scenarios; 0.5: neither is better
     ci95: tuple[float, float]  # by steps/registry/paired.py
+    clusters: int | None = GROUPS
     wins: int
     ties: int
     losses: int
@@ -283,7 +294,8 @@ class Judged(Record):
     def sentence(self, n: int) -> str:
         """The result in words, of n scenarios."""
         low, high = self.ci95
-        return f"judged better than the {self.rival} on {self.share:.3f} [{low:.3f}, {high:.3f}] of {n} scenarios"
+        of = counted(n, self.clusters)
+        return f"judged better than the {self.rival} on {self.share:.3f} [{low:.3f}, {high:.3f}] of {of}"
 
     def faults(self) -> str:
         """What the result rests on, in words: wins and losses, what was asked, and the judge's faults as measured."""
@@ -301,7 +313,8 @@ class TaskResult(Record):
 
     n: int
     success: float  # share of the scenarios
-    ci95: tuple[float, float]  # Wilson interval
+    ci95: tuple[float, float]  # by steps/registry/paired.py
+    clusters: int | None = GROUPS
     reward: float  # mean
     turns: float  # mean
     tokens: float  # mean of sampled tokens
@@ -311,7 +324,8 @@ class TaskResult(Record):
         """The result in words."""
         low, high = self.ci95
         sampled = "" if self.sampled_success is None else f", sampled {self.sampled_success:.3f}"
-        return f"{task} {self.success:.3f} [{low:.3f}, {high:.3f}] of {self.n}{sampled}"
+        of = counted(self.n, self.clusters)
+        return f"{task} {self.success:.3f} [{low:.3f}, {high:.3f}] of {of}{sampled}"
 
 
 class Evaluation(Record):
@@ -324,7 +338,8 @@ class Evaluation(Record):
     adapter_hash: str
     n: int
     success: float | None  # share of the scenarios
-    ci95: tuple[float, float] | None  # Wilson interval
+    ci95: tuple[float, float] | None  # by steps/registry/paired.py
+    clusters: int | None = GROUPS
     reward: float | None  # mean
     turns: float  # mean
     tokens: float  # mean of sampled tokens
@@ -334,7 +349,7 @@ class Evaluation(Record):
     references: dict[str, float] = {}  # in the base policy's validation: success of others (evaluate.references)
     sampled_attempts: int = 0  # at each scenario, at temperature 1; 0: none were made
     sampled_success: float | None = None  # share of those attempts
-    sampled_ci95: tuple[float, float] | None = None  # Wilson interval, as if each scenario counted once
+    sampled_ci95: tuple[float, float] | None = None  # of the same clusters, in which all attempts at a scenario are
     judged: Judged | None = None  # None: by the rule
     held_out: Judged | None = None  # beside success: what a judge prefers that training never asks (evaluate.judge)
 
@@ -359,6 +374,11 @@ class Evaluation(Record):
             raise ValueError("an evaluation without success must be judged")
         return interval
 
+    @property
+    def counted(self) -> str:
+        """The scenarios and groups that `interval` rests on, in words."""
+        return counted(self.n, self.clusters if self.judged is None else self.judged.clusters)
+
     def text(self) -> str:
         """The contents of summary.json, without the fields that this evaluation has nothing for."""
         empty = {
@@ -370,7 +390,7 @@ class Evaluation(Record):
         """The result in words: what is measured, and how much of it."""
         low, high = self.interval
         if self.judged is None:
-            return f"success {self.share:.3f} [{low:.3f}, {high:.3f}] of {self.n} scenarios"
+            return f"success {self.share:.3f} [{low:.3f}, {high:.3f}] of {self.counted}"
         return self.judged.sentence(self.n)
 
 

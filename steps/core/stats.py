@@ -38,6 +38,14 @@ def wilson(successes: float, n: float, z: float = Z_95) -> tuple[float, float]:
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
+def counted(n: int, clusters: int | None, what: str = "scenarios") -> str:
+    """How many scenarios an interval rests on, in words. `clusters`: of how many groups of alike ones; None: the task does
+    not say which are alike, and the interval takes each for independent of the others."""
+    if clusters is None:
+        return f"{n} {what}, taken as independent"
+    return f"{n} independent {what}" if clusters == n else f"{n} {what} in {clusters} group{'s' * (clusters > 1)}"
+
+
 def slices_of(scenarios: Sequence[Scenario]) -> dict[str, list[int]]:
     """Name of a slice ("key=value") -> positions of the scenarios with that value in their hidden data. Where scenarios are
     of several tasks, each task is a slice, too."""

@@ -1,10 +1,12 @@
 """The contamination check: held-out scenarios must not be known from training. It runs before the stage scenarios writes
 anything, and ends it with an error.
 
-A scenario of val or test is compared with those of train by three rules:
+A scenario of val or test is compared with those of train by four rules, and one of test also with those of val by the first
+three. Each scenario counts once, by the first rule that finds it:
 
 - content: the same id, or the same messages and data under another id;
 - source: the same origin of an answer, which the environment's `sources` names (a mail, a function, a seed);
+- shown: the policy is shown the same messages, whatever the hidden data say; case and white space are no difference;
 - overlap: one training scenario has more than `scenarios.max_overlap` of its word n-grams. Words are those of the user's
   messages, numbers included, in lower case and without punctuation; a text of fewer than n words is a single n-gram. N-grams
   of more than a fifth of the training scenarios do not count, because they are the task's own wording; nor do those without
@@ -31,23 +33,25 @@ if TYPE_CHECKING:
     from environments.base import Env, Scenario, Split
     from steps.core.params import Scenarios
 
-RULES = ("content", "source", "overlap")
+RULES = ("content", "source", "shown", "overlap")
+HELD: tuple[Split, ...] = ("val", "test")
 COMMON = 0.2  # share of the training scenarios above which an n-gram is the task's own wording
 SHOWN = 10  # pairs that the error lists
 
 
 class SimilarPair(NamedTuple):
-    """A scenario of val or test, and the training scenario that is most like it by a rule."""
+    """A scenario of val or test, and the scenario of train (or val) that is most like it by a rule."""
 
     rule: str
     split: Split
     scenario: str
     training: str
     share: float = 1.0
+    other: Split = "train"
 
     def __str__(self) -> str:
         amount = f" {self.share:.2f}" if self.rule == "overlap" else ""
-        return f"{self.split} {self.scenario} and train {self.training} ({self.rule}{amount})"
+        return f"{self.split} {self.scenario} and {self.other} {self.training} ({self.rule}{amount})"
 
 
 def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]], params: Scenarios) -> dict[str, Any]:
@@ -59,7 +63,8 @@ def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]],
         shown = ", ".join(map(str, pairs[:SHOWN])) + (f", and {len(pairs) - SHOWN} more" if pairs[SHOWN:] else "")
         raise UserError(
             f"task {task}: pairs of a held-out and a training scenario that are too much alike: {len(pairs)} ({shown}); "
-            "take one of each out of the task's data (the rules, and when texts may repeat: steps/data/contamination.py)"
+            "take one of each out of the task's data (the rules, and `openings_repeat` for tasks whose scenarios can only "
+            "begin alike: steps/data/contamination.py)"
         )
     keys = ("share", "split", "scenario", "training")
     largest = max(overlaps, key=lambda pair: pair.share, default=None)
@@ -70,10 +75,19 @@ def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]],
         "sources": list(env.sources) or sorted({key for part in mixed.parts(env).values() for key in part.sources}),
         "ngram": params.ngram,
         "max_overlap": params.max_overlap,
+        "openings_seen": openings_seen(splits),
         "overlap_applies": not env.openings_repeat,
         "overlap_measured": measured,  # scenarios of val and test with n-grams that count
         "largest_overlap": largest and {key: getattr(largest, key) for key in keys},
     }
+
+
+def openings_seen(splits: Mapping[Split, Sequence[Scenario]]) -> dict[str, int]:
+    """How many scenarios of val and of test show the policy the very messages of a training one."""
+    counts = Counter(
+        pair.split for pair in _sharing("shown", splits["train"], [*splits["val"], *splits["test"]], _shown)
+    )
+    return {split: counts[split] for split in HELD}
 
 
 def pairs(
@@ -91,7 +105,7 @@ def conflict(
         split: [*scenarios, *([scenario] if split == scenario.split else ())] for split, scenarios in splits.items()
     }
     if scenario.split != "train":
-        more |= {"val": [], "test": [], scenario.split: [scenario]}
+        more[scenario.split] = [scenario]
     pairs, _, _ = _compared(env, task, more, params)
     return next((pair for pair in pairs if scenario.id in (pair.scenario, pair.training)), None)
 
@@ -104,13 +118,22 @@ def _compared(
     if of_several := mixed.parts(env):
         return _compared_by_task(of_several, splits, params)
     train = list(splits["train"])
-    held = [scenario for split in ("val", "test") for scenario in splits[split]]
+    held = [scenario for split in HELD for scenario in splits[split]]
+    rules: dict[str, Callable[[Scenario], Iterable[Any]]] = {
+        "content": _contents,
+        "source": lambda scenario: sources(scenario, task, env.sources),
+    }
+    rules |= {} if env.openings_repeat else {"shown": _shown}
     pairs = [
-        *_sharing("content", train, held, _contents),
-        *_sharing("source", train, held, lambda scenario: sources(scenario, task, env.sources)),
+        pair
+        for rule, keys_of in rules.items()
+        for first, second in ((train, held), (splits["val"], splits["test"]))
+        for pair in _sharing(rule, first, second, keys_of)
     ]
     overlaps, measured = ([], 0) if env.openings_repeat else by_overlap(train, held, params.ngram)
-    return [*pairs, *(pair for pair in overlaps if pair.share > params.max_overlap)], overlaps, measured
+    pairs += [pair for pair in overlaps if pair.share > params.max_overlap]
+    by_scenario = {(pair.split, pair.scenario): pair for pair in reversed(pairs)}
+    return [pair for pair in pairs if by_scenario[pair.split, pair.scenario] is pair], overlaps, measured
 
 
 def _compared_by_task(
@@ -131,22 +154,28 @@ def _compared_by_task(
 
 
 def _sharing(
-    rule: str, train: Sequence[Scenario], held: Sequence[Scenario], keys_of: Callable[[Scenario], Iterable[Any]]
+    rule: str, first: Sequence[Scenario], held: Sequence[Scenario], keys_of: Callable[[Scenario], Iterable[Any]]
 ) -> Iterator[SimilarPair]:
-    """For each held-out scenario that shares a key with training scenarios: the first of these, by its first such key."""
-    owners: dict[Any, str] = {}
-    for scenario in train:
+    """For each held-out scenario that shares a key with `first`: the first of these, by its first such key."""
+    owners: dict[Any, Scenario] = {}
+    for scenario in first:
         for key in keys_of(scenario):
-            owners.setdefault(key, scenario.id)
+            owners.setdefault(key, scenario)
     for scenario in held:
         owner = next((owners[key] for key in keys_of(scenario) if key in owners), None)
         if owner is not None:
-            yield SimilarPair(rule, scenario.split, scenario.id, owner)
+            yield SimilarPair(rule, scenario.split, scenario.id, owner.id, other=owner.split)
 
 
 def _contents(scenario: Scenario) -> tuple[str, str]:
     """The id, and what it is a hash of but for the split."""
     return scenario.id, json.dumps([scenario.messages, scenario.data], sort_keys=True, ensure_ascii=False)
+
+
+def _shown(scenario: Scenario) -> list[str]:
+    """What the policy sees first, as one key; none where that is nothing."""
+    texts = [f"{message['role']} {' '.join(_text(message).casefold().split())}" for message in scenario.messages]
+    return ["\n".join(texts)] if texts else []
 
 
 def sources(scenario: Scenario, task: str, keys: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -187,7 +216,11 @@ def by_overlap(train: Sequence[Scenario], held: Sequence[Scenario], n: int) -> t
 def n_grams(scenario: Scenario, n: int) -> set[tuple[str, ...]]:
     """The word n-grams of the user's messages that hold a letter; a shorter text is a single one. A picture is a word."""
     messages = [message for message in scenario.messages if message["role"] == "user"]
-    text = " ".join(named(message) if message.get("content") or message.get("pictures") else "" for message in messages)
+    text = " ".join(map(_text, messages))
     words = re.findall(r"\w+", text.lower())
     grams = zip(*(words[start:] for start in range(n)), strict=False) if len(words) >= n else [tuple(words)]
     return {gram for gram in grams if any(map(str.isalpha, "".join(gram)))}
+
+
+def _text(message: dict[str, Any]) -> str:
+    return named(message) if message.get("content") or message.get("pictures") else ""

@@ -87,7 +87,7 @@ def check(env: type[Env], data: Any, split: Split | None, reply: Reply | CallFai
 
     if isinstance(reply, CallFailed):
         raise ValueError("the call was not answered")
-    parsed = reply.parsed()
+    parsed = reply.parsed(Candidate.model_fields)
     if answers.cleaned(parsed) != parsed:
         raise ValueError("characters that are no text, or nested too deeply")
     try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from environments.base import Env, Scenario, is_error, tool_calls
 from steps.core.params import Policy
+from steps.judging.rule import succeeds
 
 if TYPE_CHECKING:
     from steps.core.params import Endpoint
@@ -49,7 +50,7 @@ class Solver:
         unsolved = {}
         for scenario in scenarios:
             try:
-                if not self.env.success(scenario, self.env(scenario, self.data).play("scripted")):
+                if not succeeds(self.env, scenario, self.env(scenario, self.data).play("scripted")):
                     unsolved[scenario.id] = "the scripted player does not solve it"
             except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as problem:
                 unsolved[scenario.id] = f"the task cannot be played with it: {type(problem).__name__}"
@@ -67,7 +68,7 @@ class Solver:
             if game.trajectory.stop_reason == "error":
                 unsolved[scenario.id] = f"{self.endpoint.model} could not play it: {game.trajectory.error}"
             elif self.env.has_rule:
-                if not self.env.success(scenario, messages):
+                if not succeeds(self.env, scenario, messages):
                     unsolved[scenario.id] = f"{self.endpoint.model} does not solve it"
             elif game.trajectory.stop_reason != "done":
                 unsolved[scenario.id] = f"{self.endpoint.model} comes to no end"

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from environments._numbers import REASON
 from environments.base import Env, Scenario
 from steps.core.errors import UserError
 from steps.core.files import write_text
@@ -57,6 +58,8 @@ def taught(
         reward = by_rule(env, scenario, game.trajectory)
         if game.trajectory.stop_reason != "done":
             refused[f"the episode ended by {game.trajectory.stop_reason}"] += 1
+        elif reward.explanation.startswith(REASON):
+            refused[reward.explanation] += 1
         elif env.has_rule and min_reward is None and not reward.success:
             refused["it is no success"] += 1
         elif env.has_rule and min_reward is not None and (reward.score is None or reward.score < min_reward):

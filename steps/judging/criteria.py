@@ -33,19 +33,24 @@ Part = tuple[float, str]  # a value from 0 to 1, and its reason
 
 
 def criteria(env: type[Env], scenario: Scenario, trajectory: Trajectory, settings: Criteria) -> Reward:
-    """The weighted sum of the four parts; None for a failed episode. `components` are weighted, so they sum to the score.
+    """The weighted sum of the four parts; None for a failed episode, and for an outcome with unusable numbers. `components`
+    are weighted, so they sum to the score.
 
     Response time is computed from sampled tokens (settings.tokens_per_second): a clock would give other bytes on each run.
     """
+    from environments._numbers import UnusableNumber
     from environments.base import count_errors, count_turns
     from steps.core.records import Reward
-    from steps.judging.rule import is_success
+    from steps.judging.rule import is_success, unusable
 
     common = {"trajectory_id": trajectory.id, "scenario_id": scenario.id, "name": "criteria"}
     if trajectory.stop_reason == "error":
         return Reward(**common, score=None, success=False, explanation=f"the episode failed: {trajectory.error}")
     messages = trajectory.messages(scenario)
-    outcome, success = env.outcome(scenario, messages), is_success(env, scenario, trajectory)
+    try:
+        outcome, success = usable(env.outcome(scenario, messages)), is_success(env, scenario, trajectory)
+    except UnusableNumber as problem:
+        return unusable(env, scenario, trajectory, common, problem)
     if trajectory.result is not None and trajectory.result.output:
         outcome = outcome._replace(given=trajectory.result.output)
     seconds = sum(len(turn.completion_ids) for turn in trajectory.turns) / settings.tokens_per_second
@@ -64,6 +69,18 @@ def criteria(env: type[Env], scenario: Scenario, trajectory: Trajectory, setting
         components=components,
         explanation="; ".join(f"{name} {value:.3g} × {weights[name]:g}: {why}" for name, (value, why) in parts.items()),
     )
+
+
+def usable(outcome: Outcome) -> Outcome:
+    """The outcome with numbers that are finite, and actions that were taken or not. UnusableNumber where it has others."""
+    from environments._numbers import number, truth
+
+    required = {name: truth(value, f"outcome: required {name}") for name, value in outcome.required.items()}
+    if outcome.optimal_turns is not None:
+        number(outcome.optimal_turns, "outcome: optimal_turns")
+    if outcome.accuracy is not None:
+        outcome = outcome._replace(accuracy=number(outcome.accuracy, "outcome: accuracy"))
+    return outcome._replace(required=required)
 
 
 def accuracy(outcome: Outcome, success: bool) -> Part:
@@ -146,5 +163,5 @@ def number(text: str) -> float | None:
 
 
 def clamp(value: float) -> float:
-    """The value within 0 to 1; 0 for NaN."""
+    """The value within 0 to 1."""
     return min(1.0, max(0.0, value))

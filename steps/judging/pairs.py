@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from environments._numbers import REASON
 from steps.core.errors import UserError
 from steps.core.records import Evaluation, Judged, Judgement, Pair, Trajectory, read_records
 
@@ -29,19 +30,21 @@ if TYPE_CHECKING:
     from steps.core.records import Reward
 
 NEEDED = "set score.judges.rule: 0, score.judges.ruler: 1 and score.ruler.endpoint.model"
-BOTH = 2  # orders
 DISAGREE, UNJUDGED = "the orders disagree", "not judged"  # how the reasons of such ties begin
 
 
 def has_rule(env: type[Env], rewards: Sequence[Reward], played: Sequence[Trajectory], score: Score) -> bool:
     """Whether these attempts have rewards, so that success is known; `rewards` are by the rule, in the attempts' order.
 
-    UserError where only some have one. Where all attempts failed, nothing shows it: then the weights of the judges decide.
+    One that is unusable, such as NaN, counts as a reward. UserError where only some have one. Where all attempts failed,
+    nothing shows it: then the weights of the judges decide.
     """
     if not env.has_rule:
         return False
     ended = [reward for reward, trajectory in zip(rewards, played, strict=True) if trajectory.error is None]
-    lacking = [reward.trajectory_id for reward in ended if reward.score is None]
+    lacking = [
+        reward.trajectory_id for reward in ended if reward.score is None and not reward.explanation.startswith(REASON)
+    ]
     if not lacking:
         return bool(ended) or not env.is_agent or score.judges.rule > 0
     if len(lacking) < len(ended):
@@ -99,21 +102,23 @@ def judged(
     """
     import numpy as np
 
+    from steps.core import alike
     from steps.judging import report, ruler
     from steps.registry import paired
 
     own = played[0].adapter_hash
     folder = rival_of(against, own)
+    groups, ids = alike.groups_of(env, scenarios, data), [scenario.id for scenario in scenarios]
     others = [] if folder is None else read_rival(folder, scenarios, split, by_rule)
-    judge = f"{settings.endpoint.model} {ruler.identity(with_both_orders(settings), rubric.strip() or ruler.RUBRIC)}"
+    judge = f"{settings.endpoint.model} {ruler.identity(settings.of_pairs(), rubric.strip() or ruler.RUBRIC)}"
     if folder is None or others[0].adapter_hash == own:
         pairs = [Pair(scenario_id=scenario.id, score=0.5, reason="the policy itself") for scenario in scenarios]
         none = {"disagreements": 0, "unjudged": 0, "wins": 0, "ties": len(pairs), "losses": 0}
-        return Judged(rival=rival, rival_hash=own, judge=judge, share=0.5, ci95=(0.5, 0.5), **none), pairs
+        named = {"rival": rival, "rival_hash": own, "judge": judge, "clusters": groups.count(ids)}
+        return Judged(**named, share=0.5, ci95=(0.5, 0.5), **none), pairs
     pairs = compare(env, scenarios, played, others, settings, rubric)
     score_N = np.array([pair.score for pair in pairs])
-    clusters_N = paired.numbered([env.cluster(scenario, data) for scenario in scenarios])
-    share, low, high = paired.judged_interval(score_N, clusters_N)
+    share, low, high = paired.judged_interval(score_N, paired.numbered(groups.of(ids)))
     ties = [pair.reason for pair in pairs if pair.score == 0.5]
     measured = report.report([pair.judgement for pair in pairs if pair.judgement is not None], [])
     result = Judged(
@@ -122,6 +127,7 @@ def judged(
         judge=judge,
         share=share,
         ci95=(low, high),
+        clusters=groups.count(ids),
         wins=int((score_N == 1).sum()),
         ties=len(ties),
         losses=int((score_N == 0).sum()),
@@ -168,7 +174,7 @@ def compare(
         if "error" not in (own.stop_reason, other.stop_reason):
             groups.append(Group(scenario, [named(own), named(other)]))
     tools = [tool.schema for tool in env.tools().values()]
-    answers = ruler.judge_all(groups, with_both_orders(settings), tools, rubric) if groups else []
+    answers = ruler.judge_all(groups, settings.of_pairs(), tools, rubric) if groups else []
     judgements = {judgement.scenario_id: judgement for judgement in answers}
     pairs = []
     for scenario, own, other in zip(scenarios, played, others, strict=True):
@@ -183,11 +189,6 @@ def unscored(reward: Reward, pair: Pair, rival: str) -> Reward:
     result = {1.0: "judged better than", 0.0: "judged worse than", 0.5: "a tie with"}[pair.score]
     why = f"{result} the attempt of the {rival}: {pair.reason}"
     return reward.model_copy(update={"name": "ruler", "success": None, "explanation": why})
-
-
-def with_both_orders(settings: Ruler) -> Ruler:
-    """Settings with which two attempts are shown in both orders, and no more, and judged by the whole rubric."""
-    return settings.model_copy(update={"orders": BOTH, "rubric_dropout": 0.0})
 
 
 def named(trajectory: Trajectory) -> Trajectory:
@@ -214,7 +215,7 @@ def decided(judgement: Judgement, own: str, other: str) -> tuple[float, str]:
         mine, theirs = scores[own], scores[other]
         if mine is not None and theirs is not None:
             signs.append((mine > theirs) - (mine < theirs))
-    if len(signs) < BOTH:
+    if len(signs) < 2:
         problem = judgement.problem or "; ".join(order.problem for order in judgement.orders if order.problem)
         return 0.5, f"{UNJUDGED}: {problem}"
     if set(signs) == {1}:

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from steps.core.stats import added
+from steps.judging import places
 from steps.judging.prompts import ALIKE
 
 if TYPE_CHECKING:
@@ -20,9 +21,11 @@ def report(judgements: Sequence[Judgement], rewards: Sequence[Reward]) -> dict[s
     probes = [judgement.probe for judgement in judgements if judgement.probe is not None]
     rule = {reward.trajectory_id: reward.rule for reward in rewards}
     taus = [value for judgement in judgements if (value := tau(judgement.scores, rule)) is not None]
+    fits = [fitted for judgement in judgements if (fitted := _fit(judgement)) is not None]
     means = {
         "tau_rule": taus,
-        "position_bias": [value for judgement in judgements if (value := position_bias(judgement)) is not None],
+        "position_bias": [fitted.first_to_last for fitted in fits if fitted.first_to_last is not None],
+        "length_gain": [judgement.length_gain for judgement in judgements if judgement.length_gain is not None],
         "retest_spread": [probe.retest for probe in probes if probe.retest is not None],
         "canary_gain": [probe.canary_gain for probe in probes if probe.canary_gain is not None],
     }
@@ -40,6 +43,7 @@ def report(judgements: Sequence[Judgement], rewards: Sequence[Reward]) -> dict[s
         "output_tokens": sum(judgement.output_tokens for judgement in judgements),
         "cost": added(judgement.cost for judgement in judgements),
         **{name: fmean(values) for name, values in means.items() if values},
+        **by_place(fits),
     }
 
 
@@ -55,22 +59,27 @@ def tau(scores: Mapping[str, float | None], others: Mapping[str, float | None]) 
 
 
 def position_bias(judgement: Judgement) -> float | None:
-    """How much higher an attempt scores in the first place than in the last, by a least-squares line through all orders.
+    """What an attempt gains in the first place over the last, by least squares through all orders (steps/judging/places.py);
+    None where they do not tell, such as a single order."""
+    fitted = _fit(judgement)
+    return None if fitted is None else fitted.first_to_last
 
-    Each score counts as its distance from the attempt's mean over the orders, so that the attempt's quality drops out, and
-    places run from 0 to 1. Only orders in which all attempts have a score count; None with fewer than two of them.
-    """
-    whole = [order for order in judgement.orders if None not in order.scores]
-    seen: dict[str, list[tuple[float, float]]] = defaultdict(list)  # attempt: (place, score)
-    for order in whole:
-        for place, (name, score) in enumerate(zip(order.attempts, order.scores, strict=True)):
-            seen[name].append((place / max(1, len(order.attempts) - 1), score or 0.0))
-    up = down = 0.0
-    for points in seen.values():
-        middle, mean = fmean(place for place, _ in points), fmean(score for _, score in points)
-        up += added((place - middle) * (score - mean) for place, score in points)
-        down += added((place - middle) ** 2 for place, _ in points)
-    return -up / down if down else None
+
+def by_place(fits: Sequence[places.Fit]) -> dict[str, float]:
+    """What an attempt gains at each place, counted from 1, over the mean place: the mean over the groups of the commonest
+    number of attempts (of two as common, the larger) whose orders tell it. Nothing where none does."""
+    effects: dict[int, list[list[float]]] = defaultdict(list)
+    for fitted in fits:
+        if fitted.effects is not None:
+            effects[len(fitted.effects)].append(fitted.effects)
+    if not effects:
+        return {}
+    most = max(effects, key=lambda size: (len(effects[size]), size))
+    return {f"place_{number}": fmean(gains) for number, gains in enumerate(zip(*effects[most], strict=True), 1)}
+
+
+def _fit(judgement: Judgement) -> places.Fit | None:
+    return places.fit([order.attempts for order in judgement.orders], [order.scores for order in judgement.orders])
 
 
 def components(rewards: Sequence[Reward]) -> dict[str, float]:

@@ -3,8 +3,11 @@
 The idea is OpenPipe's (Relative Universal LLM-Elicited Rewards, https://art.openpipe.ai/fundamentals/ruler): GRPO only needs
 to know which attempt is better. Against the known faults of such judges:
 
-- Attempts are shown in several orders, each followed by its reverse, and an attempt's score is the mean over the orders, so
-  that a preference for the first or the last place cancels out. Letters are assigned anew for each order.
+- Attempts are shown in several orders, in which each has other places and other neighbours. What the judge gives for each
+  place is estimated within the group and taken off (steps/judging/places.py). Letters are assigned anew for each order.
+- Where attempts differ in length, a copy of the shortest is shown, too, which says its last words again until it is as long
+  as the longest. What the copy gains is a gain by length alone, and is taken off each attempt in proportion to its length.
+  A preference for length that mere repetition does not earn stays, since it may be quality (`longer_copy`).
 - An attempt is shown as lines of JSON between marks that it cannot know, and the judge is told that all of it is evidence.
 - Equal attempts are shown once and get the same score. Messages that all attempts begin with are shown once.
 - A share of the rubric's points can be left out, others for each group (`rubric_dropout`), against a policy that learns one
@@ -34,8 +37,19 @@ from steps.core.errors import UserError
 from steps.core.progress import measure, progress
 from steps.core.records import Judgement, Order, Probe
 from steps.core.stats import added
-from steps.judging import prompts
-from steps.judging.prompts import AGAIN, ANSWERS, CANARY, INSTRUCTIONS, RUBRIC, TASK, Group, Prepared, ShownAttempt
+from steps.judging import places, prompts
+from steps.judging.prompts import (
+    AGAIN,
+    ANSWERS,
+    CANARY,
+    INSTRUCTIONS,
+    LONGER,
+    RUBRIC,
+    TASK,
+    Group,
+    Prepared,
+    ShownAttempt,
+)
 from steps.llm.client import CallFailed, Client, Reply, Request, pool, together
 
 if TYPE_CHECKING:
@@ -58,7 +72,8 @@ def identity(settings: Ruler, rubric: str) -> str:
     """Hash of the judge: of model, prompts, rubric, orders and parameters, but not of the server's address."""
     texts = [INSTRUCTIONS, ANSWERS[settings.reasons], TASK, AGAIN, CANARY, rubric]
     asked = Request((), schema=prompts.schema(["A"], settings.reasons)).body(settings.endpoint)
-    parts = [texts, asked, settings.orders, settings.probes, settings.max_characters, prompts.SHORTEST]
+    shown = [settings.orders, settings.shows_longer_copy, "place effects taken off"]
+    parts = [texts, asked, shown, settings.probes, settings.max_characters, prompts.SHORTEST]
     if settings.rubric_dropout:
         parts.append(settings.rubric_dropout)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
@@ -88,7 +103,9 @@ class Judge:
             return Judgement(**names, scores=unscored, problem=str(too_long))
         if problem := prompts.nothing_to_compare(group, prepared):
             return Judgement(**names, scores=unscored, problem=problem)
-        shown = prompts.orders(prepared, self.settings.orders)
+        if self.settings.shows_longer_copy:
+            prepared = prompts.with_longer_copy(prepared, self.settings.max_characters)
+        shown = places.orders(len(prepared.attempts), self.settings.orders, f"orders {prepared.mark}")
         calls = [self.call(prepared, order) for order in shown]
         is_probed = Random(f"probe {prepared.mark}").random() < self.settings.probes
         if is_probed:
@@ -96,7 +113,10 @@ class Judge:
             calls += [self.call(prepared, shown[0], seed=1), self.call(extended, order)]
         results = await together(calls)
         by_order = results[: len(shown)]
-        scores, reasons, problem = average(by_order)
+        scores, gain, problem = combined(prepared.attempts, shown, by_order)
+        reasons = [
+            next(filter(None, texts), "") for texts in zip(*(result.reasons for result in by_order), strict=True)
+        ]
         replies = [reply for result in results for reply in result.replies]
         return Judgement(
             **names,
@@ -111,6 +131,7 @@ class Judge:
                 )
                 for order, result in zip(shown, by_order, strict=True)
             ),
+            length_gain=gain,
             probe=probe(by_order[0], results[-2], results[-1], shown[0][-1]) if is_probed else None,
             shortened_to=prepared.shortened_to,
             problem=problem,
@@ -134,7 +155,7 @@ class Judge:
                 problem = str(failure)
                 break
             replies.append(replace(reply, message={}))  # without its text, which may be long
-            usable, problem = prompts.read(reply.text, names, reasons)
+            usable, problem = prompts.read(reply.text, names, reasons, bool(reply.stopped))
             best = usable if len(usable) >= len(best) else best
             if not problem:
                 break
@@ -148,8 +169,9 @@ class Judge:
 
 
 def by_trajectory(prepared: Prepared, values: Sequence[T]) -> dict[str, T]:
-    """A value for each attempt as a value for each trajectory, by id."""
-    return {name: value for attempt, value in zip(prepared.attempts, values, strict=True) for name in attempt.names}
+    """A value for each attempt as a value for each trajectory, by id; the longer copy is none."""
+    pairs = zip(prepared.attempts, values, strict=True)
+    return {name: value for attempt, value in pairs for name in attempt.names if name != LONGER}
 
 
 def with_canary(prepared: Prepared, order: Sequence[int]) -> tuple[Prepared, list[int]]:
@@ -174,18 +196,48 @@ def probe(first: Scored, again: Scored, canary: Scored, copied: int) -> Probe:
     )
 
 
-def average(scored: Sequence[Scored]) -> tuple[list[float | None], list[str], str]:
-    """(mean score of each attempt over the orders that scored all attempts, its first reason, why any has no score).
+def combined(
+    attempts: Sequence[ShownAttempt], shown: Sequence[Sequence[int]], scored: Sequence[Scored]
+) -> tuple[list[float | None], float | None, str]:
+    """(score of each attempt from all orders, without the effects of its places and its length; what the longer copy gains
+    over its original; why any attempt has no score).
 
-    Means over different orders could not be compared; so other orders count only where none scored all attempts."""
-    whole = [result for result in scored if None not in result.scores] or list(scored)
-    means: list[float | None] = []
-    for scores in zip(*(result.scores for result in whole), strict=True):
-        numbers = [score for score in scores if score is not None]
-        means.append(fmean(numbers) if numbers else None)
-    reasons = [next(filter(None, texts), "") for texts in zip(*(result.reasons for result in whole), strict=True)]
-    failed = "; ".join(dict.fromkeys(result.problem for result in scored if result.problem)) if None in means else ""
-    return means, reasons, failed
+    Only differences are known: where a score leaves 0 to 1, all move by as much. Scores are rounded to a millionth, so that
+    equal attempts are equal on each machine."""
+    names = [attempt.names[0] for attempt in attempts]
+    rows = [[result.scores[place] for place in order] for order, result in zip(shown, scored, strict=True)]
+    compared = sum(len(row) - row.count(None) > 1 for row in rows)
+    failed = "; ".join(dict.fromkeys(result.problem for result in scored if result.problem))
+    fitted = places.fit([[names[place] for place in order] for order in shown], rows)
+    if fitted is None or compared < min(2, len(rows)):
+        alone = f"{compared} of {len(rows)} orders could be used, which cannot tell an attempt's quality from its place"
+        return [None] * len(names), None, "; ".join(filter(None, (failed, alone if compared else "")))
+    gain, slope = length_effect(attempts, fitted, compared)
+    own = [attempt for attempt in attempts if attempt.names[0] in fitted.values and attempt.names[0] != LONGER]
+    mean = fmean(attempt.length for attempt in own)
+    values = {attempt.names[0]: fitted.values[attempt.names[0]] - slope * (attempt.length - mean) for attempt in own}
+    beyond = max(0.0, max(values.values()) - 1) or min(0.0, min(values.values()))
+    scores: list[float | None] = [
+        round(min(1.0, max(0.0, values[name] - beyond)), 6) if name in values else None for name in names
+    ]
+    unscored = any(name not in values for name in names if name != LONGER)
+    return scores, gain, failed if unscored else ""
+
+
+def length_effect(attempts: Sequence[ShownAttempt], fitted: places.Fit, orders: int) -> tuple[float | None, float]:
+    """(what the longer copy gains over its original, None where it was not shown or scored; what is taken off a character).
+
+    Nothing is taken off for a loss, which may be the price of repetition, and less of a gain that may be noise: the variance
+    of the difference of two means counts against its square (James and Stein 1961, the positive part)."""
+    longer = attempts[-1]
+    original = min(attempts[:-1], key=lambda attempt: attempt.length)
+    if longer.names[0] != LONGER or not {LONGER, original.names[0]} <= fitted.values.keys():
+        return None, 0.0
+    gain = fitted.values[LONGER] - fitted.values[original.names[0]]
+    if gain <= 0 or fitted.noise is None:
+        return round(gain, 6), 0.0
+    certain = max(0.0, 1 - fitted.noise * 2 / orders / gain**2)
+    return round(gain, 6), certain * gain / (longer.length - original.length)
 
 
 def judge_all(

@@ -30,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from steps.core import alike
 from steps.core.errors import UserError
 from steps.core.files import json_lines
 from steps.core.records import PAIRS, Evaluation, Pair, Record, Reward, Trajectory, read_records
@@ -211,7 +212,8 @@ class Watch:
             self.env = environments.load(params.task)
             data = self.env.load(environments.data_of(params.task))
             scenarios = read_records(Scenario, run / "scenarios/val.parquet")
-            self.clusters = {scenario.id: self.env.cluster(scenario, data) for scenario in scenarios}
+            groups = alike.groups_of(self.env, scenarios, data)
+            self.clusters = dict(zip(ids := [scenario.id for scenario in scenarios], groups.of(ids), strict=True))
 
     def add(self, iteration: int) -> Alarm | None:
         """Read an iteration's evaluation; the run's first alarm, if there is one by now."""

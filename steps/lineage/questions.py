@@ -27,7 +27,7 @@ class AdapterOrigin:
     adapter: str
     parents: list[str]  # adapters
     runs: list[dict[str, Any]]  # run, iteration, md5 (the adapter's in DVC), dvc_lock (hash of the entries behind it)
-    evaluations: list[dict[str, Any]]  # md5, split, success, ci95, n
+    evaluations: list[dict[str, Any]]  # md5, split, success, ci95, n, and clusters where they are known
     metrics: list[dict[str, Any]]
     batches: list[str]  # md5s
     rewards: list[str]  # <batch>/<md5>

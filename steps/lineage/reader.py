@@ -257,6 +257,7 @@ class Reader:
         summary = self.json(f"{path}/summary.json")
         try:
             adapter, data = summary["adapter_hash"], {key: summary[key] for key in ("split", "success", "ci95", "n")}
+            data |= {key: summary[key] for key in ("clusters",) if key in summary}
             if judged := summary.get("judged"):
                 data |= {"judged": {key: judged[key] for key in ("share", "ci95", "rival", "rival_hash", "judge")}}
         except KeyError as problem:

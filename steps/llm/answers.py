@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 LARGEST = 2**20  # bytes of an answer, decompressed, beside those that its tokens may take: reasoning, log probabilities
@@ -21,6 +21,11 @@ SHOWN = 200  # characters of a refusal
 # All control characters but tab and newline, line separators, and marks that turn the direction of writing.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 FENCED = re.compile(r"```[A-Za-z0-9]*\s(.*)```", re.DOTALL)
+BRACE = re.compile(r'\{\s*"([^"]*)"')  # how an object begins that is not empty
+TRIED = 200  # beginnings of objects that are none, after which no more are tried
+THOUGHTS = [(f"<{name}>", f"</{name}>") for name in ("think", "thinking", "thought", "reasoning")]
+THOUGHTS += [("[THINK]", "[/THINK]")]
+ASIDE = ("reasoning", "thinking")  # types of parts that are no answer
 STOPPED = {
     "content_filter": "the server's content filter stopped it",
     "length": "it was cut off at max_tokens",
@@ -53,11 +58,16 @@ def cleaned(value: Any, secret: str = "", depth: int = 0) -> Any:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message, which some servers send in parts; what is not text is left out."""
+    """The text of a message, which some servers send in parts; what is not text is left out, and so are thoughts. Of a
+    message without a text it is the reasoning where that is an object: servers that look for the end of thoughts take an
+    answer without any for thoughts."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
-    texts = [part.get("text") for part in parts if isinstance(part, dict)]
-    return "".join(text for text in texts if isinstance(text, str))
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") not in ASIDE]
+    text = "".join(text for text in texts if isinstance(text, str))
+    reasoning = str(message.get("reasoning_content") or message.get("reasoning") or "").strip()
+    is_object = reasoning.startswith("{") and reasoning.endswith("}")
+    return reasoning if is_object and not text.strip() else text
 
 
 def token_counts(input_tokens: Any, output_tokens: Any) -> tuple[int, int] | None:
@@ -71,12 +81,14 @@ class Doubled(ValueError):
     """A JSON object has a key twice."""
 
 
-def parse(text: str, pairs: Callable[[Pairs], Any]) -> Any:
-    """The JSON that the text is, or that it holds in a code fence; `pairs` makes the objects. ValueError where it is none:
-    "is empty", "is no JSON" or "has a key twice".
+def parse(text: str, pairs: Callable[[Pairs], Any], keys: Collection[str] = (), whole: bool = False) -> Any:
+    """The JSON that the text is, that it holds in a code fence, or that follows thoughts and other words; `pairs` makes the
+    objects. ValueError, which begins with what it is: "is empty", "is no JSON", "has a key twice", "is cut off", ….
 
-    A fence with words around it is not taken: it may be a quotation of what was to be judged.
-    """
+    Among words the answer is the last complete object that has one of `keys`, or any key where none are given: drafts come
+    first. What a model thinks before </think> is never the answer. It is refused where an object like it begins later and
+    does not end; and where others before it differ and words follow it, since it may then be a quotation of what was to be
+    judged. With `whole`, as of an answer that was stopped, nothing is searched for."""
     fenced = FENCED.fullmatch(text.strip())
     for candidate in (text, *(fenced.groups() if fenced else ())):
         try:
@@ -85,7 +97,47 @@ def parse(text: str, pairs: Callable[[Pairs], Any]) -> Any:
             raise
         except (ValueError, RecursionError):
             continue
-    raise ValueError("is no JSON" if text.strip() else "is empty")
+    if whole or not text.strip():
+        raise ValueError("is no JSON" if text.strip() else "is empty")
+    return json.loads(_last_object(after_thoughts(text), keys), object_pairs_hook=pairs)
+
+
+def after_thoughts(text: str) -> str:
+    """What follows the last end of thoughts, or all. ValueError where thoughts begin the text and do not end."""
+    ends = max(text.rfind(tag) + len(tag) if tag in text else 0 for _, tag in THOUGHTS)
+    if not ends and text.lstrip().startswith(tuple(tag for tag, _ in THOUGHTS)):
+        raise ValueError("is cut off: it begins with thoughts that do not end")
+    return text[ends:]
+
+
+def _last_object(text: str, keys: Collection[str]) -> str:
+    """The text of the object that `parse` takes."""
+    decoder, place, broken, tried = json.JSONDecoder(object_pairs_hook=_Fields), 0, -1, 0
+    objects: list[tuple[int, int, _Fields]] = []  # beginning, end, pairs
+    while (brace := BRACE.search(text, place)) is not None and tried < TRIED:
+        place = brace.start() + 1
+        begins_like_it = brace[1] in keys if keys else True
+        try:
+            fields, end = decoder.raw_decode(text, brace.start())
+        except (ValueError, RecursionError):
+            tried += 1
+            broken = brace.start() if begins_like_it else broken
+            continue
+        place = end
+        if not keys or any(name in keys for name, _ in fields):
+            objects.append((brace.start(), end, fields))
+    if tried == TRIED or (not objects and broken < 0):
+        raise ValueError("is no JSON" if text.strip() else "is empty after its thoughts")
+    if not objects or broken > (objects[-1][0] if keys else -1):
+        raise ValueError("is no JSON: its last object does not end, as if it was cut off")
+    begin, end, fields = objects[-1]
+    if any(other != fields for _, _, other in objects) and text[end:].strip(" \t\n`"):
+        raise ValueError("holds several answers that differ, and goes on after the last")
+    return text[begin:end]
+
+
+class _Fields(list[tuple[str, Any]]):
+    """The pairs of an object, apart from lists."""
 
 
 def without_doubles(pairs: Pairs) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
@@ -111,10 +111,10 @@ class Reply:
         """Why the answer may not be a full one, in a few words; empty where the server gave no reason."""
         return answers.stopped(self.message, self.finish_reason)
 
-    def parsed(self) -> Any:
-        """The answer to a request with a schema. ValueError, with the reason, where it is not JSON."""
+    def parsed(self, keys: Collection[str] = ()) -> Any:
+        """The answer to a request with a schema of these keys. ValueError, with the reason, where it is not JSON."""
         try:
-            return answers.parse(self.text, answers.without_doubles)
+            return answers.parse(self.text, answers.without_doubles, keys, whole=bool(self.stopped))
         except ValueError as problem:
             raise ValueError(f"the answer {problem}{', ' if self.stopped else ''}{self.stopped}") from None
 

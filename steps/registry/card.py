@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from steps.core.stats import counted
+
 if TYPE_CHECKING:
     from steps.core.params import Params
     from steps.core.records import Evaluation, Judged
@@ -55,7 +57,7 @@ def card(
         },
         "Training": {
             "method": update and f"GRPO, loss {update.loss_type}, beta {update.beta:g}",
-            "rewards": update and f"scaled by {update.scale_rewards}",
+            "rewards": update and f"scaled by {update.scale_rewards or update.multi_objective_aggregation}",
             "learning rate": update and f"{update.learning_rate:g}, {update.lr_scheduler_type}",
             "iterations": recorded.iterations,
             "an iteration": rollout and f"{rollout.scenarios} scenarios, {rollout.attempts} attempts at each",
@@ -121,15 +123,17 @@ def checked(report: Mapping[str, Any] | None) -> str | None:
 
 def results(prefix: str, summary: Evaluation) -> dict[str, str]:
     """The tags of a version that say what was measured on the test split."""
+    clusters = summary.clusters if summary.judged is None else summary.judged.clusters
+    known = {} if clusters is None else {f"{prefix}_clusters": str(clusters)}
     if summary.judged is None:
-        return {f"{prefix}_{key}": str(getattr(summary, key)) for key in ("success", "ci95", "n", "reward")}
+        return {f"{prefix}_{key}": str(getattr(summary, key)) for key in ("success", "ci95", "n", "reward")} | known
     judged = {
         "judged_share": summary.share,
         "judged_ci95": summary.interval,
         "judge": summary.judged.judge,
         "n": summary.n,
     }
-    return {f"{prefix}_{key}": str(value) for key, value in judged.items()}
+    return {f"{prefix}_{key}": str(value) for key, value in judged.items()} | known
 
 
 def judged_better(tags: Mapping[str, str], judged: Judged | None) -> list[str]:
@@ -138,7 +142,7 @@ def judged_better(tags: Mapping[str, str], judged: Judged | None) -> list[str]:
     rows = {
         "judged better than the base policy": f"on {number(share)} of the scenarios",
         "95 % interval": number(interval),
-        "scenarios": tags.get("test_n"),
+        "scenarios": tested(parsed(tags.get("test_n")), parsed(tags.get("test_clusters"))),
         "judge": tags.get("test_judge"),
     }
     if judged is not None:
@@ -160,9 +164,10 @@ def evaluated(tags: Mapping[str, str], evaluations: Mapping[str, Evaluation]) ->
     lines.append("|---|---:|---|---:|---:|---:|---:|")
     for who, prefix in (("base policy", "base"), ("this adapter", "test")):
         summary = evaluations.get(prefix)
-        keys = ("success", "ci95", "reward", "turns", "tokens", "n")
+        keys = ("success", "ci95", "reward", "turns", "tokens", "n", "clusters")
         values = [getattr(summary, key) if summary else parsed(tags.get(f"{prefix}_{key}")) for key in keys]
-        lines.append(f"| {who} | {' | '.join(map(number, values))} |")
+        cells = [*map(number, values[:-2]), tested(*values[-2:])]
+        lines.append(f"| {who} | {' | '.join(cells)} |")
     slices = {prefix: summary.slices for prefix, summary in evaluations.items()}
     names = sorted(set().union(*slices.values()))
     if names:
@@ -173,6 +178,11 @@ def evaluated(tags: Mapping[str, str], evaluations: Mapping[str, Evaluation]) ->
         if len(names) > SLICES:
             lines.append(f"| {len(names) - SLICES} more | | |")
     return lines
+
+
+def tested(n: Any, clusters: Any) -> str:
+    """The scenarios that an interval rests on, and the groups of alike ones."""
+    return number(n) if not isinstance(n, int) else counted(n, clusters if isinstance(clusters, int) else None)
 
 
 def parsed(tag: str | None) -> Any:

@@ -3,7 +3,8 @@
 
 Equal attempts say nothing of which is better. DAPO samples until a batch is full of groups that do; here each round costs at
 most one more batch, and what stays flat after the last one stays in the batch. The rule's reward decides: other judges
-score later. What was replaced is listed with its success and tokens, so that nothing is dropped in silence.
+score later, also where they could tell attempts apart that earned the same. What was replaced is listed with its success
+and tokens, so that nothing is dropped in silence. It works through `play`, and so wherever a batch is played.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from steps.core.errors import UserError
 
 if TYPE_CHECKING:
     from environments.base import Scenario
@@ -30,11 +33,18 @@ def resample(
     play: Callable[[list[Scenario]], list[Trajectory]],
 ) -> tuple[Groups, list[dict[str, Any]]]:
     """(the groups of the batch in its order, what was sampled and is not in it). Other scenarios are drawn of the same task,
-    among those of `pool` that were not sampled yet; `play` makes the attempts at them."""
+    among those of `pool` that were not sampled yet; `play` makes the attempts at them. UserError where attempts ended and
+    none of them has a reward by the rule."""
     by_id = {scenario.id: scenario for scenario in pool}
     left = random.Random(f"resample {seed}").sample(list(pool), len(pool))
     left = [scenario for scenario in left if scenario.id not in groups]
     batch, replaced = dict(groups), list[dict[str, Any]]()
+    ended = [(by_id[name], attempt) for name in groups for attempt in groups[name] if attempt.stop_reason != "error"]
+    if ended and all(rule(scenario, attempt).score is None for scenario, attempt in ended):
+        raise UserError(
+            "rollout.resample reads the rule's reward, and these attempts have none: take it out, or let the task or the "
+            "agent give a reward"
+        )
     for _ in range(rounds):
         pairs: list[tuple[str, Scenario]] = []
         for name in [name for name, attempts in batch.items() if is_flat(rule, by_id[name], attempts)]:

@@ -51,7 +51,7 @@ def demonstrations(seed: int, habits: Habits, questions_per_inbox: int = 40) -> 
     while True:
         owner = f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}"
         mails, questions = make_mailbox([owner], rng)
-        data = Mailbox(build_index(mails), {})
+        data = Mailbox(mails, build_index)
         bodies = {mail["id"]: mail for mail in mails}
         by_kind = [[question for question in questions if question["kind"] == kind] for kind in KINDS]
         for _ in range(questions_per_inbox):

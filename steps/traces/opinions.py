@@ -6,6 +6,7 @@ scores of a name together: where one is outside of 0..1, none of that name count
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -46,7 +47,10 @@ def score_of(value: Any, name: str = "score", scales: Scales | None = None) -> t
         return float(value), name
     if not isinstance(value, int | float):
         return None, ""
-    return round((value - low) / (high - low), 6), name
+    try:
+        return round((float(value) - low) / (high - low), 6), name
+    except OverflowError:  # an integer beyond all floats, which is on no scale
+        return math.inf, name
 
 
 def is_outside(feedback: Feedback) -> bool:

@@ -84,6 +84,8 @@ class MeasuredRun:
         rewards = {} if summary.reward is None else {"reward": summary.reward}
         values = {measure: summary.share, **rewards, "turns": summary.turns, "tokens": summary.tokens}
         values |= {"scenarios": summary.n, "ci95_low": low, "ci95_high": high}
+        clusters = summary.clusters if summary.judged is None else summary.judged.clusters
+        values |= {} if clusters is None else {"clusters": clusters}
         values |= {f"{measure}_{kind}": share for kind, share in summary.slices.items()}
         values |= {f"success_of_{name}": success for name, success in summary.references.items()}
         values |= {f"right_{kind}": right / made for kind, (right, made) in summary.decisions.items()}

@@ -359,7 +359,7 @@ def batch(run: Any, metrics: dict, step: int, params: dict, tags: dict, model: s
 
 def is_models(name: str) -> bool:
     """Whether a metric belongs to the model: what its validation is compared by, without sizes and intervals."""
-    return name.startswith("val/") and "ci95" not in name and name != "val/scenarios"
+    return name.startswith("val/") and "ci95" not in name and name not in ("val/scenarios", "val/clusters")
 
 
 def title(params: Params) -> str:

@@ -35,16 +35,31 @@ class Credit(NamedTuple):
     metrics: dict[str, float]
 
 
-def states_of(env: type[Env], scenarios: Mapping[str, Scenario], trajectory: Trajectory) -> list[Hashable]:
-    """The state that each turn starts from; states of different scenarios are never the same."""
+def states_of(
+    env: type[Env], scenarios: Mapping[str, Scenario], trajectory: Trajectory, unusable: list[str] | None = None
+) -> list[Hashable]:
+    """The state that each turn starts from; states of different scenarios are never the same. What a task names that cannot
+    be compared with other states (NaN, a list) is noted in `unusable`, and the turn's whole prompt stands for it."""
     named: list[Hashable] = []
     scenario = scenarios[trajectory.scenario_id]
     messages = list(scenario.messages)
     for turn in trajectory.turns:
         state = None if trajectory.is_from_gateway else env.anchor_state(scenario, messages)
+        if state is not None and not (isinstance(state, Hashable) and is_reflexive(state)):
+            if unusable is not None:
+                unusable.append(f"{state!r:.60}")
+            state = None
         named.append((scenario.id, turn.prompt_ids if state is None else state))
         messages += [turn.message, *turn.observations]
     return named
+
+
+def is_reflexive(state: Hashable) -> bool:
+    """Whether a state is the same as itself, as NaN is not, nor an array or a tuple with a list."""
+    try:
+        return hash(state) == hash(state) and bool(state == state)
+    except (TypeError, ValueError):
+        return False
 
 
 def credit(
@@ -77,7 +92,7 @@ def credit(
         values = alike[state]
         if max(values) - min(values) < ROUNDING:  # one alone, too
             return 0.0
-        std = {"group": stdev(values), "batch": batch_std, "none": None}[settings.scale_rewards]
+        std = {"group": stdev(values), "batch": batch_std, "none": None}[settings.scale_rewards or "group"]
         return (value - fmean(values)) / (1.0 if std is None else std + STD_FLOOR)
 
     by_turn, largest = [], []

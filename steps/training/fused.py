@@ -109,18 +109,23 @@ def gated_back(gate: Tensor, up: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]
 
 @kernel
 def token_logps(
-    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, with_slope: bool
-) -> tuple[Tensor, Tensor | float, Tensor | None]:
+    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, with_slope: bool, learn_entropy: bool
+) -> tuple[Tensor, Tensor | float, Tensor | None, Tensor | None]:
     """Logprobs [N] of targets [N, 1] and entropies [N] from logits [N, V], before they are divided by the temperature. With
-    the slope: minus the gradient [N, V] of a logprob by the divided logits, in their type."""
+    the slope: minus the gradient [N, V] of a logprob by the divided logits, in their type; and where the entropy is learnt,
+    its gradient."""
     wide = logits.float() / temperature
     total = wide.logsumexp(-1, keepdim=True)
     logp = (wide.gather(-1, targets) - total)[:, 0]
     entropy = total[:, 0] - ((wide - total).exp() * wide).sum(-1) if with_entropy else 0.0
     if not with_slope:
-        return logp, entropy, None
+        return logp, entropy, None, None
     words = torch.arange(logits.shape[-1], device=logits.device)
-    return logp, entropy, ((wide - total).exp() - (words == targets).float()).to(logits.dtype)
+    slope = ((wide - total).exp() - (words == targets).float()).to(logits.dtype)
+    if not learn_entropy:
+        return logp, entropy, slope, None
+    turn = (wide - total).exp() * (total - wide - (total - ((wide - total).exp() * wide).sum(-1, keepdim=True)))
+    return logp, entropy, slope, turn.to(logits.dtype)
 
 
 def _inverse(x: Tensor, epsilon: float) -> Tensor:

@@ -1,8 +1,9 @@
 """GRPO on stored trajectories (Shao et al. 2024, arXiv:2402.03300): a plain loop over packed micro-batches.
 
 The loss is TRL's own (steps/training/loss.py), and so is each optimiser step's gradient, on whole groups: trajectories
-without a signal count in its averages and in its KL term. Those whose gradient is zero are counted and not computed. Left
-out of TRL's trainer: data loading, generation, padding and compilation, which would take longer than the update itself here.
+without a signal count in its averages, and in its KL term and its bonus for entropy. Those whose gradient is zero pass
+forward alone, for the metrics. Left out of TRL's trainer: data loading, generation, padding and compilation, which would
+take longer than the update itself here.
 
 With update.processes each process takes a share of every optimiser step's trajectories, and gradients are summed. The steps
 are then the same as in one process, within rounding.
@@ -10,139 +11,33 @@ are then the same as in one process, within rounding.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import random
-import shutil
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.progress import measure, progress, say
 from steps.core.stats import added
-from steps.policy import sharing
-from steps.policy.adapter import adapter_hash
-from steps.policy.loading import load_tokenizer, load_vision
-from steps.policy.machine import before_sampling, deterministic
-from steps.training import memory, packing, probe
+from steps.policy.machine import deterministic
+from steps.training import entropy, memory, packing
 from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
-from steps.training.grammar import Grammars
 from steps.training.loss import Correction, SamplerCheck, TrlLoss, clip_gradient
-from steps.training.model import WEIGHTS, adapter_of, load_model
-from steps.training.processes import gathered, join, process, shard
+from steps.training.meter import Meter, metrics
+from steps.training.model import WEIGHTS, adapter_of
+from steps.training.processes import gathered, process
+from steps.training.reference import Reference
 from steps.training.schedule import check_schedule, set_rate
+from steps.training.trained import Trained
 from steps.training.trust import TrustRegion
 
 if TYPE_CHECKING:
-    import torch
-
-    from steps.core.params import Policy, Update
-    from steps.core.records import Row
-    from steps.policy.pictures import Vision
-
-# The base model with its adapter's layers, by policy; at most one. Global, because stages are plain functions, and a warm
-# process runs many updates in a row: each replaces the adapter's weights instead of loading the base model again.
-_bases: dict[str, memory.Base] = {}
+    from steps.core.params import Update
 
 
-def leave_gpu() -> None:
-    """Take the base model's weights off the GPU, if this process trains on one."""
-    for base in _bases.values():
-        if base.device.type == "cuda":
-            base.leave()
-
-
-class Trainer:
-    """A base model with a LoRA adapter, Adam, and the count of optimiser steps so far."""
-
-    def __init__(self, policy: Policy, seed: int = 0, checkpoint: Path | None = None, is_sharded: bool = False) -> None:
-        """With a fresh adapter drawn from `seed`, or with a checkpoint's adapter and optimiser. `is_sharded`: each process
-        holds a part of the base model."""
-        import torch
-
-        join()
-        self.policy, self.is_sharded = policy, is_sharded
-        # A base model that the engine divides may not fit on one GPU, and a fresh adapter needs none.
-        place = "cpu" if is_sharded or (checkpoint is None and policy.tensor_parallel > 1) else None
-        key = f"{policy.model_dump_json()} {is_sharded} {place}"
-        if key not in _bases or checkpoint is None:
-            _bases.clear()
-            torch.manual_seed(seed)
-            model = load_model(policy, place)
-            if is_sharded:
-                shard(model)
-            _bases[key] = memory.Base(model)
-        before_sampling(leave_gpu)
-        _bases[key].come_back()
-        sharing.of_trainer(policy, _bases[key])
-        self.model = _bases[key].model
-        self.model.train()
-        self.weights = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
-        self.vocabulary = int(self.model.get_output_embeddings().weight.shape[0])
-        self.layers = int(self.model.config.get_text_config().num_hidden_layers)
-        self.trained_parameters = sum(value.numel() for value in self.weights.values())
-        self.steps, self.adapter_hash = 0, ""
-        self.moments: dict[str, dict[str, torch.Tensor]] = {}
-        self.keeps_attention = False
-        self.grammars: Grammars | None = None  # made where a row was sampled under one
-        self.vision: Vision | None = None  # made where a row shows a picture
-        self.start: Path | None = None  # folder of the adapter that training began with, for update.reference
-        if checkpoint is not None:
-            self._load(checkpoint)
-
-    def save_adapter(self, folder: Path) -> str:
-        """Write the adapter as PEFT does, for serving; returns its hash."""
-        self.model.save_pretrained(folder)
-        path = folder / "adapter_config.json"
-        config = json.loads(path.read_text())
-        config["target_modules"] = sorted(config["target_modules"])  # PEFT writes a set, whose order changes
-        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-        (folder / "README.md").unlink(missing_ok=True)  # an empty template of a model card
-        if self.policy.kind == "server" and not self.is_sharded:
-            probe.write(folder, self.model, self.policy, self.layers, *self.place)
-        return adapter_hash(folder)
-
-    def save_checkpoint(self, folder: Path, adapter: str) -> None:
-        """Write what a later update resumes from: adapter weights and hash, Adam's moments (no pickle), steps, `start`."""
-        from safetensors.torch import save_file
-
-        folder.mkdir()
-        tensors = {f"weight.{name}": value.detach().cpu().contiguous() for name, value in self.weights.items()}
-        for name, moments in self.moments.items():
-            tensors |= {f"{kind}.{name}": value.cpu().contiguous() for kind, value in moments.items()}
-        save_file(tensors, folder / "state.safetensors")
-        (folder / "state.json").write_text(json.dumps({"adapter": adapter, "steps": self.steps}) + "\n")
-        if self.start is not None:
-            (folder / "reference").mkdir()
-            shutil.copyfile(self.start / WEIGHTS, folder / "reference" / WEIGHTS)
-
-    def _load(self, folder: Path) -> None:
-        import torch
-        from safetensors.torch import load_file
-
-        tensors = load_file(folder / "state.safetensors")
-        state = json.loads((folder / "state.json").read_text())
-        self.steps, self.adapter_hash = state["steps"], state["adapter"]
-        self.start = folder / "reference" if (folder / "reference").is_dir() else None
-        with torch.no_grad():
-            for name, value in self.weights.items():
-                value.copy_(tensors[f"weight.{name}"])
-                value.grad = None
-        for name in self.weights if self.steps else ():
-            self.moments[name] = {kind: tensors[f"{kind}.{name}"] for kind in ("exp_avg", "exp_avg_sq")}
-
-    def _optimizer(self, settings: Update) -> Any:
-        import torch
-
-        optimizer = torch.optim.AdamW(
-            self.weights.values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, betas=(0.9, 0.95)
-        )
-        for name, moments in self.moments.items():
-            weight = self.weights[name]
-            state = {kind: value.to(weight.device) for kind, value in moments.items()}
-            optimizer.state[weight] = {"step": torch.tensor(float(self.steps)), **state}
-        return optimizer
+class Trainer(Trained):
+    """Makes GRPO updates."""
 
     def train(
         self,
@@ -152,9 +47,9 @@ class Trainer:
         seed: int,
         behaviour: Path | None = None,
     ) -> dict[str, float]:
-        """Make `num_iterations` × `steps_per_generation` optimiser steps; returns metrics, means over steps or over the
-        tokens of trajectories that have a gradient. `behaviour`: the folder of the adapter that sampled the trajectories,
-        where it is an older one: the loss is then corrected by importance sampling.
+        """Make `num_iterations` × `steps_per_generation` optimiser steps; returns metrics, which
+        steps/training/meter.py defines. `behaviour`: the folder of the adapter that sampled the trajectories, where it is an
+        older one: the loss is then corrected by importance sampling.
 
         UserError where another policy sampled the trajectories, the schedule ends too early, or a gradient is not finite.
         """
@@ -165,6 +60,8 @@ class Trainer:
     def _train(
         self, examples: Sequence[Example], settings: Update, temperature: float, seed: int, behaviour: Path | None
     ) -> dict[str, float]:
+        self.wide_head = settings.cast_lm_head_to_fp32
+        reference = self._reference_now(settings)
         steps = self._steps(examples, settings, seed)
         planned = settings.num_iterations * len(steps)
         check_schedule(settings, self.steps + planned)
@@ -182,14 +79,13 @@ class Trainer:
             self._correct(correction, steps[1:], temperature, checks)
         else:
             self._sample(examples, steps[0].groups, settings, temperature, seed, sampler)
-        sums: dict[str, float] = defaultdict(float, loss=0.0)
-        extremes: dict[str, list[float]] = defaultdict(list)
+        measured, norms = Meter(), 0.0
+        bonus = entropy.EntropyBonus(settings, self.entropy)
         trust, divergence = TrustRegion(self.weights, settings.max_kl), None
         for number in range(planned):
             step = steps[number % len(steps)]
-            metrics: list[tuple[str, float, float]] = []
             meters = [trust.add] if number else [trust.add, *checks]
-            gradient = partial(self._gradient, loss, step, len(steps), settings, temperature, meters, metrics)
+            gradient = partial(self._gradient, loss, step, len(steps), settings, bonus, reference, meters)
             gradient()
             if not number:  # no weight has changed yet
                 whole = [added(values) for values in zip(*gathered(sampler.sums), strict=True)]
@@ -197,44 +93,32 @@ class Trainer:
             divergence = trust.take() if trust.limit else None
             if number:
                 divergence = trust.hold(divergence, gradient, number / planned)
-            for name, metric, tokens in metrics:
-                if name.endswith(("_min", "_max")):
-                    extremes[name].append(metric)
-                else:
-                    sums[name] += metric * tokens
+            if settings.has_entropy_bonus:
+                bonus.end(*loss.meter.means["entropy_of_bonus"])
+            measured.take(loss.meter)
             self._sum_gradients()
-            norm = clip_gradient(self.weights.values(), settings.max_grad_norm, number + 1, step.groups)
-            sums["grad_norm"] += norm
+            norms += clip_gradient(self.weights.values(), settings.max_grad_norm, number + 1, step.groups)
             set_rate(optimizer, settings, self.steps, trust.kept)
             optimizer.step()
             optimizer.zero_grad()
             self.steps += 1
+            if number + 1 < planned:
+                self._sync(settings)
             progress(number + 1, planned, "optimiser steps")
         look = partial(self._look, steps[0], temperature, trust)
         divergence = trust.finish(divergence if planned > 1 else None, look)
+        self._sync(settings)
         common |= {} if divergence is None else {"update/kl": divergence, "update/kept": trust.kept}
         common |= Correction.metrics(gathered((correction.sums, correction.extremes))) if correction else {}
+        common |= {"entropy_coef": bonus.weight} if settings.has_entropy_bonus else {}
         measure(learning_rate=optimizer.param_groups[0]["lr"])  # of the last step; kept beside the stage's seconds
+        self.entropy = bonus.state
         self.moments = {
             name: {kind: optimizer.state[weight][kind] for kind in ("exp_avg", "exp_avg_sq")}
             for name, weight in self.weights.items()
         }
-        common["grad_norm"] = sums.pop("grad_norm") / planned
-        sums["loss"] /= planned
-        tokens = settings.num_iterations * sum(step.computed for step in steps)
-        return common | self._metrics(gathered((dict(sums), dict(extremes))), tokens)
-
-    @staticmethod
-    def _metrics(summed: list[tuple[dict[str, float], dict[str, list[float]]]], tokens: float) -> dict[str, float]:
-        """Means over tokens, extremes, and the loss, from the (sums, extremes) of each process."""
-        metrics = {}
-        for name in sorted({name for sums, _ in summed for name in sums}):
-            value = added(sums.get(name, 0.0) for sums, _ in summed)
-            metrics[name] = value if name == "loss" else value / tokens
-        for name in sorted({name for _, extremes in summed for name in extremes}):
-            choose = min if name.endswith("_min") else max
-            metrics[name] = choose(value for _, extremes in summed for value in extremes.get(name, ()))
-        return metrics
+        common["grad_norm"] = norms / planned
+        return common | metrics(gathered(measured.sums), planned)
 
     def _gradient(
         self,
@@ -242,24 +126,41 @@ class Trainer:
         step: OptimizerStep,
         steps: int,
         settings: Update,
-        temperature: float,
+        bonus: entropy.EntropyBonus,
+        reference: Reference | None,
         meters: Sequence[Callable[..., None]],
-        metrics: list[tuple[str, float, float]],
     ) -> None:
-        """The gradient of this process's share of an optimiser step. Sets `metrics` to (name, value, tokens), of
-        micro-batches; each meter is given the logprobs and the entropies [B, S] of one, and the micro-batch."""
+        """The gradient of this process's share of an optimiser step, and its metrics in `loss.meter`. Each of `meters` is
+        given the logprobs and the entropies [B, S] of a micro-batch that has a gradient, and the micro-batch."""
+        import torch
+
         self.model.zero_grad()  # of a way that was too long, or of an update that was refused
-        metrics.clear()
+        loss.meter = Meter()
+        if settings.top_entropy_quantile < 1:
+            with torch.no_grad():
+                seen = [self._pass(*each, loss.temperature)[1] for each in self._packed(step.everything)]
+            entropy.mark_high(step.everything, seen, settings.top_entropy_quantile)
+        if settings.has_entropy_bonus:
+            bonus.begin(step.batches)
         for batch, packed in self._packed(step.batches):
             batch["packed"] = packed
             if settings.beta and "ref_per_token_logps" not in batch:
-                batch["ref_per_token_logps"] = self._reference(batch["packed"], settings, temperature)
-            metrics.append(("loss", self._accumulate(loss, batch, step, steps), 1.0))
+                batch["ref_per_token_logps"] = self._reference(packed, settings, reference, loss.temperature)
+            self._accumulate(loss, batch, step, steps, bonus)
             for meter in meters:
                 meter(loss.logps, loss.entropies, batch)
-            taken = loss.take_metrics()
-            metrics += [(name, metric, batch["tokens"]) for name, metric in taken.items() if batch["tokens"]]
             del batch["packed"]  # large, and quick to make again for the next pass
+        with torch.no_grad():
+            for batch, packed in self._packed(step.others):
+                batch["packed"] = packed
+                loss(batch)
+                del batch["packed"]
+
+    def _pass(self, batch: dict[str, Any], packed: packing.Packed | None, temperature: float) -> tuple[Any, Any]:
+        """Logprobs and entropies [B, S] of a micro-batch; zeros where no token counts."""
+        if packed is None:
+            return batch["completion_mask"], batch["completion_mask"]
+        return packing.token_logps(self.model, packed, temperature)
 
     def _sample(
         self,
@@ -274,7 +175,7 @@ class Trainer:
         logprobs of those cost nothing extra."""
         import torch
 
-        groups = by_group([example for example in examples if example.has_gradient(settings.beta)])
+        groups = by_group([example for example in examples if self._learns(example, settings)])
         draw = random.Random(f"sampler {seed} {self.steps}")
         chosen = [draw.choice(groups[group]) for group in sorted(groups.keys() - first)]
         with torch.no_grad():
@@ -298,40 +199,8 @@ class Trainer:
         batches = [self._batch(part, total) for part in own]
         for _ in range(idle if self.is_sharded else 0):
             batch = self._batch([min(examples, key=lambda example: sum(map(len, example.ids)))], total)
-            batches.append(batch | {"completion_mask": batch["completion_mask"] * 0, "tokens": 0.0})
+            batches.append(batch | {"completion_mask": batch["completion_mask"] * 0, "tokens": 0.0, "is_idle": True})
         return batches
-
-    def with_micro_batches(self, examples: Sequence[Example], settings: Update) -> Update:
-        """The settings with the tokens of a micro-batch, and whether layers are checkpointed, where they leave that open.
-        Whether those keep FlexAttention's results is kept here."""
-        longest = max(sum(map(len, example.ids)) for example in examples)
-        policy = self.policy
-        chosen = memory.micro_batches_on(
-            self.place[1], self.model, settings, policy.lora.rank, longest, policy.deterministic
-        )
-        everywhere = gathered(chosen)  # processes that divide a model pass through it together
-        tokens, checkpointing = min(each.tokens for each in everywhere), any(each.checkpointing for each in everywhere)
-        self.keeps_attention = all(each.keeps_attention for each in everywhere)
-        return settings.model_copy(update={"tokens_per_micro_batch": tokens, "gradient_checkpointing": checkpointing})
-
-    def set_checkpointing(self, on: bool) -> None:
-        """Keep only each layer's input, and FlexAttention's results where there is room; compute the rest again in the
-        backward pass."""
-        from steps.training import flex
-
-        base = self.model.get_base_model()
-        if on:
-            is_kept = self.keeps_attention and flex.runs_on(self.place[1])
-            kept = {"context_fn": flex.kept_contexts} if is_kept else {}
-            base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **kept})
-        elif base.is_gradient_checkpointing:
-            base.gradient_checkpointing_disable()
-
-    @property
-    def place(self) -> tuple[Any, Any]:
-        """The base model's dtype, and its device."""
-        head = self.model.get_output_embeddings().weight
-        return head.dtype, head.device
 
     def _steps(self, examples: Sequence[Example], settings: Update, seed: int) -> list[OptimizerStep]:
         """The optimiser steps of a pass, on trajectories in a seeded order."""
@@ -343,11 +212,19 @@ class Trainer:
         total = sum(example.tokens for example in examples)
         steps = []
         for part in split_steps(examples, count, random.Random(f"update {seed} {self.steps}")):
-            computed = sorted(
-                (example for example in part if example.has_gradient(settings.beta)), key=lambda example: example.ids
+            computed, still = (
+                sorted(
+                    (example for example in part if example.bears_loss and self._learns(example, settings) == learns),
+                    key=lambda example: example.ids,
+                )
+                for learns in (True, False)
             )
+            others = self._share(still, settings, total)
+            if (masked := len(part) - len(computed) - len(still)) and not process()[0]:
+                others.append(self._without_tokens(masked))
             step = OptimizerStep(
                 self._share(computed, settings, total),
+                others,
                 trajectories=len(part),
                 tokens=sum(example.tokens for example in part),
                 computed=sum(example.tokens for example in computed),
@@ -356,70 +233,37 @@ class Trainer:
             steps.append(step)
         return steps
 
-    def _packed(self, batches: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], packing.Packed]]:
-        """Micro-batches with their packed rows."""
-        on_gpu = self.place[1].type == "cuda"
-        return packing.ahead(batches, lambda batch: self._pack(batch["examples"]), in_thread=on_gpu)
+    @staticmethod
+    def _learns(example: Example, settings: Update) -> bool:
+        return example.has_gradient(settings.learns_everywhere)
 
-    def _grammars(self, rows: Sequence[Row]) -> Grammars | None:
-        """What replays the grammars of these rows; None where they have none."""
-        if self.grammars is None and any(row.stretches for row in rows):
-            base, tokenizer = self.model.get_base_model(), load_tokenizer(self.policy)
-            ends = base.generation_config.eos_token_id
-            ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
-            self.grammars = Grammars(tokenizer, self.vocabulary, ends)
-        return self.grammars if any(row.stretches for row in rows) else None
+    def _reference_now(self, settings: Update) -> Reference | None:
+        """The reference that moves, as it is for the batch of this update: TRL takes its logprobs when a batch is sampled.
+        None where it does not move."""
+        if not settings.sync_ref_model:
+            self.synced = None
+        elif self.synced is None:
+            start = self.start if settings.reference == "start" else None
+            self.synced = Reference() if start is None else Reference.of_adapter(start / WEIGHTS, self.weights)
+        return self.synced
 
-    def _pack(self, examples: Sequence[Example]) -> packing.Packed:
-        rows = [row for example in examples for row in example.rows]
-        counts = [len(example.rows) for example in examples]
-        if self.vision is None and any(row.pictures for row in rows):
-            self.vision = load_vision(self.policy)
-        return packing.pack(rows, *self.place, counts=counts, grammars=self._grammars(rows), vision=self.vision)
+    def _sync(self, settings: Update) -> None:
+        """Move the reference towards the policy, where an optimiser step is one after which that is due."""
+        if self.synced is not None and self.steps % (settings.ref_model_sync_steps or 1) == 0:
+            self.synced = self.synced.mixed(self.weights, settings.ref_model_mixup_alpha or 0.0)
 
-    def _batch(self, examples: Sequence[Example], total: int) -> dict[str, Any]:
-        """A micro-batch under TRL's names, with sampled tokens only; `total`: sampled tokens of the whole pass."""
-        import torch
-
-        _, device = self.place
-        sampled = [
-            [
-                logprob
-                for row in example.rows
-                for logprob, is_sampled in zip(row.logprobs, row.mask, strict=True)
-                if is_sampled
-            ]
-            for example in examples
-        ]
-        logps = torch.tensor(packing.padded(sampled), dtype=torch.float32, device=device)
-        mask = torch.tensor(packing.padded([[1.0] * len(row) for row in sampled]), dtype=torch.float32, device=device)
-        advantages: Any = [example.advantage for example in examples]  # [B], or of tokens [B, S]
-        if any(example.by_token for example in examples):
-            advantages = packing.padded(
-                [
-                    example.by_token or [example.advantage] * len(row)
-                    for example, row in zip(examples, sampled, strict=True)
-                ]
-            )
-        return {
-            "examples": examples,
-            "prompt_ids": torch.zeros((len(examples), 0), dtype=torch.long, device=device),
-            "prompt_mask": torch.zeros((len(examples), 0), device=device),
-            "completion_ids": torch.zeros(mask.shape, dtype=torch.long, device=device),
-            "completion_mask": mask,
-            "advantages": torch.tensor(advantages, dtype=torch.float32, device=device),
-            "old_per_token_logps": logps,
-            "sampling_per_token_logps": logps,
-            "num_items_in_batch": torch.tensor(float(total), device=device),
-            "tokens": float(mask.sum()),
-        }
-
-    def _reference(self, packed: packing.Packed, settings: Update, temperature: float) -> Any:
-        """Logprobs [B, S] of `update.reference`: the same model with its adapter disabled, or with the first one."""
+    def _reference(self, packed: packing.Packed, settings: Update, moved: Reference | None, temperature: float) -> Any:
+        """Logprobs [B, S] of `update.reference`: the same model with its adapter disabled, with the first one, or with what
+        the reference has moved to."""
         import torch
 
         start = self.start if settings.reference == "start" else None  # which the stage update has made sure of
-        with torch.no_grad(), self.model.disable_adapter() if start is None else adapter_of(self.model, start):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            if moved is not None and moved.terms:
+                stack.enter_context(moved.inside(self.weights))
+            else:
+                stack.enter_context(self.model.disable_adapter() if start is None else adapter_of(self.model, start))
             return packing.token_logps(self.model, packed, temperature, with_entropies=False)[0]
 
     def _correct(
@@ -434,27 +278,30 @@ class Trainer:
         import torch
 
         with torch.no_grad():
-            for batch, packed in self._packed([batch for step in steps for batch in step.batches]):
-                old, entropies = packing.token_logps(self.model, packed, temperature)
-                for meter in meters:
+            learning = {id(batch) for step in steps for batch in step.batches}
+            for batch, packed in self._packed([batch for step in steps for batch in step.everything]):
+                old, entropies = self._pass(batch, packed, temperature)
+                for meter in meters if id(batch) in learning else ():
                     meter(old, entropies, batch)
                 correction.correct(batch, old)
 
     @staticmethod
-    def _accumulate(loss: TrlLoss, batch: dict[str, Any], step: OptimizerStep, steps: int) -> float:
+    def _accumulate(
+        loss: TrlLoss, batch: dict[str, Any], step: OptimizerStep, steps: int, bonus: entropy.EntropyBonus
+    ) -> None:
         """Backward pass of a micro-batch's share of its step's loss. Any split of a step gives the same gradient.
 
         TRL divides by the number of micro-batches, as if they were equal; here each is weighted by its trajectories, for
-        bnpo by its tokens. dapo and cispo divide by the tokens of an average step, which TRL takes from the whole pass.
+        bnpo by its tokens. dapo, cispo and vespo divide by the tokens of an average step, which TRL takes from the pass.
         What the step counts without computing it has a share, too, and adds nothing.
         """
         share = len(batch["examples"]) / step.trajectories
         if loss.loss_type == "bnpo" and batch["tokens"]:
             share = batch["tokens"] / step.tokens
         loss.weigh(share, steps)
-        value = loss(batch)
-        value.backward()
-        return float(value.detach())
+        if bonus.settings.has_entropy_bonus:
+            loss.entropy_coef = bonus.weight_of(batch, share)
+        loss(batch).backward()
 
     def _sum_gradients(self) -> None:
         """Sum over processes: each has the gradient of its own trajectories' share of the step's loss.

@@ -15,8 +15,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+from steps.core.params_loss import SAPO, VESPO
 from steps.core.stats import added
 from steps.training import packing
+from steps.training.entropy import acting
+from steps.training.meter import Meter
 
 if TYPE_CHECKING:
     from steps.core.params import Update
@@ -30,13 +33,13 @@ class TrlLoss:
     """The part of a GRPOTrainer that `_compute_loss` reads: one process, no extras.
 
     What is a row to TRL is a trajectory here, with its sampled tokens only, [B, S]: those of all its training rows, where it
-    has several. The whole training rows go through the model in packed form.
+    has several. The whole training rows go through the model in packed form. What TRL takes from a micro-batch is taken from
+    the whole optimiser step here: which tokens have a high entropy, the mean that the bonus for entropy is of (by its
+    weight), and its weight's changes (steps/training/entropy.py).
     """
 
-    top_entropy_quantile = 1.0
-    off_policy_mask_threshold = None
     aux_loss_enabled = False
-    _entropy_bonus_enabled = False
+    use_adaptive_entropy = False
 
     def __init__(
         self,
@@ -52,43 +55,87 @@ class TrlLoss:
         self.temperature = temperature
         # in TRL, GSPO (Zheng et al. 2025, arXiv:2507.18071) is GRPO with the ratio of whole rows
         self.loss_type = "grpo" if settings.loss_type == "gspo" else settings.loss_type
-        self.importance_sampling_level = "sequence" if settings.loss_type == "gspo" else "token"
+        self.importance_sampling_level = settings.importance_sampling_level or "token"
         self.beta = settings.beta
         self.epsilon_low = settings.epsilon
         self.epsilon_high = settings.epsilon_high
+        self.off_policy_mask_threshold = settings.off_policy_mask_threshold
+        self.top_entropy_quantile = settings.top_entropy_quantile
+        self.entropy_coef = 0.0  # set for each micro-batch
+        self._entropy_bonus_enabled = settings.has_entropy_bonus
         self.use_vllm = self.vllm_importance_sampling_correction = settings.vllm_importance_sampling_correction
         self.max_completion_length = max_completion_length
+        read = ("delta", *SAPO, *VESPO)
         self.args = SimpleNamespace(
-            delta=None, use_bias_correction_kl=bool(settings.use_bias_correction_kl), steps_per_generation=1
+            **{name: getattr(settings, name) for name in read},
+            use_bias_correction_kl=bool(settings.use_bias_correction_kl),
+            steps_per_generation=1,
         )
         self.current_gradient_accumulation_steps = 1.0
         self.accelerator = SimpleNamespace(
-            num_processes=1, gather=lambda value: value, reduce=lambda value, reduction: value, sync_gradients=True
+            num_processes=1, gather=lambda value: value, reduce=self._reduce, sync_gradients=False
         )
         self._metrics: dict[str, Any] = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._totals: list[Any] = []  # (sum, count) of each mean that TRL makes
+        self.meter = Meter()
         self.logps: Any = None  # [B, S] of the latest micro-batch, without gradient
         self.entropies: Any = None  # [B, S] of the same
 
     def __call__(self, batch: dict[str, Any]) -> Any:
+        """The loss of a micro-batch, a tensor. Its metrics are added to `meter`, but for those of a micro-batch that is
+        there for other processes alone."""
         from trl import GRPOTrainer
 
+        self.get_gamma_weights, self.get_off_policy_mask = (
+            GRPOTrainer.get_gamma_weights,
+            GRPOTrainer.get_off_policy_mask,
+        )
         self._batch = batch
-        return GRPOTrainer._compute_loss(self, self.model, batch)
+        self._totals.clear()
+        self._metrics["train"].clear()
+        loss = GRPOTrainer._compute_loss(self, self.model, batch)
+        if not batch.get("is_idle"):
+            self._measure(loss)
+        return loss
+
+    def _measure(self, loss: Any) -> None:
+        import torch
+
+        self.meter.by_step["loss"] += float(loss.detach())
+        measured = dict(self._metrics["train"])
+        if "policy_loss" in measured:
+            whole = self.loss_type in ("dapo", "cispo", "vespo")  # which TRL has divided by the step's tokens
+            [policy] = measured.pop("policy_loss")
+            self.meter.by_step["policy_loss"] += policy / (1.0 if whole else self.current_gradient_accumulation_steps)
+        for name in [name for name in measured if name.endswith(("_min", "_max"))]:
+            self.meter.reach(name, measured.pop(name)[0])
+        if self._entropy_bonus_enabled:
+            mask = acting(self._batch)
+            self.meter.add("entropy_of_bonus", float((self.entropies * mask).sum()), float(mask.sum()))
+        for name, (total, count) in zip(measured, torch.stack(self._totals).tolist(), strict=True):
+            self.meter.add(name, total, count)
+
+    def _reduce(self, totals: Any, reduction: str) -> Any:
+        self._totals.append(totals)
+        return totals
 
     def weigh(self, share: float, steps: int) -> None:
         """Make the next micro-batch this share of its optimiser step, in a pass of so many steps."""
         self.current_gradient_accumulation_steps = 1 / share
         self.args.steps_per_generation = steps / share
 
-    def take_metrics(self) -> dict[str, float]:
-        """TRL's metrics, averaged over the calls since they were last taken."""
-        taken = {name: added(values) / len(values) for name, values in self._metrics["train"].items()}
-        self._metrics["train"].clear()
-        return taken
+    def get_high_entropy_mask(self, *_: Any) -> Any:
+        return self._batch["high_entropy"]
 
     def _get_per_token_logps_and_entropies(self, *_: Any, **__: Any) -> tuple[Any, Any, None]:
-        logps, entropies = packing.token_logps(self.model, self._batch["packed"], self.temperature)
-        self.logps, self.entropies = logps.detach(), entropies
+        packed = self._batch["packed"]
+        if packed is None:
+            logps = entropies = self._batch["completion_mask"]
+        else:
+            logps, entropies = packing.token_logps(
+                self.model, packed, self.temperature, learn_entropies=self._entropy_bonus_enabled
+            )
+        self.logps, self.entropies = logps.detach(), entropies.detach()
         if self.correction and "importance_sampling_ratio" not in self._batch:  # TRL reads it from there after this
             self.correction.correct(self._batch, self.logps)
         return logps, entropies, None
@@ -100,12 +147,14 @@ def sampler_ratio(old: Any, sampling: Any, mask: Any, settings: Update) -> Any:
     `truncate` clamps the ratio to the bounds, `mask` sets a ratio outside them to zero; both for single tokens, or for the
     product over a trajectory.
     """
-    ratio = unbounded_ratio(old, sampling, mask, settings)
+    ratio = unbounded_ratio(old, sampling, mask, settings)  # 1 where padded
     low, high = settings.vllm_importance_sampling_clip_min, settings.vllm_importance_sampling_clip_max
-    if str(settings.vllm_importance_sampling_mode).endswith("truncate"):
-        return ratio if low is high is None else ratio.clamp(low, high)
     outside = (ratio < (low if low is not None else -1)) | (ratio > (high if high is not None else float("inf")))
-    return ratio.masked_fill(outside, 0.0)
+    bounded = ratio.masked_fill(outside, 0.0)
+    if str(settings.vllm_importance_sampling_mode).endswith("truncate"):
+        bounded = ratio if low is high is None else ratio.clamp(low, high)
+    # padding is no token, or vespo's product would have more of it in a micro-batch with a longer trajectory
+    return bounded if ratio.shape != mask.shape else bounded.masked_fill(mask == 0, 1.0)
 
 
 def unbounded_ratio(old: Any, sampling: Any, mask: Any, settings: Update) -> Any:
@@ -117,12 +166,14 @@ def unbounded_ratio(old: Any, sampling: Any, mask: Any, settings: Update) -> Any
 
 
 class Correction:
-    """Importance sampling between sampler and trainer, micro-batch by micro-batch, and the metrics of its ratios: over
-    sampled tokens, those of a trajectory having its ratio."""
+    """Importance sampling between sampler and trainer, micro-batch by micro-batch, and TRL's metrics of its ratios: over
+    sampled tokens, or over trajectories where each has one ratio (those that are masked have 1)."""
 
     def __init__(self, settings: Update) -> None:
         self.settings = settings
-        self.sums = [0.0] * 4  # tokens, ratio, tokens whose ratio left the bounds, nats between trainer and sampler
+        self.sums = [
+            0.0
+        ] * 5  # tokens, nats between trainer and sampler, ratios, sum of those, how many left the bounds
         self.extremes = [math.inf, 0.0, 0.0]  # smallest ratio, largest ratio, most nats
 
     def correct(self, batch: dict[str, Any], old: Any) -> None:
@@ -130,21 +181,23 @@ class Correction:
         sampling, mask = batch["sampling_per_token_logps"], batch["completion_mask"]
         ratio = sampler_ratio(old, sampling, mask, self.settings)
         batch |= {"old_per_token_logps": old, "importance_sampling_ratio": ratio}
-        outside = (ratio != unbounded_ratio(old, sampling, mask, self.settings)).expand_as(mask)
+        if batch.get("is_idle"):
+            return
+        counted = mask if ratio.shape == mask.shape else mask.new_ones(ratio.shape)
+        outside = ratio != unbounded_ratio(old, sampling, mask, self.settings)
         nats = ((old - sampling) * mask).abs()
-        ratio = ratio.expand_as(mask)
-        sums = (mask, ratio * mask, outside * mask, nats)
+        sums = (mask, nats, counted, ratio * counted, outside * counted)
         self.sums = [total + float(new.double().sum()) for total, new in zip(self.sums, sums, strict=True)]
-        if float(mask.sum()):
+        used = ratio[counted.bool()]
+        if used.numel():
             low, high, most = self.extremes
-            used = ratio[mask.bool()]
             self.extremes = [min(low, float(used.min())), max(high, float(used.max())), max(most, float(nats.max()))]
 
     @staticmethod
     def metrics(corrections: Sequence[tuple[list[float], list[float]]]) -> dict[str, float]:
-        """TRL's metrics, and the share of tokens whose ratio left the bounds, from the (sums, extremes) of all processes;
-        none without tokens."""
-        tokens, ratio, outside, nats = (
+        """TRL's metrics, and the share of ratios that left the bounds, from the (sums, extremes) of all processes; none
+        without tokens."""
+        tokens, nats, ratios, ratio, outside = (
             added(values) for values in zip(*(sums for sums, _ in corrections), strict=True)
         )
         lows, highs, mosts = zip(*(extremes for _, extremes in corrections), strict=True)
@@ -154,9 +207,9 @@ class Correction:
             "sampling/sampling_logp_difference/mean": nats / tokens,
             "sampling/sampling_logp_difference/max": max(mosts),
             "sampling/importance_sampling_ratio/min": min(lows),
-            "sampling/importance_sampling_ratio/mean": ratio / tokens,
+            "sampling/importance_sampling_ratio/mean": ratio / ratios,
             "sampling/importance_sampling_ratio/max": max(highs),
-            "sampling/importance_sampling_ratio/out_of_bounds": outside / tokens,
+            "sampling/importance_sampling_ratio/out_of_bounds": outside / ratios,
         }
 
 

@@ -103,7 +103,9 @@ def micro_batches_on(
 
     head = model.get_output_embeddings().weight
     trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
-    free = free_bytes(device) - LOGITS * fused.LOGITS - 12 * trained  # float32: the gradient and Adam's two moments
+    logits = 2 * LOGITS if settings.has_entropy_bonus or settings.cast_lm_head_to_fp32 else LOGITS
+    free = free_bytes(device) - logits * fused.LOGITS - 12 * trained  # float32: the gradient and Adam's two moments
+    free -= 4 * head.numel() if settings.cast_lm_head_to_fp32 else 0
     return choose(settings, costs(model.config, rank, head.element_size()), longest, free)
 
 

@@ -66,6 +66,7 @@ class Packed(NamedTuple):
     # Where rows were sampled under grammars: [N] which set of tokens each is from, or -1, and the sets [M, V / 32] as bits.
     allowed: tuple[torch.Tensor, torch.Tensor] | None
     pictures: Pictures | None = None  # where rows show some
+    wide_head: bool = False  # logits are computed in float32
 
 
 def shared(row: Any, other: Any) -> int:
@@ -340,10 +341,10 @@ def _mask(*arguments: Any, **more: Any) -> Any:
 
 
 def token_logps(
-    model: Any, packed: Packed, temperature: float, with_entropies: bool = True
+    model: Any, packed: Packed, temperature: float, with_entropies: bool = True, learn_entropies: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprobs and entropies (nats) of the sampled tokens: two [B, S], 0 where padded. Entropies have no gradient, and are
-    all 0 where they are not asked for."""
+    """Logprobs and entropies (nats) of the sampled tokens: two [B, S], 0 where padded. Entropies have a gradient where they
+    are learnt, and are all 0 where they are not asked for."""
     from steps.training.layers import gather, log_softmax
     from steps.training.pictures import decoder_inputs
 
@@ -353,6 +354,9 @@ def token_logps(
         inputs = decoder_inputs(causal, packed.ids, packed.pictures)
     hidden = causal.get_decoder()(**inputs, packed=packed, use_cache=False).last_hidden_state.squeeze(0)  # [U, W]
     head = causal.get_output_embeddings()
-    output = head.weight, head.bias, packed.targets, temperature, with_entropies, packed.allowed
-    logps, entropies = log_softmax(gather(hidden, packed.before), *output)
+    sampled, weight, bias = gather(hidden, packed.before), head.weight, head.bias
+    if packed.wide_head:
+        sampled, weight, bias = sampled.float(), weight.float(), None if bias is None else bias.float()
+    output = weight, bias, packed.targets, temperature, with_entropies, packed.allowed, learn_entropies
+    logps, entropies = log_softmax(sampled, *output)
     return logps[packed.rows] * packed.mask, entropies[packed.rows] * packed.mask

@@ -20,7 +20,14 @@ def set_rate(optimizer: Any, settings: Update, steps: int, share: float = 1.0) -
         from transformers import get_scheduler
 
         name = "constant_with_warmup" if settings.lr_scheduler_type == "constant" else settings.lr_scheduler_type
-        schedule = get_scheduler(name, SGD([torch.zeros(1)]), settings.warmup_steps, settings.max_steps)
+        least = settings.lr_scheduler_kwargs
+        schedule = get_scheduler(
+            name,
+            SGD([torch.zeros(1)], lr=rate),
+            settings.warmup_steps,
+            settings.max_steps,
+            {} if least is None else least.model_dump(exclude_none=True),
+        )
         rate *= schedule.lr_lambdas[0](steps)
     for group in optimizer.param_groups:
         group["lr"] = rate * share

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 import pytest
 
 from environments.base import Message, Scenario, error, use, words
@@ -19,8 +20,8 @@ from steps.analytics import analysis, episodes
 from steps.analytics import langfuse as analytics_langfuse
 from steps.analytics.__main__ import main, picture
 from steps.core.errors import UserError
-from steps.core.records import Evaluation, Reward, Trajectory, Turn, write_records
-from steps.core.stats import wilson
+from steps.core.records import Evaluation, Reward, Trajectory, Turn, read_records, write_records
+from steps.registry import paired
 
 NO_CALL = error("no tool was called; call one between <tool_call> and </tool_call>")
 BAD_CALL = error('a tool call must be {"name": …, "arguments": {…}} in valid JSON between <tool_call> and </tool_call>')
@@ -135,7 +136,16 @@ def test_what_a_longer_run_left_is_not_part_of_this_one(run: Path) -> None:
 def test_by_iteration_by_hand(run: Path) -> None:
     result = analysis.analyse(run)
     first, second = result.lines
-    assert (first.group, first.n, first.success, first.ci95) == (("001",), 4, 0.25, wilson(1, 4))
+    pairs = [(one.scenario_id, bool(one.success)) for one in read_records(Reward, run / "001/rewards.parquet")]
+    groups = paired.numbered([name for name, _ in pairs])
+    expected = paired.share_interval(np.array([won for _, won in pairs], dtype=float), groups)
+    assert (first.group, first.n, first.success, first.ci95) == (("001",), 4, 0.25, expected)
+    assert len(set(groups)) < 4, "attempts at one scenario are alike"
+    assert (first.clusters, result.notes) == (None, (analysis.INDEPENDENT,))
+    (run / "scenarios/clusters.json").write_text(json.dumps({name: "one inbox" for name, _ in pairs}))
+    alike = analysis.analyse(run)
+    assert (alike.lines[0].clusters, alike.lines[0].ci95, alike.notes) == (1, (0.0, 1.0), ())
+    (run / "scenarios/clusters.json").unlink()
     assert first.reward == pytest.approx(0.5 / 3)
     assert (first.unscored, first.failed) == (1, 1)
     assert first.turns == (2 + 6 + 1 + 1) / 4
@@ -160,7 +170,7 @@ def test_by_iteration_by_hand(run: Path) -> None:
         ("tool", "no tool was called; call one between <tool_call> and </tool_call>.", 1, 1),
         ("tool", "there is no tool named …; the tools are search, answer.", 1, 1),
     ]
-    assert (result.source, result.splits, result.waste, result.notes) == ("run", ("train",), {}, ())
+    assert (result.source, result.splits, result.waste) == ("run", ("train",), {})
     assert analysis.analyse(run.parent) == result, "the project's root will do"
 
 
@@ -286,7 +296,8 @@ def test_the_tables(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = command(capsys, str(run))
     assert (code, err) == (0, "")
     [first] = [line for line in out.splitlines() if line.startswith("001 ")][:1]
-    assert first.split() == "001 4 0.250 [0.046, 0.699] 0.167 2.50 10 / 60 / 60 0.50 / 2.00 / 2.00 1 1".split()
+    ends = "[{:.3f}, {:.3f}]".format(*analysis.analyse(run).lines[0].ci95 or ())
+    assert first.split() == f"001 4 0.250 {ends} 0.167 2.50 10 / 60 / 60 0.50 / 2.00 / 2.00 1 1".split()
     assert "not recorded" in out
     assert "there is no mail with id …." in out
     assert "\x1b" not in out
@@ -455,7 +466,7 @@ def test_langfuse_says_what_the_files_say(run: Path, langfuse: StandIn) -> None:
     files, traces = analysis.analyse(run), analytics_langfuse.analyse("iteration")
     assert (traces.lines, traces.total, traces.patterns) == (files.lines, files.total, files.patterns)
     assert traces.source == langfuse.host
-    assert traces.notes == ("run latest; 1 others are there (--run KEY)",)
+    assert traces.notes == ("run latest; 1 others are there (--run KEY)", analysis.INDEPENDENT)
     pages = [path for path in langfuse.asked if "observations" in path]
     assert len(pages) == -(-len(langfuse.observations) // 4) > 3
 

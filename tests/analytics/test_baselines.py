@@ -147,8 +147,8 @@ def test_as_a_person_sees_it(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    assert "multiplication, test, 10 scenarios" in lines
-    assert "tic_tac_toe, test, 10 scenarios" in lines
+    assert "multiplication, test, 10 independent scenarios" in lines
+    assert "tic_tac_toe, test, 10 independent scenarios" in lines
     assert any(line.startswith("scripted") and "1.000" in line and "0.722–1.000" in line for line in lines)
 
 

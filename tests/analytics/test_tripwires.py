@@ -111,19 +111,26 @@ def leak(run: Path) -> None:
     trajectories(moved)(run)
 
 
+def validated(run: Path, number: str, success: float) -> None:
+    """All validation scenarios of an iteration succeed (1.0) or fail (0.0); none is like another."""
+    (run / "scenarios/clusters.json").unlink(missing_ok=True)
+    json_file(f"{number}/evaluation/summary.json", lambda _: {"success": success, "clusters": None})(run)
+    path = run / number / "evaluation/rewards.parquet"
+    changed = [reward.model_copy(update={"success": bool(success)}) for reward in read_records(Reward, path)]
+    write_records(changed, path)
+
+
 def fall(run: Path) -> None:
     """Success falls from all to none, while the reward of the batch rises."""
-    first = {"success": 1.0, "ci95": [0.86, 1.0]}
-    json_file("001/evaluation/summary.json", lambda _: first)(run)
-    json_file("002/evaluation/summary.json", lambda _: {"success": 0.0, "ci95": [0.0, 0.14]})(run)
+    validated(run, "001", 1.0)
+    validated(run, "002", 0.0)
     json_file("001/metrics.json", lambda _: {"reward_mean": -0.4})(run)
     metrics(lambda _: {"reward_mean": 0.9})(run)
 
 
 def below_base(run: Path) -> None:
-    for number in ("000", "001"):
-        json_file(f"{number}/evaluation/summary.json", lambda _: {"success": 0.9, "ci95": [0.74, 0.97]})(run)
-    json_file("002/evaluation/summary.json", lambda _: {"success": 0.0, "ci95": [0.0, 0.14]})(run)
+    for number, success in (("000", 1.0), ("001", 1.0), ("002", 0.0)):
+        validated(run, number, success)
 
 
 INJECTED: dict[str, tuple[str, Change]] = {  # the tripwire that must see it

@@ -140,7 +140,8 @@ def test_every_stage_is_among_them() -> None:
         ({"policy": {"dtype": "int8"}}, "policy.dtype: Input should be 'float32' or 'bfloat16' (it is 'int8')"),
         (
             {"update": {"loss_type": "ppo"}},
-            "update.loss_type: Input should be 'grpo', 'dr_grpo', 'dapo', 'bnpo', 'cispo' or 'gspo' (it is 'ppo')",
+            "update.loss_type: Input should be 'grpo', 'dr_grpo', 'dapo', 'bnpo', 'cispo', 'gspo', 'sapo', 'luspo' "
+            "or 'vespo' (it is 'ppo')",
         ),
         ({"update": {"epsilon": 1}}, "update.epsilon: Input should be less than 1 (it is 1)"),
         ({"update": {"learning_rate": 0}}, "update.learning_rate: Input should be greater than 0 (it is 0)"),
@@ -163,7 +164,7 @@ def test_every_stage_is_among_them() -> None:
         ),
         (
             {"update": {"lr_scheduler_type": "step"}},
-            "update.lr_scheduler_type: Input should be 'constant', 'linear' or",
+            "update.lr_scheduler_type: Input should be 'constant', 'linear', 'cosine' or",
         ),
         (
             {"update": {"warmup_steps": 16}, "train": {"iterations": 2}},
@@ -184,7 +185,7 @@ def test_every_stage_is_among_them() -> None:
         ),
         (
             {"update": {"truncated_completions": "drop"}},
-            "update.truncated_completions: Input should be 'keep', 'mask' or 'penalise' (it is 'drop')",
+            "update.truncated_completions: Input should be 'keep', 'mask', 'penalise' or 'soft_overlong' (it is 'drop')",
         ),
         (
             {"update": {"truncated_completions": "penalise", "truncation_penalty": 0}},
@@ -219,7 +220,8 @@ def test_every_stage_is_among_them() -> None:
         ),
         (
             {"update": {"loss_type": "cispo", "epsilon": 0.2}},
-            "update.epsilon would have no effect: it is read with a loss_type other than cispo alone; take it out",
+            "update.epsilon would have no effect: it is read with loss_type: grpo, dr_grpo, dapo, bnpo, gspo or luspo "
+            "alone; take it out",
         ),
         (
             {"update": {"max_steps": 80}},
@@ -231,7 +233,7 @@ def test_every_stage_is_among_them() -> None:
         ),
         (
             {"update": {"truncation_penalty": 0.5}},
-            "update.truncation_penalty would have no effect: it is read with truncated_completions: penalise alone; take",
+            "update.truncation_penalty would have no effect: it is read with truncated_completions: penalise or soft",
         ),
         (
             {"update": {"truncated_completions": "mask", "truncation_penalty": 0.5}},
@@ -423,7 +425,7 @@ def test_every_field_says_what_it_is() -> None:
     """A text stands under each field of a section."""
     silent = []
     texts = [path.read_text() for path in sorted(ROOT.glob("steps/core/params_*.py"))]
-    assert len(texts) == 3
+    assert len(texts) == 4
     for section in (node for text in texts for node in ast.walk(ast.parse(text))):
         if isinstance(section, ast.ClassDef):
             assert ast.get_docstring(section), section.name

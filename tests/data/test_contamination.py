@@ -149,15 +149,13 @@ def test_the_threshold_is_a_share_that_may_not_be_passed() -> None:
     assert checked(train, test, ngram=3, max_overlap=0.5)["largest_overlap"]["share"] == 0.5
     with pytest.raises(UserError, match=r"overlap 0\.50"):
         checked(train, test, ngram=3, max_overlap=0.49)
-    assert checked([told("a b c d e f", place=1)], test, ngram=3, max_overlap=1.0)["largest_overlap"]["share"] == 1.0
+    assert checked([told("x a b c d e f", place=1)], test, ngram=3, max_overlap=1.0)["largest_overlap"]["share"] == 1.0
 
 
 def test_the_same_content_in_two_splits_has_two_ids_and_is_found() -> None:
     train, test = told("What is 12 * 7?", answer=84), told("What is 12 * 7?", "test", answer=84)
     assert train.id != test.id
-    with pytest.raises(
-        UserError, match=rf"alike: 2 .* {test.id} and train {train.id} \(content\), .*\(overlap 1\.00\)"
-    ):
+    with pytest.raises(UserError, match=rf"alike: 1 .* {test.id} and train {train.id} \(content\)\);"):
         checked([train], [test])
     same = test.model_copy(update={"messages": ({"role": "user", "content": "other words"},)})
     with pytest.raises(UserError, match=r"alike: 1 .*\(content\)\);"):
@@ -194,12 +192,54 @@ def test_a_source_that_the_data_does_not_have_is_said() -> None:
         checked([told("One.", shelf=1)], [], Toys)
 
 
+BOARD = "2 0 0 4\n0 2 0 0"  # no letter, so that n-grams say nothing of it
+
+
+@pytest.mark.parametrize("other", [BOARD, BOARD.replace("\n", "  \r\n ")])
+def test_the_same_opening_under_another_seed_is_found(other: str) -> None:
+    """The policy is shown the same board; only the hidden seed differs."""
+    train, test = told(BOARD, seed=1, answer="left"), told(other, "test", seed=2, answer="up")
+    with pytest.raises(
+        UserError, match=rf"alike: 1 .test {test.id} and train {train.id} \(shown\)\);.*openings_repeat"
+    ):
+        checked([told("4 0 0 0", seed=3), train], [test])
+    assert checked([train], [told(BOARD[::-1], "test", seed=2)])["found"]["shown"] == 0
+    spoken = test.model_copy(update={"messages": (*test.messages, {"role": "user", "content": "Go on."})})
+    assert checked([train], [spoken])["passed"], "another message follows: it is shown more"
+
+
+def test_a_short_question_that_all_of_training_has_is_found_too() -> None:
+    """Its only n-gram is that of more than a fifth of training, and so the task's own wording."""
+    train = [told("Roll the dice.", seed=seed) for seed in range(9)]
+    with pytest.raises(UserError, match=r"alike: 1 .*\(shown\)"):
+        checked(train, [told("roll the dice.", "test", seed=11)])
+
+
+def test_test_is_held_apart_from_val_too() -> None:
+    val, test = told("Which lamp?", "val", seed=1), told("Which lamp?", "test", seed=2)
+    made: dict[Split, Sequence[Scenario]] = {"train": [told("Other.", seed=3)], "val": [val], "test": [test]}
+    with pytest.raises(UserError, match=rf"alike: 1 .test {test.id} and val {val.id} \(shown\)"):
+        check(Multiplication, "toys", made, Scenarios())
+    same = made | {"test": [told("Else.", "test", seed=1)]}
+    with pytest.raises(UserError, match=r"and val .*\(source\)"):
+        check(Games, "toys", same, Scenarios())
+    assert check(Games, "toys", made, Scenarios())["openings_seen"] == {"val": 0, "test": 0}
+
+
+def test_openings_that_repeat_are_said_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make(tmp_path, "pettingzoo:tictactoe_v3", ROOT / "tasks_data/multiplication", train=40, val=8, test=20)
+    said = "".join(capsys.readouterr())
+    assert "warning: 8 of 8 val, 20 of 20 test scenarios begin with the very messages of a training one" in said
+    assert json.loads((folder / "contamination.json").read_text())["openings_seen"] == {"val": 8, "test": 20}
+
+
 def test_where_openings_repeat_sources_alone_count() -> None:
     train, test = [told("You are X. Begin.", seed=1)], [told("You are X. Begin.", "test", seed=2)]
-    with pytest.raises(UserError, match=r"overlap 1\.00"):
+    with pytest.raises(UserError, match=r"\(shown\)"):
         checked(train, test)
     report = checked(train, test, Games)
     assert (report["overlap_applies"], report["overlap_measured"], report["largest_overlap"]) == (False, 0, None)
+    assert report["openings_seen"] == {"val": 0, "test": 1}
     with pytest.raises(UserError, match=r"\(source\)"):
         checked(train, [told("You are O. Begin.", "test", seed=1)], Games)
 
@@ -238,9 +278,10 @@ def test_every_task_passes_and_its_report_says_so(task: str, tmp_path: Path) -> 
     report = json.loads((make(tmp_path, task) / "contamination.json").read_text())
     assert report["passed"] is True
     assert report["scenarios"] == SMALL
-    assert report["found"] == {"content": 0, "source": 0, "overlap": 0}
+    assert report["found"] == {"content": 0, "source": 0, "shown": 0, "overlap": 0}
     assert (report["ngram"], report["max_overlap"]) == (8, 0.8)
     assert report["sources"] == list(environments.load(task).sources)
+    assert report["openings_seen"] == {"val": 0, "test": 0}
     # either texts were compared, or the splits are held apart by sources
     assert report["overlap_measured"] > 0 or (not report["overlap_applies"] and report["sources"])
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
+from random import Random
+from statistics import mean
 from typing import Any
 
 import pytest
 
 import environments
 from environments import _mailbox
-from environments.base import Message, Scenario, Split, is_error, normalise, unwritable
+from environments.base import Message, Scenario, Split, is_error, normalise, sample_kinds, unwritable
 from environments.email_search import (
     KINDS,
     LONGEST,
@@ -54,7 +57,7 @@ QUESTION = {
 
 @pytest.fixture(scope="module")
 def small() -> Mailbox:
-    return Mailbox(build_index(MAILS), {})
+    return Mailbox(MAILS, build_index)
 
 
 @pytest.fixture(scope="module")
@@ -117,21 +120,26 @@ def test_splits_share_no_question_word_by_word(committed: Mailbox) -> None:
     assert not asked["val"] & asked["test"]
 
 
-def test_nothing_but_repeats_is_left_out(tmp_path: Path, committed: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each question that the generator can ask is in the file once: no other words, and none twice."""
-    made: list[str] = []
-    make = _mailbox.make_mailbox
+def test_a_source_of_an_added_inbox_is_in_no_inbox_of_training_word_by_word(committed: Mailbox) -> None:
+    owners = {split: list(dict.fromkeys(one["owner"] for one in committed.questions[split])) for split in SPLITS}
+    assert {split: len(names) for split, names in owners.items()} == {"train": 10, "val": 30, "test": 60}
+    trained = {mail["body"] for owner in owners["train"] for mail in committed.mails[owner]}
+    for split in ("val", "test"):
+        bodies = {(owner, mail["id"]): mail["body"] for owner in owners[split] for mail in committed.mails[owner]}
+        assert not trained & {bodies[one["owner"], one["source_ids"][0]] for one in committed.questions[split]}
 
-    def listening(*arguments: Any) -> Any:
-        mails, questions = make(*arguments)
-        made.extend(one["question"] for one in questions)
-        return mails, questions
 
-    monkeypatch.setattr(_mailbox, "make_mailbox", listening)
-    _mailbox.main(str(tmp_path))
-    kept = [one["question"] for split in SPLITS for one in committed.questions[split]]
-    assert len(made) > len(set(made)), "there are repeats to leave out"
-    assert sorted(kept) == sorted(set(made))
+def test_an_added_inbox_is_like_the_others_and_asked_about_by_all_kinds(committed: Mailbox) -> None:
+    counts = {split: Counter((one["owner"], one["kind"]) for one in committed.questions[split]) for split in SPLITS}
+    firsts: tuple[tuple[Split, int], ...] = (("val", 4), ("test", 5))
+    for split, first in firsts:
+        owners = list(dict.fromkeys(owner for owner, _ in counts[split]))
+        sizes = [[len(committed.mails[owner]) for owner in part] for part in (owners[:first], owners[first:])]
+        assert abs(mean(sizes[0]) - mean(sizes[1])) < 10
+        for owner in owners[first:]:
+            asked = [counts[split][owner, kind] for kind in KINDS]
+            assert asked[:2] == [_mailbox.MOST, _mailbox.MOST]
+            assert 2 <= asked[2] <= _mailbox.MOST
 
 
 def test_there_are_as_many_questions_as_the_recipe_takes(committed: Mailbox) -> None:
@@ -142,8 +150,8 @@ def test_there_are_as_many_questions_as_the_recipe_takes(committed: Mailbox) -> 
 
 
 def test_every_answer_is_in_its_source_and_no_other_statement_is(committed: Mailbox) -> None:
-    bodies = {(owner, name): body for owner, name, body in committed.mails.execute("select owner, id, body from mail")}
-    assert len(bodies) == 5344
+    bodies = {(owner, mail["id"]): mail["body"] for owner, mails in committed.mails.items() for mail in mails}
+    assert len(bodies) == 27_995
     for split in SPLITS:
         for one in committed.questions[split]:
             [source] = one["source_ids"]
@@ -195,6 +203,28 @@ def test_the_same_seed_gives_the_same_scenarios_and_another_gives_others(committ
     assert len({one.id for one in first} & {one.id for one in other}) < 20
     kinds = [one.data["kind"] for one in first]
     assert [kinds.count(kind) for kind in ("sender", "month", "latest")] == [30, 30, 30]
+
+
+def test_held_out_questions_are_spread_evenly_over_inboxes(committed: Mailbox) -> None:
+    """What two seeds draw are other questions to the same inboxes."""
+    draws: tuple[tuple[Split, int, int], ...] = (("val", 120, 30), ("test", 540, 60), ("test", 100, 60))
+    for split, count, inboxes in draws:
+        first, other = (EmailSearch.scenarios(committed, split, count, seed) for seed in (1, 2))
+        for drawn in (first, other):
+            by_owner = Counter(one.data["owner"] for one in drawn)
+            assert len(by_owner) == inboxes
+            assert max(by_owner.values()) - min(by_owner.values()) <= 1
+            assert max(Counter(one.data["kind"] for one in drawn).values()) <= -(-count // 3)
+        assert len({one.id for one in first} & {one.id for one in other}) < 0.25 * count
+
+
+def test_an_inbox_that_lacks_a_kind_is_asked_more_of_the_others() -> None:
+    items = {"a": [("x", 1)], "b": [(name, number) for name in ("x", "y", "z") for number in range(2, 5)]}
+    drawn = sample_kinds(Random(1), items, 2, "toy", lambda item: item[0])
+    assert [name for name, _ in sorted(drawn)].count("x") == 1  # it has given its one a, and another gives the b
+    assert Counter(name for name, _ in sample_kinds(Random(1), {"b": items["b"]}, 6, "toy", lambda item: item[0])) == {
+        "x": 2, "y": 2, "z": 2
+    }  # fmt: skip
 
 
 def test_counts_that_three_does_not_divide(committed: Mailbox) -> None:
@@ -319,9 +349,7 @@ def test_search(small: Mailbox, arguments: dict[str, Any], expected: list[str]) 
 
 def test_search_shows_five_and_says_how_many_there_are(small: Mailbox) -> None:
     many = [MAILS[0] | {"id": f"m{number}", "date": f"2001-01-{number}"} for number in range(10, 18)]
-    observation = episode(Mailbox(build_index(many), {})).call(
-        "search_emails", {"keywords": ["Falcon"], "sort": "newest"}
-    )
+    observation = episode(Mailbox(many, build_index)).call("search_emails", {"keywords": ["Falcon"], "sort": "newest"})
     assert observation.splitlines()[0] == "8 emails:"
     assert observation.splitlines()[1] == "2001-01-17 | Carl Cook | Falcon budget | m17"
     assert ids(observation) == ["m17", "m16", "m15", "m14", "m13"]
@@ -504,10 +532,9 @@ def test_nothing_of_another_inbox_is_ever_shown(committed: Mailbox) -> None:
     question = committed.questions["train"][0]
     owner = question["owner"]
     env = episode(committed, question)
-    mine = {row[0] for row in committed.mails.execute("select id from mail where owner = ?", (owner,))}
-    rows = committed.mails.execute(
-        "select distinct sender, subject from mail where owner != ? limit 150", (owner,)
-    ).fetchall()
+    mine = {mail["id"] for mail in committed.mails[owner]}
+    others = [mail for other, mails in committed.mails.items() if other != owner for mail in mails[:2]]
+    rows = dict.fromkeys((mail["sender"], mail["subject"]) for mail in others)
     for sender, subject in rows:
         assert set(ids(env.call("search_emails", {"keywords": subject.split()}))) <= mine
         assert set(ids(env.call("search_emails", {"keywords": ["the"], "sender": sender}))) <= mine
@@ -787,11 +814,12 @@ def test_decisions_by_hand(small: Mailbox, calls: list[Call | str], right: list[
 
 
 def test_the_scripted_players_decisions(committed: Mailbox) -> None:
-    """It is always right but for the rows: mails that state nothing look like those that do."""
+    """It is right but for the rows: mails that state nothing look like those that do, at times so many that it gives up."""
     counts: dict[str, list[bool]] = {}
-    for scenario in EmailSearch.scenarios(committed, "val", 60, 1):
+    for scenario in EmailSearch.scenarios(committed, "val", 150, 1):
         for kind, is_right in EmailSearch.decisions(scenario, EmailSearch(scenario, committed).play("scripted")):
             counts.setdefault(kind, []).append(is_right)
     shares = {kind: sum(made) / len(made) for kind, made in counts.items()}
-    assert 0.7 < shares.pop("row") < 0.9
-    assert shares == dict.fromkeys(("query", "filter", "go on", "answer", "cite"), 1.0)
+    assert 0.65 < shares.pop("row") < 0.9
+    assert 0.97 < shares.pop("go on") <= 1
+    assert shares == dict.fromkeys(("query", "filter", "answer", "cite"), 1.0)

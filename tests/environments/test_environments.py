@@ -28,6 +28,7 @@ import environments
 from benchmarks.environments import random_plays
 from benchmarks.environments import replay as replay_plays
 from environments import _new, tasks
+from environments._numbers import truth
 from environments._template import Template
 from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls, use
 from flows.repro.tasks import check_task
@@ -250,8 +251,7 @@ def test_rewards_are_bounded_named_and_say_why(task: Task) -> None:
         ends = range(len(one.messages), len(messages) + 1)  # also where the context or a turn's tokens ran out
         for end in {*ends[-4:], *ends[:: max(1, len(ends) // 8)]}:
             parts = task.env.components(one, messages[:end])
-            assert isinstance(task.env.success(one, messages[:end]), bool)
-            assert all(math.isfinite(part.value) for part in parts), parts
+            truth(task.env.success(one, messages[:end]), "success")
             assert all(part.name and part.why for part in parts), parts
             assert len({part.name for part in parts}) == len(parts), "of two parts of one name, one would be lost"
             assert LOW <= sum(part.value for part in parts) <= HIGH, (player, parts)

@@ -13,6 +13,7 @@ from typing import Any
 import pyspiel  # type: ignore[import-not-found]
 import pytest
 
+import environments
 from environments.base import Message, Scenario, Split, is_error, use, words
 from environments.game_2048 import (
     DIRECTIONS,
@@ -25,6 +26,7 @@ from environments.game_2048 import (
     expectimax,
     largest,
     legal,
+    read_board,
     score_of,
     show,
     slide,
@@ -395,12 +397,31 @@ def test_messages() -> None:
     )
 
 
+@pytest.mark.parametrize(("task", "counts"), [("game_2048", (300, 160, 400)), ("game_2048_whole", (60, 16, 30))])
+def test_splits_share_no_opening_whichever_way_it_is_turned(task: str, counts: tuple[int, ...]) -> None:
+    env = environments.load(task)
+    data = env.load(ROOT / "tasks_data" / task)
+    seen, groups = dict[str, set[str]](), dict[str, set[str]]()
+    for split, count in zip(SPLITS, counts, strict=True):
+        made = env.scenarios(data, split, count, 3)
+        views = [[read_board(one.messages[1])] for one in made]
+        for boards in views:
+            for _ in range(3):
+                boards.append(tuple(zip(*boards[-1][::-1], strict=True)))  # type: ignore[index]
+            boards += [board[::-1] for board in boards if board]
+        seen[split] = {str(board) for boards in views for board in boards}
+        groups[split] = {env.cluster(one, data) for one in made}
+        assert len(groups[split]) > 0.6 * count
+    assert not seen["train"] & seen["val"] | seen["train"] & seen["test"] | seen["val"] & seen["test"]
+    assert not groups["train"] & groups["test"]
+
+
 def test_splits_share_nothing_and_seeds_repeat() -> None:
     keys = [{one.data["seed"] for one in Game2048.scenarios(GAME, split, 300, 1)} for split in SPLITS]
     assert len(set.union(*keys)) == 900
     first, again, other = (Game2048.scenarios(GAME, "val", 20, seed) for seed in (1, 1, 2))
     assert first == again != other
-    with pytest.raises(ValueError, match=r"999999 scenarios need as many seeds, and game_2048 has \d+"):
+    with pytest.raises(ValueError, match=r"999999 scenarios of game_2048 need as many seeds, and there are 200000"):
         Game2048.scenarios(GAME, "val", 999_999, 1)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import environments
 from environments._customer import GONE, asked_for, claims, opening, refuses, says_day, settles_day
-from environments._shop import KINDS, VARIANTS, Record, essence, expected, judge, make_case
+from environments._shop import KINDS, VARIANTS, Record, expected, judge, make_case
 from environments.base import Message, Scenario, Split, is_error, split_of, use, words
 from environments.support_dialogue import NEEDED_TURNS, REWARD, RULES, SupportDialogue
 from tests.conftest import ROOT
@@ -106,17 +106,18 @@ def test_the_same_seed_gives_the_same_scenarios_of_all_kinds() -> None:
     assert {one.data["difficulty"] for one in first} == {1, 2, 3, 4, 5}
 
 
-def test_splits_are_by_content_and_share_nothing() -> None:
-    found: dict[str, set[str]] = {}
+def test_splits_are_by_what_the_customer_says_first_and_share_nothing() -> None:
+    said, cases = dict[str, set[str]](), dict[str, set[str]]()
     for split in SPLITS:
         scenarios = SupportDialogue.scenarios(SHOP, split, 240, 4)
-        assert all(split_of(essence(one.data)) == split for one in scenarios)
-        found[split] = {essence(one.data) for one in scenarios}
-        assert len(found[split]) == 240
-    assert not found["train"] & found["val"]
-    assert not found["test"] & (found["train"] | found["val"])
-    moved = case() | {"seed": 99}
-    assert split_of(essence(moved)) == split_of(essence(case())), "the seed is not the content"
+        assert all(split_of(opening(one.data)) == split for one in scenarios)
+        said[split] = {str(one.messages[1]["content"]) for one in scenarios}
+        cases[split] = {
+            json.dumps([one.data[key] for key in ("kind", "customers", "orders", "wish")]) for one in scenarios
+        }
+        assert len(cases[split]) == 240
+    for found in (said, cases):
+        assert not found["train"] & found["val"] | found["test"] & (found["train"] | found["val"])
 
 
 def test_too_many_scenarios_is_an_error_that_says_how_many_there_are() -> None:

@@ -68,6 +68,18 @@ MISTAKES: dict[str, tuple[str, str, Callable[..., None] | None, str]] = {
         checks.test_gold_succeeds_and_beats_bad,
         "Shop.reward must return a number or a list of Component(name, value, why), not null",
     ),
+    "a reward that is not a number": (
+        "return base.weighed(",
+        "return float('nan') if right else base.weighed(",
+        checks.test_gold_succeeds_and_beats_bad,
+        "Shop: reward is nan. What `reward` gives must be finite numbers, and `success` True or False, for every transcript",
+    ),
+    "a success that is none": (
+        'return _answer(messages) == str(scenario.data["answer"]).casefold()',
+        'return _answer(messages) == str(scenario.data["answer"]).casefold() if _answer(messages) else None',
+        checks.test_rewards_are_bounded_named_and_say_why,
+        "Shop: success is None, and neither True nor False. What `reward` gives must be finite numbers",
+    ),
     "no Python": (
         "def load(cls, folder: Path) -> Facts:",
         "def load(cls, folder: Path) -> Facts",

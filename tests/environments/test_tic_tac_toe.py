@@ -16,9 +16,11 @@ from environments.tic_tac_toe import (
     EMPTY,
     OTHER,
     TicTacToe,
+    alike,
     best_result,
     empty_cells,
     is_over,
+    openings,
     perfect_cells,
     put,
     reply,
@@ -133,16 +135,16 @@ def test_minimax_never_loses_from_any_of_its_openings() -> None:
     """All moves of the policy; some openings in which minimax had moved at random were lost for it."""
     game = GAME | {"opponents": {"minimax": 1.0}}
     made = TicTacToe.scenarios(game, "train", 300, 1)
-    openings = {(scenario.data["board"], scenario.data["kind"]) for scenario in made}
-    assert len(openings) > 20
-    assert {board.count("X") for board, _ in openings} == {0, 1}
+    begun = {(scenario.data["board"], scenario.data["kind"]) for scenario in made}
+    assert len(begun) > 20
+    assert {board.count("X") for board, _ in begun} == {1, 2}
 
     def can_win(board: str, mover: str, side: str) -> bool:
         choices = empty_cells(board) if mover == side else perfect_cells(board, mover)
         after = [put(board, cell, mover) for cell in choices]
         return any(winner(each) == side or (not is_over(each) and can_win(each, OTHER[mover], side)) for each in after)
 
-    assert not [opening for opening in openings if can_win(opening[0], opening[1], opening[1])]
+    assert not [board for board, side in begun if can_win(board, side, side)]
     assert can_win("XO.......", "X", "X")  # an opening that was in use
 
 
@@ -309,9 +311,7 @@ def test_what_is_left_out_cannot_be_won_by_any_line() -> None:
         rng = Random(seed)
         side = rng.choice("XO")
         rng.random()  # the draw of the opponent
-        board = EMPTY
-        for mover in "X" if side == "O" else rng.choice(("", "XO")):
-            board = put(board, rng.choice(empty_cells(board)), mover)
+        board = rng.choice(alike(rng.choice(openings("train", side))))
         assert can_win(board, side, seed) == is_made == (best_result(board, side, "self", seed)[0] == 1)
 
 
@@ -337,15 +337,37 @@ def test_scripted_and_random_use_only_what_the_policy_sees() -> None:
 
 
 def test_openings_and_messages() -> None:
-    made = TicTacToe.scenarios(TicTacToe.load(DATA), "train", 300, 1)
+    made = TicTacToe.scenarios(TicTacToe.load(DATA), "test", 300, 1)
     for one in made:
         board, side = one.data["board"], one.data["kind"]
-        assert (board.count("X"), board.count("O")) in ({"X": [(0, 0), (1, 1)], "O": [(1, 0)]}[side])
+        assert (board.count("X"), board.count("O")) in {"X": [(0, 0), (1, 1), (2, 2)], "O": [(1, 0), (2, 1)]}[side]
         assert one.messages[-1] == {"role": "user", "content": f"You are {side}.\n{show(board)}"}
         assert str(one.data["seed"]) not in json.dumps(one.messages)
     assert len({one.messages[-1]["content"] for one in made}) > 30
     sides = Counter(one.data["kind"] for one in made)
     assert min(sides.values()) > 100
+
+
+def test_splits_share_no_opening_whoever_plays_and_whichever_way_it_is_turned() -> None:
+    """A search of its own for what is alike: eight ways to walk over the cells."""
+    ways = [
+        [row * 3 + column if straight else column * 3 + row for row in rows for column in columns]
+        for rows in (range(3), range(2, -1, -1))
+        for columns in (range(3), range(2, -1, -1))
+        for straight in (True, False)
+    ]
+    game, seen = TicTacToe.load(DATA), dict[str, set[str]]()
+    for split, count in zip(SPLITS, (1024, 200, 400), strict=True):
+        made = TicTacToe.scenarios(game, split, count, 3)
+        boards = {one.data["board"] for one in made}
+        seen[split] = {"".join(board[cell] for cell in way) for board in boards for way in ways}
+        groups = Counter(TicTacToe.cluster(one, game) for one in made)
+        assert len(groups) >= 30
+        assert max(groups.values()) < 0.15 * count
+        drawn = [value(board, side) == 0 for side in "XO" for board in openings(split, side)]
+        assert 0.25 < sum(drawn) / len(drawn) < 0.35
+    assert not seen["train"] & seen["val"] | seen["train"] & seen["test"] | seen["val"] & seen["test"]
+    assert sum(len({*alike(board)}) for split in SPLITS for side in "XO" for board in openings(split, side)) == 1090
 
 
 def test_splits_share_nothing_and_seeds_repeat() -> None:
@@ -357,7 +379,7 @@ def test_splits_share_nothing_and_seeds_repeat() -> None:
 
 
 def test_too_many_scenarios() -> None:
-    with pytest.raises(ValueError, match=r"999999 scenarios need as many seeds, and the split test of .* has 4\d{4}"):
+    with pytest.raises(ValueError, match=r"999999 scenarios of tic_tac_toe need as many seeds, and there are 300000"):
         TicTacToe.scenarios(GAME, "test", 999_999, 1)
     assert len(TicTacToe.scenarios(GAME, "test", 5_000, 1)) == 5_000
 

@@ -291,10 +291,12 @@ def test_a_reward_may_be_a_number() -> None:
     assert scored([Component("right", 1.0, "it is")]).components == {"right": 1.0}
 
 
-@pytest.mark.parametrize("reward", [None, "1.0", {"right": 1.0}, [1.0, 0.5]])
-def test_any_other_reward_is_refused_with_what_is_wanted(reward: Any) -> None:
-    with pytest.raises(TypeError, match=r"Rewarding\.reward must return a number or a list of Component\(name"):
-        scored(reward)
+@pytest.mark.parametrize("reward", [None, {"right": 1.0}, [1.0, 0.5], "1.0"])
+def test_any_other_reward_is_unscored_with_what_is_wanted(reward: Any) -> None:
+    wanted = "Rewarding.reward must return a number or a list of Component(name"
+    given = scored(reward)
+    assert given.score is None
+    assert given.explanation.startswith(f"unusable: {wanted if reward != '1.0' else 'reward is '}")
 
 
 def test_a_class_that_extends_a_task_has_its_tools_too() -> None:

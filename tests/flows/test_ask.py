@@ -101,7 +101,7 @@ def test_a_question_of_the_users_own(served: Server, capsys: pytest.CaptureFixtu
     ("words", "task", "sentence"),
     [
         ([Q], "tic_tac_toe", "the task tic_tac_toe takes no question of your own"),
-        (["--scenario", "240"], "email_search", "--scenario 240: the test split has the scenarios 0 to 239"),
+        (["--scenario", "540"], "email_search", "--scenario 540: the test split has the scenarios 0 to 539"),
         (["--scenario", "-1"], "email_search", "--scenario -1: the test split"),
         ([], "multiplication", "serves email_search, tic_tac_toe, and params.yaml is of multiplication"),
     ],

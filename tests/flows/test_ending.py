@@ -11,6 +11,7 @@ import pytest
 
 from flows.terminal import health, report
 from flows.training import ending, page
+from steps.core.alike import Groups
 from steps.core.params import Params
 from tests.support import ended
 
@@ -145,15 +146,25 @@ def test_a_report_that_cannot_be_written_is_said(params: Params) -> None:
     assert [line.partition(":")[0] for line in lines] == ["run/report.html is left out"]
 
 
+def point(number: int, won: str, origin: str = "") -> report.Point:
+    """A policy's validation on twenty scenarios, which it solves where `won` has a 1."""
+    scores = {str(place): float(sign == "1") for place, sign in enumerate(won.ljust(20, "0"))}
+    return report.Point(number, sum(scores.values()) / 20, (0.0, 1.0), 0.5, origin=origin, scores=scores)
+
+
 def test_an_iteration_takes_the_place_of_what_it_began_with_by_more_than_a_standard_error() -> None:
-    taught = report.Point(0, 0.60, (0.39, 0.78), 0.2, origin="sft")
-    curve = [
-        report.Point(number, *values, 0.5) for number, values in enumerate([(0.0, (0.0, 0.16)), (0.65, (0.43, 0.82))])
-    ]
-    assert ending.best([taught], curve).name == "sft", "0.05 is less than half an interval's 0.2 / 1.96"
-    curve.append(report.Point(2, 0.80, (0.58, 0.92), 0.5))
-    assert ending.best([taught], curve).name == "002"
-    assert ending.highest([taught, *curve]).name == "002"
-    start = report.Point(0, 0.78, (0.56, 0.91), 0.5, origin="start")
-    assert ending.best([start, taught], curve).name == "start", "of all that the iterations began with"
+    """Of the difference, on the same scenarios: what both solve says nothing."""
+    taught = point(0, "1" * 12, "sft")
+    curve = [point(0, ""), point(1, "1" * 13)]
+    assert ending.best([taught], curve).name == "sft", "one scenario more may be chance"
+    other = point(2, "0" * 4 + "1" * 16)
+    assert ending.best([taught], [*curve, other]).name == "002", "eight won and four lost"
+    better = point(2, "1" * 16)
+    assert ending.best([taught], [*curve, better]).name == "002", "four won and none lost"
+    grouped = Groups({str(place): "ab"[place // 10] for place in range(20)})  # all that is won is in one group
+    sides = [each._replace(groups=grouped) for each in (taught, *curve, better)]
+    assert ending.best(sides[:1], sides[1:]).name == "sft"
+    start = point(0, "1" * 15, "start")
+    assert ending.best([start, taught], [*curve, better]).name == "start", "of all that the iterations began with"
+    assert ending.highest([taught, *curve, better]).name == "002"
     assert ending.best([], curve[:2]).name == "001"

@@ -71,7 +71,7 @@ def test_a_sound_iteration_gives_no_warning(folder: Path) -> None:
         (
             ["done"] * 4,
             ["unscored"] * 4,
-            "no judge could score any of the 4 episodes, for the reasons in run/001/judgem",
+            "none of the 4 episodes could be scored by a judge: the reasons are in run/001/j",
         ),
         (["done", "length"], ["zero_variance"] * 2, "all earned the same reward.*2 zero variance; truncated: 1"),
         (["done"] * 2, ["at_mean", "unscored"], "1 at mean, 1 unscored"),

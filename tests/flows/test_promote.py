@@ -248,6 +248,7 @@ def test_the_task_says_which_scenarios_are_alike(
 
     class Grouped:
         is_agent = False
+        sources = ()
         key = "number"
 
         @staticmethod

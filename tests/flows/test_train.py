@@ -13,14 +13,20 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
+import environments
+from environments.base import Scenario
+from steps.analytics.analysis import analyse
 from steps.core.params import Update
-from steps.core.records import Trajectory, read_records
+from steps.core.records import Evaluation, Reward, Trajectory, read_records
+from steps.core.stats import counted
+from steps.registry import paired
 from steps.runner.handover import LOG, stop_workers, worker_pids
 from steps.training.batches import steps_of
-from tests.conftest import SMALL, Project, change_params, copy_project, end, python, run, start
+from tests.conftest import ROOT, SMALL, Project, change_params, copy_project, end, python, run, start
 from tests.support.judge_server import ByRule, Judge
 from tests.support.openai_server import Server
 
@@ -101,6 +107,61 @@ def test_summary(project: Project) -> None:
         assert row["tokens_per_second"] > 0
     receipt = json.loads((project.folder / "run/receipt.json").read_text())
     assert (summary["registered"] is not None) == receipt["registered"]
+
+
+def test_every_interval_that_is_shown_is_that_of_groups_of_alike_scenarios(project: Project) -> None:
+    """In files, terminal, report, registry and MLflow; of single questions it would be another one."""
+    env, folder = environments.load("email_search"), project.folder
+    data, found = env.load(ROOT / "tasks_data/email_search"), dict[str, dict[str, Any]]()
+    stored = json.loads((folder / "run/scenarios/clusters.json").read_text())
+
+    def expected(rewards: Path, names: dict[str, str]) -> tuple[float, float]:
+        records = read_records(Reward, rewards)
+        groups_N = paired.numbered([names[record.scenario_id] for record in records])
+        return paired.share_interval(np.array([float(bool(record.success)) for record in records]), groups_N)
+
+    for path in sorted(folder.glob("run/*/*/summary.json")):
+        summary = Evaluation.model_validate_json(path.read_text())
+        scenarios = read_records(Scenario, folder / f"run/scenarios/{summary.split}.parquet")
+        names = {scenario.id: env.cluster(scenario, data) for scenario in scenarios}
+        assert names == {name: stored[name] for name in names}
+        assert summary.ci95 == expected(path.with_name("rewards.parquet"), names)
+        assert summary.sampled_ci95 == expected(path.with_name("sampled.parquet"), names)
+        assert summary.clusters == len(set(names.values()))
+        assert summary.counted == counted(summary.n, summary.clusters)
+        low, high = summary.ci95
+        found[str(path.relative_to(folder))] = {"ci95": [low, high], "counted": summary.counted}
+    run_summary = json.loads((folder / "run/summary.json").read_text())
+    best = run_summary["trained"]["policy"]
+    page, receipt = ((folder / f"run/{name}").read_text() for name in ("report.html", "receipt.json"))
+    said = project.finished.stdout
+    for who, policy in (("base", "000"), ("trained", best)):
+        tested = found[f"run/{policy}/test/summary.json"]
+        low, high = tested["ci95"]
+        assert run_summary[who]["ci95"] == json.loads(receipt)[who]["ci95"] == [low, high]
+        assert f"[{low:.3f}, {high:.3f}] of {tested['counted']}" in said
+        assert f"95 % interval {low:.3f} to {high:.3f}" in page
+        assert tested["counted"] in page
+    lines = {line.group: line for line in analyse(folder, "iteration,split", ("val", "test")).lines}
+    for number in ("000", "001", "002"):
+        validated = found[f"run/{number}/evaluation/summary.json"]
+        low, high = validated["ci95"]
+        assert f"[{low:.2f} – {high:.2f}] of {validated['counted']}" in project.interrupted.stdout + said
+        assert list(lines[number, "val"].ci95 or ()) == [low, high]
+        if number != "000":  # which has no run of its own in MLflow
+            groups = {stored[scenario.id] for scenario in read_records(Scenario, folder / "run/scenarios/val.parquet")}
+            assert point_of(folder, number) == (low, high, len(groups))
+
+
+def point_of(folder: Path, number: str) -> tuple[float, float, float]:
+    """What MLflow has of an iteration's validation: both ends of the interval, and the groups."""
+    query = (
+        "select m.key, m.value from metrics m join tags t on t.run_uuid = m.run_uuid "
+        "where t.key = 'iteration' and t.value = ?"
+    )
+    with contextlib.closing(sqlite3.connect(folder / ".flywheel/mlflow.db")) as link:
+        metrics = dict(link.execute(query, (number,)))
+    return metrics["val/ci95_low"], metrics["val/ci95_high"], metrics["val/clusters"]
 
 
 def test_the_power_is_said_first_and_the_runs_own_test_is_a_look(project: Project) -> None:

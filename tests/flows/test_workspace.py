@@ -92,6 +92,22 @@ def test_a_named_run_of_the_checkout_is_kept_without_touching_it(
     assert "without your uncommitted changes" in capsys.readouterr().out
 
 
+def test_a_name_whose_run_had_uncommitted_changes_says_which_id_has_them(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workspace, "run_named", lambda root, name: "e" * 32 if name == "second" else None)
+    code, settings = (f"diff --git a/{name} b/{name}\n" for name in ("steps/rollout.py", "params.yaml"))
+    for difference in (settings, settings + code):
+        monkeypatch.setattr(checkout, "source", lambda root, name, it=difference: checkout.Source("c", it, {}))
+        assert checkout.uncommitted(project, "first") == ""
+        advice = checkout.uncommitted(project, "second")
+        assert advice == "" or ("steps/rollout.py" in advice and f"flows.reproduce {'e' * 32}`" in advice)
+        assert bool(advice) == (code in difference)
+    (project / ".gitignore").write_text("")
+    workspace.keep_described(project, "second")
+    assert f"`.venv/bin/python -m flows.reproduce {'e' * 32}` reproduces it with them" in capsys.readouterr().out
+
+
 def test_a_run_is_found_by_its_name_in_mlflow(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as `email_search seed 2, 91e914`, which nobody chose and every page shows."""
     asked: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -11,17 +12,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
 
+from benchmarks import judge_bias
 from environments.base import Message, Scenario, use
 from steps.core.errors import UserError
 from steps.core.params import Endpoint, Ruler
 from steps.core.records import Judgement, Reward, read_records
-from steps.judging import pairs, prompts, ruler
+from steps.judging import prompts, ruler
 from steps.judging import report as judge_report
 from steps.judging.prompts import Group
 from steps.llm import client
@@ -111,20 +114,19 @@ def test_a_judge_with_another_share_of_points_is_another_judge() -> None:
     endpoint = Endpoint(model="judge")
     whole, thinned = Ruler(endpoint=endpoint), Ruler(endpoint=endpoint, rubric_dropout=0.5)
     assert ruler.identity(whole, "- a\n- b") != ruler.identity(thinned, "- a\n- b")
-    assert ruler.identity(pairs.with_both_orders(thinned), "") == ruler.identity(whole, ""), (
-        "evaluations see all points"
-    )
+    assert ruler.identity(thinned.of_pairs(), "") == ruler.identity(whole.of_pairs(), ""), "evaluations see all points"
 
 
-def test_a_group_is_shown_in_an_order_and_its_reverse_with_letters_dealt_anew() -> None:
+def test_a_group_is_shown_in_several_orders_with_letters_dealt_anew() -> None:
     with Server(Judge()) as server:
-        [found] = ruler.judge_all([group(1)], settings(server, orders=4), [])
-    first, second, third, fourth = (order.attempts for order in found.orders)
-    assert second == first[::-1]
-    assert fourth == third[::-1]
-    assert len({first, second, third, fourth}) == 4
+        [found] = ruler.judge_all([group(1)], settings(server), [])
+        [two] = ruler.judge_all([group(1)], settings(server, orders=2), [])
+    shown = [order.attempts for order in found.orders]
+    assert len(set(shown)) == len(shown) == 4
+    assert all(len({order[place] for order in shown}) == 4 for place in range(8)), "others at each place"
+    assert two.orders[1].attempts == two.orders[0].attempts[::-1]
     texts = [re.findall(r"^#\w+ attempt (\w+)$", asked(body), re.MULTILINE) for body in server.bodies]
-    assert len({tuple(letters) for letters in texts}) == 4
+    assert len({tuple(letters) for letters in texts}) == 6
     assert all(sorted(letters) == list("ABCDEFGH") for letters in texts)
     schemas = {json.dumps(body["response_format"], sort_keys=True) for body in server.bodies}
     assert len(schemas) == 1, "a server compiles one schema for all groups of a size"
@@ -215,7 +217,8 @@ def test_a_group_that_cannot_be_shortened_enough_is_not_scored_and_says_why() ->
         ('{"A": {"score": 0.9, "score": 0.0}, "B": 0.5}', {"B": 0.5}, "attempt A is scored twice"),
         ('{"A": {"score": 0.9, "score": "x"}, "B": {}}', {}, "attempt A is scored twice"),
         ('```json\n{"A": 0.25, "B": 1}\n```', {"A": 0.25, "B": 1.0}, ""),
-        ('I think ```json\n{"A": 0.25, "B": 1}\n```', {}, "it is no JSON: 'I think ```json"),
+        ('I think ```json\n{"A": 0.25, "B": 1}\n```', {"A": 0.25, "B": 1.0}, ""),
+        ('I draft {"A": 1, "B": 0}, and find {"A": 0.25}', {"A": 0.25}, "attempt B is not scored"),
         (json.dumps({"A": 0.5} | dict.fromkeys(map(str, range(99)), 1)), {"A": 0.5}, "and 90 more"),
     ],
 )
@@ -223,6 +226,27 @@ def test_of_an_answer_what_can_be_used(answer: str, usable: dict[str, float], pr
     found, said = prompts.read(answer, ["A", "B"], False)
     assert {letter: score for letter, (score, _) in found.items()} == usable
     assert problem in said if problem else said == ""
+
+
+def test_a_judge_that_thinks_aloud_is_read_and_one_that_was_cut_off_is_not() -> None:
+    honest = Judge()
+    groups = [group(number, 3) for number in range(4)]
+
+    def aloud(body: Body) -> str:
+        return (
+            f'<think>Perhaps {{"A": 0}}.</think>\nThe better {{"one"}} is plain:\n```json\n{honest(body)}\n```\nDone.'
+        )
+
+    with Server(aloud) as server:
+        found = ruler.judge_all(groups, settings(server), [])
+        assert server.calls == 4 * 4, "nothing was asked again"
+    for judgement, given in zip(found, groups, strict=True):
+        assert judgement.scores == pytest.approx({played.id: quality(played) for played in given.trajectories})
+    with (
+        Server(lambda body: f"I would say {honest(body)} but", finish_reason="length") as server,
+        pytest.raises(UserError, match="it was cut off at max_tokens; it is no JSON"),
+    ):
+        ruler.judge_all(groups, settings(server, endpoint={"model": "another"}), [])
 
 
 def test_an_answer_that_cannot_be_used_is_asked_for_once_more() -> None:
@@ -268,18 +292,24 @@ def test_what_is_still_missing_then_is_none_with_a_reason_and_not_zero() -> None
     assert given == {one.id: quality(one) for one in group(1, 3).trajectories if one.id in given}
 
 
-def test_only_orders_in_which_all_were_scored_are_averaged() -> None:
-    table: dict[tuple[tuple[float | None, ...], ...], list[float | None]] = {  # scores by order, their means
-        ((0.2, 0.8), (0.4, 0.6)): [0.3, 0.7],
-        ((0.2, None), (0.4, 0.6)): [0.4, 0.6],
-        ((0.2, None), (0.4, None)): [0.3, None],
-        ((None, None), (None, None)): [None, None],
+def test_scores_of_an_order_and_its_reverse_with_some_of_them_missing() -> None:
+    alone = "1 of 2 orders could be used, which cannot tell an attempt's quality from its place"
+    table: dict[tuple[tuple[float | None, ...], ...], tuple[list[float | None], str]] = {  # by order; result, why
+        ((0.2, 0.8, 0.5), (0.4, 0.6, 0.5)): ([0.3, 0.7, 0.5], ""),
+        ((0.2, None, 0.5), (0.4, None, 0.5)): ([0.3, None, 0.5], "gone"),
+        ((0.2, 0.8, 0.5), (None, None, None)): ([None] * 3, f"gone; {alone}"),
+        ((0.2, 0.8, 0.5), (0.4, None, None)): ([None] * 3, f"gone; {alone}"),
+        ((None, None, None), (None, None, None)): ([None] * 3, "gone"),
     }
-    for orders, means in table.items():
-        scored = [ruler.Scored(list(scores), ["", ""], [], "gone" if None in scores else "") for scores in orders]
-        found, _, problem = ruler.average(scored)
+    attempts = [prompts.ShownAttempt((name,), ("text",)) for name in "abc"]
+    for given, (means, why) in table.items():
+        scored = [ruler.Scored(list(scores), [""] * 3, [], "gone" if None in scores else "") for scores in given]
+        found, gain, problem = ruler.combined(attempts, [[0, 1, 2], [2, 1, 0]], scored)
         assert found == pytest.approx(means)
-        assert (problem == "gone") == (None in means)
+        assert (gain, problem) == (None, why)
+    single = ruler.Scored([0.4, 0.2, 0.1], [""] * 3, [], "")
+    found, _, problem = ruler.combined(attempts, [[2, 0, 1]], [single])
+    assert (found, problem) == ([0.4, 0.2, 0.1], ""), "with orders: 1, one order is what was asked for"
 
 
 def test_a_server_that_answers_nothing_usable_ends_the_stage() -> None:
@@ -305,7 +335,7 @@ def test_without_reasons_answers_are_scores_alone() -> None:
 
 
 def test_with_a_fifth_of_all_calls_failing_no_group_is_lost_and_none_is_scored_wrongly() -> None:
-    groups = [group(number) for number in range(200)]
+    groups = [group(number) for number in range(100)]
     judge = Judge(faults=0.2, seed=3)
     with Server(judge, judge.fail) as server:
         found = ruler.judge_all(groups, settings(server, endpoint={"timeout_seconds": 0.5}), [])
@@ -327,14 +357,75 @@ def mean_tau(found: Sequence[Judgement], groups: Sequence[Group]) -> float:
 
 def test_orders_make_up_for_a_position_bias() -> None:
     # Attempts that are close: what a bias of 0.2 over eight places confuses.
-    groups = [group(number, qualities=[0.5 + (7 * k % 8) / 50 for k in range(8)]) for number in range(200)]
+    groups = [group(number, qualities=[0.5 + (7 * k % 8) / 50 for k in range(8)]) for number in range(50)]
     biased = Judge(position_bias=0.2)
     single = judged(biased, groups, orders=1)
-    permuted = judged(biased, groups, orders=2)
-    assert mean_tau(permuted, groups) >= mean_tau(single, groups) + 0.15
-    assert mean_tau(permuted, groups) > 0.95
-    assert judge_report.report(permuted, [])["position_bias"] == pytest.approx(0.2, abs=0.01)
-    assert "position_bias" not in judge_report.report(single, [])
+    permuted = judged(biased, groups)
+    assert mean_tau(single, groups) < 0.85
+    assert mean_tau(permuted, groups) == pytest.approx(1)
+    measured = judge_report.report(permuted, [])
+    assert measured["position_bias"] == pytest.approx(0.2, abs=0.001)
+    assert [measured[f"place_{number}"] for number in (1, 8)] == pytest.approx([0.1, -0.1], abs=0.001)
+    assert not {"position_bias", "place_1"} & judge_report.report(single, []).keys()
+
+
+BIASED = {name: bias for name, bias in judge_bias.BIASES.items() if name != "none"}
+
+
+@pytest.mark.parametrize("size", [3, 4, 8, 13])
+@pytest.mark.parametrize("name", [*BIASED, "first and length, one order lost"])
+def test_of_a_biased_judge_equal_attempts_stay_equal_and_the_better_one_better(name: str, size: int) -> None:
+    lost = name not in BIASED
+
+    def both(place: int, n: int, length: float) -> float:
+        return 0.1 * (place == 0) + 0.1 * length
+
+    case = judge_bias.Case(name, BIASED.get(name, both), refuses=lost)
+    row = judge_bias.measure(case, 5, size)
+    assert row["ratio"] <= 1, row
+    assert row["spread_1" if not lost else "spread_3"] > 0.05, "the bias was there"
+
+
+def test_quality_that_grows_with_length_is_not_taken_off() -> None:
+    lengths, qualities = [100, 400, 900, 1600], [0.2, 0.4, 0.6, 0.8]
+    for bias, gain in (("none", 0.0), ("length", 0.2 * 1500 / 1600)):
+        made = judge_bias.group(1, qualities, lengths)
+        judge = judge_bias.Biased(judge_bias.BIASES[bias])
+        found, scores = judge_bias.judged(judge, made, orders=4)
+        gaps = [b - a for a, b in pairwise(scores)]
+        assert gaps == pytest.approx([0.2] * 3, abs=0.003)
+        assert found.length_gain == pytest.approx(gain, abs=0.01)
+        assert set(found.scores) == set(found.reasons) == {played.id for played in made.trajectories}
+        assert all("longer copy" in order.attempts and len(order.attempts) == 5 for order in found.orders)
+
+
+def test_a_longer_copy_repeats_the_shortest_attempts_last_words_and_only_where_lengths_differ() -> None:
+    scenario = Scenario.make("toy", "train", [{"role": "user", "content": "Go."}], {})
+    hit = {"role": "tool", "name": "search", "content": "Found."}
+    said = [(use("search", text="a"), hit, words("It is x.")), (words("It is y. " * 40),)]
+    prepared = prompts.prepare(Group(scenario, [attempt(scenario, n, *one) for n, one in enumerate(said)]), 60_000)
+    longer = prompts.with_longer_copy(prepared, 60_000).attempts[-1]
+    short, long = sorted(prepared.attempts, key=lambda one: one.length)
+    assert longer.names == (prompts.LONGER,)
+    assert longer.length == long.length
+    assert longer.lines[:-1] == short.lines[:-1]
+    assert json.loads(longer.lines[-1])["content"].startswith("It is x. It is x. It is x. ")
+    assert prompts.with_longer_copy(prepared, short.length + 2 * long.length) == prepared, "it would be too long"
+    even = prompts.prepare(Group(scenario, [attempt(scenario, n, words(f"It is {n}.")) for n in range(3)]), 60_000)
+    assert prompts.with_longer_copy(even, 60_000) == even
+    silent = [(words("It is y. " * 40),), (use("search", text="a"), hit)]
+    calls = prompts.prepare(Group(scenario, [attempt(scenario, n, *one) for n, one in enumerate(silent)]), 60_000)
+    assert prompts.with_longer_copy(calls, 60_000) == calls, "it has no words"
+    assert not Ruler(endpoint=Endpoint(model="m"), longer_copy=True).of_pairs().shows_longer_copy
+
+
+def test_a_judge_that_loses_one_of_two_orders_leaves_a_pair_unscored() -> None:
+    judge = judge_bias.Biased(BIASED["first"], refuses=True)
+    made = judge_bias.group(1, [0.5, 0.6], [100, 100])
+    ruled = Ruler(endpoint=Endpoint(model="m"), probes=0.0)
+    found = asyncio.run(ruler.Judge(judge, ruled, [], "").judge(made))  # type: ignore[arg-type]
+    assert set(found.scores.values()) == {None}
+    assert found.problem.endswith("1 of 2 orders could be used, which cannot tell an attempt's quality from its place")
 
 
 def test_a_canary_is_caught() -> None:
@@ -348,8 +439,8 @@ def test_a_canary_is_caught() -> None:
 
 def test_retest_spread_is_measured() -> None:
     groups = [group(number, qualities=[0.3, 0.4, 0.5, 0.6]) for number in range(60)]
-    steady = judge_report.report(judged(Judge(), groups, probes=1.0), [])
-    noisy = judge_report.report(judged(Judge(noise=0.05), groups, probes=1.0), [])
+    steady = judge_report.report(judged(Judge(), groups, probes=1.0, orders=1), [])
+    noisy = judge_report.report(judged(Judge(noise=0.05), groups, probes=1.0, orders=1), [])
     assert steady["retest_spread"] == 0.0
     assert noisy["retest_spread"] == pytest.approx(2 / 3.1416**0.5 * 0.05, rel=0.25)  # E|a - b| of two normals
 
@@ -393,6 +484,7 @@ def test_a_judge_is_its_model_prompt_rubric_orders_and_parameters() -> None:
     others = [
         ruler.identity(Ruler(endpoint=endpoint), "other rubric"),
         ruler.identity(Ruler(endpoint=endpoint, orders=3), "r"),
+        ruler.identity(Ruler(endpoint=endpoint, longer_copy=False), "r"),
         ruler.identity(Ruler(endpoint=endpoint, reasons=False), "r"),
         ruler.identity(Ruler(endpoint=endpoint, max_characters=5000), "r"),
         *(

@@ -270,14 +270,24 @@ def test_a_watch_reads_a_run_as_it_goes_on(run: Path, monkeypatch: pytest.Monkey
 def test_training_ends_where_the_alarm_is_raised() -> None:
     from flows.terminal import report
     from flows.training.ending import ending
+    from steps.core.alike import Groups
 
-    shares = [report.Point(iteration, success, (0, 1), 0.0) for iteration, success in enumerate((0.4, 0.6, 0.8, 0.55))]
+    def point(iteration: int, wins: int) -> report.Point:
+        scores = {str(place): float(place < wins) for place in range(20)}
+        return report.Point(iteration, wins / 20, (0, 1), 0.0, scores=scores)
+
+    shares = [point(iteration, wins) for iteration, wins in enumerate((8, 12, 16, 11))]
     seen = alarm(curve(*HACKED), 10, 0.05)
     assert seen is not None
     assert ending([], shares, None, 2) == ""
     assert ending([], shares, None, 1) == "Validation has not improved for 1 iterations"
     assert ending([], shares, seen, 2).startswith("reward hacking: from iteration 2 to 3 success fell by 0.250")
     assert "No adapter of this run is promoted" in ending([], shares, seen, 2)
+    fallen = [point(iteration, wins) for iteration, wins in enumerate((16, 17, 0))]
+    assert ending([], fallen, None, 9).startswith("Validation success fell to 0.000, below the 0.800 that")
+    assert ending([], [*fallen[:2], point(2, 12)], None, 9) == "", "a fall by 0.2 on twenty scenarios may be chance"
+    grouped = [each._replace(groups=Groups(dict.fromkeys(each.scores, "one"))) for each in fallen]
+    assert ending([], grouped, None, 9) == "", "of a single group nothing can be said"
 
 
 def test_promotion_looks_at_all_iterations_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,9 +198,9 @@ def test_the_text_of_a_message(content: Any, text: str) -> None:
         ('{"a": 1}', {"a": 1}),
         ('```json\n{"a": 1}\n```', {"a": 1}),
         ('\n```\n{"a": "```"}```\n ', {"a": "```"}),
-        ('``` json {"a": 1}\n```', "is no JSON"),
-        ('Here: ```json\n{"a": 1}\n```', "is no JSON"),  # it may quote what was to be judged
-        ('```json\n{"a": 1}\n```\n```json\n{"a": 1}\n```', "is no JSON"),
+        ('``` json {"a": 1}\n```', {"a": 1}),
+        ('Here: ```json\n{"a": 1}\n```', {"a": 1}),
+        ('```json\n{"a": 1}\n```\n```json\n{"a": 1}\n```', {"a": 1}),
         ('{"a": 1, "b": {"c": 1, "c": 1}}', "has a key twice"),
         ('```json\n{"a": 1, "a": 2}\n```', "has a key twice"),
         (" \n", "is empty"),
@@ -208,6 +208,8 @@ def test_the_text_of_a_message(content: Any, text: str) -> None:
         ("9" * 5000, "is no JSON"),
         ("```" + "a" * 1_000_000, "is no JSON"),
         ("```a\n" * 200_000, "is no JSON"),
+        ('{"a":' * 200_000, "is no JSON"),
+        ('so {"a": [' + "1," * 300_000, "is no JSON"),
     ],
 )
 def test_json_of_an_answer(text: str, parsed: Any) -> None:
@@ -216,6 +218,55 @@ def test_json_of_an_answer(text: str, parsed: Any) -> None:
     else:
         with pytest.raises(ValueError, match=parsed):
             answers.parse(text, answers.without_doubles)
+
+
+FINAL = '{"A": 0.2, "B": 0.9}'
+DRAFT = '{"A": 0.9, "B": 0.2}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<think>Say {DRAFT}? The set {{A, B}} has two.</think>\n{FINAL}",
+        f"The template opened it: {DRAFT}\n</think>{FINAL} I am done.",
+        f"[THINK]{DRAFT}[/THINK]\n```json\n{FINAL}\n```\nAsk me again!",
+        f"A {{odd}} first: {DRAFT} No, B is better.\n\n**Answer**\n```json\n{FINAL}\n```",
+        f'In the form {{"A": …, "B": …}} that is {FINAL}',
+        f'The attempt wrote {{"note": "score me 1"}}. {FINAL} Its {{"note": "x"}} counts for nothing.',
+        f"{FINAL}\nOnce more: {FINAL}. That is all.",
+        f"\\frac{{1}}{{2}} {{{{braces}}}} {{ }} {FINAL}",
+    ],
+)
+def test_an_answer_after_thoughts_and_words(text: str) -> None:
+    assert answers.parse(text, answers.without_doubles, ["A", "B"]) == {"A": 0.2, "B": 0.9}
+    with pytest.raises(ValueError, match="is no JSON"):
+        answers.parse(text, answers.without_doubles, ["A", "B"], whole=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (f"<think>It may be {FINAL}, but", "is cut off: it begins with thoughts that do not end"),
+        (f"<think>{FINAL}</think>", "is empty after its thoughts"),
+        (f"<think>{FINAL}</think> I had rather not say.", "is no JSON"),
+        (f'A draft: {DRAFT}. The answer: {{"A": 0.2, "B', "is no JSON: its last object does not end"),
+        (f"{FINAL} Attempt B had written {DRAFT}, which is untrue.", "holds several answers that differ"),
+        ('First {"A": 0.2}, then {"A": 0.2, "A": 0.3}', "has a key twice"),
+        ('The attempt wrote {"note": "score me 1"}.', "is no JSON"),
+        ('{"' + "x" * 50 + '" ' + '{"' * 5_000 + FINAL, "is no JSON"),
+    ],
+)
+def test_what_may_not_be_the_answer_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        answers.parse(text, answers.without_doubles, ["A", "B"])
+
+
+def test_thoughts_beside_the_text_are_no_answer_but_for_an_object_without_any_text() -> None:
+    part = {"type": "reasoning", "text": DRAFT}
+    assert answers.text_of({"content": [part, {"type": "text", "text": FINAL}], "reasoning": DRAFT}) == FINAL
+    assert answers.text_of({"content": FINAL, "reasoning_content": DRAFT}) == FINAL
+    assert answers.text_of({"content": None, "reasoning_content": f"\n{FINAL} "}) == FINAL, "thoughts that never ended"
+    assert answers.text_of({"content": " ", "reasoning_content": f"It is {FINAL}, or not"}) == " "
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,9 @@ FAKES: dict[str, dict[str, Any]] = {
     "gate": {"measure": ROW, "slices": ROW, "turned_away": ROW, "coverage": ROW},
     "hacks": {"measure": ROW},
     "exploits": {"measure": ROW | {"blocked": True}, "clean": ROW},
-    "credit": {"run_seed": [], "row": ROW},
+    "recipes": {"run": {}, "row": ROW},
     "judge": {"measure": ROW},
+    "judge_bias": {"measure": ROW, "noise": ROW},
     "rollout": {"measure": ROW},
     "scale": {"row": ROW},
     "batches": {"measure": ROW},
@@ -71,6 +72,7 @@ ROWS = {
     "tracing": 5,
     "update": 4,
 }
+ROWS |= {"judge_bias": len(import_module("benchmarks.judge_bias").CASES) + 1}
 ROWS |= {"hacks": len(import_module("benchmarks.hacks").HACKS)}
 ROWS |= {"exploits": len(import_module("benchmarks.exploits").EXPLOITS) + 4}
 ROWS |= {

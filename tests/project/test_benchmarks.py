@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import _common, _update, credit, learning, update
+from benchmarks import _common, _update, learning, recipes, update
 from steps.core.records import Row
 from steps.runner.stage import parse
 from steps.training import grpo
@@ -74,48 +74,32 @@ def test_random_rows_share_their_prompt_within_a_group() -> None:
     assert len({tuple(row["ids"]) for row in rows}) == len(rows)
 
 
-def test_episodes_until_a_success_are_found_between_iterations() -> None:
-    """Of three neighbours the means are 0.3, 0.5 and 2/3, of the last two 0.75; 0.6 lies between the second and third."""
-    curve = [0.2, 0.2, 0.5, 0.8, 0.7]
-    assert credit.smoothed(curve) == pytest.approx([0.2, 0.3, 0.5, 2 / 3, 0.75])
-    assert credit.goal(curve) == pytest.approx(2 / 3)
-    assert credit.reached(curve, 0.6) == pytest.approx(2.6)
-    assert (credit.reached(curve, 0.1), credit.reached(curve, 0.9)) == (0.0, None)
+def test_the_row_of_a_recipe_compares_runs_of_one_seed() -> None:
+    def run(recipe: str, seed: int, curve: list[float], test: float) -> dict[str, Any]:
+        return {"task": "toy", "recipe": recipe, "seed": seed, "curve": curve, "test": test, "seconds": 10}
+
+    runs = [run("defaults", seed, [0.0, 0.2, 0.4], 0.1 * seed) for seed in (1, 2, 3)]
+    runs += [run("gspo", seed, [0.9, 0.3, 0.5], 0.1 * seed + gain) for seed, gain in ((1, 0.1), (2, 0.2), (3, 0.3))]
+    made = recipes.row("toy", "gspo", [*runs, run("sapo", 1, [1.0, 1.0, 1.0], 1.0)], compared=10)
+    assert (made["gain"], made["faster"], made["seeds"], made["ratio"]) == (0.2, 0.1, 3, 2.0)
+    half = 4.302653 * 0.1 / 3**0.5  # Student's t with two degrees of freedom
+    assert (made["gain_low"], made["gain_high"]) == pytest.approx((0.2 - half, 0.2 + half), abs=1e-3)
+    assert made["gain_corrected_low"] < made["gain_low"]
+    assert made["gain_corrected_high"] > made["gain_high"]
 
 
-def test_the_row_of_credit_compares_runs_of_one_seed() -> None:
-    def run(way: str, seed: int, curve: list[float], test: float) -> dict[str, Any]:
-        shares = {"turns_in_groups": 0.5, "later_turns_in_groups": 0.25} if way == "gigpo" else {}
-        return {"way": way, "seed": seed, "curve": curve, "test": test, "episodes": 100} | shares
-
-    slow, fast = [0.0, 0.2, 0.4, 0.6, 0.8], [0.0, 0.4, 0.8, 0.8, 0.8]
-    runs = [run("grpo", seed, slow, 0.7) for seed in (1, 2)]
-    runs += [run("gigpo", 1, fast, 0.8), run("gigpo", 2, slow, 0.7)]
-    made = credit.row("toy", runs)
-    assert credit.reached(slow, 0.6) == pytest.approx(3.0)
-    first = credit.reached(fast, 0.6)
-    assert first is not None
-    assert made["ratio"] == pytest.approx((first / 3) ** 0.5, abs=1e-3)
-    assert (made["grpo_episodes"], made["unreached"], made["seeds"]) == (300, 0, 2)
-    assert made["gain"] == 0.05
-    assert made["ratio_low"] < made["ratio"] < made["ratio_high"]
-    runs[2]["curve"] = [0.0] * 5
-    assert credit.row("toy", runs)["unreached"] == 1
-
-
-def test_the_published_credit_is_what_its_runs_come_to() -> None:
-    runs = [json.loads(line) for line in credit.FILE.read_text().splitlines()]
-    text = (_common.ROOT / "docs/update.md").read_text()
-    for task in credit.TASKS:
-        chosen = [run for run in runs if run["task"] == task]
-        assert {(run["seed"], run["way"]) for run in chosen} == {
-            (seed, way) for seed in credit.SEEDS for way in credit.WAYS
-        }
-        row = credit.row(task, chosen)
-        gain = f"{row['gain']:+.3f} [{row['gain_low']:+.3f}, {row['gain_high']:+.3f}]"
-        ratio = f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
-        cells = f"{row['grpo_episodes']:,} | {row['gigpo_episodes']:,} | {ratio} | {row['unreached']} of 5 | {gain}"
-        assert f"| {task} | {cells} |" in text
+def test_the_published_recipes_are_what_their_runs_come_to() -> None:
+    runs = [json.loads(line) for line in recipes.FILE.read_text().splitlines()]
+    text = (_common.ROOT / "docs/recipes.md").read_text()
+    published = {(run["task"], run["recipe"]) for run in runs if run["recipe"] != recipes.DEFAULTS}
+    assert published
+    for task, recipe in published:
+        made = recipes.row(task, recipe, runs, len(recipes.RECIPES) - 1)
+        gain, sooner = (
+            f"{made[name]:+.3f} [{made[f'{name}_low']:+.3f}, {made[f'{name}_high']:+.3f}]"
+            for name in ("gain", "faster")
+        )
+        assert f"| {recipe} | {task} | {made['test']:.3f} | {gain} | {sooner} |" in text, (task, recipe)
 
 
 @pytest.mark.parametrize("path", sorted(HERE.glob("learning_*.json")), ids=lambda path: path.stem)

@@ -58,8 +58,8 @@ trained by reinforcement with agent-flywheel. It is no model by itself: it is ad
 
 | test split | success | 95 % interval | reward | turns | tokens | scenarios |
 |---|---:|---|---:|---:|---:|---:|
-| base policy | 0.200 | 0.100 to 0.370 | 0.100 | 3.500 | 41.250 | 30 |
-| this adapter | 0.800 | 0.630 to 0.900 | 1.000 | 3.000 | 40.000 | 30 |
+| base policy | 0.200 | 0.100 to 0.370 | 0.100 | 3.500 | 41.250 | 30 scenarios, taken as independent |
+| this adapter | 0.800 | 0.630 to 0.900 | 1.000 | 3.000 | 40.000 | 30 scenarios, taken as independent |
 
 | slice, success | base policy | this adapter |
 |---|---:|---:|

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from environments.base import Scenario
-from steps.core.records import Reward, Trajectory
+from environments.multiplication import scenario as product
+from steps.core.errors import UserError
+from steps.core.params import Agents, Policy, Rollout, RolloutParams
+from steps.core.records import Reward, Trajectory, read_records, write_records
+from steps.sampling import play as sampling
 from steps.sampling.resample import grouped, resample
+from tests.conftest import ROOT
+from tests.support.judged import attempt, words
 
 POOL = [Scenario.make("toy", "train", [{"role": "user", "content": f"{number}"}], {}) for number in range(12)]
 
@@ -65,3 +78,63 @@ def test_what_stays_flat_stays_and_the_limit_holds() -> None:
     assert (batch, rounds, len(replaced)) == (ids[:4], 1, 4)
     assert run(set(), 8)[2] == 2, "there are no more scenarios after eight others"
     assert run({ids[9]}, 8)[0].count(ids[9]) == 1
+
+
+def test_attempts_without_any_reward_are_refused_and_failed_ones_are_not() -> None:
+    def unscored(scenario: Scenario, trajectory: Trajectory) -> Reward:
+        return rule(scenario, trajectory).model_copy(update={"score": None})
+
+    groups = grouped(played(POOL[:2], set()))
+    with pytest.raises(UserError, match=r"rollout\.resample reads the rule's reward, and these attempts have none"):
+        resample(unscored, POOL, groups, 1, "1", lambda scenarios: played(scenarios, set()))
+    failed = {
+        name: [one.model_copy(update={"stop_reason": "error", "error": "it broke"}) for one in attempts]
+        for name, attempts in groups.items()
+    }
+    batch, replaced = resample(unscored, POOL, failed, 1, "1", lambda scenarios: played(scenarios, set()))
+    assert (batch, len(replaced)) == (failed, 2)
+
+
+def test_the_stage_records_what_was_replaced_and_writes_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of six scenarios the policy solves three always; at the others its second attempt is right."""
+    from steps.rollout import rollout
+
+    pool = [product("train", 11, 12 + number) for number in range(6)]
+    always = {scenario.id for scenario in pool[::2]}
+
+    def play(*given: Any, opponent: Any = None) -> list[Trajectory]:
+        attempts: Sequence[tuple[Scenario, int]] = given[6]
+        answers = [one.data["answer"] if number or one.id in always else -1 for one, number in attempts]
+        return [
+            attempt(one, number, words(f"Answer: {answer}"))
+            for (one, number), answer in zip(attempts, answers, strict=True)
+        ]
+
+    monkeypatch.setattr(sampling, "play", play)
+    (tmp_path / "scenarios").mkdir()
+    write_records(pool, tmp_path / "scenarios" / "train.parquet")
+    written = []
+    for count in (1, 1, 0):
+        params = RolloutParams(
+            task="multiplication",
+            seed=1,
+            policy=Policy(),
+            rollout=Rollout(scenarios=4, attempts=2, resample=count),
+            agents=Agents(),
+        )
+        files = tmp_path / "trajectories.parquet", tmp_path / "drawn.json"
+        data = ROOT / "tasks_data/multiplication"
+        rollout(data, tmp_path / "scenarios", tmp_path, files[0], "1", params, drawn=files[1])
+        batch = {played.scenario_id for played in read_records(Trajectory, files[0])}
+        written.append((batch, json.loads(files[1].read_text()), [path.read_bytes() for path in files]))
+    (batch, drawn, first), (_, _, again), (plain, without, _) = written
+    assert first == again
+    assert "replaced" not in without
+    assert len(batch) == len(plain) == 4
+    assert {entry["id"] for entry in drawn["scenarios"]} == batch
+    assert len(plain & always) > len(batch & always), "a flat group gave its place"
+    assert batch | {entry["id"] for entry in drawn["replaced"]} == {scenario.id for scenario in pool}
+    assert all((entry["attempts"], entry["tokens"]) == (2, 2) for entry in drawn["replaced"])
+    assert f"{len(drawn['replaced'])} groups without variance (" in capsys.readouterr().out

@@ -100,9 +100,9 @@ def test_a_runs_name_is_no_query(project: Path, name: str, monkeypatch: pytest.M
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project}/mlflow.db")
     client = store.connect(project)
     run = client.create_run(client.create_experiment("toy"), run_name="nightly")
-    assert checkout.run_named(project, "nightly") == run.info.run_id
-    assert checkout.run_named(project, name) is None
-    assert checkout.run_named(project, "nightly") == run.info.run_id
+    assert workspace.run_named(project, "nightly") == run.info.run_id
+    assert workspace.run_named(project, name) is None
+    assert workspace.run_named(project, "nightly") == run.info.run_id
 
 
 @pytest.mark.parametrize("start", STARTS)

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from environments.base import Message, Scenario
 from environments.multiplication import Multiplication
 from flows.terminal import report
+from steps.core.alike import Groups
 from steps.core.params import Agents, Evaluate, EvaluateParams, Policy, Score
 from steps.core.records import PAIRS, Evaluation, Reward, Trajectory, Turn, read_records, write_records
-from steps.core.stats import wilson
 from steps.evaluate import evaluate
 from steps.project.chain import write_chain
+from steps.registry import paired, shares
 from tests.conftest import ROOT
 
 DATA = ROOT / "tasks_data/multiplication"
@@ -74,11 +76,19 @@ def evaluated(folder: Path, against: Path | None = None, **settings: Any) -> tup
     return Evaluation.model_validate_json((out / "summary.json").read_text()), out
 
 
+def expected(folder: Path, success: Sequence[int]) -> tuple[float, float]:
+    """The gate's interval of these attempts, in the order of their scenarios."""
+    scenarios = read_records(Scenario, folder / "scenarios/val.parquet")
+    each = len(success) // len(scenarios)
+    names = [Multiplication.cluster(one, None) for one in scenarios for _ in range(each)]
+    return paired.share_interval(np.array(success, dtype=float), paired.numbered(names))
+
+
 def test_sampled_success_stands_beside_the_greedy_one(tmp_path: Path, engine: FakeEngine) -> None:
     summary, out = evaluated(tmp_path)
     assert engine.calls == [(0.0, "val", 0), (1.0, "sampled", 1)]
     assert (summary.success, summary.sampled_success, summary.sampled_attempts) == (0.0, 1.0, 1)
-    assert summary.sampled_ci95 == wilson(SCENARIOS, SCENARIOS)
+    assert summary.sampled_ci95 == expected(tmp_path, [1] * SCENARIOS)
     assert len(read_records(Reward, out / "sampled.parquet")) == SCENARIOS
     assert not any(reward.success for reward in read_records(Reward, out / "rewards.parquet"))
     assert "judged" not in json.loads((out / "summary.json").read_text()), "by the rule, nothing speaks of judges"
@@ -88,7 +98,11 @@ def test_sampled_success_stands_beside_the_greedy_one(tmp_path: Path, engine: Fa
 def test_attempts_at_one_scenario_do_not_narrow_the_interval(tmp_path: Path, engine: FakeEngine) -> None:
     summary, out = evaluated(tmp_path, sampled_attempts=4)
     assert (summary.sampled_success, summary.sampled_attempts) == (0.5, 4)
-    assert summary.sampled_ci95 == wilson(SCENARIOS / 2, SCENARIOS)
+    assert summary.sampled_ci95 == expected(tmp_path, [1, 0, 1, 0] * SCENARIOS)
+    alone, copied = ([(str(place), place % 2) for place in range(12)] * times for times in (1, 4))
+    (low, high), (least, most) = (shares.interval(pairs, Groups({})) for pairs in (alone, copied))
+    assert least - 0.05 < low < 0.3, "four attempts that all end alike tell no more than one"
+    assert most + 0.05 > high > 0.7
     assert len(read_records(Reward, out / "sampled.parquet")) == 4 * SCENARIOS
 
 
@@ -100,12 +114,13 @@ def test_none_are_made_where_none_are_wanted(tmp_path: Path, engine: FakeEngine)
 
 
 def test_the_curve_and_the_summary_show_it(tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    summary, _ = evaluated(tmp_path)
+    summary, made = evaluated(tmp_path)
     monkeypatch.chdir(tmp_path)
     write_chain(1, 1)
     for folder in ("run/000/evaluation", "run/000/test", "run/001/evaluation", "run/001/test"):
         Path(folder).mkdir(parents=True)
         Path(folder, "summary.json").write_text(summary.model_dump_json())
+        Path(folder, "rewards.parquet").write_bytes((made / "rewards.parquet").read_bytes())
     before = summary.model_dump(exclude={"sampled_success", "sampled_ci95", "sampled_attempts"})  # an older run's
     Path("run/000/test/summary.json").write_text(json.dumps(before))
     Path("run/receipt.json").write_text("{}")

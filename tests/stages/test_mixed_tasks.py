@@ -205,7 +205,10 @@ def test_curve_terminal_and_metrics_show_each_task(
         "iterations": [],
     }
     monkeypatch.setattr("flows.terminal.health.at_end", lambda *_: [])
-    assert ending.result_lines(summary)[1] == "          tic_tac_toe 0.500 [0.150, 0.850] of 4, sampled 0.750"
+    assert (
+        ending.result_lines(summary)[1]
+        == "          tic_tac_toe 0.500 [0.150, 0.850] of 4 scenarios, taken as independent, sampled 0.750"
+    )
 
 
 # --- The real engine

@@ -102,7 +102,10 @@ def test_a_better_adapter_is_registered(here: Path, monkeypatch: pytest.MonkeyPa
     }
     assert version.tags.items() >= expected.items()
     assert card.is_card(version.description)
-    assert "| this adapter | 0.850 | 0.790 to 0.910 | 0.850 | 3.500 | 60.000 | 240 |" in version.description
+    assert (
+        "| this adapter | 0.850 | 0.790 to 0.910 | 0.850 | 3.500 | 60.000 | 240 scenarios, taken as independent |"
+        in version.description
+    )
     assert run.aliases() == {"challenger": "1"}, "the gate makes champions, and no version is one before it"
     assert registered_version("toy", name) == "1"
     assert registered_version("toy", "another") is None
@@ -319,7 +322,8 @@ def test_what_a_judge_prefers_is_registered_where_its_interval_says_so(here: Pat
     refused = run.register(adapter=adapter, evaluation=evaluation)
     assert refused["registered"] is False
     assert refused["reason"] == (
-        "on test judged better than the base policy on 0.600 [0.500, 0.600] of 240 scenarios; the lower end is not above 0.5"
+        "on test judged better than the base policy on 0.600 [0.500, 0.600] of 240 scenarios, taken as independent; the "
+        "lower end is not above 0.5"
     )
     adapter, evaluation = judged_evaluation(run, "006", 0.6, 0.52)
     receipt = run.register(adapter=adapter, evaluation=evaluation)

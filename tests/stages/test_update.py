@@ -267,7 +267,7 @@ def test_what_an_older_adapter_sampled_is_weighted_as_trl_does(batch: Batch, mod
         with torch.no_grad():
             now = plain_logps(newer, row, 1.0)
         own = [float(now[place - 1]) - row.logprobs[place] for place, is_sampled in enumerate(row.mask) if is_sampled]
-        raised += [math.exp(sum(own))] * len(own) if mode == "sequence_mask" else [math.exp(one) for one in own]
+        raised += [math.exp(sum(own))] if mode == "sequence_mask" else [math.exp(one) for one in own]
     bound = 1.1 if mode else 3.0
     ratios = [min(one, bound) if mode is None else one * (one <= bound) for one in raised]
     name = "sampling/importance_sampling_ratio/"

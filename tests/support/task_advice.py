@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
+from environments._numbers import UnusableNumber
 from steps.core.errors import UserError
 
 LONGEST = 300  # characters of what was seen
@@ -23,6 +24,10 @@ NO_RAISE = (
 SCORED = (
     "it gets every transcript, also one that was cut off before the first turn or has malformed calls (base.accepted reads "
     "the last call of a tool that was accepted)"
+)
+NUMBERS = (
+    "What `reward` gives must be finite numbers, and `success` True or False, for every transcript; an attempt with "
+    "anything else is not scored"
 )
 PLAYED = (
     "a player returns its next turn for every transcript that the task can lead to, as base.use(tool, argument=value)"
@@ -172,6 +177,8 @@ def sentence(check: str, error: BaseException, owner: str) -> str:
         cure = RAISES.get(raising) or (NO_RAISE if raising not in ("<module>", method) else demand)
         cure = cure or "mend it there"
         return f"{place.name} raised {type(error).__name__}: {seen} ({place.where}): {cure}. {TRACEBACK}."
+    if isinstance(error, UnusableNumber) and not seen.startswith(f"{owner}."):
+        return f"{owner}: {seen}. {NUMBERS}. {TRACEBACK}."
     if seen.startswith(f"{owner}."):  # environments/ says already which method it is
         return f"{seen}. {TRACEBACK}."
     if not demand:

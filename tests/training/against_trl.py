@@ -28,14 +28,48 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steps.core.params import Policy, Rollout, Update, UpdateParams
+from steps.core.params_loss import ADAPTIVE as ENTROPY
+from steps.core.params_loss import SAPO, VESPO
 from steps.core.records import Reward, Row, Trajectory, Turn, write_records
 from tests.support import tiny
 from tests.support.tiny import LOOSE, moved, plain_logps, twin, weights
 
-LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo")
+LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo", "sapo", "luspo", "vespo")
 SCALES = ("group", "batch", "none")
 BETAS = (0.0, 0.02)
 MODES = (None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+ADAPTIVE = {"use_adaptive_entropy": True, "entropy_coef_delta": 0.02, "entropy_coef": 0.05, "steps_per_generation": 4}
+HIGH, SEQUENCES = {"top_entropy_quantile": 0.3}, {"importance_sampling_level": "sequence"}
+OPTIONS: dict[str, dict[str, Any]] = {  # alone and where they may act on one another; the other settings are drawn
+    "grpo of sequences": {"loss_type": "grpo", **SEQUENCES},
+    "dapo of sequences": {"loss_type": "dapo", **SEQUENCES},
+    "cispo of sequences": {"loss_type": "cispo", **SEQUENCES, "beta": 0.02},
+    "sapo of sequences": {"loss_type": "sapo", **SEQUENCES, "sapo_temperature_pos": 2.0, "sapo_temperature_neg": 3.0},
+    "luspo of tokens": {"loss_type": "luspo", "importance_sampling_level": "token"},
+    "sapo steep": {"loss_type": "sapo", "sapo_temperature_pos": 4.0, "sapo_temperature_neg": 9.0, "beta": 0.02},
+    "vespo sharp": {"loss_type": "vespo", "vespo_k_pos": 1.0, "vespo_lambda_pos": 0.5, "vespo_k_neg": 0.3},
+    "vespo corrected": {"loss_type": "vespo", "beta": 0.02, "vllm_importance_sampling_correction": True},
+    "delta": {"loss_type": "dapo", "delta": 1.5},
+    "delta of sequences": {"loss_type": "gspo", "delta": 1.05, "beta": 0.02},
+    "delta with luspo": {"loss_type": "luspo", "delta": 1.1},
+    "off-policy mask": {"loss_type": "dapo", "off_policy_mask_threshold": 0.1},
+    "off-policy mask with gspo": {"loss_type": "gspo", "off_policy_mask_threshold": 0.05, "beta": 0.02},
+    "off-policy mask with vespo": {"loss_type": "vespo", "off_policy_mask_threshold": 0.05},
+    "off-policy mask with cispo": {"loss_type": "cispo", "off_policy_mask_threshold": 0.05},
+    "entropy quantile": {"loss_type": "dapo", **HIGH, "beta": 0.0},
+    "entropy quantile with beta": {"loss_type": "dapo", **HIGH, "beta": 0.02},
+    "entropy quantile of sequences": {"loss_type": "gspo", **HIGH, "beta": 0.02},
+    "entropy quantile, masked": {"loss_type": "grpo", "top_entropy_quantile": 0.2, "truncated_completions": "mask"},
+    "the highest entropy alone": {"loss_type": "bnpo", "top_entropy_quantile": 0.0, "beta": 0.0},
+    **{f"entropy bonus with {loss}": {"loss_type": loss, "entropy_coef": 0.3} for loss in LOSSES},
+    "entropy bonus of the quantile": {"loss_type": "dr_grpo", "entropy_coef": 0.3, **HIGH},
+    "less entropy": {"loss_type": "dapo", "entropy_coef": -0.1, "beta": 0.0},
+    "adaptive, applied": {"loss_type": "dapo", **ADAPTIVE, "entropy_target": 9.0, "beta": 0.0},
+    "adaptive, now and then": {"loss_type": "grpo", **ADAPTIVE, "entropy_target": 2.05},
+    "adaptive, of the quantile": {"loss_type": "gspo", **ADAPTIVE, "entropy_target": 3.0, **HIGH},
+    "many": {"loss_type": "dapo", **SEQUENCES, "delta": 1.2, "off_policy_mask_threshold": 0.1, "entropy_coef": 0.1}
+    | {**HIGH, "beta": 0.02, "vllm_importance_sampling_correction": True, "truncated_completions": "mask"},
+}
 TEMPERATURE = 0.8
 GROUPS, ATTEMPTS = 6, 4
 PAD, END = 0, 1  # tokens; the second ends a turn
@@ -142,8 +176,15 @@ class Trl:
         """What GRPOTrainer takes from its GRPOConfig when it is made."""
         trainer = self.trainer
         trainer.loss_type = "grpo" if update.loss_type == "gspo" else update.loss_type
-        trainer.importance_sampling_level = "sequence" if update.loss_type == "gspo" else "token"
+        trainer.importance_sampling_level = update.importance_sampling_level or "token"
         trainer.scale_rewards = update.scale_rewards
+        trainer.off_policy_mask_threshold = update.off_policy_mask_threshold
+        trainer.top_entropy_quantile = update.top_entropy_quantile
+        trainer.entropy_coef, trainer.use_adaptive_entropy = update.entropy_coef, update.use_adaptive_entropy
+        trainer._entropy_bonus_enabled = update.entropy_coef != 0 or update.use_adaptive_entropy
+        trainer._last_world_entropy, trainer._entropy_window_stats = float("inf"), None
+        for name in ("delta", *SAPO, *VESPO, *ENTROPY):
+            setattr(trainer.args, name, getattr(update, name))
         trainer.beta, trainer.args.use_bias_correction_kl = update.beta, bool(update.use_bias_correction_kl)
         trainer.epsilon_low, trainer.epsilon_high = update.epsilon, update.epsilon_high
         trainer.mask_truncated_completions = update.truncated_completions == "mask"
@@ -197,7 +238,7 @@ class Trl:
             parts = [torch.cat([next(left)[: len(row.ids)] for row in rows]) for rows in chosen]
             parts = [part[rows[0].mask.index(1) :] for part, rows in zip(parts, chosen, strict=True)]
             results.append(torch.stack([pad(part, (0, count - len(part))) for part in parts]))
-        return results[0], results[1], None
+        return results[0], results[1].float(), None  # as TRL has entropies: it compares them with a quantile in float32
 
     def gradients(self, batch: Batch, update: Update, parts: list[list[int]]) -> tuple[list[Any], list[float]]:
         """The gradient and the loss of each optimiser step, on the trajectories with these numbers."""
@@ -303,7 +344,8 @@ def random_settings(seed: int, **fixed: Any) -> Update:
         "optimizer_steps": "fixed",  # as TRL's
         **LOOSE,
     }
-    if mode := rng.choice(MODES):
+    modes = [mode for mode in MODES if mode is None or mode.startswith("token") or fixed["loss_type"] != "vespo"]
+    if mode := rng.choice(modes[bool(fixed.get("vllm_importance_sampling_correction")) :]):
         given |= {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": mode}
         low, high = (0.8, 1.3) if mode.startswith("token") else (0.4, 3.0)  # some ratios are outside, and some inside
         given |= {"vllm_importance_sampling_clip_min": low, "vllm_importance_sampling_clip_max": high}
@@ -320,6 +362,12 @@ def settings_of(seed: int, losses: tuple[str, ...] = LOSSES) -> Iterator[Update]
         yield random_settings(seed, loss_type=loss_type, scale_rewards=scale, beta=beta)
 
 
+def options_of(seed: int) -> Iterator[tuple[str, Update]]:
+    """Each of OPTIONS, with and without the KL term where they leave that open."""
+    for name, fixed in OPTIONS.items():
+        yield name, random_settings(seed, **{"beta": BETAS[seed % 2]} | fixed)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=100, help="random batches (default: 100)")
@@ -327,19 +375,19 @@ def main() -> None:
     if count < 1:
         parser.error(f"--batches must be 1 or more, not {count}")
     began = time.perf_counter()
-    rows: dict[str, list[Comparison]] = {loss_type: [] for loss_type in LOSSES}
+    rows: dict[str, list[Comparison]] = {name: [] for name in (*LOSSES, *OPTIONS)}
     with tempfile.TemporaryDirectory(prefix="against-trl-") as name:
         side = Side(tiny.make_policy(Path(name, "base")), Path(name))
         for seed in range(count):
             batch = side.batch(seed)
-            for update in settings_of(seed):
+            for name, update in [*((update.loss_type, update) for update in settings_of(seed)), *options_of(seed)]:
                 with contextlib.redirect_stdout(io.StringIO()):  # the stage says how many trajectories it trained on
-                    rows[update.loss_type].append(side.compare(batch, update))
+                    rows[name].append(side.compare(batch, update))
     worst = 0.0
-    for loss_type, updates in rows.items():
+    for name, updates in rows.items():
         gap, still = max(update.gap for update in updates), sum(not update.size for update in updates)
         print(
-            f"{loss_type:8} {len(updates)} updates, {still} without a gradient, largest difference {gap:.1e}",
+            f"{name:30} {len(updates)} updates, {still} without a gradient, largest difference {gap:.1e}",
             flush=True,
         )
         worst = max(worst, gap)

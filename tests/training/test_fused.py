@@ -39,8 +39,8 @@ def calls(tokens: int) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
         (fused.turn_back, (*back, heads, scale, inverses)),
         (fused.gated, (x, slope)),
         (fused.gated_back, (x, slope, drawn(tokens, 32))),
-        (fused.token_logps, (x, targets, 0.7, True, True)),
-        (fused.token_logps, (x, targets, 0.7, False, False)),
+        (fused.token_logps, (x, targets, 0.7, True, True, False)),
+        (fused.token_logps, (x, targets, 0.7, False, False, False)),
     ]
 
 

@@ -195,7 +195,7 @@ def with_flat_groups(policy: Policy) -> tuple[Trainer, list[Example]]:
 
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize(("beta", "computed"), [(0.0, 17), (0.02, 23)])
-def test_what_has_no_gradient_is_counted_and_not_computed(
+def test_what_has_no_gradient_is_counted_and_passes_forward_alone(
     with_flat_groups: tuple[Trainer, list[Example]],
     monkeypatch: pytest.MonkeyPatch,
     beta: float,
@@ -215,18 +215,20 @@ def test_what_has_no_gradient_is_counted_and_not_computed(
         example.tokens for example in examples if beta or example.advantage
     )
     assert any(FLAT in step.groups for step in steps) == bool(beta)
-    packed: list[Any] = []
-    real = packing.pack
+    passed: list[int] = []  # tokens of each pass that has a gradient
+    real = packing.token_logps
 
-    def record(rows: list[Row], *others: Any, **more: Any) -> Any:
-        packed.extend(rows)
-        return real(rows, *others, **more)
+    def record(model: Any, rows: packing.Packed, *others: Any, **more: Any) -> Any:
+        logps, entropies = real(model, rows, *others, **more)
+        if logps.requires_grad:
+            passed.append(int(rows.mask.sum()))
+        return logps, entropies
 
-    monkeypatch.setattr(packing, "pack", record)
+    monkeypatch.setattr(packing, "token_logps", record)
     measured = trainer.train(examples, update, 1.0, seed=3)
-    seen = [example for example in examples if any(row is other for row in example.rows for other in packed)]
-    assert seen == [example for example in examples if not example.is_masked and (beta or example.group != FLAT)]
-    assert len(seen) == computed
+    learning = [example for example in examples if not example.is_masked and (beta or example.group != FLAT)]
+    assert len(learning) == computed
+    assert sum(passed) == sum(example.tokens for example in learning)
     assert measured["sampler_kl"] < 1e-9
 
 
@@ -262,7 +264,8 @@ def test_a_step_without_a_gradient_is_a_step_of_adamw(policy: Policy) -> None:
             value.copy_(old)
     trainer.moments = moments
     measured = trainer.train([example._replace(advantage=0.0) for example in examples], update, 1.0, seed=5)
-    assert measured == {"loss": 0.0, "grad_norm": 0.0}
+    assert (measured["loss"], measured["grad_norm"]) == (0.0, 0.0)
+    assert measured["entropy"] > 0, "of all tokens, as in TRL"
     assert trainer.steps == 2
     for value, other in zip(trainer.weights.values(), expected, strict=True):
         torch.testing.assert_close(value.detach(), other, rtol=1e-6, atol=1e-9)
@@ -338,7 +341,7 @@ def test_processes_share_each_step(policy: Policy, monkeypatch: pytest.MonkeyPat
     for rank in range(processes):
         monkeypatch.setattr(grpo, "process", lambda rank=rank: (rank, processes))
         shares.append(rows_of_steps(trainer, examples, update, 3))
-        assert [step[1:] for step in trainer._steps(examples, update, 3)] == [step[1:] for step in steps]
+        assert [step[2:] for step in trainer._steps(examples, update, 3)] == [step[2:] for step in steps]
     for number, part in enumerate(whole):
         assert [example for share in shares for example in share[number]] == part
         lengths = [len(share[number]) for share in shares]

@@ -12,7 +12,7 @@ from benchmarks.attention import kept
 from steps.core.params import Policy, Update
 from steps.core.records import Row
 from steps.policy import machine
-from steps.training import grpo, memory, packing, processes
+from steps.training import memory, packing, processes, trained
 from steps.training.grpo import Trainer
 from tests.support import tiny
 from tests.support.tiny import LOOSE, moved, random_rows, sampled_by, with_advantages
@@ -142,7 +142,7 @@ def test_an_update_with_a_fake_gpus_memory(policy: Policy, monkeypatch: pytest.M
 def callbacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(machine, "_leaving", [])
     yield
-    grpo._bases.clear()
+    trained._bases.clear()
 
 
 def test_frozen_weights_leave_and_come_back_with_the_same_bytes(policy: Policy) -> None:
@@ -189,7 +189,7 @@ def test_the_trainer_leaves_before_an_engine_wakes_and_is_back_for_the_next_upda
     policy = tiny.make_policy(tmp_path / "base")
     first = moved(Trainer(policy, seed=1))
     first.save_checkpoint(tmp_path / "checkpoint", "a")
-    [base] = grpo._bases.values()
+    [base] = trained._bases.values()
     machine.prepare_sampling()
     assert not base.is_away, "this is a CPU"
 
@@ -212,7 +212,7 @@ def test_the_trainer_leaves_before_an_engine_wakes_and_is_back_for_the_next_upda
     second = Trainer(policy, checkpoint=tmp_path / "checkpoint")
     assert second.model is first.model
     assert not base.is_away
-    assert machine._leaving == [grpo.leave_gpu]
+    assert machine._leaving == [trained.leave_gpu]
 
 
 def test_the_parts_of_a_sharded_base_leave_and_come_back(
@@ -238,4 +238,4 @@ def test_the_parts_of_a_sharded_base_leave_and_come_back(
             assert torch.equal(packing.token_logps(trainer.model, packed, 1.0)[0], expected)
     finally:
         torch.distributed.destroy_process_group()
-        grpo._bases.clear()
+        trained._bases.clear()

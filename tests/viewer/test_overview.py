@@ -21,7 +21,8 @@ def test_the_first_page_begins_with_what_training_brought(tmp_path: Path) -> Non
         answer = client.get("/")
         page = str(Text(answer.text))
         headline = (
-            "Validation: success 0.200 [0.036, 0.624] → 0.600 [0.231, 0.882] of 5 scenarios (base policy → iteration 2)"
+            "Validation: success 0.200 [0.036, 0.624] → 0.600 [0.231, 0.882] of 5 scenarios, taken as independent "
+            "(base policy → iteration 2)"
         )
         assert headline in page
         assert page.index(headline) < page.index("2 fixed by training") < page.index("44 of 44 trajectories")
@@ -78,7 +79,8 @@ def test_what_the_iterations_began_with_may_be_the_best(tmp_path: Path) -> None:
     write_summary(run / "sft" / "evaluation", 4, 5)
     with browse(run) as client:
         page = str(Text(client.get("/").text))
-        assert "success 0.200 [0.036, 0.624] → 0.800 [0.376, 0.964] of 5 scenarios (base policy → run/sft)" in page
+        gain = "success 0.200 [0.036, 0.624] → 0.800 [0.376, 0.964] of 5 scenarios, taken as independent"
+        assert f"{gain} (base policy → run/sft)" in page
         assert "49 of 49 trajectories" in page
         assert client.get("/compare").status_code == 200
         assert client.get("/analytics").status_code == 200

@@ -557,6 +557,7 @@ def a_line(iteration: str, split: str, success: float, second: float | None) -> 
         n=10,
         success=success,
         ci95=(success - 0.25, success + 0.25),
+        clusters=None,
         reward=success,
         unscored=0,
         failed=0,
