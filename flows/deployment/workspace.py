@@ -153,8 +153,8 @@ def keep_described(root: Path, name: str) -> None:
         commit = git(root, "commit-tree", git(root, "write-tree", index=index), "-p", "HEAD", "-m", f"run {name}")
     git(root, "update-ref", kept, commit)
     if git(root, "status", "--porcelain", "--", ".", *[f":!{file}" for file in KEPT]):
-        found = run_named(root, name)
-        how = f": `.venv/bin/python -m flows.reproduce {found}` reproduces it with them" if found else ""
+        run = run_named(root, name)
+        how = f": `.venv/bin/python -m flows.reproduce {run}` reproduces it with them" if run else ""
         say(f"{kept} holds the last commit without your uncommitted changes; those are with the run in MLflow{how}")
 
 

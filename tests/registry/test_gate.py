@@ -353,7 +353,7 @@ def test_the_table_and_the_picture_say_what_the_verdict_says(tmp_path: Path) -> 
     assert text.startswith("# Not promoted\n\nfailed: champion; success 0.700 against 0.780 of the champion: -0.080 [")
     assert "| champion | **no** | -0.1" in text
     assert "| contamination | yes | +0.000 | +0.000 | 0 pairs" in text
-    assert "| scripted | scripted | 0.950 | 0.888 to 0.978 | 4.00 | 50.0 | 0 |" in text
+    assert "| scripted | scripted | 0.950 | 0.887 to 0.979 | 4.00 | 50.0 | 0 |" in text
     assert "| kind=rare | 1 | +0.000 | -1.000 to +1.000 | too small |" in text
     assert "100 scenarios: 0 won and 8 lost against the champion" in text
     assert "This is look 1 at this test split, whose interval is one of 95 %. A true gain of" in text
