@@ -124,16 +124,16 @@ def checked(report: Mapping[str, Any] | None) -> str | None:
 def results(prefix: str, summary: Evaluation) -> dict[str, str]:
     """The tags of a version that say what was measured on the test split."""
     clusters = summary.clusters if summary.judged is None else summary.judged.clusters
-    known = {} if clusters is None else {f"{prefix}_clusters": str(clusters)}
+    counted = {} if clusters is None else {f"{prefix}_clusters": str(clusters)}
     if summary.judged is None:
-        return {f"{prefix}_{key}": str(getattr(summary, key)) for key in ("success", "ci95", "n", "reward")} | known
+        return {f"{prefix}_{key}": str(getattr(summary, key)) for key in ("success", "ci95", "n", "reward")} | counted
     judged = {
         "judged_share": summary.share,
         "judged_ci95": summary.interval,
         "judge": summary.judged.judge,
         "n": summary.n,
     }
-    return {f"{prefix}_{key}": str(value) for key, value in judged.items()} | known
+    return {f"{prefix}_{key}": str(value) for key, value in judged.items()} | counted
 
 
 def judged_better(tags: Mapping[str, str], judged: Judged | None) -> list[str]:

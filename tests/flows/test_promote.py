@@ -244,7 +244,7 @@ def test_the_task_says_which_scenarios_are_alike(
     independent = promote.promote.fn(PromoteSettings(dry_run=True))
     assert independent is not None
     assert (independent.clusters, independent.clustered, independent.promoted) == (60, False, True)
-    assert "each scenario counts as independent: toy names no cluster" in capsys.readouterr().out
+    assert "each scenario counts as independent: toy is not there to say which are alike" in capsys.readouterr().out
 
     class Grouped:
         is_agent = False
